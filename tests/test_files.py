@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.files import clear_parts, replace_json, replaced
+from stepscope.files import clear_parts, read_object, replace_json, replaced, store_object, user_cache, user_data
 
 NO_PROCESS = 2**22 + 1  # above the largest pid_max of Linux
 
@@ -56,3 +56,22 @@ def test_what_a_killed_writer_had_begun_is_cleared_and_what_a_living_one_writes_
     clear_parts(tmp_path)
     left = sorted(file.name for file in tmp_path.rglob("*") if file.is_file())
     assert left == [f".run.json.1f.{os.getpid()}.part", "000000.part"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", "\x00\x00", '{"a": ' * 200_000])
+def test_what_is_no_json_object_is_read_as_an_empty_one(tmp_path: Path, content: str) -> None:
+    (tmp_path / "kept.json").write_text(content, encoding="utf-8")
+    assert read_object(tmp_path / "kept.json") == read_object(tmp_path / "absent.json") == {}
+
+
+def test_an_object_is_stored_with_its_folder_and_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    assert store_object(tmp_path / "new" / "kept.json", {"a": 1})
+    assert read_object(tmp_path / "new" / "kept.json") == {"a": 1}
+    assert not store_object(tmp_path / "new" / "kept.json" / "below.json", {"a": 1})
+
+
+def test_the_folders_of_a_user_follow_the_base_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/counts/as/none")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert (user_cache(), user_data()) == (tmp_path / ".cache" / "stepscope", tmp_path / "data" / "stepscope")

@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from stepscope.liveness import is_running
 
@@ -38,8 +39,37 @@ def replaced(path: Path, durable: bool = False, whole: bool = False) -> Iterator
 
 def user_cache() -> Path:
     """Return this user's folder for what can be made anew, below XDG_CACHE_HOME; RuntimeError without a home."""
-    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (stated if stated.is_absolute() else Path.home() / ".cache") / "stepscope"
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_data() -> Path:
+    """Return this user's folder for what is to stay, below XDG_DATA_HOME; RuntimeError without a home."""
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, default: str) -> Path:
+    """As the freedesktop.org base directories have it: a relative path counts as none."""
+    stated = Path(os.environ.get(variable, ""))
+    return (stated if stated.is_absolute() else Path.home() / default) / "stepscope"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty where it is missing, damaged or no object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def store_object(path: Path, content: Mapping[str, Any]) -> bool:
+    """Write a JSON object into a cache and make its folder; False where that cannot be, which is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(path, content)
+    except OSError:
+        return False
+    return True
 
 
 def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:

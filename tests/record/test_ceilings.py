@@ -67,7 +67,7 @@ def test_a_disturbed_probe_is_made_again_an_hour_later_and_the_highest_rate_is_k
 
 def test_another_torch_or_clock_limit_is_measured_anew(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     ceilings.ceilings(threads=1)
-    monkeypatch.setattr(ceilings, "_torch_version", lambda: "9.9")
+    monkeypatch.setattr(ceilings, "installed_version", lambda name: "9.9")
     assert ceilings.cached_ceilings(threads=1) is None
     monkeypatch.undo()
 

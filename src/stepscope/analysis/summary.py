@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from stepscope.analysis.processes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.arrays import Floats
-from stepscope.files import replace_json
+from stepscope.files import read_object, replace_json
 from stepscope.quantities import simulated_badge
 from stepscope.units import duration, number, percent, roughly, si
 
@@ -63,11 +62,7 @@ def write_summary(run: Run) -> Path:
 
 def has_summary(run: Run) -> bool:
     """Return whether summary.json was found in the very files that the run has now."""
-    try:
-        stored = json.loads((run.path / _FILE).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(stored, dict) and stored.get("key") == run.results.key
+    return read_object(run.path / _FILE).get("key") == run.results.key
 
 
 PROCESS_SCHEMA = {"part": pl.String, "bytes": pl.Int64, "source": pl.String}

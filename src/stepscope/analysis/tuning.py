@@ -5,7 +5,6 @@ A gain is stated only where `stepscope tune` measured it, of the same training o
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import polars as pl
 
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
+from stepscope.files import read_object
 from stepscope.units import percent
 
 if TYPE_CHECKING:
@@ -95,12 +95,8 @@ def _findings(run: Run, study: str) -> dict[str, Any] | None:
 
 
 def _read(path: Path, study: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    right = isinstance(found, dict) and found.get("study") == study and isinstance(found.get("tables"), list)
-    return found if right else None
+    found = read_object(path)
+    return found if found.get("study") == study and isinstance(found.get("tables"), list) else None
 
 
 def _same_training(run: Run, found: Mapping[str, Any]) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName
-from stepscope.files import digest_of
+from stepscope.files import digest_of, read_object, store_object, user_cache
 from stepscope.footprint.calibration import measured_environment
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.plan import make_plan
@@ -105,8 +103,8 @@ def workload_rows(chosen: Sequence[Workload], counting: Counting = lambda new: n
     """
     known, file = _shipped_rows(), None
     if any(workload.name not in known for workload in chosen):
-        kept, file = _read_cache()
-        known = {**kept, **known}
+        file = _cache_file()
+        known = {**read_object(file), **known}
     new = [workload for workload in chosen if workload.name not in known or not _is_ours(workload)]
     for workload in counting(new):
         known[workload.name] = count_row(workload)
@@ -135,14 +133,9 @@ def _is_ours(workload: Workload) -> bool:
     return any(workload is known for module in modules for known in getattr(module, "WORKLOADS", ()))
 
 
-def _read_cache() -> tuple[dict[str, Any], Path | None]:
-    """Return the earlier counts, and the file that they are kept in; a file that cannot be read is no loss."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepscope"
-    file = folder / f"workloads-{_digest()}.json"
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))), file
-    except (OSError, ValueError):
-        return {}, file
+def _cache_file() -> Path:
+    """Return the file of earlier counts."""
+    return user_cache() / f"workloads-{_digest()}.json"
 
 
 def _digest() -> str:
@@ -153,11 +146,10 @@ def _digest() -> str:
 
 
 def _write_cache(file: Path, rows: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a home that cannot be written costs time, nothing else
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
         for old in file.parent.glob("workloads-*.json"):
             old.unlink()
-        file.write_text(json.dumps(rows), encoding="utf-8")
+    store_object(file, rows)
 
 
 def count_row(workload: Workload) -> dict[str, Any]:

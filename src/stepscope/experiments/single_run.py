@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import StepscopeError
+from stepscope.files import read_object
 from stepscope.record.meters import parse_meters
 from stepscope.record.settings import Metering
 from stepscope.units import roughly
@@ -133,10 +134,7 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
 def run_of_process(out: Path, pid: int) -> Path | None:
     """The run folder in `out` that a process is writing."""
     for header in sorted(out.glob("*/run.json"), reverse=True):
-        try:
-            stated = json.loads(header.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
+        stated = read_object(header)
         if stated.get("pid") == pid and stated.get("status") == "running":
             return header.parent
     return None

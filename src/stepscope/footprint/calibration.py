@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,7 @@ from typing import Any
 
 from stepscope.analysis.memory.limits import UNMEASURED, Environment
 from stepscope.errors import MissingDependency, OutputNotWritable
-from stepscope.files import replace_json
+from stepscope.files import read_object, replace_json, user_cache
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import dry_run
@@ -42,22 +40,21 @@ def calibration_path() -> Path:
     """The file of this device and this torch below the user's cache folder; the empty process has one of its own."""
     import torch
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-torch{torch.__version__}"
-    return cache / "stepscope" / "fit" / f"{name}-{torch.get_num_threads()}threads.json"
+    return user_cache() / "fit" / f"{name}-{torch.get_num_threads()}threads.json"
 
 
 def load_calibration(path: Path) -> DeviceCalibration:
     """Return what is known; nothing where nothing was stored, or where it cannot be read."""
+    content = read_object(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != _VERSION:
             return DeviceCalibration()
         return DeviceCalibration(
             {name: Probed(*values) for name, values in content["probed"].items()},
             ratios=tuple(float(ratio) for ratio in content["ratios"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return DeviceCalibration()
 
 

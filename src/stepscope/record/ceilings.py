@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import StepscopeError
-from stepscope.files import replace_json
+from stepscope.files import read_object, store_object, user_cache
 from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.empty_process import installed_version
 from stepscope.runfolder.schema import QUIET
 
 FORMAT = 1  # of the probe: another number is measured anew
@@ -65,10 +66,10 @@ def cached_ceilings(
 ) -> dict[str, Any] | None:
     """Return the ceilings that an earlier probe has measured of this device as it is set up now."""
     try:
-        known = json.loads(_file(device, precision_of(precision), threads).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):
+        known = read_object(_file(device, precision_of(precision), threads))
+    except RuntimeError:
         return None
-    return known if isinstance(known, dict) and known.get("format") == FORMAT else None
+    return known if known.get("format") == FORMAT else None
 
 
 def precision_of(stated: object) -> str:
@@ -88,7 +89,7 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
 
     try:
         writer = RunWriter.attach(run)
-        meta, device = writer.header, _device_of(run)
+        meta, device = writer.header, read_object(run / "device.json")
         workload = meta.get("workload") or {}
         if device.get("ceilings") or meta.get("simulated") or not has_steps(run):
             return
@@ -102,15 +103,6 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
             writer.device({**device, "ceilings": known})
     except (StepscopeError, OSError) as error:
         says(f"the ceilings of this device could not be written: {error}")
-
-
-def _device_of(run: Path) -> dict[str, Any]:
-    """device.json of a run, empty where there is none."""
-    try:
-        device = json.loads((run / "device.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return device if isinstance(device, dict) else {}
 
 
 def _probed(conditions: dict[str, Any]) -> dict[str, Any] | None:
@@ -139,34 +131,19 @@ def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep(conditions: dict[str, Any], found: dict[str, Any]) -> None:
-    """A cache that cannot be written costs the next run some seconds, and nothing else."""
-    try:
-        path = _file(**conditions)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(path, found)
-    except (OSError, RuntimeError):
-        return
+    """Cache the ceilings; where that cannot be, the next run measures again."""
+    with contextlib.suppress(RuntimeError):
+        store_object(_file(**conditions), found)
 
 
 def _file(device: str, precision: str, threads: int | None) -> Path:
     """Return the cache file, named after all that changes the ceilings; RuntimeError without a home."""
-    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    cache = stated if stated.is_absolute() else Path.home() / ".cache"
     facts = describe_device()
-    identity = [FORMAT, device, precision, threads, _torch_version(), _allowed_cores()]
+    identity = [FORMAT, device, precision, threads, installed_version("torch"), _allowed_cores()]
     identity += [facts[name] for name in _IDENTITY] + [facts["accelerators"]]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return cache / "stepscope" / "ceilings" / f"{digest}.json"
+    return user_cache() / "ceilings" / f"{digest}.json"
 
 
 def _allowed_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _torch_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "unknown"

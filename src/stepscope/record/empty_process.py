@@ -6,6 +6,7 @@ training imports. It is measured in a child process once for each (seconds) and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,9 +17,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import StepscopeError
-from stepscope.files import replace_json
+from stepscope.files import read_object, store_object, user_cache
 from stepscope.record.allocators import child_environment
 
 # Only what any training imports. A second fetch of the worker collects garbage, which writes to each object that it
@@ -156,23 +158,17 @@ def _process(content: object) -> EmptyProcess | None:
     return EmptyProcess(**known) if "resident" in known else None
 
 
-def _cached(cache: Path | None) -> dict[str, object]:
-    try:
-        known = json.loads(_file(cache).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):
-        return {}
-    return known if isinstance(known, dict) else {}
+def _cached(cache: Path | None) -> dict[str, Any]:
+    with contextlib.suppress(RuntimeError):
+        return read_object(_file(cache))
+    return {}
 
 
 def _store(key: str, found: EmptyProcess, cache: Path | None) -> None:
-    """A cache that cannot be written costs the next run some seconds, and nothing else."""
-    try:
-        path = _file(cache)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known = {name: value for name, value in asdict(found).items() if value is not None}
-        replace_json(path, {**_cached(cache), key: known})
-    except (OSError, RuntimeError):
-        return
+    """Cache the figures; where that cannot be, the next run measures again."""
+    known = {name: value for name, value in asdict(found).items() if value is not None}
+    with contextlib.suppress(RuntimeError):
+        store_object(_file(cache), {**_cached(cache), key: known})
 
 
 def installed_version(package: str) -> str | None:
@@ -211,7 +207,4 @@ def _build() -> str:
 
 def _file(cache: Path | None) -> Path:
     """Return the cache file below XDG_CACHE_HOME; RuntimeError without a home."""
-    if cache is None:
-        stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        cache = stated if stated.is_absolute() else Path.home() / ".cache"
-    return cache / "stepscope" / "empty_process.json"
+    return (user_cache() if cache is None else cache / "stepscope") / "empty_process.json"

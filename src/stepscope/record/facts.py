@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope import __version__
 from stepscope.clock import anchors
+from stepscope.files import read_object
 from stepscope.liveness import boot_id, identity
 from stepscope.privacy import redacted
 from stepscope.record import allocators
@@ -77,10 +77,7 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
     where = Path(root or "/")
     if run is None:
         return {**describe_device(where), "accelerators_torch": _gpus(), "at_start": changing_facts(where)}
-    known: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads((run / "device.json").read_text(encoding="utf-8"))
-    known = known if isinstance(known, dict) else describe_device(where)
+    known = read_object(run / "device.json") or describe_device(where)
     return {**known, "accelerators_torch": _gpus(), "at_end": changing_facts(where)}
 
 

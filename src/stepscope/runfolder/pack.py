@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.files import clear_parts, replaced
+from stepscope.files import clear_parts, read_object, replaced
 from stepscope.part_names import PartName, closed, counting, parsed
 from stepscope.runfolder import checksums
 from stepscope.runfolder.parts import read_part
@@ -48,11 +48,8 @@ def pack(path: str | Path) -> list[str]:
 
 
 def _is_closed(run: Path) -> bool:
-    try:
-        header = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        return isinstance(header, dict) and header.get("status", "running") != "running"
-    except (OSError, ValueError, RecursionError):
-        return False
+    header = read_object(run / "run.json")
+    return bool(header) and header.get("status", "running") != "running"
 
 
 def _pack_folder(run: Path) -> Iterator[str]:

@@ -20,6 +20,7 @@ import polars as pl
 
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.errors import RunError, RunNotFound, UsageError
+from stepscope.files import read_object
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
@@ -96,10 +97,9 @@ def _metrics(summary: dict[str, Any]) -> dict[str, Fact]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        return _dict(json.loads(path.read_bytes())) if path.stat().st_size <= _MOST_BYTES else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
+    with contextlib.suppress(OSError):
+        return read_object(path) if path.stat().st_size <= _MOST_BYTES else {}
+    return {}
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import math
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -24,6 +22,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
 from stepscope.experiments.engine.process import run_child
 from stepscope.record.device import describe_device
+from stepscope.record.empty_process import installed_version
 
 if TYPE_CHECKING:
     from stepscope.experiments.engine import StudyRequest
@@ -37,21 +36,14 @@ def device_name() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of this package, Python and torch."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed"
+    torch = installed_version("torch") or "not installed"
     return {"stepscope": __version__, "python": platform.python_version(), "torch": torch}
 
 
 def installed_versions() -> dict[str, str | None]:
     """Return the versions of Stepscope, Python and the libraries that runs depend on; null is not installed."""
-    found: dict[str, str | None] = {"stepscope": __version__, "python": platform.python_version()}
-    for name in ("torch", "polars"):
-        found[name] = None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    libraries = {name: installed_version(name) for name in ("torch", "polars")}
+    return {"stepscope": __version__, "python": platform.python_version(), **libraries}
 
 
 SHARE = (0.0, 100.0)  # percent of samples

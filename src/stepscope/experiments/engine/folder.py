@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
 from stepscope.experiments.engine.points import Entry, SweepPoint
-from stepscope.files import replace_json, replaced
+from stepscope.files import read_object, replace_json, replaced
 from stepscope.runfolder.pack import disk_errors
 
 STUDY_SCHEMA, SWEEP_SCHEMA = 1, 1
@@ -48,10 +48,7 @@ class ResultFolder:
 
     def result(self, name: str) -> dict[str, Any] | None:
         """Return the result of a point; null where it has not ended, or where its file is damaged."""
-        with contextlib.suppress(OSError, ValueError):
-            result = json.loads((self.path / self.results_folder / f"{name}.json").read_text(encoding="utf-8"))
-            return result if isinstance(result, dict) else None
-        return None
+        return read_object(self.path / self.results_folder / f"{name}.json") or None
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the points that have ended, by their id; a damaged file counts as none."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from stepscope.errors import FleetError, UsageError
 from stepscope.experiments.fleet.certificates import keep_certificate
-from stepscope.files import replace_json
+from stepscope.files import read_object, replace_json
 from stepscope.liveness import runs_still
 
 _LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
@@ -87,9 +87,7 @@ def running_pid(folder: Path) -> int | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Return the last state that the process of this folder wrote; empty where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((folder / _STATE).read_text(encoding="utf-8")))
-    return {}
+    return read_object(folder / _STATE)
 
 
 def start_process(module: str, orders: Mapping[str, Any], folder: Path, within_s: float) -> dict[str, Any]:

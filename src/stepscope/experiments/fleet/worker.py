@@ -29,7 +29,7 @@ from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link
 from stepscope.experiments.suite.plan import Rules, cool_down
-from stepscope.files import replace_json, sync
+from stepscope.files import read_object, replace_json, sync
 
 _AGAIN_S = 0.5  # grows to
 _AGAIN_MOST_S = 10.0
@@ -163,8 +163,8 @@ def make_run(
     """
     with _exclusive():
         folder = _run_folder(sweep, name)
-        with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads((folder / _ENDED).read_text(encoding="utf-8")))
+        if ended := read_object(folder / _ENDED):
+            return ended
         ended = _make(folder, child, _with_source(folder.parent, spec, source))
         replace_json(folder / _ENDED, ended, durable=True)
         return ended
@@ -305,9 +305,8 @@ def _no_room(path: Path) -> OutputNotWritable:
 def _prepare(coming: Path, files: Sequence[FileEntry]) -> None:
     """Check that the device still offers what was begun, else refuse to go on with it."""
     wanted = {"files": [asdict(file) for file in files]}
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads((coming / "offered.json").read_text(encoding="utf-8")) == wanted:
-            return
+    if read_object(coming / "offered.json") == wanted:
+        return
     shutil.rmtree(coming, ignore_errors=True)
     (coming / "files").mkdir(parents=True)
     replace_json(coming / "offered.json", wanted, durable=True)

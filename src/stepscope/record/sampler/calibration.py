@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import statistics
 import threading
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.files import replace_json
+from stepscope.files import read_object, replace_json, user_data
 from stepscope.record.device import describe_device
 from stepscope.record.sampler.characterise import Trace, measures_power
 from stepscope.record.sampler.sensor_response import (
@@ -292,11 +291,11 @@ def save_calibrations(root: Path, calibrations: Mapping[str, Calibration]) -> Pa
 def load_calibrations(root: Path) -> dict[str, Calibration]:
     """The calibrations kept for this device, by channel id; empty where there is none, or none that is sound."""
     try:
-        kept = json.loads(_file(root).read_text(encoding="utf-8"))
+        kept = read_object(_file(root))
         if kept["format"] != FORMAT:
             return {}
         return {name: Calibration(**facts) for name, facts in kept["channels"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+    except (KeyError, TypeError, AttributeError, RuntimeError):
         return {}
 
 
@@ -324,7 +323,5 @@ def _device(root: Path) -> dict[str, Any]:
 
 def _file(root: Path) -> Path:
     """Return the file of this device below XDG_DATA_HOME; RuntimeError without a home."""
-    stated = Path(os.environ.get("XDG_DATA_HOME", ""))
-    folder = stated if stated.is_absolute() else Path.home() / ".local/share"
     key = hashlib.sha256(json.dumps(_device(root), sort_keys=True).encode()).hexdigest()[:16]
-    return folder / "stepscope/calibration" / f"{key}.json"
+    return user_data() / "calibration" / f"{key}.json"

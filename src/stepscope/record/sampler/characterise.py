@@ -5,6 +5,7 @@ Takes `seconds` and a little; standard library only. The estimators are pure fun
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import Clock
-from stepscope.files import replace_json
+from stepscope.files import read_object, store_object, user_cache
 from stepscope.record.device import describe_device
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.sensor_response import (
@@ -274,11 +275,11 @@ def device_identity(root: Path, found: Mapping[str, Found]) -> dict[str, Any]:
 def load_profiles(device: Mapping[str, Any]) -> dict[str, SensorProfile] | None:
     """The profiles that were kept for this device, by channel id; None where there are none, or none that is sound."""
     try:
-        kept = json.loads(_cache_file(device).read_text(encoding="utf-8"))
+        kept = read_object(_cache_file(device))
         if kept["format"] != FORMAT or kept["device"] != json.loads(json.dumps(device)):
             return None
         return {name: _profile_of(facts) for name, facts in kept["channels"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
 
 
@@ -289,13 +290,9 @@ def save_profiles(device: Mapping[str, Any], profiles: Mapping[str, SensorProfil
         "device": dict(device),
         "channels": {name: asdict(profile) for name, profile in profiles.items()},
     }
-    try:
-        path = _cache_file(device)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(path, content)
-    except (OSError, RuntimeError):  # RuntimeError: no home folder
-        return False
-    return True
+    with contextlib.suppress(RuntimeError):  # no home folder
+        return store_object(_cache_file(device), content)
+    return False
 
 
 def with_profiles(found: Found, profiles: Mapping[str, SensorProfile], period_ns: int) -> Found:
@@ -358,7 +355,5 @@ def _profile_of(facts: Mapping[str, Any]) -> SensorProfile:
 
 def _cache_file(device: Mapping[str, Any]) -> Path:
     """Return the file of this device below XDG_CACHE_HOME; RuntimeError without a home."""
-    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = stated if stated.is_absolute() else Path.home() / ".cache"
     key = hashlib.sha256(json.dumps(device, sort_keys=True).encode()).hexdigest()[:16]
-    return folder / "stepscope/sensors" / f"{key}.json"
+    return user_cache() / "sensors" / f"{key}.json"

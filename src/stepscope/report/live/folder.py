@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from stepscope.files import read_object
 from stepscope.liveness import runs_still
 from stepscope.part_names import name_of, of_stem
 from stepscope.quantities import find
@@ -101,11 +102,7 @@ def run_of(runs: Path, pid: int, since_ns: int) -> Path | None:
 def _headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every run with its run.json, the newest first: a name begins with its UTC stamp."""
     for path in sorted(runs.glob("*/run.json"), reverse=True):
-        try:
-            header = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # being replaced, or foreign: it is looked at again
-        if isinstance(header, dict):
+        if header := read_object(path):  # else it is being replaced, or foreign: it is looked at again
             yield path.parent, header
 
 
