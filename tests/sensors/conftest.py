@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.patience import HANG_S
 
 from stepscope.quantities import SAMPLED, find
-from stepscope.record.sensors import contract, load
+from stepscope.record.sensors import (
+    android,
+    apple,
+    contract,
+    load,
+    meter_command,
+    raspberry_pi,
+    smart_plugs,
+    tegrastats,
+)
 
 SENSORS = frozenset(load())
+LIMITS_S = (
+    (android, "TIMEOUT_S"), (raspberry_pi, "TIMEOUT_S"), (smart_plugs, "TIMEOUT_S"),
+    (apple, "FIRST_BLOCK_S"), (meter_command, "FIRST_LINE_S"), (tegrastats, "FIRST_LINE_S"),
+)  # fmt: skip
 IN_BETWEEN = ""  # of a channel that a sensor finishes before it hands it out
 
 
@@ -26,3 +40,10 @@ def known_quantities(monkeypatch: pytest.MonkeyPatch) -> None:
             )
 
     monkeypatch.setattr(contract.Channel, "__init__", checked)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still is no device that is silent: a test of a limit sets its own."""
+    for sensor, limit in LIMITS_S:
+        monkeypatch.setattr(sensor, limit, HANG_S)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 import math
 import sys
-import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from stepscope.record.sensors.contract import Found, Missing, Target
 
 ROOT = Path("/")
 RESOLUTION_UJ = 15.3
+NOW_S = [1000.0]  # goes on where somebody sleeps
 
 
 class AmdSmiException(Exception):
@@ -61,7 +61,7 @@ class Board(ModuleType):
     def amdsmi_get_energy_count(self, gpu: dict[str, Any]) -> dict[str, float]:
         if "energy" not in gpu:
             raise AmdSmiException("not supported")
-        ticks = time.monotonic() * self.counted_w * 1e6 / RESOLUTION_UJ
+        ticks = NOW_S[0] * self.counted_w * 1e6 / RESOLUTION_UJ
         return {"energy_accumulator": int(ticks), "counter_resolution": RESOLUTION_UJ, "timestamp": 1}
 
     def amdsmi_get_temp_metric(self, gpu: dict[str, Any], kind: Kind, _: Kind) -> Any:
@@ -98,8 +98,11 @@ NAVI: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _short_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amdsmi, "CHECK_S", 0.01)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        NOW_S[0] += seconds
+
+    monkeypatch.setattr(amdsmi, "time", SimpleNamespace(monotonic=lambda: NOW_S[0], sleep=sleep))
 
 
 def discover(monkeypatch: pytest.MonkeyPatch, board: ModuleType | None) -> Found | Missing:
@@ -116,7 +119,7 @@ def test_a_card_is_read_in_si_units_and_what_is_not_available_is_left_out(monkey
     board = Board(NAVI)
     sensor = discover(monkeypatch, board)
     read = values(sensor)
-    assert read.pop("gpu.amd0.energy") == pytest.approx(time.monotonic() * 100, rel=0.1)
+    assert read.pop("gpu.amd0.energy") == pytest.approx(NOW_S[0] * 100)
     assert read == {
         "gpu.amd0.power": 100.0,
         "gpu.amd0.utilisation": 0.8,

@@ -153,7 +153,7 @@ def test_a_streaming_powermetrics_gives_power_and_adds_up_energy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_sudo(tmp_path, monkeypatch, f"cat '{LINES / 'powermetrics-macos12-m1.txt'}'; exec sleep 30")
-    sensor = apple.discover_powermetrics(ROOT, Target(1))
+    sensor = apple.discover_powermetrics(ROOT, Target(1, clock=lambda: 0))
     assert isinstance(sensor, Found), sensor
     ids = [channel.id for channel in sensor.channels]
     read: dict[str, float] = {}

@@ -130,7 +130,7 @@ def read_until(sensor: Found, wanted: Callable[[list[float]], bool]) -> list[flo
 
 
 def test_a_command_that_streams_is_read_as_it_prints() -> None:
-    sensor = start("echo 5; sleep 0.05; echo 7; exec sleep 30")
+    sensor = start("echo 5; sleep 0.05; echo 7; exec sleep 30", clock=lambda: 0)
     assert [channel.id for channel in sensor.channels] == ["meter.m0.power"]
     assert sensor.blocking
     read_until(sensor, lambda values: values == [7.0])
@@ -138,7 +138,7 @@ def test_a_command_that_streams_is_read_as_it_prints() -> None:
 
 
 def test_lines_that_come_together_are_averaged_and_the_meters_own_clock_is_a_channel() -> None:
-    sensor = start("printf '10 2\\n20 4\\n'; exec sleep 30")
+    sensor = start("printf '10 2\\n20 4\\n'; exec sleep 30", clock=lambda: 0)
     assert [channel.quantity for channel in sensor.channels] == ["power", "meter_clock"]
     values = list(sensor.read())
     assert values in ([3.0, 15.0], [4.0, 20.0])
@@ -179,7 +179,7 @@ def test_a_command_that_ends_with_an_error_is_lost_and_its_words_are_kept() -> N
 
 
 def test_a_header_before_the_first_reading_does_not_disturb() -> None:
-    sensor = start("echo 'time power'; sleep 0.03; echo 6; exec sleep 30")
+    sensor = start("echo 'time power'; sleep 0.03; echo 6; exec sleep 30", clock=lambda: 0)
     assert list(sensor.read()) == [6.0]
     sensor.close()
 
@@ -194,18 +194,14 @@ def test_a_header_before_the_first_reading_does_not_disturb() -> None:
         ("true", "failed", "printed nothing"),
     ],
 )
-def test_a_command_that_gives_no_reading_is_missing_with_a_reason(
-    command: str, reason: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(meter_command, "FIRST_LINE_S", 0.3)
+def test_a_command_that_gives_no_reading_is_missing_with_a_reason(command: str, reason: str, said: str) -> None:
     answer = meter_command.discover(ROOT, commands(command))
     assert isinstance(answer, Missing)
     assert (answer.reason, said in answer.detail) == (reason, True), answer
 
 
-def test_of_two_commands_the_one_that_fails_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meter_command, "FIRST_LINE_S", 0.2)
-    sensor = start("echo 5; exec sleep 30", "echo what; exec sleep 30")
+def test_of_two_commands_the_one_that_fails_leaves_a_gap() -> None:
+    sensor = start("echo 5; exec sleep 30", "echo what", clock=lambda: 0)
     values = sensor.read()
     sensor.close()
     assert values[0] == 5.0

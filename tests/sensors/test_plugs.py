@@ -282,7 +282,10 @@ def test_another_device_at_the_address_is_unsupported(body: str, device: Device)
         (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", True),
     ],
 )
-def test_a_plug_that_goes_silent_costs_no_more_than_its_time_limit(answer: bytes, keep_open: bool) -> None:
+def test_a_plug_that_goes_silent_costs_no_more_than_its_time_limit(
+    answer: bytes, keep_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smart_plugs, "TIMEOUT_S", 0.05)
     address, listening = raw_server(answer, keep_open)
     with listening:
         reason = missing(discover_plugs(smart_plugs.SHELLY, ROOT, named(address)))

@@ -310,7 +310,8 @@ def test_rails_that_can_be_read_directly_are_not_reported_twice(tmp_path: Path) 
 def test_a_program_that_prints_no_rail_says_why_and_leaves_no_child(
     line: str, reason: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tegrastats, "FIRST_LINE_S", 0.2)
+    if reason == "failed":
+        monkeypatch.setattr(tegrastats, "FIRST_LINE_S", 0.2)
     program(tmp_path, line)
     before = len(list(Path("/proc/self/fd").iterdir()))
     answer = tegrastats.discover(tmp_path, ME)
@@ -348,6 +349,7 @@ def test_the_child_ends_with_close_and_with_the_sampler(tmp_path: Path) -> None:
         "import os, sys; from pathlib import Path\n"
         "from stepscope.record.sensors import tegrastats\n"
         "from stepscope.record.sensors.contract import Target\n"
+        f"tegrastats.FIRST_LINE_S = {HANG_S}\n"
         f"found = tegrastats.discover(Path({str(tmp_path)!r}), Target(1))\n"
         "value = float('nan')\n"
         "while value != value: value = found.read()[0]\n"

@@ -51,7 +51,9 @@ class ChildLines:
         return self._child.poll()
 
     def complaint(self) -> str:
-        """The end of what the command wrote to stderr, on one line."""
+        """The end of what the command has written to stderr until now, on one line."""
+        _, err = self._pipes()
+        self._complained = (self._complained + _available(err))[-_COMPLAINT_BYTES:]
         return " ".join(self._complained.decode(errors="replace").split())
 
     def close(self) -> None:

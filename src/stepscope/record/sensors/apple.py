@@ -163,8 +163,9 @@ def discover_powermetrics(root: Path, target: Target) -> Found | Missing:
     totals = _Totals(target.clock)
     start_ns = target.clock()
     while not totals.power_w and target.clock() - start_ns < FIRST_BLOCK_S * 1e9:
+        ended = child.exit_code() is not None  # before its last lines are taken
         totals.feed(child.take(wait_s=0.05))
-        if child.exit_code() is not None and not totals.power_w:
+        if ended:
             break
     if not totals.power_w:
         return _missing(child)
@@ -183,7 +184,8 @@ def discover_powermetrics(root: Path, target: Target) -> Found | Missing:
 
 
 def _missing(child: ChildLines) -> Missing:
-    said, code = child.complaint(), child.exit_code()
+    code = child.exit_code()  # before its last words are taken
+    said = child.complaint()
     child.close()
     if "password" in said or "sudoers" in said or "not allowed" in said:
         return Missing("denied", f"sudo -n powermetrics: {said}", _REMEDY)

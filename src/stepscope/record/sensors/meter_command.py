@@ -143,9 +143,12 @@ def _await_first_lines(commands: Sequence[_Command], clock: Clock) -> None:
     limit_ns = clock() + int(FIRST_LINE_S * 1e9)
     waiting = list(commands)
     while waiting and clock() < limit_ns:
+        running = [
+            command for command in waiting if command.child.exit_code() is None
+        ]  # before its last lines are taken
         for command in waiting:
             command.poll(wait_s=0.02)
-        waiting = [command for command in waiting if not command.reading and command.child.exit_code() is None]
+        waiting = [command for command in running if not command.reading]
 
 
 def _silent(command: _Command) -> str:

@@ -86,12 +86,12 @@ def discover_plugs(maker: Maker, root: Path, target: Target) -> Found | Missing:
     return Found(tuple(channels), read, lambda: pool.shutdown(wait=False), every_ns=EVERY_NS, blocking=True)
 
 
-def fetch(address: Address, page: str, timeout_s: float = TIMEOUT_S) -> str:
+def fetch(address: Address, page: str) -> str:
     """The text of a page; raises OSError (no answer in time, refused) or ValueError (no or half an HTTP answer)."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIMEOUT_S
     place = address.url.partition("//")[2]
     request = f"GET {page} HTTP/1.1\r\nHost: {place}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
-    with socket.create_connection((address.host, address.port), timeout_s) as plain:
+    with socket.create_connection((address.host, address.port), TIMEOUT_S) as plain:
         plain.settimeout(_left(deadline))
         link = _encrypted(plain, address.host) if address.scheme == "https" else plain
         with link:

@@ -45,8 +45,9 @@ def discover(root: Path, target: Target) -> Found | Missing:
     first = first_line(child)
     places = rail_places(first.rails) if first else {}
     if not places:
+        complaint = child.complaint()
         child.close()
-        return _no_rail(program, first, child.complaint())
+        return _no_rail(program, first, complaint)
     reads = 0
 
     def read() -> list[float]:
