@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fabricate import fabricate_run
+from tests.patience import HANG_S
 from tests.store.command_line import exit_code
 
 from stepscope import privacy, store
@@ -129,7 +130,7 @@ def test_what_is_to_be_left_out_reaches_the_processes_of_a_run(tmp_path: Path) -
     command = [sys.executable, "-m", "stepscope", "run", "-q", "--no-ceilings", "--no-argv", "--no-names"]
     ended = subprocess.run(
         [*command, "--record-memory", "off", "--out", str(tmp_path / "runs"), str(script), "--name", ARGUMENT],
-        cwd=home, capture_output=True, text=True, timeout=300, check=False,
+        cwd=home, capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     (run,) = (tmp_path / "runs").iterdir()

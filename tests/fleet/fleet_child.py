@@ -19,6 +19,8 @@ def main() -> None:
         file.write(f"{place}\n")
     if name.startswith("wait-"):
         time.sleep(float(name.removeprefix("wait-")))
+    while name == "held" and not Path(os.environ["STARTED"]).with_suffix(".go").exists():
+        time.sleep(0.005)
     if name == "big":
         (out / "parts").mkdir()
         (out / "parts" / "blob.bin").write_bytes(bytes(range(250)) * (BIG_BYTES // 250))

@@ -78,6 +78,11 @@ def started(hosts: Hosts) -> list[str]:
     return path.read_text(encoding="utf-8").split() if path.exists() else []
 
 
+def let_go(hosts: Hosts) -> None:
+    """Let the children of the workload "held" end, those that are still to come as well."""
+    (hosts.path.parent / "started.txt").with_suffix(".go").touch()
+
+
 def statuses(folder: FleetFolder) -> dict[str, list[str]]:
     """How the runs of each board ended, sorted."""
     return {board: sorted(r["status"] for r in sweep.results().values()) for board, sweep in folder.boards.items()}

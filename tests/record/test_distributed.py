@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,10 +28,7 @@ pytestmark = pytest.mark.slow  # three processes that import torch
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both modes trained, and the part of rank 1 put where one command would write it."""
     path = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, two_ranks.__file__, str(path), str(port)]
+    command = [sys.executable, two_ranks.__file__, str(path)]
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     for mode in MODES:
@@ -74,7 +70,7 @@ def test_the_delay_of_rank_1_is_exposed_waiting_in_rank_0(run: Run, folder: Path
         found.append((own + waited) / length)
         exposed.append(waited / length)
         delayed += length > 0.8 * two_ranks.DELAY_S * 1e9
-    assert delayed >= 3, "the machine is too busy to see a delay of 50 ms"
+    assert delayed == len(found) >= 3
     assert np.median(found) == pytest.approx(1, abs=0.1)
     if mode == "sync":  # what backward hides of the delay depends on how busy the machine is
         assert np.median(exposed) > 0.6
@@ -153,13 +149,13 @@ def test_collectives_have_a_phase_of_their_own_and_the_loss_stays_forward(run: R
 
 
 RPC = """
-import os, sys, torch
+import sys, torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn, optim
 from torch.distributed.optim import DistributedOptimizer
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
-rpc.init_rpc("me", rank=0, world_size=1)
+where = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{sys.argv[1]}")
+rpc.init_rpc("me", rank=0, world_size=1, rpc_backend_options=where)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
 optimizer = DistributedOptimizer(getattr(optim, sys.argv[2]), [rpc.RRef(p) for p in model.parameters()], lr=0.05)
@@ -179,10 +175,7 @@ def test_steps_of_distributed_autograd_and_its_optimizer_are_found(rule: str, tm
     script.write_text(RPC)
     shown = []
     for words in ([], ["-m", "stepscope", "run", "-q", "--no-ceilings", "--record", "every:3", "--out", "runs"]):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        command = [sys.executable, *words, str(script), port, rule]
+        command = [sys.executable, *words, str(script), str(tmp_path / f"meeting-{len(words)}"), rule]
         shown.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=True))
     assert shown[0].stdout == shown[1].stdout
     run = Run(next((tmp_path / "runs").iterdir()))

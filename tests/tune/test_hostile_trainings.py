@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.patience import HANG_S
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -242,7 +243,7 @@ batch, out = torch.ones(4, 2), sys.argv[1]
 stepscope.tune(step, [batch], model=model, optimizer=optimizer, minutes=1e-3, only=["foreach"], out=out)
 assert random.getstate() == before
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=True, timeout=HANG_S)
 
 
 @pytest.fixture

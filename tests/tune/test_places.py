@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import HANG_S
 
 from stepscope.experiments.tune.process import LastingPlace, PlaceEnded, TooShort
 
-_LIMIT_S = 120.0
 _BREAKS_WITH_VIEW = """
 import torch
 layer, head = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 2)
@@ -51,21 +51,21 @@ def open_script(tmp_path: Path) -> Iterator[Open]:
 
 def test_a_script_that_a_change_ends_is_started_again_for_the_next(open_script: Open) -> None:
     place = open_script(1_000_000)
-    assert "foreach" not in place.ask(_LIMIT_S, do="facts")
+    assert "foreach" not in place.ask(HANG_S, do="facts")
     with pytest.raises(PlaceEnded, match="with it the script failed: AssertionError: NCHW"):
-        place.ask(_LIMIT_S, do="block", changes=["channels_last"], warmup=1, steps=2)
-    assert len(place.ask(_LIMIT_S, do="block", changes=["foreach"], warmup=1, steps=2)["seconds"]) == 2
+        place.ask(HANG_S, do="block", changes=["channels_last"], warmup=1, steps=2)
+    assert len(place.ask(HANG_S, do="block", changes=["foreach"], warmup=1, steps=2)["seconds"]) == 2
 
 
 def test_a_script_that_ends_early_is_started_again_and_knows_the_changes(open_script: Open) -> None:
     place = open_script(12)
-    place.ask(_LIMIT_S, do="facts")
+    place.ask(HANG_S, do="facts")
     for _ in range(2):
-        assert len(place.ask(_LIMIT_S, do="block", changes=["foreach"], warmup=1, steps=4)["seconds"]) == 4
+        assert len(place.ask(HANG_S, do="block", changes=["foreach"], warmup=1, steps=4)["seconds"]) == 4
 
 
 def test_a_script_too_short_as_it_is_is_refused_and_not_the_change(open_script: Open) -> None:
     place = open_script(5)
-    place.ask(_LIMIT_S, do="facts")
+    place.ask(HANG_S, do="facts")
     with pytest.raises(TooShort, match="too few to tune it"):
-        place.ask(_LIMIT_S, do="block", changes=[], warmup=1, steps=20)
+        place.ask(HANG_S, do="block", changes=[], warmup=1, steps=20)

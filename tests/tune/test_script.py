@@ -69,24 +69,25 @@ class Slow(Dataset):
     def __len__(self):
         return 400
     def __getitem__(self, place):
-        time.sleep(place == 4)
+        time.sleep(place in (4, 8, 12, 16))
         return torch.randn(8)
 model = torch.nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for batch in DataLoader(Slow(), batch_size=4):
-    time.sleep(0.2)
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
 """
 
 
-def test_loading_that_one_step_shows_is_not_forgotten_for_the_next_step_that_does_not(tmp_path: Path) -> None:
+def test_loading_that_a_step_shows_is_not_forgotten_for_later_ones_that_do_not(tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text(SLOW_LOADER, encoding="utf-8")
     orders = {"script": str(script), "arguments": [], "facts": {}, "threads": 1}
     place = LastingPlace(orders, tmp_path / "log.txt", {})
     try:
-        assert place.ask(HANG_S, do="facts")["data_share"] > 0.5
+        place.ask(HANG_S, do="facts")
+        place.ask(HANG_S, do="block", changes=[], warmup=1, steps=6)
+        assert place.ask(HANG_S, do="facts")["data_share"] > 0.5  # of four, the machine lets one step be
     finally:
         place.close()
