@@ -18,6 +18,7 @@ from types import FrameType
 
 import numpy as np
 import pytest
+from tests.patience import HANG_S
 
 from stepscope.record.windows import RamAlarm
 from stepscope.runfolder import RunReader
@@ -40,9 +41,10 @@ def interrupts() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def busy_until(done: list[int], most_s: float = 20.0) -> None:
-    until = time.monotonic() + most_s
-    while not done and time.monotonic() < until:
+def busy_until(done: list[int]) -> None:
+    """A loop of the training; it sleeps nowhere."""
+    end = time.monotonic() + HANG_S
+    while not done and time.monotonic() < end:
         sum(range(100))
 
 
@@ -88,7 +90,7 @@ read = np.ones(50_000_000)  # 400 MB, resident and given back
 del read
 alarm.set()
 held = np.ones(20_000_000)  # less than what was resident, more than a window may take
-until = time.monotonic() + 20.0
+until = time.monotonic() + 900.0
 while not seen and time.monotonic() < until:
     sum(range(100))
 alarm.clear()
@@ -122,7 +124,7 @@ def test_what_a_signal_handler_raises_while_the_alarm_acts_goes_on_in_the_traini
     def act() -> None:
         acts.append(1)
         signal.setitimer(signal.ITIMER_REAL, 0.001)
-        time.sleep(5.0)
+        time.sleep(HANG_S)
 
     alarm = RamAlarm(act, ALWAYS)
 

@@ -35,7 +35,7 @@ __all__ = ["BOARDS", "Simulation", "start"]
 
 # The handle on a simulated board in the training process: start it, train, stop it, read the truth.
 
-_READY_S, _END_S = 15.0, 15.0
+_READY_S, _END_S = 60.0, 60.0  # of a busy machine
 _SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -70,13 +71,13 @@ def probe_all(
 
 
 _MOST_BYTES = 1 << 30  # of a call's tensors: a larger one is probed with fewer samples
-_TIMEOUT_S = 30
+_MOST_CPU_S, _TIMEOUT_S = 30, 600  # of processor time a thread; and by the clock, of a child that hangs
 
 
 def probe_apart(calls: Mapping[str, Call], samples: int) -> dict[str, Probed]:
     """Probe near so many samples in a child process, so that kernels do not add to the memory of this one.
 
-    Without those that fail, and without any where the child takes longer than half a minute.
+    Without those that fail, and without any where the child takes more than half a minute of each thread's time.
     """
     plain = {key: (str(call.func), call.args, call.samples) for key, call in calls.items()}
     command = [sys.executable, "-c", "from stepscope.record.dry import probes; probes.answer_parent()"]
@@ -91,6 +92,9 @@ def probe_apart(calls: Mapping[str, Call], samples: int) -> dict[str, Probed]:
 def answer_parent() -> None:
     """Answer `probe_apart`, in its child: calls as a pickle on stdin, what was found as JSON on stdout."""
     threads, samples, plain = pickle.load(sys.stdin.buffer)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    mine_s = _MOST_CPU_S * threads
+    resource.setrlimit(resource.RLIMIT_CPU, (mine_s if most == resource.RLIM_INFINITY else min(mine_s, most), most))
     torch.set_num_threads(threads)
     found = {}
     for key, (name, args, was) in plain.items():

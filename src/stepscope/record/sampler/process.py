@@ -77,9 +77,10 @@ class Sampler:
         return is_running(self.pid, self._started)
 
     def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._runs() and time.monotonic() < until:
+        looks = round(seconds / _LOOK_AGAIN_S)  # counted: a machine that stands still is no sampler that hangs
+        while looks > 0 and self._runs():
             time.sleep(_LOOK_AGAIN_S)
+            looks -= 1
 
     def _ended(self, died_early: bool) -> SamplerEnd:
         samples = self._run / "samples"

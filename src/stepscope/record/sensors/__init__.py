@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from stepscope.record.sensors.contract import Found, Missing, Sensor, Target, me
 PATIENCE_S = 3.0
 NO_ANSWER = "it gave no answer within some seconds"
 _GRACE_S = 0.3  # after that the next sensor is asked beside it
+_SLICE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def with_read_cost(found: Found, target: Target) -> Found | Missing:
 
 def survey(root: Path, target: Target, names: Collection[str] | None = None, patience_s: float = PATIENCE_S) -> Survey:
     """Ask every sensor, or those named, and measure what one read costs; one that hangs holds up none of the others."""
-    until = time.monotonic() + patience_s
-    looks = {}
+    looks, left_s = {}, patience_s
     for name, sensor in load().items():
         if names is None or name in names:
             looks[name] = _Discovery(sensor, root, target)
@@ -84,7 +83,9 @@ def survey(root: Path, target: Target, names: Collection[str] | None = None, pat
     found: dict[str, Found] = {}
     missing: dict[str, Missing] = {}
     for name, look in looks.items():
-        look.wait(max(0.0, until - time.monotonic()))
+        while left_s > 0 and look.asking():
+            look.wait(_SLICE_S)
+            left_s -= _SLICE_S  # whatever passed: a machine that stands still is no sensor that hangs
         answer = look.answer()
         if isinstance(answer, Found):
             found[name] = answer
@@ -118,6 +119,9 @@ class _Discovery:
 
     def wait(self, seconds: float) -> None:
         self._thread.join(seconds)
+
+    def asking(self) -> bool:
+        return self._thread.is_alive()
 
     def answer(self) -> Found | Missing:
         with self._lock:
