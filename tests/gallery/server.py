@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 900.0  # ends what hangs; no machine is so busy that it comes near
+COPIED_WITHIN_S = 20.0  # what a script has printed, after its end: a process that it left behind may hold its stdout
 STDIN = {"lines": b"line one\nline two\n"}
 
 
@@ -38,10 +39,14 @@ def main() -> dict[str, Any] | None:
     parallel = int(sys.argv[2])
     running: dict[int, tuple[dict[str, Any], float]] = {}
     waiting = list(reversed(jobs))
-    while waiting or running:
+    copying: set[int] = set()
+    ended_s = 0.0
+    while waiting or running or (copying and time.monotonic() - ended_s < COPIED_WITHIN_S):
         while waiting and len(running) < parallel:
             job = waiting.pop()
-            writers = [_copied_to(Path(job["folder"]) / name) for name in ("stdout", "stderr")]
+            copies = [_copied_to(Path(job["folder"]) / name) for name in ("stdout", "stderr")]
+            writers = [writer for writer, _ in copies]
+            copying.update(copy for _, copy in copies)
             child = os.fork()
             if child == 0:
                 for descriptor, writer in enumerate(writers, 1):
@@ -52,9 +57,11 @@ def main() -> dict[str, Any] | None:
             for writer in writers:
                 os.close(writer)
             running[child] = job, time.monotonic()
-        ended, status = os.waitpid(-1, os.WNOHANG) if running else (0, 0)
+        ended, status = os.waitpid(-1, os.WNOHANG) if running or copying else (0, 0)
+        copying.discard(ended)
         if ended in running:
             job, _ = running.pop(ended)
+            ended_s = time.monotonic()
             _kill_group(ended)
             (Path(job["folder"]) / "status").write_text(str(os.waitstatus_to_exitcode(status)), encoding="utf-8")
             continue
@@ -66,15 +73,15 @@ def main() -> dict[str, Any] | None:
     return None
 
 
-def _copied_to(file: Path) -> int:
-    """A pipe whose other end a process of its own copies into a file; spawned, since a fork of torch takes longer."""
+def _copied_to(file: Path) -> tuple[int, int]:
+    """A pipe, and the process that copies its other end into a file; spawned, since a fork of torch takes longer."""
     reader, writer = os.pipe()
     kept = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     ends = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, kept, 1)]
-    os.posix_spawnp("cat", ["cat"], os.environ, file_actions=ends)
+    copy = os.posix_spawnp("cat", ["cat"], os.environ, file_actions=ends)
     os.close(reader)
     os.close(kept)
-    return writer
+    return writer, copy
 
 
 def _kill_group(group: int) -> None:
