@@ -126,6 +126,14 @@ def occupancy(run: RunReader) -> Occupancy:
     )  # fmt: skip
 
 
+def thread_shares(run: RunReader) -> tuple[float | None, float | None]:
+    """Shares of the steps in which the training thread ran, and in which it waited for a core; None: not sampled."""
+    if several(run):
+        return None, None
+    runs, delayed = (_rate(run, name, "thread", 1.0) for name in ("thread_cpu_time", "run_delay"))
+    return None if runs is None else runs.value, None if delayed is None else delayed.value
+
+
 def _share(row: Measured | None) -> Estimate | None:
     return None if row is None or row.value is None else Estimate(row.value, row.low, row.high)
 

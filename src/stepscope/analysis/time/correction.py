@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _CELL = ("phase", "module", "name", "device")
 _EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
 _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %); all, where no cost is known
+_STARVED = 1.25  # times its CPU time: from here on, waits for a core are not the odd interruption of a step
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
 _LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
 _NORMAL = 1.96
@@ -118,7 +119,9 @@ def step_times(run: Run) -> StepTimes:
     doubt = np.zeros_like(bare)
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is not None:
-        layers = layers.in_step_of(headline.step_ns)
+        step_ns, stretch = headline.step_ns, _stretch(run, headline.step_ns)
+        starved = stretch > _STARVED
+        layers = layers.in_starved_step_of(step_ns, stretch) if starved else layers.in_step_of(step_ns)
         bare, cost, doubt = _with_layers(bare, cost, count, layers, headline.step_ns)
         cells_cost = PerStep(cells.keys, cost[:, :-1])
         rows, columns = cells_cost.places(on_cpu, number)
@@ -194,6 +197,20 @@ def _with_layers(
         spare = cost[:, mine].sum(axis=1, keepdims=True) - layers.cost_ns[:, number].mean()
         cost[:, mine] -= share * spare
     return bare, cost, doubt
+
+
+def _stretch(run: Run, step_ns: float) -> float:
+    """How many times its CPU time what the training thread computes takes in a step of this length, as it waits for a
+    core; 1 where that was not sampled.
+    """
+    from stepscope.analysis.device.occupancy import thread_shares
+
+    runs, delayed = thread_shares(run)
+    if not runs or delayed is None:
+        return 1.0
+    mean_ns = float(steps_after_warmup(run)["length_ns"].to_numpy().mean())
+    asleep = max(1 - runs - delayed, 0.0)
+    return 1 + max(step_ns - (runs + asleep) * mean_ns, 0.0) / (runs * mean_ns)
 
 
 def _near(run: Run) -> float | None:

@@ -28,6 +28,8 @@ _RESET = ("Optimizer.zero_grad", "aten::zero_", "aten::_foreach_zero_", "aten::f
 _FEWEST = 4
 _ELASTIC = 0.5  # standard deviation of how far a layer lengthens with the step, where 1 is as much as the step does
 _LEAST_SPREAD = 0.002  # of a layer's time from step to step, relative: a handful of steps may agree by chance
+_WAITED = 0.25  # so much longer than in its shortest step, relative: the layer waited for a core meanwhile
+_STRETCH_DOUBT = 0.025  # standard deviation of how much longer waits make a layer, relative
 _NORMAL = 1.96
 
 
@@ -73,6 +75,30 @@ class LayerTimes:
             variance = variance * (1 - variance / variance.sum())
         doubt: Floats = _NORMAL * np.sqrt(variance)
         return replace(self, ns=np.maximum(found[:, :-1], 1.0), doubt_ns=doubt)
+
+    def in_starved_step_of(self, step_ns: float, stretch: float) -> LayerTimes:
+        """Return the same for a step that waits for a core: each layer takes `stretch` times its CPU time.
+
+        In these few steps the waits fall on this layer or that one, on a short one hardly ever. So a layer counts with
+        its times without a wait, stretched; one that waited in most steps has none such, and what the step lacks or
+        has too much is laid on those.
+        """
+        lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
+        rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
+        values = np.maximum(np.column_stack([self.ns, rest]), 1.0)
+        smooth = values <= (1 + _WAITED) * values.min(axis=0)
+        count = smooth.sum(axis=0)
+        own = np.where(smooth, values, 0.0).sum(axis=0) / count
+        values = np.where(smooth, values, own)
+        found = own * stretch
+        variance = (_STRETCH_DOUBT * found) ** 2 + stretch**2 * values.var(axis=0) / count
+        variance = np.where(count > len(values) / 2, variance, variance + ((found - own) / 2) ** 2)
+        found += (step_ns - found.sum()) * variance / variance.sum()
+        found = np.maximum(found, own)
+        found *= step_ns / found.sum()
+        doubt: Floats = _NORMAL * np.sqrt(variance * (1 - variance / variance.sum()) + (_STRETCH_DOUBT * found) ** 2)
+        values *= found / own
+        return replace(self, ns=np.maximum(values[:, :-1], 1.0), doubt_ns=doubt)
 
     def for_steps(self, count: int) -> Floats:
         """Return times for so many profiled steps, (count, groups): each has the mean of its part of these steps.
