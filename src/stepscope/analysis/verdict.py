@@ -162,7 +162,7 @@ def verdict(run: Run) -> Verdict:
 
 
 def _proof(cause: Cause) -> str:
-    """The bound with its evidence and how sure it is."""
+    """Return the bound with its evidence and confidence."""
     evidence = "; ".join(entry.text for entry in cause.evidence)
     named = "" if cause.name in ("arithmetic", "memory traffic", "collectives", "clock") else f" ({cause.name})"
     return f"{TITLES[cause.bound]}{named}: {evidence} ({cause.confidence} confidence)."
@@ -173,7 +173,7 @@ def _cannot_tell(run: Run, found: Bottleneck) -> str:
 
 
 def _further(found: Bottleneck) -> list[str]:
-    """The causes beside the first."""
+    """Return a sentence on the causes beside the first."""
     rest = [f"{TITLES[cause.bound].lower()} ({cause.name}, {percent(cause.share, 0)})" for cause in found.causes[1:]]
     return [f"Beside that: {', '.join(rest[: _MOST_CAUSES - 1])}."] if rest else []
 
@@ -202,20 +202,20 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
 
 
 def _damaged(run: Run) -> Iterator[str]:
-    """Yield that something of the run was excluded, where it was: no number of the run has seen it."""
+    """Yield a caution where damaged files were excluded: no number of the run includes them."""
     if run.damaged:
         more = f" and {len(run.damaged) - 1} more" if len(run.damaged) > 1 else ""
         yield f"Damaged and excluded: {run.damaged[0]}{more}."
 
 
 def _simulated(run: Run) -> Iterator[str]:
-    """Yield what sensors that were simulated mean for the numbers: none of power or heat is of this machine."""
+    """Yield a caution for simulated sensors: power and heat are not of this machine."""
     if run.simulated is not None:
         yield f"{simulated_badge(run.simulated)}. Power, energy and heat are simulated; time and memory are not."
 
 
 def _profiling(run: Run) -> Iterator[str]:
-    """Yield what the verdict rests on, where that is little."""
+    """Yield cautions where few steps were profiled, or profiling slowed them down."""
     count = int(run.self_times["step"].n_unique())
     if count < FEW:
         yield f"From {plural(count, 'profiled step')} only."
@@ -225,7 +225,7 @@ def _profiling(run: Run) -> Iterator[str]:
 
 
 def _uneven(run: Run) -> Iterator[str]:
-    """Yield that the median step is not what the run is made of, where a few long steps take much of its time."""
+    """Yield a caution where a few long steps take much of the time, so that the median step stands for little."""
     rows = {row.metric: row.value for row in (*step_time(run), *throughput(run))}
     median, rate = rows.get("step_time"), rows.get("step_rate")
     if median and rate and median / 1e9 * rate < _EVEN:
@@ -234,7 +234,7 @@ def _uneven(run: Run) -> Iterator[str]:
 
 
 def _profiled_slowdown(run: Run) -> float | None:
-    """Return how much slower a profiled step is than others, where it is so much that it bends the picture."""
+    """Return how many times slower a profiled step is than others; None up to SLOWDOWN_LIMIT."""
     steps = steps_after_warmup(run)
     recorded, bare = (steps.filter(pl.col("recorded") == which)["length_ns"].median() for which in (True, False))
     if not isinstance(recorded, float) or not isinstance(bare, float) or recorded <= SLOWDOWN_LIMIT * bare:
@@ -262,7 +262,7 @@ def _without_ops(run: Run) -> str:
 
 
 def _dominant(run: Run) -> str:
-    """The longest phase, and the dearest type of module: on an accelerator, by its kernels' time."""
+    """Return the longest phase and the type of module with most time; on an accelerator, by kernel time."""
     phase = run.phases().filter(pl.col("phase") != FRAMEWORK_OVERHEAD).sort("share", descending=True).row(0, named=True)
     said = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
     named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())

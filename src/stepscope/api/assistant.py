@@ -185,7 +185,7 @@ _VERBS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"measure": _measured
 
 
 def main(orders: Mapping[str, Any]) -> None:
-    """Do one verb, with all that it prints on stderr, and print its text alone."""
+    """Run one verb, with its other output on stderr, and print its text."""
     out = os.dup(1)
     os.dup2(2, 1)
     said = answered(lambda: _VERBS[orders["verb"]](orders))

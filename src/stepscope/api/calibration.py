@@ -60,7 +60,7 @@ def calibrate(
 
 
 def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None]) -> Calibrated:
-    """Do what a request asks on this machine. Raises UsageError, OutputNotWritable."""
+    """Run the requested calibration on this machine. Raises UsageError, OutputNotWritable."""
     root = Path(os.environ.get("STEPSCOPE_ROOT") or "/")
     meters = parse_meters(
         [request.plug] if request.plug else [], [request.meter_command] if request.meter_command else []

@@ -136,7 +136,7 @@ def pack_run(path: Path) -> None:
 
 
 def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False) -> int:
-    """Do what follows a script, and return the exit code; of a script that a signal ended, this process ends so too."""
+    """Finish after a script and return its exit code; where a signal ended the script, end this process likewise."""
     from stepscope.record.ceilings import write_ceilings
     from stepscope.record.script import end_as
 
@@ -166,7 +166,7 @@ def refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:
 
 
 def report_run(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool) -> None:
-    """Do what follows a run: the logs of meters beside it, the report, the page; stdout of a script is left to it."""
+    """Finish after a run: add meter logs, print the report, write the page; stdout of a script is left to it."""
     if logs:
         from stepscope.cli.meter import read_logs
 

@@ -36,7 +36,7 @@ def _announcement(plan: ExportPlan) -> str:
 
 
 def _missing_parts(part: Excerpt) -> list[str]:
-    """Yield what a reader would otherwise look for in vain."""
+    """Return a line for each thing that the export lacks."""
     said = []
     if part.run.status == "running":
         said.append("the run has not ended: what is on disk now is exported")

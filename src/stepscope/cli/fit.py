@@ -254,7 +254,6 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
 def _allocator_trades(
     console: Console, words: list[str], arguments: list[str], found: FitResult, kept: DeviceCalibration
 ) -> list[AllocatorTrade]:
-
     sized = [*words, "--batch", str(found.batch)] if found.batch else words
     return measure_allocators(console, sized, arguments, found, kept)
 

@@ -1,10 +1,8 @@
-"""Logs of other tools, each read as it is written: meters, nvidia-smi, jetson-stats.
+"""Parsers of other tools' logs, each in its own format.
 
-Logs of meters as rails: MLPerf's `power_reading` lines, dumps of PowerSensor3, and any CSV of times and watts.
-
-The CSV log of `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1`: named columns with their units.
-
-The CSV that people write with jetson-stats: `jtop` rows of `jetson.stats`, one a line, named by its header.
+Meters as rails: MLPerf's `power_reading` lines, dumps of PowerSensor3, and any CSV of times and watts. nvidia-smi: the
+CSV of `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1`, named columns with their units. jetson-stats: the CSV
+that people write from `jtop` rows of `jetson.stats`, one a line, named by its header.
 """
 
 from __future__ import annotations

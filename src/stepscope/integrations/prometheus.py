@@ -111,7 +111,7 @@ class _Gauges:
         return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
     def close(self) -> None:
-        """Let go of the files of the run."""
+        """Close the files of the run."""
         self._follows.close()
 
 

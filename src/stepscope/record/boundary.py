@@ -1,9 +1,9 @@
 """The one door between the training's code and ours: what fails on our side stays there, and profiling ends.
 
-Whatever the training calls of us goes through a `Boundary`. Our own errors, of any type, are caught there, told once,
-and the door stays shut for the rest of the training. Exceptions of the training pass through untouched, also those
-that a signal handler or a timeout raises while our code happens to run.
-Its frames are also hidden from tracebacks, and from code that looks at its callers.
+Every call of the training into ours goes through a `Boundary`. Our own errors, of any type, are caught there and
+reported once, and the door stays shut for the rest of the training. Exceptions of the training pass through untouched,
+also those that a signal handler or a timeout raises while our code happens to run. Our frames are hidden from
+tracebacks of the training, and routed functions are shown as those they replace.
 """
 
 from __future__ import annotations

@@ -51,16 +51,16 @@ def measure_event_cost() -> EventCost:
         scope.__enter__()
         scope.__exit__(None, None, None)
 
-    bare_scope, bare_call, bare_inner, bare_op = (_per_call(f) for f in (enter_and_leave, call, nothing, transposed))
+    bare_scope, bare_call, bare_inner, bare_op = (per_call_ns(f) for f in (enter_and_leave, call, nothing, transposed))
     began_ns = monotonic_ns()
     window = torch_private.start_window(shapes=False, cuda=False)
     started_ns = monotonic_ns()
     try:
-        _per_call(enter_and_leave)
+        per_call_ns(enter_and_leave)
         profile_calls(True)
-        profiled_call = _per_call(call)
+        profiled_call = per_call_ns(call)
         profile_calls(False)
-        profiled_op = _per_call(transposed)
+        profiled_op = per_call_ns(transposed)
     finally:
         stopped_ns = monotonic_ns()
         raw = window.stop(lambda: None)
@@ -87,14 +87,14 @@ def measure_event_cost() -> EventCost:
     )
 
 
-def _per_call(function: Callable[[], object]) -> float:
-    """Wall time of a call, ns."""
+def per_call_ns(function: Callable[[], object], calls: int = _CALLS, chunks: int = _CHUNKS) -> float:
+    """Return the wall time of a call, ns: the median over chunks of calls."""
     times = []
-    for _ in range(_CHUNKS):
+    for _ in range(chunks):
         began_ns = monotonic_ns()
-        for _ in range(_CALLS):
+        for _ in range(calls):
             function()
-        times.append((monotonic_ns() - began_ns) / _CALLS)
+        times.append((monotonic_ns() - began_ns) / calls)
     return float(median(times))
 
 

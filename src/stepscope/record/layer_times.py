@@ -19,7 +19,7 @@ import torch
 from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.event_cost import trial_call
+from stepscope.record.event_cost import per_call_ns, trial_call
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
@@ -28,7 +28,6 @@ from stepscope.record.windows import MOST_EVENTS
 from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, PHASES, Part
 
 _NODES, _PASSES = 24, 5  # of a trial
-_CALLS = 12
 _NONE = -1
 
 
@@ -188,14 +187,14 @@ class LayerTrial:
     def __init__(self) -> None:
         self._pass = torch_private.chain_of_nodes(_NODES)
         self._call, nothing, _, self._time = trial_call(lambda: torch_private.make_call_scope(""))
-        self._bare_call, self._bare_inner = _per_call(self._call), _per_call(nothing)
+        self._bare_call, self._bare_inner = per_call_ns(self._call), per_call_ns(nothing)
         self._bare_pass = self._pass_ns()
 
     def within(self) -> LayerCost:
         """Return the cost, from what the same takes now that a window is open."""
         times = LayerTimes(lambda _: 0)
         self._time(times)
-        timed_call = _per_call(self._call)
+        timed_call = per_call_ns(self._call)
         self._time(None)
         lasted = [end - begin for begin, end in zip(times.noted[1::6], times.noted[4::6], strict=True)]
         of_call = max(timed_call - self._bare_call, 0.0)
@@ -208,17 +207,7 @@ class LayerTrial:
         if self._pass is None:
             return None
         try:
-            return _per_call(self._pass, calls=1, chunks=_PASSES)
+            return per_call_ns(self._pass, calls=1, chunks=_PASSES)
         except (RuntimeError, TypeError):  # another torch
             self._pass = None
             return None
-
-
-def _per_call(function: Callable[[], object], calls: int = _CALLS, chunks: int = 6) -> float:
-    times = []
-    for _ in range(chunks):
-        began_ns = monotonic_ns()
-        for _ in range(calls):
-            function()
-        times.append((monotonic_ns() - began_ns) / calls)
-    return float(median(times))

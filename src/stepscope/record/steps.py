@@ -412,7 +412,7 @@ class Identities:
         self._next = itertools.count()
 
     def number(self, thing: Any) -> int:
-        """The number of an object; it is not kept alive by having one."""
+        """Return the number of an object, without holding a reference to it."""
         key = id(thing)
         known = self._numbers.get(key)
         if known is not None and (known[0] is None or known[0]() is thing):

@@ -420,7 +420,7 @@ def _nothing(*_: Any) -> None:
 
 
 class _ModuleRoute:
-    """Calls of modules: the outermost ones are told, and each gets a scope while a window records.
+    """Module calls: the outermost ones are reported, and each gets a scope while a window records.
 
     It runs for every module of every step, so that a frame less is a percent of a overhead bound one.
     """
@@ -485,7 +485,7 @@ class _ModuleRoute:
                 continue
 
     def note(self, noted: CallListener | None) -> None:
-        """Calls that are under way are not told: those who hear of a call hear of its end."""
+        """Ignore calls under way: a listener that was told of a call is told of its end."""
         self._noted_by = noted
         self._follow()
 

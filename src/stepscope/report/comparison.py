@@ -301,7 +301,7 @@ LAYER_NOTE = "▲ more, ▼ less than A: more than chance explains in a table of
 def _explained(
     comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str] | None, verbose: bool
 ) -> Iterator[RenderableType]:
-    """Yield the parts of differences: of all that were asked for, or of those that chance cannot explain."""
+    """Yield the parts of differences: the requested ones, or those that chance cannot explain."""
     for other in range(1, len(comparison.run_groups)):
         for what in whats or tuple(TITLES):
             parts = [comparison.explain(what, way, other) for way in by if way in WHAT[what]]

@@ -302,7 +302,7 @@ class _Names:
 
 
 def _footer(run: Run) -> list[RenderableType]:
-    """Return where the rest is."""
+    """Return the line that says where the other tables are."""
     page, name = run.path / "report.html", _typed(run.path)
     there = f"page: {_inside(page)}" if page.exists() else "or --html for the page"
     phrases = (f"stepscope report {name}-v", there)

@@ -137,7 +137,7 @@ def _sensor_log(run: Run) -> list[RenderableType]:
 
 
 def _change(run: Run) -> list[RenderableType]:
-    """Return what `stepscope tune` found of this training; nothing where it was not asked."""
+    """Return what `stepscope tune` found of this training; nothing where it was not run."""
     found = what_to_change(run)
     said = [found.sentence] if found.tables else []
     said += [found.gain] if found.gain else []

@@ -113,7 +113,7 @@ def _chosen(sizes: dict[PartName, int], room: int, ladder: Ladder, refused: set[
 
 
 def _thin_file(run: Path, part: PartName, files: Sequence[PartName], grain: int, make: Thin) -> PartName | None:
-    """Thin a file, and join it to the one before it that is as coarse; None where it cannot be read."""
+    """Thin a file and join it to the previous one of the same grain; None where it cannot be read."""
     frame = _read(run, part)
     if frame is None:
         return None

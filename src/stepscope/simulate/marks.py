@@ -145,5 +145,5 @@ class StateReader:
         return [State(*json.loads(line)) for line in whole.splitlines()]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)

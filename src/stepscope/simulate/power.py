@@ -106,7 +106,7 @@ class Plant:
         self._slow_due_ns = t0_ns
 
     def advance(self, until_ns: int, t_ns: Ints, states: Ints) -> Stretch:
-        """Go on to `until_ns`; marks (time, state) from later than that wait for the next call."""
+        """Advance to `until_ns`; later marks (time, state) wait for the next call."""
         if len(self._waiting_t):
             t_ns, states = np.append(self._waiting_t, t_ns), np.append(self._waiting_state, states)
         # A writer that lost the core between taking the time and writing comes late: its state begins now.

@@ -102,7 +102,7 @@ class BoardRun:
         )
 
     def close(self) -> None:
-        """Let go of every file; what they say last stays."""
+        """Close every file; its last content stays."""
         self._tree.close()
         self._states.close()
 

@@ -1,6 +1,6 @@
-"""In the training process's process: marks what runs at this moment, through hooks that cost a few microseconds each.
+"""Hooks in the training process that mark what runs at this moment, at a few microseconds each.
 
-Hooks are torch's global ones, so nothing is left in the user's modules: a model that is copied or saved meanwhile
+They are torch's global hooks, so nothing is left in the user's modules: a model that is copied or saved meanwhile
 carries no trace, and the recorder's own scopes stay as they are.
 """
 

@@ -51,7 +51,7 @@ class LiveFile:
             os.pwrite(self._file, content, 0)
 
     def remove(self) -> None:
-        """Take the file away; who still has it open reads nothing."""
+        """Remove the file; a reader that still has it open reads nothing."""
         self.hold(b"")
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
@@ -66,7 +66,7 @@ class LiveFile:
         self._put(self._content)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         os.close(self._file)
 
     def _open(self) -> int:
@@ -145,7 +145,7 @@ class Tree:
                 self.link(f"sys/{kind}/{new.name}", str(new.relative_to(self.root)))
 
     def close(self) -> None:
-        """Let go of every descriptor."""
+        """Close every descriptor."""
         for file in self.live:
             file.close()
 

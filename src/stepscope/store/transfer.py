@@ -290,7 +290,7 @@ def tag(
 
 
 def remove(place: Place, run_ids: Iterable[str]) -> list[str]:
-    """Take runs out of a store: the manifest first, so that no run is listed whose files are going."""
+    """Remove runs from a store, manifest first, so that no run is listed whose files are being removed."""
     removed = []
     try:
         for run_id in run_ids:
@@ -445,7 +445,7 @@ def _clear_copies(folder: Path) -> None:
 
 
 def _redact(run: RunReader) -> None:
-    """Take the secrets out of a command line that an earlier version wrote as it was typed."""
+    """Redact the secrets of a command line that an earlier version wrote as typed."""
     known = run.meta.get("argv")
     stated = json.loads((run.path / "run.json").read_bytes().decode("utf-8", errors="replace")).get("argv")
     if known and isinstance(stated, list) and len(stated) == len(known) and redacted(map(str, stated)) != stated:

@@ -209,7 +209,7 @@ _ROUGH = 0.5  # of what a reading sees: where pieces lie by so much elsewhere, i
 
 
 def _alike(problem: _Problem, descent: _Descent, other: _Descent) -> bool:
-    """Do two models give the kinds nearly the same energies, so that it does not matter which is right?"""
+    """Return whether two models give nearly the same energies, so that the choice does not matter."""
     seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
     first, second = (
         np.bincount(kind, seconds * problem.holding(way.hold).prepared(way.x).solved(way.x)[0])

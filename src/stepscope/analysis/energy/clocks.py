@@ -386,7 +386,7 @@ def number_readings(stamp: Floats) -> Floats:
 
 
 def is_periodic(stamp: Floats) -> bool:
-    """Do the stamps keep to a clock: is their lateness against it bounded rather than a walk (a dithered sampler)?
+    """Return whether the stamps follow a clock: their lateness is bounded, not a random walk (a dithered sampler).
 
     Distances of a clock that is read late alternate (late, then early): their neighbours correlate at -0.5.
     A sampler that draws each distance anew has none; one that aims at a grid is a clock too. Distances of the golden

@@ -34,7 +34,7 @@ class FilterShape:
 
     @property
     def contradicted(self) -> bool:
-        """Do the readings contradict an exponential filter?"""
+        """Return whether the readings contradict an exponential filter."""
         return self.sigmas > _SIGMAS
 
 

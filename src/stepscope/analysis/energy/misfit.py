@@ -1,4 +1,4 @@
-"""Do the readings bear a fit out? Tests of what it leaves of them.
+"""Tests whether the readings support a fit, by what it leaves of them.
 
 A failing test widens every interval by what it shows, or takes all claims back.
 """

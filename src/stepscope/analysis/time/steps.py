@@ -148,7 +148,7 @@ class StepStats:
 
 
 def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
-    """A glance at each of these run folders that has steps; warmups: how many steps of each do not count."""
+    """Return quick statistics of each run folder that has steps; warmups: how many steps of each do not count."""
     newest = {folder: _newest_part(folder) for folder in warmups}
     closed = [folder for folder, part in newest.items() if part == "steps.parquet" and _can_be_read(folder / part)]
     frames = [

@@ -1,4 +1,7 @@
-"""The memory that a child process may take, and its end with its parent. Nothing heavy is imported here."""
+"""The child process of a point: it runs one task and writes the outcome; its memory limit, and its end with its parent.
+
+Nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 

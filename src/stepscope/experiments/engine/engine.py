@@ -1,4 +1,7 @@
-"""Facts that studies state: the device, the versions, and means over seeds with Student's intervals."""
+"""The engine of studies: a `Plan` of points, each measured once, stored and judged with the others.
+
+Also what the findings of several studies share: device, versions, and means over seeds with Student's intervals.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ Result = dict[str, Any]  # status, reason, wall_s, run (its folder, relative to 
 
 
 class PointRefused(UsageError):
-    """The device cannot be brought into the state that a point needs; this is not kept, and tried again."""
+    """Error: the device cannot be brought into the state that a point needs; not stored, and tried again."""
 
 
 class PointLike(Protocol):
@@ -292,7 +295,7 @@ def measure_points(
     watch: Watch,
     again: Callable[[Result], bool] | None = None,
 ) -> dict[str, Result]:
-    """Return the result of every point by its id: as it was kept, or measured now; `measure` is given those so far.
+    """Return the result of each point by its id, stored or measured now; `measure` is given those so far.
 
     again: whether a kept result is measured again. By default what failed is (memory, time, a crash), and what ended
     well or was refused is not; what refuses a point refuses all of its setting.

@@ -35,7 +35,7 @@ class Place:
     simulated: str | None = None
 
     def settings(self, training: Training) -> Settings:
-        """A session that times steps and reads sensors, and records no ops: they are not asked about."""
+        """Settings of a session that times steps and reads sensors, and records no ops."""
         facts = {
             "workload": {"batch_size": training.batch_size, "data": asdict(training.data)},
             "seed": training.seed,

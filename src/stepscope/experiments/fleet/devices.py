@@ -159,7 +159,7 @@ _ANSWER = {
 
 
 class HostFailed(FleetError):
-    """A host cannot be reached, or does not do what it is told."""
+    """Error: a host cannot be reached, or an order failed on it."""
 
 
 async def send_orders(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:

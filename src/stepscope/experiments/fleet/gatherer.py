@@ -48,7 +48,7 @@ class DeviceLost(Exception):
 
 
 class DeviceUnfit(Exception):
-    """A device cannot do what it was asked: a full disk, a broken installation, no answer, one that cannot be true."""
+    """Error: a device failed an order: full disk, broken installation, no answer, or an impossible one."""
 
 
 class SchedulerLost(Exception):
@@ -234,5 +234,5 @@ def _truthful(device: Device) -> Iterator[None]:
 
 
 def clock_offset(here_ns: int, there_ns: int, took_ns: int) -> tuple[float, float]:
-    """(offset, half-width) in s from our clock when we asked, theirs when they answered, and the time in between."""
+    """Return the clock offset and its half-width, s, from our times of request and answer, and theirs in between."""
     return (there_ns - here_ns - took_ns / 2) / 1e9, took_ns / 2e9

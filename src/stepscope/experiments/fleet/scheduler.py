@@ -137,7 +137,7 @@ class Scheduler:
         await serve(link, holder)
 
     async def _serve_device(self, link: Link, holder: Identity) -> None:
-        """Until it is gone, silent, no longer admitted, or says what it was not asked."""
+        """Serve a device until it is gone, silent, no longer admitted, or sends something unrequested."""
         if any(device.holder.name == holder.name for device in self._devices.values()):
             raise NotAdmitted(f"{holder.name} is connected already")
         device = _Device(link, holder, f"{holder.name}#{next(self._numbers)}")

@@ -1,9 +1,7 @@
-"""The sweeps of a fleet: each free device makes the next run of its board, which is gathered into one folder.
+"""The sweeps of a fleet, one a board: each free device makes the next run of its board; one folder gathers them all.
 
 A run which was made is not made again, nothing else goes on beside a run, and a device that goes away, does not answer,
-or answers what cannot be true costs no run of another board.
-
-The sweeps of all boards of a fleet from one request: begun, or gone on with.
+or answers what cannot be true costs no run of another board. A sweep is begun or resumed for all boards at once.
 """
 
 from __future__ import annotations
@@ -344,7 +342,7 @@ class FleetFolder:
     def create(
         cls, path: Path, boards: Sequence[str], plan: Mapping[str, Any], entries: Sequence[Entry]
     ) -> FleetFolder:
-        """Begin; refused where there is a sweep already. Device and versions are told when a board is first met."""
+        """Begin a sweep; refused where there is one. Device and versions are noted when a board is first met."""
         if is_fleet(path) or (path / "sweep.json").exists():
             go_on = f"go on with it: stepscope suite run --fleet ... --resume --out {path}"
             raise UsageError(f"'{path}' holds a sweep already", go_on)
@@ -397,7 +395,7 @@ def fleet_results(folder: FleetFolder) -> pl.DataFrame:
 
 
 def new_fleet(request: SuiteRun, out: Path, where: SchedulerAddress, says: Callable[[str], None]) -> FleetFolder:
-    """Begin a sweep on each board; what is asked for twice is said."""
+    """Begin a sweep on each board; duplicate requests are reported."""
     axes, entries = sweep_grid(request, here=False), chosen_entries(request)
     twice = axes.duplicates(entries)
     if twice:

@@ -379,7 +379,7 @@ def _frames(rows: Sequence[Row], roofs: Mapping[str, Any]) -> dict[str, pl.DataF
 
 
 def _agreement(of: Mapping[str, Any]) -> str:
-    """Return whether timer and bare loop agree within _WITHIN: not told where only the interval reaches there."""
+    """Return whether timer and bare loop agree within _WITHIN; undecided where only the CI does."""
     if abs(of["ratio"] - 1) <= _WITHIN:
         return "yes"
     if of["low"] is None or (of["low"] <= 1 + _WITHIN and of["high"] >= 1 - _WITHIN):

@@ -1,7 +1,4 @@
-"""The measurements of the study: which are made, how each is made, and runs that were made elsewhere.
-
-The tasks of the study of the observations: a run, and memory on a dry run.
-"""
+"""The measurements of `study observations`: which are made, the tasks that make them, and runs from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and rankings that the 2019 paper prints in its text, to stand beside own ones in its figures."""
+"""`stepscope study observations`: its plan, findings and frames, with the values and rankings that the paper prints."""
 
 from __future__ import annotations
 

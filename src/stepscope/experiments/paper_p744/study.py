@@ -40,7 +40,6 @@ def count_heap(orders: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heap_of(events: pl.DataFrame) -> dict[str, Any]:
-
     rows = on_one_device(events)
     made = rows.filter(pl.col("bytes") > 0).unique("tensor", keep="first")
     sites = {op: family(op) for op in made["op"].unique() if op is not None}
@@ -67,14 +66,12 @@ _AT_PEAK, _ALLOCATED = "MB at the peak", "MB allocated a step"
 
 
 def _sums(rows: pl.DataFrame) -> list[list[Any]]:
-
     sums = rows.group_by("site", "category").agg(pl.col("bytes").sum()).sort("bytes", "site", descending=[True, False])
     return [list(row) for row in sums.iter_rows()]
 
 
 def _over_step(rows: pl.DataFrame, own: pl.Expr) -> list[list[Any]]:
     """Live bytes by call site in one step; of each stretch of it the instant with the most, so that no peak is lost."""
-
     sites = rows["site"].unique(maintain_order=True).to_list()
     by_site = [pl.when(pl.col("site") == name).then("bytes").otherwise(0).cum_sum().alias(name) for name in sites]
     series = rows.select("step", pl.col("bytes").cum_sum().alias("live"), *by_site).filter(own).with_row_index("at")
@@ -87,7 +84,6 @@ def _over_step(rows: pl.DataFrame, own: pl.Expr) -> list[list[Any]]:
 
 def heap_findings(request: PaperP744, results: Mapping[str, Result]) -> Findings:
     """The findings of the heap from the dry runs of each network."""
-
     counted = {name: result for name, result in results.items() if result["status"] == "ok"}
     notes = [f"{name}: {of['status']}: {of['reason']}" for name, of in results.items() if of["status"] != "ok"]
     heaps = [(network, kind, counted[network][kind]) for network in counted for kind in (TRAINING, INFERENCE)]
@@ -103,7 +99,6 @@ def heap_findings(request: PaperP744, results: Mapping[str, Result]) -> Findings
 
 
 def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTable:
-
     rows: list[tuple[Value, ...]] = []
     for network, kind, heap in heaps:
         live, allocated = by_site(heap["live"]), by_site(heap["allocated"])
@@ -122,7 +117,6 @@ def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTa
 
 
 def _holder_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTable:
-
     rows: list[tuple[Value, ...]] = []
     for network, kind, heap in heaps:
         held: dict[str, int] = {}
@@ -168,7 +162,6 @@ _TITLE = "The 2020 project P744 on this device"
 
 def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findings:
     """Join the findings of all parts, and judge the project's statements by their tables."""
-
     said = [*_of_heap(found["heap"]), *_of_operators(found), *_of_convolutions(found), *_of_parts(request, found)]
     rows = tuple((made.where, made.says, made.printed, made.verdict, made.because) for made in said)
     columns = ("of it", "the project says", "it printed", "here", "because")
@@ -317,7 +310,6 @@ _BATCH = "a larger batch takes at least 5 % less time an image"
 
 def _line(axes: pl.DataFrame, axis: str, part: str, beside: str) -> dict[int, tuple[float, float | None, float | None]]:
     """ps for a useful FLOP, low and high along an axis of this device's convolutions, by the place on it."""
-
     rows = axes.filter(
         (pl.col("source") == HERE) & (pl.col("axis") == axis) & (pl.col("part") == part) & (pl.col("beside") == beside)
     )

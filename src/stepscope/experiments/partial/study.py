@@ -1,7 +1,4 @@
-"""The trainings of the study of partial training, and the published points to compare with.
-
-`stepscope study partial`: train every way with every seed, and report accuracy against cost.
-"""
+"""`stepscope study partial`: train every way with every seed; accuracy against cost, beside published points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rules of a run: when it is warm, when it has steps enough, when the device is cool, and what spoils a result.
+"""The plan of a sweep of the suite: its grid, its rules, and the task that makes one run by them.
 
-One run of a sweep, as a task of the engine: a workload trained by the rules of the sweep.
+Rules: when a run is warm, when it has enough steps, when the device is cool enough, and what spoils a result.
 """
 
 from __future__ import annotations

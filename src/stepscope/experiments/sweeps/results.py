@@ -1,6 +1,6 @@
-"""The cost of each setting over its repeats, the best setting for each quantity, and the findings.
+"""The findings of a sweep (`stepscope study batch`, `threads`, `precision`): the cost of each setting over its repeats.
 
-`stepscope study batch`, `threads` and `precision`: the best value of one axis for speed, energy or a target loss.
+For each quantity (speed, energy, cost to a target loss) they name the best setting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The trainings of a sweep: the points of its settings, and each training as it ended.
-
-One training in one setting, as a task of the engine: it leaves a run folder, and returns the optimizer's state.
-"""
+"""The trainings of a sweep: a point for each setting and repeat, the task that trains one, and the result of each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A process that is there for tuning: a workload, or a script of the user's, that makes steps when it is told to.
+"""The tuning process seen from outside: it trains a workload or the user's script, and makes steps on command.
 
-Commands and answers are lines of JSON through two pipes. `Place` is the side that tells; the process runs
+Commands and answers are lines of JSON through two pipes. `Place` sends the commands; the process itself runs
 `stepscope.experiments.tune.child`.
 """
 

@@ -288,7 +288,7 @@ def _guarded(action: Any, *arguments: Any) -> None:
 
 
 def _simulated(board: str, orders: Orders) -> str:
-    """Start a board beside this process; its truth is kept with the run when the interpreter ends."""
+    """Start a simulated board beside this process; its truth is stored with the run at the end of the interpreter."""
     from stepscope.simulate import start
 
     simulation = start(board)

@@ -327,7 +327,7 @@ def take(block: Block, line: str) -> None:
 
 
 def _take_residency(block: Block, share: re.Match[str]) -> None:
-    """Share of time in a state, and at each frequency; what the table holds beside those is kept as unknown."""
+    """Return the share of time in a state and at each frequency; other entries of the table are kept as unknown."""
     name, table = share["of"].removesuffix(" HW"), share["table"]
     block.residency.setdefault(name, {})[share["state"]] = float(share[3]) / 100
     if table is None:

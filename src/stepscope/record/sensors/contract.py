@@ -210,7 +210,7 @@ def content(path: Path) -> bytes:
 
 
 def attribute(path: Path) -> str:
-    """The line, bytes that are no text shown as such; empty where the file is not there or does not answer."""
+    """Return the line, escaping bytes that are no text; empty where the file is missing or does not answer."""
     try:
         return content(path).decode(errors="backslashreplace").strip()
     except OSError:

@@ -91,7 +91,7 @@ def zones(folder: Path) -> list[Zone]:
 
 
 def once_each(known: Sequence[Zone]) -> list[Zone]:
-    """The first zone of each domain; two of one interface that bear one name (psys of two sockets) are both kept."""
+    """Return the first zone of each domain; two of one interface with one name (psys of two sockets) both stay."""
     chosen: list[Zone] = []
     seen: dict[str, bool] = {}
     for zone in known:
@@ -162,7 +162,7 @@ def _channel(zone: Zone, chosen: Sequence[Zone]) -> Channel:
 
 
 def _with_twins(channels: Sequence[Channel], energies_j: Sequence[float]) -> list[Channel]:
-    """Dies of one package that show one value (two-die Threadrippers): the second is kept, inside the first."""
+    """Place the second of two dies that show one value (two-die Threadrippers) inside the first."""
     noted = list(channels)
     for here, channel in enumerate(channels):
         for before in range(here):

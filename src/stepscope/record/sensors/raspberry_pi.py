@@ -1,13 +1,8 @@
-"""Ask the Raspberry Pi firmware through /dev/vcio or vcgencmd, and read what it answers.
+"""Rails of a Raspberry Pi 5, W, and throttling of any Raspberry Pi, as its firmware states them.
 
-The property mailbox of /dev/vcio goes before the vcgencmd program. Answers: `pmic_read_adc` (Pi 5) and
-`get_throttled`.
-
-Rails of a Raspberry Pi 5, W: current times voltage of its power management chip (`vcgencmd pmic_read_adc`).
-
-USB, HATs and NVMe hang on the 5 V input, whose current nothing measures. A read takes 22.6 ms.
-
-Throttling of a Raspberry Pi: bits of get_throttled, now and since it was started, 0 or 1.
+The property mailbox of /dev/vcio is tried before the vcgencmd program. Power is current times voltage of the power
+management chip (`pmic_read_adc`); a read takes 22.6 ms. USB, HATs and NVMe are fed from the 5 V input, whose current
+nothing measures. Throttling is the bits of `get_throttled`, now and since start, 0 or 1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Smart plugs as a sensor: one exchange of HTTP with a hard deadline, and the channels of the named plugs.
+"""Smart plugs that the user names, Shelly or Tasmota: power, energy, voltage and current at the wall, once a second.
 
-Shelly smart plugs that the user names, at the wall: power, energy, voltage, current; polled once a second.
-
-Their push interface is slower (every 30 s or on a change of 10 %); low loads may read 0.
-
-Smart plugs under Tasmota that the user names, at the wall: power, energy, voltage, current; polled once a second.
-
-What speaks HTTP is imported where a plug was named: it is a fifth of what starting the sampling process takes.
+A read is one HTTP exchange with a hard deadline. Shelly's push interface is slower (every 30 s or on a change of 10 %);
+low loads may read 0. HTTP is imported only where a plug is named: it is a fifth of the sampling process's start-up.
 """
 
 from __future__ import annotations
@@ -194,7 +189,7 @@ def _first(maker: Maker, meter: Meter) -> _Plug:
 
 
 def _read(maker: Maker, plug: _Plug) -> PlugReading | str:
-    """A reading, or why there is none; a plug that has never answered is asked for each of its pages again."""
+    """Return a reading, or why there is none; for a plug that has never answered, each page is tried again."""
     if plug.failure is not None:
         plug = _first(maker, plug.meter)
         return plug.first if plug.failure is None else plug.failure.detail

@@ -208,7 +208,7 @@ class TegrastatsLine:
 
 
 def parse(line: str) -> TegrastatsLine:
-    """The content of one line; words that are not understood are kept and nothing is raised."""
+    """Return the content of a line; unknown words are kept, and nothing is raised."""
     words = line.split()
     stamp = _stamp(words)
     parts = _Parts(words)

@@ -1,9 +1,8 @@
-"""Charts of memory: over a step that was run or planned, at the peak by module, and over the run.
+"""Charts of memory: over a step that was run or planned, at the peak by module, over the run, and those of `fit`.
 
 One step is the first figure of many of its kind in the paper on training for edge devices (2020, figures 2 to 6, there
 from massif): training against inference, and models against each other, are the same drawing with several panels.
-
-Charts of `stepscope fit`: what fits, memory against batch size, and what each allocator costs.
+`stepscope fit` draws what fits, memory against batch size, and what each allocator costs.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ def _box(row: dict[str, Any], box: Box, *, largest: bool) -> dict[str, Any]:
 
 
 def _label(name: str, across: float) -> str:
-    """As much of the end of a module's name as a rectangle has room for: its last parts tell most."""
+    """Return the end of a module's name that fits into a rectangle; its last parts tell most."""
     room = int((across - 8) / _LETTER)
     parts = name.split(".")
     for first in range(len(parts)):

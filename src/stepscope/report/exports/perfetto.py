@@ -1,10 +1,9 @@
-"""Protocol Buffers as they lie on disk: single messages, and many alike at once from columns.
+"""Perfetto: protobuf track events, for ui.perfetto.dev and its trace processor.
 
-The wire format has few rules: a field is a tag (number * 8 + kind) and a value; kind 0 is a varint (7 bits a byte, the
-lowest first), 1 is 8 bytes little endian, 2 a length with that many bytes. A generated library makes an object a
-message: too slow for millions, which here are sized first and then written column by column.
-
-Perfetto: protobuf track events, for ui.perfetto.dev and its trace processor.
+Messages are encoded here, single ones and many alike at once from columns. The wire format has few rules: a field is a
+tag (number * 8 + kind) and a value; kind 0 is a varint (7 bits a byte, the lowest first), 1 is 8 bytes little endian,
+2 a length with that many bytes. A generated library makes an object a message: too slow for millions, which here are
+sized first and then written column by column.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class RowTail:
         return self._row.unpack(data) if len(data) == self._row.size else None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -233,7 +233,7 @@ class Steps:
         return _pace(list(self._recent), self._began_ns)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._tail.close()
 
 
@@ -337,6 +337,6 @@ class Readings:
         return channel.value(self._newest_ns)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for tail, _ in self._tails.values():
             tail.close()

@@ -87,7 +87,7 @@ class Watch:
         return self._now(status, self._steps.look())
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._steps.close()
         self._readings.close()
 

@@ -35,7 +35,7 @@ class Answering(Protocol):
         """Return the answer to GET target."""
 
     def close(self) -> None:
-        """Let go of its files."""
+        """Close its files."""
 
 
 class BoundedServer(ThreadingHTTPServer):

@@ -69,7 +69,7 @@ class Site:
         self._kept, self._watches = PageCache(), Watches()
 
     def close(self) -> None:
-        """Let go of the files of running runs."""
+        """Close the files of running runs."""
         self._watches.close()
 
     def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
@@ -320,7 +320,7 @@ class Watches:
         return {"status": now.status, "ended": now.ended, "rows": _fact_rows(now), "warnings": list(now.warnings)}
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         with self._lock:
             for watch in self._of.values():
                 watch.close()
