@@ -29,7 +29,7 @@ def steps(rng: np.random.Generator, count: int, slice_ms: float, wait_ms: float)
     return found * MS
 
 
-@pytest.mark.parametrize(("slice_ms", "wait_ms"), [(3, 3), (3, 15), (10, 10), (10, 30)])
+@pytest.mark.parametrize(("slice_ms", "wait_ms"), [(3, 0.5), (10, 2), (3, 3), (3, 15), (10, 10), (10, 30)])
 @pytest.mark.parametrize("looked_at", [4, 10])
 def test_a_layer_waits_as_its_cpu_time_says_and_not_as_these_few_steps_did(
     looked_at: int, slice_ms: float, wait_ms: float

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _CELL = ("phase", "module", "name", "device")
 _EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
 _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %); all, where no cost is known
-_STARVED = 1.25  # times its CPU time: from here on, waits for a core are not the odd interruption of a step
+_STARVED = 1.05  # times its CPU time: from here on, waits for a core are more than the odd interruption of a step
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
 _LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
 _NORMAL = 1.96
