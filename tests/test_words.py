@@ -90,9 +90,6 @@ ALLOWED = (
         "an id of rows of data; units.row_label shows it",
     ),
     Allowed(
-        r"units\.py|analysis/compare/sides\.py", r"^\(timed less recorded steps\)$", "an id of rows of data, as above"
-    ),
-    Allowed(
         r"docs/guide-trainers\.md|src/stepscope/integrations/",
         r"the trainer|trainer",
         "Trainer classes of other libraries",

@@ -107,7 +107,6 @@ ROW_LABELS = {  # names of rows in tables of data, as a reader sees them
     "(between operations)": "(framework overhead)",
     "(residual)": "(unattributed)",
     "(not attributed)": "(unattributed)",
-    "(timed less recorded steps)": "(unprofiled less profiled steps)",
     "#stepscope.data": "(loading, outside operators)",
 }
 

@@ -263,6 +263,19 @@ def test_what_the_machine_did_explains_the_difference_of_two_like_runs_and_no_la
     assert compare([first, other]).surroundings()[0].share > 0.5
 
 
+def test_a_longer_wait_for_a_core_amid_the_same_load_is_load(tmp_path: Path) -> None:
+    first = _run(tmp_path / "a", Machine(0.7, 0.3, pressure={"cpu:some": 1.0}, own_cores=0.7, busy=_BUSY))
+    slow = Machine(0.35, 0.65, pressure={"cpu:some": 1.0}, own_cores=0.35, busy=_BUSY)
+    other = _run(tmp_path / "b", slow, ops=_twice(STEP), residual_us=2000)
+    comparison = compare([first, other])
+    assert [part.name for part in comparison.surroundings()] == ["load"]
+    assert comparison.by_the_machine()
+    alone = [replace(machine, busy=(0.0, 0.0)) for machine in (Machine(0.7, 0.3, own_cores=0.7), slow)]
+    paths = [_run(tmp_path / f"alone{index}", machine, ops=ops)
+             for index, (machine, ops) in enumerate(zip(alone, (STEP, _twice(STEP)), strict=True))]  # fmt: skip
+    assert compare(paths).surroundings() == (), "threads of its own kept it waiting"
+
+
 def test_a_slower_layer_on_a_machine_as_quiet_is_named_as_before(tmp_path: Path) -> None:
     first = _run(tmp_path / "a", Machine())
     other = _run(tmp_path / "b", Machine(), ops=(*STEP[:-2], *_twice(STEP[-2:-1]), STEP[-1]))

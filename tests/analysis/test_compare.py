@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.attribution.powered_run import powered_run
+from tests.analysis.test_layer_times import run_in_part, run_with
+from tests.conftest import CommandLine
 from tests.fabricate import STEP, Op, fabricate_run
 from tests.report.test_memory_report import events
+from typer.testing import CliRunner
 
 import stepscope
 from stepscope.analysis.compare import WHAT, compare
-from stepscope.analysis.compare.sides import TIMED, _estimate
+from stepscope.analysis.compare.explanation import RESIDUAL
+from stepscope.analysis.compare.sides import _estimate
 from stepscope.analysis.estimate import Estimate, over_repeats, overall
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.cli._application import build_app
 from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
 from stepscope.runfolder import RunWriter, part_of
 
@@ -78,8 +84,8 @@ def test_parts_and_residual_add_up_to_the_difference(by: str, tmp_path: Path) ->
     why = compare([first, other]).explain("time", by)
     assert why.difference == pytest.approx(why.parts["difference"].sum())
     assert why.parts["share"].sum() == pytest.approx(1)
-    assert why.parts["name"][-2:].to_list() == [FRAMEWORK_OVERHEAD, TIMED]
-    assert why.parts["difference"][-2] == pytest.approx(2e6, rel=0.2)
+    assert why.parts["name"][-1] == FRAMEWORK_OVERHEAD
+    assert why.parts["difference"][-1] == pytest.approx(2e6, rel=0.2)
     assert why.low is not None
     assert why.high is not None
     assert why.difference is not None
@@ -110,7 +116,7 @@ def test_too_few_recorded_steps_give_parts_without_an_interval(tmp_path: Path) -
     assert compare(few).explain().low is None
 
 
-def test_the_parts_add_up_to_the_difference_stated_where_recorded_steps_say_another(tmp_path: Path) -> None:
+def test_the_parts_are_of_a_step_without_the_profiler_where_profiled_steps_take_longer(tmp_path: Path) -> None:
     first = fabricate_run(tmp_path / "a", steps=60, recorded=lambda step: step % 2 == 0)
     other = fabricate_run(tmp_path / "b", steps=60, recorded=lambda step: step % 2 == 0, ops=SLOW, overhead=0.5)
     comparison = compare([first, other])
@@ -118,10 +124,82 @@ def test_the_parts_add_up_to_the_difference_stated_where_recorded_steps_say_anot
     why = comparison.explain()
     assert [why.first, why.other] == pytest.approx(stated.to_list())
     assert why.parts["difference"].sum() == pytest.approx(stated[1] - stated[0])
-    part = why.parts.filter(name=TIMED).row(0, named=True)
-    assert part["difference"] == pytest.approx(-10e6)  # 20 ms, and half of that again for recording
-    assert "-10 ms" in comparison.sentences()[0]
-    assert "no part explains" in comparison.sentences()[0]
+    assert why.parts["name"][0] == "fc"
+    assert RESIDUAL not in why.parts["name"]
+
+
+TRAINING = """
+import sys, torch
+from torch import nn
+torch.set_num_threads(1)
+wide = int(sys.argv[1])
+model = nn.Sequential(nn.Linear(64, wide), nn.ReLU(), nn.Linear(wide, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    loss = model(torch.ones(32, 64)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def assert_as_reported(comparison: dict[str, Any], reports: Sequence[dict[str, Any]]) -> None:
+    """Every part of a difference in time has on either side the number, and of layers the CI, that the report has."""
+    names = {"module": ("layers", "layer", "total_ns"), "kind": ("operators", "name", "total_ns"),
+             "phase": ("phases", "phase", "ns")}  # fmt: skip
+    (setting,) = comparison["settings"]
+    whys = [why for why in setting["explanations"] if why["what"] == "time" and why["by"] in names]
+    assert len(whys) == len(names)
+    for why in whys:
+        table, key, ns = names[why["by"]]
+        for side, report in zip(("first", "other"), reports, strict=True):
+            stated = {row[key]: row[ns] for row in report[table] if row[ns]}
+            parts = {part["name"]: part[side] for part in why["parts"] if part[side] and part["name"][:1] != "("}
+            assert parts == pytest.approx({name: value for name, value in stated.items() if name[:1] != "("})
+            step = next(row["value"] for row in report["headline"] if row["metric"] == "step_time")
+            assert sum(part[side] or 0.0 for part in why["parts"]) == pytest.approx(step, rel=1e-6)
+    for row in setting["layers"]["time"]:
+        for value, report in zip(row["values"], reports, strict=True):
+            stated_row = next(layer for layer in report["layers"] if layer["layer"] == row["layer"])
+            found = (value["value"], value["low"], value["high"])
+            assert found == (stated_row["total_ns"], stated_row["low_ns"], stated_row["high_ns"])
+
+
+def reported(paths: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the commands `compare --json` and `report --json` print of runs."""
+    words = ["--json", "--by", "module", "--by", "kind", "--by", "phase", "--what", "time"]
+    said = CliRunner().invoke(build_app(), ["compare", *map(str, paths), *words], catch_exceptions=False).stdout
+    told = [CliRunner().invoke(build_app(), ["report", str(path), "--json"], catch_exceptions=False).stdout for path in paths]
+    return json.loads(said), [json.loads(text) for text in told]
+
+
+def test_the_numbers_of_two_trainings_are_those_of_their_reports(tmp_path: Path, stepscope_cli: CommandLine) -> None:
+    (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
+    paths = []
+    for wide in ("32", "1024"):
+        done = stepscope_cli("run", "-q", "--no-ceilings", "--out", wide, "--record", "first:20", "train.py", wide)
+        assert done.returncode == 0, done.stderr
+        paths += [*(tmp_path / wide).iterdir()]
+    assert_as_reported(*reported(paths))
+
+
+def test_layers_that_were_timed_in_steps_of_their_own_are_compared_as_such(tmp_path: Path) -> None:
+    first = run_with(tmp_path / "a", {("forward", "features.0"): 2000}, spread=0.01)
+    other = run_with(tmp_path / "b", {("forward", "features.0"): 2900}, spread=0.01)
+    assert_as_reported(*reported([first.path, other.path]))
+    part = compare([first, other]).explain().parts.filter(name="features.0").row(0, named=True)
+    assert part["difference"] == pytest.approx(900_000, rel=0.01)
+    assert part["low"] < part["difference"] < part["high"]
+
+
+def test_what_was_not_profiled_of_large_steps_is_unattributed(tmp_path: Path) -> None:
+    comparison = compare([run_in_part(tmp_path / "a"), fabricate_run(tmp_path / "b", steps=20, ops=SLOW)])
+    why = comparison.explain()
+    rest = why.parts.filter(name=RESIDUAL).row(0, named=True)
+    first = Run(comparison.run_groups[0].runs[0].path)
+    assert rest["first"] == pytest.approx(why.first - first.modules()["total_ns"].sum())
+    assert why.parts["difference"].sum() == pytest.approx(why.difference)
+    assert "was not profiled" in comparison.sentences()[0]
 
 
 def test_repeats_add_up_to_the_mean_that_is_stated(tmp_path: Path) -> None:

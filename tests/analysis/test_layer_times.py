@@ -217,19 +217,25 @@ def test_parts_add_up_where_some_profiled_steps_had_no_update(tmp_path: Path) ->
         assert getattr(run, table)()[column].sum() == pytest.approx(run.step_times.step_ns, rel=1e-6)
 
 
-def test_phases_of_a_layer_that_lie_in_no_profiled_part_are_null_and_not_0(tmp_path: Path) -> None:
-    path = fabricate_run(tmp_path, steps=12, recorded=lambda step: step >= 4, samples=False, status=None)
+def run_in_part(folder: Path) -> Path:
+    """A run whose steps were too large to be profiled whole: of each the forward pass was."""
+    path = fabricate_run(folder, steps=12, recorded=lambda step: step >= 4, samples=False, status=None)
     steps = Run(path).steps
     writer = RunWriter.attach(path)
-    for step, t0_ns, t1_ns in steps.filter("recorded").select("step", "t0_ns", "t1_ns").iter_rows():
-        writer.event("step-profiled-in-part", "in part", step=step, part="forward", t0_ns=t0_ns, until_ns=t1_ns)
+    for step, t0_ns in steps.filter("recorded").select("step", "t0_ns").iter_rows():
+        until_ns = t0_ns + 6000 * US
+        writer.event("step-profiled-in-part", "in part", step=step, part="forward", t0_ns=t0_ns, until_ns=until_ns)
     writer.close("ok")
     pack(path)
     (path / CHECKSUMS).unlink()
     for file in (path / "ops").glob("*.parquet"):
         pl.read_parquet(file).filter(pl.col("phase").cast(pl.String) == "forward").write_parquet(file)
     steps.with_columns(recorded=pl.lit(value=False)).write_parquet(path / "steps.parquet")
-    run = Run(path)
+    return path
+
+
+def test_phases_of_a_layer_that_lie_in_no_profiled_part_are_null_and_not_0(tmp_path: Path) -> None:
+    run = Run(run_in_part(tmp_path))
     assert run.modules()["forward_ns"].sum() > 0
     for column in ("backward_ns", "tree_backward_ns", "optimizer_ns"):
         assert run.modules()[column].null_count() == len(run.modules())

@@ -109,6 +109,23 @@ class Estimate:
         low, high = (None if end is None else min(max(end, 0.0), most) for end in (self.low, self.high))
         return Estimate(min(max(self.value, 0.0), most), low, high)
 
+    def times(self, factor: float) -> Estimate:
+        """Return the same in another unit."""
+        return Estimate(self.value * factor, *(None if end is None else end * factor for end in (self.low, self.high)))
+
+    def widened(self, factor: float) -> Estimate:
+        """Return the same with so much more on either side."""
+        ends = (None if end is None else self.value + (end - self.value) * factor for end in (self.low, self.high))
+        return Estimate(self.value, *ends)
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """Return the difference; its CI is of both (Zou and Donner, Statistics in Medicine 27, 2008)."""
+        value = self.value - other.value
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return Estimate(value)
+        down = math.hypot(self.value - self.low, other.high - other.value)
+        return Estimate(value, value - down, value + math.hypot(self.high - self.value, other.value - other.low))
+
     def __truediv__(self, other: Estimate) -> Estimate | None:
         """Return the ratio; its CI is of both on a logarithmic scale (MOVER). None: one of them is not above 0."""
         if self.value <= 0 or other.value <= 0:
@@ -134,6 +151,17 @@ def over_repeats(repeats: Sequence[Estimate]) -> Estimate:
     else:
         ends = list(mean_interval(values))
     return Estimate(ends[0], null_if_nan(ends[1]), null_if_nan(ends[2]))
+
+
+def mean_of_repeats(repeats: Sequence[Estimate]) -> Estimate:
+    """Arithmetic mean of repeats of what is not below 0, so that parts add up, with Student's interval between them.
+
+    Of a single repeat, the interval within it.
+    """
+    if len(repeats) == 1:
+        return repeats[0]
+    value, low, high = mean_interval(np.array([repeat.value for repeat in repeats], dtype=np.float64))
+    return Estimate(float(value), None if math.isnan(low) else max(low, 0.0), null_if_nan(high))
 
 
 def overall(ratios: Iterable[Estimate]) -> Estimate | None:

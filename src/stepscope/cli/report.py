@@ -96,6 +96,7 @@ def _json(run: Run) -> None:
         "attained": {by: run.attained(by).to_dicts() for by in ("module", "operator")},
         "phases": run.phases().to_dicts(),
         "layers": run.layers().to_dicts(),
+        "operators": run.operators().to_dicts(),
         "metrics": run.metrics().to_dicts(),
         "memory": None if peak is None else {**asdict(peak), "fits": {str(b): peak.verdict(b) for b in SIZES}},
         "overhead": run.overhead().to_dicts(),

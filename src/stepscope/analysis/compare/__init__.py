@@ -9,30 +9,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from stepscope.analysis.bottleneck import starved_share
 from stepscope.analysis.compare import explanation
 from stepscope.analysis.compare.explanation import (
+    RESIDUAL,
     TIME_BY,
     UNATTRIBUTED_PARTS,
     Explanation,
     explain_time,
-    samples_per_step,
 )
 from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_sides
 from stepscope.analysis.compare.sides import (
-    TIMED,
     RunGroup,
     Setting,
     match_settings,
     quantities,
     run_group,
+    samples_per_step,
     setting_differences,
-    timed_length,
+    step_time,
 )
-from stepscope.analysis.device.occupancy import Occupancy, occupancy
+from stepscope.analysis.device.occupancy import NOTHING, Occupancy, occupancy
 from stepscope.analysis.estimate import Estimate, overall
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
@@ -46,7 +45,6 @@ from stepscope.units import duration, estimate, number, percent, row_label, si
 EXPLAINS = 0.5  # of the difference: from there on no part of the model is named
 _EVIDENT = 0.2  # of the difference: what explains less is not worth a sentence
 _CORES = 0.3  # of background load, more or less
-_DRAWS = 200
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,10 @@ Side = Sequence[tuple[Occupancy, float, Ends]]  # of each run: what was sampled,
 
 
 def _length(run: Run) -> tuple[float, Ends]:
-    length, draws = timed_length(run, False, _DRAWS)
-    if draws is None:
-        return length, (0.0, 0.0)
-    low, high = (float(end) for end in np.quantile(draws, [0.025, 0.975]))
-    return length, (max(length - low, 0.0), max(high - length, 0.0))
+    length = step_time([run])
+    if length.low is None or length.high is None:
+        return length.value, (0.0, 0.0)
+    return length.value, (length.value - length.low, length.high - length.value)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -121,16 +118,16 @@ def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
         yield Surrounding("CPU quota", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
         return
     cores = [_background(side) for side in (first, other)]
-    pressed = [_mean([seen.pressure["cpu:some"].value if "cpu:some" in seen.pressure else 0.0 for seen, _, _ in side])
-               for side in (first, other)]  # fmt: skip
-    if abs(cores[1] - cores[0]) < _CORES and abs(pressed[1] - pressed[0]) < 0.1:
+    if cores[part.difference > 0] < _CORES:  # what took longer waited for threads of its own
         return
     more = f"background load was {number(cores[1], 2)} cores (A: {number(cores[0], 2)})"
     yield Surrounding("load", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
 
 
 def _background(side: Side) -> float:
-    return _mean([0.0 if seen.background_cores is None else seen.background_cores.value for seen, _, _ in side])
+    """Cores that others used; where that is not known, the share of the time in which something waited for a core."""
+    waited = [seen.pressure.get("cpu:some", NOTHING) for seen, _, _ in side]
+    return _mean([(seen.background_cores or some).value for (seen, _, _), some in zip(side, waited, strict=True)])
 
 
 def _clock(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
@@ -401,8 +398,8 @@ def _dominant_parts(why: Explanation) -> str:
     """The parts that make most of the difference, by name; not those that chance can explain, or without a CI."""
     whole = why.difference or 0.0
     chance = (pl.col("low") <= 0) & (pl.col("high") >= 0)
-    parts = why.parts.filter(pl.col("difference") * whole > 0, pl.col("share") >= _TELLING, pl.col("name") != TIMED)
-    parts = parts.filter(~chance.fill_null(True)).head(_NAMED)
+    parts = why.parts.filter(pl.col("difference") * whole > 0, pl.col("share") >= _TELLING)
+    parts = parts.filter(~chance.fill_null(True)).sort(pl.col("difference").abs(), descending=True).head(_NAMED)
     if parts.is_empty():
         return ""
     named = ", ".join(f"{_quoted(r['name'])} {_signed(r['difference'], why.unit)} ({percent(r['share'], 0)})"
@@ -411,15 +408,10 @@ def _dominant_parts(why: Explanation) -> str:
 
 
 def _unexplained_note(why: Explanation) -> Iterator[str]:
-    """Yield by how much the unprofiled steps differ otherwise than the profiled ones that the parts are of."""
-    row = why.parts.row(by_predicate=pl.col("name") == TIMED, named=True)
-    if row["share"] is not None and abs(row["share"]) >= _TOO_MUCH and why.difference is not None:
-        recorded = _signed(why.difference - row["difference"], why.unit)
-        yield (
-            f"The parts are of profiled steps, which differ by {recorded}; {_signed(row['difference'], why.unit)} "
-            f"({percent(row['share'], 0)}) lies between those and the steps that the step time is of: no part explains "
-            "that. More steps, or `--record all`, bring the two together."
-        )
+    """Yield how much of the difference lies where steps were not profiled, as the large ones that are so in part."""
+    for row in why.parts.filter(pl.col("name") == RESIDUAL, pl.col("share").abs() >= _TOO_MUCH).iter_rows(named=True):
+        left = f"{_signed(row['difference'], why.unit)} ({percent(row['share'], 0)})"
+        yield f"{left} lies in what was not profiled of the steps: no part explains that."
 
 
 def _quoted(name: str) -> str:

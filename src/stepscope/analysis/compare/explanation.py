@@ -1,38 +1,33 @@
 """Parts of a step that explain a difference in time, memory or energy.
 
-A run's parts are means over the middle half of its profiled steps by length: unlike medians they add up, and unlike
-plain means they do not follow a single slow step. The step time that is stated is a median of the unprofiled steps:
-what lies between the two is a part of its own, so that all of them add up to the difference stated.
+Times of parts are those that the report of each run states, from one function: they add up to the step time as it runs
+without the profiler, and so the differences of parts add up to the difference that is stated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
 import polars as pl
 
-from stepscope.analysis.compare.sides import TIMED, geometric_mean, timed_length
-from stepscope.analysis.energy.rail_fits import Z_95
+from stepscope.analysis.compare.sides import samples_per_step, step_time
+from stepscope.analysis.estimate import Estimate, mean_of_repeats
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, framework_overhead_ns, per_step
-from stepscope.analysis.time.steps import FEW, profiled_steps
-from stepscope.analysis.time.tables import module_tree
-from stepscope.arrays import Floats
-from stepscope.units import row_label
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.tables import module_tree, parts_of_step, rest_of_step
 
 TIME_BY = {"module": "module", "type": "type", "kind": "name", "phase": "phase"}
 PART_SCHEMA = {
     "name": pl.String,
     **dict.fromkeys(("first", "other", "difference", "low", "high", "share"), pl.Float64),
 }
-UNATTRIBUTED_PARTS = (FRAMEWORK_OVERHEAD, "(residual)", "(not attributed)", TIMED)
-_DRAWS = 300
-_OF_KERNELS = "mean of the middle half of the profiled steps"
-_OF_STEPS = f"{_OF_KERNELS}; {row_label(TIMED)}: from those to the step time, a median of unprofiled steps if enough"
+RESIDUAL = "(residual)"
+UNATTRIBUTED_PARTS = (FRAMEWORK_OVERHEAD, RESIDUAL, "(not attributed)")
+_NOTE = "as each run's report states them: of a step that runs without the profiler"
+_LEAST_LEFT = 1e-6  # of the whole: below it is what numbers are rounded by
 
 
 @dataclass(frozen=True)
@@ -59,107 +54,74 @@ class Explanation:
         return None if self.first is None or self.other is None else self.other - self.first
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parts of one side: value of each (k,), and draws of it (draws, k), None where steps are too few.
-
-    `sums`: draws of their sum (draws,), where that is known better than its parts are.
-    """
-
-    names: tuple[str, ...]
-    values: Floats
-    draws: Floats | None
-    sums: Floats | None = None
-
-    @property
-    def drawn_sums(self) -> Floats | None:
-        """Draws of the sum of the parts."""
-        if self.sums is not None or self.draws is None:
-            return self.sums
-        sums: Floats = self.draws.sum(axis=1)
-        return sums
+Parts = dict[str, Estimate]  # of one side, by name; without a CI where too little was measured
 
 
 def explain_time(
     first: Sequence[Run], other: Sequence[Run], by: str, kernels: bool = False, per_sample: bool = False
 ) -> Explanation:
-    """The difference in step time, ns, by `BY`; with `kernels`, in time on accelerators in the profiled steps.
-
-    95 % CIs are drawn from the steps, and with repeats from the runs.
-    """
+    """The difference in step time, ns, by `BY`; with `kernels`, in time on accelerators in the profiled steps."""
     what = "kernels" if kernels else "time"
     sides = [_time_side(runs, by, kernels, per_sample) for runs in (first, other)]
     if sides[0] is None or sides[1] is None:
         said = "no kernel ran on an accelerator" if kernels else "no operator was recorded after the warm-up"
         return Explanation(what, by, "ns", reason=f"{said} in {'the first' if sides[0] is None else 'the other'}")
-    return explain_difference(what, by, "ns", sides[0], sides[1], _OF_KERNELS if kernels else _OF_STEPS)
+    if kernels:
+        return explain_difference(what, by, "ns", sides[0], sides[1], "mean of the profiled steps")
+    wholes = [step_time(runs, per_sample) for runs in (first, other)]
+    return explain_difference(what, by, "ns", sides[0], sides[1], _NOTE, wholes)
 
 
-def explain_difference(what: str, by: str, unit: str, first: Parts, other: Parts, note: str) -> Explanation:
-    """The parts of two sides, matched by name; what only one side has counts as 0 in the difference."""
-    names = list(dict.fromkeys((*first.names, *other.names)))
-    a, b = (_align(side, names) for side in (first, other))
-    values = [np.nan_to_num(side.values) for side in (a, b)]
-    change = values[1] - values[0]
-    low = high = np.full(len(names), np.nan)
-    total_low = total_high = None
-    if a.draws is not None and b.draws is not None:
-        draws = b.draws - a.draws
-        low, high = np.quantile(draws, (0.025, 0.975), axis=0)
-    sums = [side.drawn_sums for side in (first, other)]
-    if sums[0] is not None and sums[1] is not None:
-        total_low, total_high = (float(x) for x in np.quantile(sums[1] - sums[0], (0.025, 0.975)))
-    total = float(change.sum())
-    frame = pl.DataFrame(
-        {
-            **{"name": names, "first": a.values, "other": b.values, "difference": change, "low": low, "high": high},
-            "share": change / total if total else np.full(len(names), np.nan),
-        },
-        schema=PART_SCHEMA,
-        nan_to_null=True,
+def explain_difference(
+    what: str, by: str, unit: str, first: Parts, other: Parts, note: str, wholes: Sequence[Estimate] = ()
+) -> Explanation:
+    """The parts of two sides, matched by name; what only one side has counts as 0 in the difference.
+
+    wholes: what is stated for each side; what its parts lack of it is a part of its own.
+    """
+    sums = [sum(part.value for part in parts.values()) for parts in (first, other)]
+    stated = wholes or [Estimate(value) for value in sums]
+    lacking = [whole.value - value for whole, value in zip(stated, sums, strict=True)]
+    if any(abs(part) > _LEAST_LEFT * whole.value for part, whole in zip(lacking, stated, strict=True)):
+        first, other = (
+            {**parts, RESIDUAL: Estimate(part)} for parts, part in zip((first, other), lacking, strict=True)
+        )
+    whole = stated[1] - stated[0]
+    rows = [_part_row(name, first.get(name), other.get(name)) for name in dict.fromkeys((*first, *other))]
+    frame = pl.DataFrame(rows, schema=PART_SCHEMA, orient="row").with_columns(
+        share=pl.col("difference") / whole.value if whole.value else None
     )
-    last = pl.col("name").is_in(UNATTRIBUTED_PARTS).cast(pl.Int8) + (pl.col("name") == TIMED)
+    last = pl.col("name").is_in(UNATTRIBUTED_PARTS).cast(pl.Int8) + (pl.col("name") == RESIDUAL)
     ordered = frame.sort(last, pl.col("difference").abs(), "name", descending=[False, True, False])
-    return Explanation(
-        what, by, unit, float(values[0].sum()), float(values[1].sum()), total_low, total_high, ordered, note
-    )
+    return Explanation(what, by, unit, stated[0].value, stated[1].value, whole.low, whole.high, ordered, note)
+
+
+def _part_row(name: str, first: Estimate | None, other: Estimate | None) -> tuple[object, ...]:
+    """Return a part of two sides as `SCHEMA` has it, without its share."""
+    none = Estimate(0.0, 0.0, 0.0)
+    values = tuple(None if part is None else part.value for part in (first, other))
+    return (name, *values, *((other or none) - (first or none)).row, None)
 
 
 def _time_side(runs: Sequence[Run], by: str, kernels: bool, per_sample: bool) -> Parts | None:
-    run_parts = [_time_parts(run, by, kernels, per_sample) for run in runs]
-    known = [parts for parts in run_parts if parts is not None]
-    if not known or len(known) < len(run_parts):
-        return None
-    return _pool_parts(known) if kernels else _pool_to_step_time(known)
+    repeats = [_time_parts(run, by, kernels, per_sample) for run in runs]
+    known = [parts for parts in repeats if parts is not None]
+    return _pool_parts(known) if len(known) == len(repeats) else None
 
 
 def _time_parts(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | None:
-    steps, table = profiled_steps(run), run.self_times
-    own = table.filter((pl.col("device") != CPU) if kernels else (pl.col("device") == CPU))
-    if steps.is_empty() or own.is_empty():
+    times = run.step_times
+    table = times.table.filter((pl.col("device") != CPU) if kernels else (pl.col("device") == CPU))
+    if times.is_empty or table.is_empty() or profiled_steps(run).is_empty():
         return None
     column = TIME_BY[by]
-    own = own.with_columns(type=_type_column(run, table)) if by == "type" else own
-    found = per_step(own, steps["step"], (column,), "self_ns")
-    names, values = found.keys[column].to_list(), found.values
+    table = table.with_columns(type=_type_column(run, times.table)) if by == "type" else table
+    frame = parts_of_step(times, table, (column,)).rename({column: "name"})
     if not kernels:
-        names, values = [*names, FRAMEWORK_OVERHEAD], np.column_stack([values, framework_overhead_ns(table, steps)])
-    if per_sample:
-        values = values / _mean_samples(steps)
-    exact = _middle_half(steps["length_ns"].to_numpy().astype(np.float64)[None, :])
-    drawn = _resampled(steps["length_ns"].to_numpy().astype(np.float64)) if len(steps) >= FEW else None
-    parts = Parts(tuple(names), (exact @ values)[0], None if drawn is None else drawn @ values)
-    return parts if kernels else _with_timed(parts, run, per_sample)
-
-
-def _with_timed(parts: Parts, run: Run, per_sample: bool) -> Parts:
-    """Return the parts with a last one that makes them add up to the step time: timed steps minus profiled ones."""
-    length, sums = timed_length(run, per_sample, _DRAWS)
-    values = np.append(parts.values, length - parts.values.sum())
-    draws = None
-    if parts.draws is not None and sums is not None:
-        draws = np.column_stack([parts.draws, sums - parts.draws.sum(axis=1)])
-    return Parts((*parts.names, TIMED), values, draws, sums)
+        frame = pl.concat([frame, pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], **rest_of_step(times)})])
+    per = (samples_per_step(run) or 1.0) if per_sample else 1.0
+    rows = frame.select("name", "ns", "low_ns", "high_ns").fill_nan(None).iter_rows()
+    return {name: Estimate(*ends).times(1 / per) for name, *ends in rows}
 
 
 def _type_column(run: Run, table: pl.DataFrame) -> pl.Expr:
@@ -173,83 +135,10 @@ def module_types(run: Run) -> dict[str, str]:
     return {module.name: module.type or "(module of unknown type)" for module in module_tree(run, run.self_times)}
 
 
-def samples_per_step(run: Run) -> float | None:
-    """Training samples of a profiled step, the mean; None where they were not counted."""
-    steps = profiled_steps(run)
-    return None if steps["samples"].null_count() or steps.is_empty() else _mean_samples(steps)
-
-
-def _mean_samples(steps: pl.DataFrame) -> float:
-    return max(float(np.mean(steps["samples"].to_numpy())), 1.0)
-
-
-def _middle_half(lengths: Floats, picks: Any = None) -> Floats:
-    """Weights (draws, steps), each row adding up to 1: the steps between the quartiles of a draw by length."""
-    draws, count = lengths.shape
-    order = np.argsort(lengths, axis=1, kind="stable")
-    cut = count // 4
-    chosen = order[:, cut : count - cut]
-    if picks is None:
-        weights = np.zeros((draws, count))
-        np.put_along_axis(weights, chosen, 1.0 / chosen.shape[1], axis=1)
-        return weights
-    weights = np.zeros((draws, count))
-    rows = np.repeat(np.arange(draws), chosen.shape[1])
-    np.add.at(weights, (rows, np.take_along_axis(picks, chosen, axis=1).ravel()), 1.0 / chosen.shape[1])
-    return weights
-
-
-def _resampled(lengths: Floats) -> Floats:
-    """Return those weights for resamples of the steps."""
-    picks = np.random.default_rng(0).integers(0, len(lengths), (_DRAWS, len(lengths)))
-    return _middle_half(lengths[picks], picks)
-
-
-def _pool_to_step_time(run_parts: Sequence[Parts]) -> Parts:
-    """Repeats pooled, their sum the geometric mean that is stated as the step time of that side."""
-    pooled = _pool_parts(run_parts)
-    shift = geometric_mean([float(parts.values.sum()) for parts in run_parts]) - float(pooled.values.sum())
-    at = np.array([name == TIMED for name in pooled.names])
-    draws = None if pooled.draws is None else pooled.draws + shift * at
-    return Parts(pooled.names, pooled.values + shift * at, draws, None if pooled.sums is None else pooled.sums + shift)
-
-
-def _pool_parts(run_parts: Sequence[Parts]) -> Parts:
-    """Mean of repeats; its draws resample the runs too."""
-    if len(run_parts) == 1:
-        return run_parts[0]
-    names = list(dict.fromkeys(name for parts in run_parts for name in parts.names))
-    aligned = [_align(parts, names) for parts in run_parts]
-    values = np.mean([np.nan_to_num(parts.values) for parts in aligned], axis=0)
-    sums = _mean_drawn([None if parts.sums is None else parts.sums[:, None] for parts in aligned])
-    draws = _mean_drawn([parts.draws for parts in aligned])
-    return Parts(tuple(names), values, draws, None if sums is None else sums[:, 0])
-
-
-def _mean_drawn(drawn: Sequence[Floats | None]) -> Floats | None:
-    """Mean of the repeats in each draw (draws, k); None where one of them has none."""
-    known = [resample for resample in drawn if resample is not None]
-    if len(known) < len(drawn):
-        return None
-    mean: Floats = np.mean(list(_runs_resampled(np.stack(known))), axis=0)
-    return mean
-
-
-def _runs_resampled(drawn: Floats) -> Iterator[Floats]:
-    """Return, for each place among the repeats, the draws of a randomly picked run; drawn is (runs, draws, k)."""
-    runs, draws, _ = drawn.shape
-    random = np.random.default_rng(1)
-    for _ in range(runs):
-        yield drawn[random.integers(0, runs, draws), np.arange(draws)]
-
-
-def _align(parts: Parts, names: Sequence[str]) -> Parts:
-    """The parts in the order of `names`; NaN for those that it has not, whose draws are 0."""
-    place = {name: index for index, name in enumerate(parts.names)}
-    at = np.array([place.get(name, -1) for name in names])
-    values = np.where(at >= 0, parts.values[at], np.nan)
-    draws = None if parts.draws is None else np.where(at >= 0, parts.draws[:, at], 0.0)
-    return replace(parts, names=tuple(names), values=values, draws=draws)
+def _pool_parts(repeats: Sequence[Parts]) -> Parts:
+    """Mean of repeats with the interval between them; a part that one of them has not is 0 there."""
+    names = dict.fromkeys(name for parts in repeats for name in parts)
+    return {name: mean_of_repeats([parts.get(name, Estimate(0.0)) for parts in repeats]) for name in names}
 
 
 MEMORY_BY = ("module", "type", "kind", "category")
@@ -278,7 +167,7 @@ def _memory_side(runs: Sequence[Run], by: str) -> Parts | None:
     if len(run_parts) < len(runs):
         return None
     whole = pl.concat(run_parts).group_by("name", maintain_order=True).agg(pl.col("bytes").sum() / len(run_parts))
-    return Parts(tuple(whole["name"]), np.asarray(whole["bytes"].to_numpy(), dtype=np.float64), None)
+    return {name: Estimate(size) for name, size in whole.select("name", "bytes").iter_rows()}
 
 
 def _live_at_peak(run: Run, peak: Peak, by: str) -> pl.DataFrame:
@@ -298,27 +187,17 @@ ENERGY_BY = ("module", "type", "kind", "phase")
 _WHOLE = ("total", "device")  # components that stand for the whole
 
 
-@dataclass(frozen=True)
-class _RunEnergy:
-    """Energy of one run by name: value and half width of 95 %, NaN where it has none."""
-
-    names: tuple[str, ...]
-    joules: Floats
-    half: Floats
-
-
 def explain_energy(first: Sequence[Run], other: Sequence[Run], by: str, per_sample: bool = False) -> Explanation:
     """The difference in energy a step, J, of the component that both sides measured alike (the whole device first)."""
     why = reason_unlike(first, other)
     component = None if why else _shared_component([*first, *other], by)
     if component is None:
         return Explanation("energy", by, "J", reason=why or "no supply line was measured on both sides and attributed")
-    sides = [_energy_side(runs, by, component, per_sample, seed) for seed, runs in enumerate((first, other))]
+    sides = [_energy_side(runs, by, component, per_sample) for runs in (first, other)]
     if sides[0] is None or sides[1] is None:
         return Explanation("energy", by, "J", reason="energy could not be attributed to operators on both sides")
-    found = explain_difference("energy", by, "J", sides[0], sides[1], f"energy of '{component}' a step, attributed")
-    # The errors of parts cancel each other in their sum, which draws of each by itself do not know: no interval of it.
-    return replace(found, low=None, high=None)
+    # The errors of parts cancel each other in their sum, which theirs do not tell: no interval of it.
+    return explain_difference("energy", by, "J", sides[0], sides[1], f"energy of '{component}' a step, attributed")
 
 
 def reason_unlike(first: Sequence[Run], other: Sequence[Run]) -> str:
@@ -344,33 +223,19 @@ def _energy_frame(run: Run, by: str) -> pl.DataFrame:
     return frame.filter(pl.col("joules_per_step").is_not_null())
 
 
-def _energy_side(runs: Sequence[Run], by: str, component: str, per_sample: bool, seed: int) -> Parts | None:
-    """Mean of the repeats with draws from their intervals, and over the repeats where there are several."""
-    run_parts = []
+def _energy_side(runs: Sequence[Run], by: str, component: str, per_sample: bool) -> Parts | None:
+    """Parts of the one run, or the mean of the repeats."""
+    repeats = []
     for run in runs:
         scale = samples_per_step(run) if per_sample else 1.0
         found = _energy_parts(run, by, component, scale) if scale else None
         if found is None:
             return None
-        run_parts.append(found)
-    names = list(dict.fromkeys(name for parts in run_parts for name in parts.names))
-    joules = np.stack([_values_in_order(parts.names, parts.joules, names) for parts in run_parts])
-    half = np.stack([_values_in_order(parts.names, parts.half, names) for parts in run_parts])
-    if np.isnan(half).any():
-        return Parts(tuple(names), joules.mean(axis=0), None)
-    random = np.random.default_rng(seed)
-    picks = random.integers(0, len(run_parts), (_DRAWS, len(run_parts)))
-    noise = random.standard_normal((_DRAWS, len(run_parts), len(names)))
-    draws = (joules[picks] + noise * half[picks] / Z_95).mean(axis=1)
-    return Parts(tuple(names), joules.mean(axis=0), draws)
+        repeats.append(found)
+    return _pool_parts(repeats)
 
 
-def _values_in_order(names: Sequence[str], values: Floats, order: Sequence[str]) -> Floats:
-    place = dict(zip(names, values.tolist(), strict=True))
-    return np.array([place.get(name, 0.0) for name in order])
-
-
-def _energy_parts(run: Run, by: str, component: str, scale: float) -> _RunEnergy | None:
+def _energy_parts(run: Run, by: str, component: str, scale: float) -> Parts | None:
     frame = _energy_frame(run, by).filter(pl.col("component") == component)
     if frame.is_empty():
         return None
@@ -380,8 +245,10 @@ def _energy_parts(run: Run, by: str, component: str, scale: float) -> _RunEnergy
         frame = frame.with_columns(pl.col("name").replace_strict(kept, default=pl.col("name"), return_dtype=pl.String))
     # Intervals of the phases of a module are added up: that can only be too wide. Below 0 an end was cut off.
     half = pl.max_horizontal(pl.col("high") - pl.col("joules_per_step"), pl.col("joules_per_step") - pl.col("low"))
-    certain = pl.when(pl.col("name") == "(residual)").then(0.0).otherwise(half)
+    certain = pl.when(pl.col("name") == RESIDUAL).then(0.0).otherwise(half)
     rows = frame.group_by("name", maintain_order=True).agg(pl.col("joules_per_step").sum(), certain.sum().alias("half"))
-    unknown = frame.filter(pl.col("high").is_null(), pl.col("name") != "(residual)")
-    halves = rows["half"].to_numpy() if unknown.is_empty() else np.full(len(rows), np.nan)
-    return _RunEnergy(tuple(rows["name"]), rows["joules_per_step"].to_numpy() / scale, np.asarray(halves) / scale)
+    known = frame.filter(pl.col("high").is_null(), pl.col("name") != RESIDUAL).is_empty()
+    return {
+        name: Estimate(joules, *((joules - half, joules + half) if known else ())).times(1 / scale)
+        for name, joules, half in rows.iter_rows()
+    }

@@ -2,19 +2,17 @@
 
 A difference to the first run is said only where chance cannot explain it in a table of so many layers and runs: all CIs
 of a table are widened until they hold together (Bonferroni), and those of two values combined as errors that know
-nothing of each other (Zou and Donner, Statistics in Medicine 27, 2008).
+nothing of each other.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import interval_factor, mean_interval, null_if_nan
+from stepscope.analysis.estimate import Estimate, interval_factor, mean_of_repeats
 from stepscope.analysis.run import Run
 
 QUANTITIES = {"time": "total_ns", "energy": "joules", "memory": "live_bytes"}
@@ -95,12 +93,12 @@ def _difference(first: LayerValue | None, other: LayerValue, pairs: int) -> str 
     side = "larger" if change > 0 else "smaller"
     if first.low is None or first.high is None or other.low is None or other.high is None:
         return side if change and first.runs == other.runs == 1 else None if change else "none seen"
-    towards = (first.high, other.low) if change > 0 else (first.low, other.high)  # the ends that face each other
-    reach = math.hypot(*(
-        (end - value.value) * interval_factor(value.runs, pairs)
-        for end, value in zip(towards, (first, other), strict=True)
-    ))  # fmt: skip
-    return side if abs(change) > reach else "none seen"
+    both = [
+        Estimate(value.value, value.low, value.high).widened(interval_factor(value.runs, pairs))
+        for value in (first, other)
+    ]
+    apart = both[1] - both[0]
+    return "none seen" if (apart.low or 0.0) <= 0 <= (apart.high or 0.0) else side
 
 
 def _value(repeats: Sequence[pl.DataFrame], layer: str, quantity: str) -> LayerValue | None:
@@ -109,12 +107,9 @@ def _value(repeats: Sequence[pl.DataFrame], layer: str, quantity: str) -> LayerV
     known = [row for row in found if row[column] is not None]
     if not known or len(known) < len(repeats):  # a mean over some repeats would be of another thing
         return None
-    if len(known) == 1:
-        low, high = (known[0][name] for name in _BOUNDS[quantity]) if quantity in _BOUNDS else (None, None)
-        return LayerValue(float(known[0][column]), low, high)
-    value, low, high = mean_interval(np.array([row[column] for row in known], dtype=np.float64))
-    ends = null_if_nan(max(low, 0.0) if not math.isnan(low) else low), null_if_nan(high)
-    return LayerValue(float(value), *ends, runs=len(known))
+    bounds = _BOUNDS.get(quantity)
+    of_runs = [Estimate(row[column], *(row[end] for end in bounds or ())) for row in known]
+    return LayerValue(*mean_of_repeats(of_runs).row, runs=len(known))
 
 
 def _has(table: pl.DataFrame, layer: str) -> bool:

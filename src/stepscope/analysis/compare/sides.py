@@ -15,7 +15,7 @@ from stepscope.analysis.estimate import Estimate, mean_interval, over_repeats
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.processes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import FEW, steps_after_warmup, timed_steps
+from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
 from stepscope.quantities import find, in_order
@@ -289,6 +289,24 @@ def _with_drift(run: Run, row: Measured) -> Measured:
     return replace(row, low=min(row.low, row.value / width), high=max(row.high, row.value * width))
 
 
+def step_time(runs: Sequence[Run], per_sample: bool = False) -> Estimate:
+    """Return the step time that is stated for repeats, ns, with its 95 % CI; of a sample with `per_sample`."""
+    repeats = []
+    for run in runs:
+        row = Measured(**run.metrics().row(by_predicate=pl.col("metric") == "step_time", named=True))
+        samples = samples_per_step(run) if per_sample else None
+        repeats.append(_estimate(_with_drift(run, row)).times(1 / (samples or 1.0)))
+    return over_repeats(repeats)
+
+
+def samples_per_step(run: Run) -> float | None:
+    """Return the training samples of a profiled step, the mean; None where they were not counted."""
+    steps = profiled_steps(run)
+    if steps["samples"].null_count() or steps.is_empty():
+        return None
+    return max(float(np.mean(steps["samples"].to_numpy())), 1.0)
+
+
 def _sample_rates(steps: pl.DataFrame) -> Floats:
     rates = steps.select(pl.col("samples") / pl.col("length_ns") * 1e9).to_series().drop_nulls()
     return np.asarray(rates.to_numpy(), dtype=np.float64)
@@ -301,35 +319,3 @@ def _between_blocks(values: Floats) -> float | None:
     medians = np.array([np.median(block) for block in np.array_split(values, _BLOCKS)])
     mean, low, _ = mean_interval(np.log(medians))
     return math.exp(mean - low)
-
-
-TIMED = "(timed less recorded steps)"
-
-
-def timed_length(run: Run, per_sample: bool, draws: int) -> tuple[float, Floats | None]:
-    """Median time of a step, ns (of a sample with `per_sample`), of the steps that the step time is taken from.
-
-    With draws of that median (draws,); None where these steps are too few for an interval.
-    """
-    steps, _ = timed_steps(run)
-    per = pl.col("length_ns") / pl.max_horizontal("samples", 1) if per_sample else pl.col("length_ns")
-    lengths = steps.select(per.cast(pl.Float64)).to_series().drop_nulls().to_numpy()
-    median = float(np.median(lengths))
-    if len(lengths) < FEW:
-        return median, None
-    return median, np.median(lengths[_block_picks(len(lengths), draws)], axis=1)
-
-
-def geometric_mean(values: list[float]) -> float:
-    """Return the geometric mean over repeats, as the step time of a side is pooled."""
-    return float(np.exp(np.mean(np.log(values))))
-
-
-def _block_picks(count: int, draws: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Positions of resampled steps (draws, n): consecutive stretches together, since a drifting machine's are alike."""
-    random = np.random.default_rng(2)
-    if count < _BLOCKS * _LEAST_IN_BLOCK:
-        return random.integers(0, count, (draws, count))
-    length = count // _BLOCKS
-    starts = random.integers(0, count - length + 1, (draws, _BLOCKS))
-    return (starts[:, :, None] + np.arange(length)).reshape(draws, -1)

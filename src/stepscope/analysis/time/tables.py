@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.time.correction import StepTimes
 from stepscope.analysis.time.layers import sources_of_modules, sources_of_operators, with_sources
-from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, PerStep, per_step, sums_per_step
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, per_step, sums_per_step
 from stepscope.analysis.time.steps import shown_steps, whole_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
@@ -49,22 +49,18 @@ def operator_table(run: Run) -> pl.DataFrame:
     if times.is_empty:
         return pl.DataFrame(schema=OPERATOR_SCHEMA)
     table, number, keys = times.table, times.steps, ("name", "device")
-    total, profiling, doubt, recorded = sums_per_step(table, number, keys, ("self_ns", *_RECORDED))
-    spent, low, high = times.estimates(total.values, profiling.values, doubt.values)
-    flops = _mean_stated(table, number, total, "flops")
-    kinds = total.keys.with_columns(
+    spent = parts_of_step(times, table, keys)
+    flops = _mean_stated(table, number, spent, "flops")
+    kinds = spent.rename({"ns": "total_ns"}).with_columns(
         pl.Series("count", np.median(per_step(table, number, keys, "count").values, axis=0)),
-        *_phase_columns(table, number, total),
-        total_ns=pl.Series(spent),
-        low_ns=pl.Series(low),
-        high_ns=pl.Series(high),
-        mean_ns=pl.Series(recorded.values.mean(axis=0)),
-        share=pl.Series(spent / times.step_ns),
+        *_phase_columns(table, number, spent),
         flops=pl.Series(flops),
-        flops_per_s=pl.Series(flops / np.maximum(spent, 1) * 1e9),
-        bytes=pl.Series(_mean_stated(table, number, total, "bytes")),
+        flops_per_s=pl.Series(flops / np.maximum(spent["ns"].to_numpy(), 1) * 1e9),
+        bytes=pl.Series(_mean_stated(table, number, spent, "bytes")),
     )
-    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **_rest_columns(times, "total_ns")})
+    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **rest_of_step(times)}).rename(
+        {"ns": "total_ns"}
+    )
     ordered = kinds.sort("total_ns", "name", descending=[True, False])
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
     sources = sources_of_operators(run, table)
@@ -76,28 +72,45 @@ def operator_table(run: Run) -> pl.DataFrame:
 _RECORDED = ("profiling_ns", "doubt_ns", "recorded_ns")
 
 
-def _rest_columns(times: StepTimes, name: str) -> dict[str, list[float]]:
-    """Framework overhead as columns of one row."""
+def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
+    """Return what a step spends by `keys` of a table of `StepTimes`: ns, low_ns, high_ns (95 % CI), mean_ns, share.
+
+    Reports and comparisons have the times of operators and phases from here; of modules by the same sums.
+    """
+    spent, profiling, doubt, recorded = sums_per_step(table, times.steps, keys, ("self_ns", *_RECORDED))
+    value, low, high = times.estimates(spent.values, profiling.values, doubt.values)
+    return spent.keys.with_columns(
+        ns=pl.Series(value),
+        low_ns=pl.Series(low),
+        high_ns=pl.Series(high),
+        mean_ns=pl.Series(recorded.values.mean(axis=0)),
+        share=pl.Series(value / times.step_ns),
+    )
+
+
+def rest_of_step(times: StepTimes) -> dict[str, list[float]]:
+    """Return the same columns of framework overhead, one row."""
     value, low, high = times.estimates(
         *(part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
     )
     recorded, share = [float(times.rest_recorded_ns.mean())], [float(value[0]) / times.step_ns]
-    return {name: value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
+    return {"ns": value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
 
 
-def _phase_columns(table: pl.DataFrame, steps: pl.Series, total: PerStep) -> list[pl.Series]:
-    """Mean ns a step of each kind in each phase, in the order of `total`."""
-    split = per_step(table, steps, (*total.keys.columns, "phase"), "self_ns")
+def _phase_columns(table: pl.DataFrame, steps: pl.Series, total: pl.DataFrame) -> list[pl.Series]:
+    """Mean ns a step of each operator in each phase, in the order of `total`."""
+    split = per_step(table, steps, ("name", "device", "phase"), "self_ns")
     means = dict(zip(split.keys.iter_rows(), split.values.mean(axis=0).tolist(), strict=True))
-    kinds = list(total.keys.iter_rows())
+    kinds = list(total.select("name", "device").iter_rows())
     return [pl.Series(f"{phase}_ns", [means.get((*kind, phase), 0.0) for kind in kinds]) for phase in PHASES]
 
 
-def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: PerStep, value: str) -> Floats:
+def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: pl.DataFrame, value: str) -> Floats:
     """Mean per step of a quantity that only some ops state; NaN where none does."""
-    known = per_step(table.filter(pl.col(value).is_not_null()), steps, tuple(total.keys.columns), value)
+    keys = ("name", "device")
+    known = per_step(table.filter(pl.col(value).is_not_null()), steps, keys, value)
     place, means = known.column_of(), known.values.mean(axis=0)
-    return np.array([means[place[key]] if key in place else np.nan for key in total.keys.iter_rows()])
+    return np.array([means[place[key]] if key in place else np.nan for key in total.select(keys).iter_rows()])
 
 
 PHASE_SCHEMA = {
@@ -122,18 +135,11 @@ def phase_table(run: Run) -> pl.DataFrame:
         return pl.DataFrame(schema=PHASE_SCHEMA)
     table, number = times.table, times.steps
     on_cpu = table.filter(pl.col("device") == CPU)
-    spent, profiling, doubt, recorded = sums_per_step(on_cpu, number, ("phase",), ("self_ns", *_RECORDED))
     kernels = per_step(table.filter(pl.col("device") != CPU), number, ("phase",), "self_ns")
-    value, low, high = times.estimates(spent.values, profiling.values, doubt.values)
-    phases = spent.keys.with_columns(
-        ns=pl.Series(value),
-        low_ns=pl.Series(low),
-        high_ns=pl.Series(high),
-        mean_ns=pl.Series(recorded.values.mean(axis=0)),
-        share=pl.Series(value / times.step_ns),
-    ).join(kernels.keys.with_columns(device_ns=pl.Series(np.median(kernels.values, axis=0))), on="phase", how="left")
+    kernel_ns = kernels.keys.with_columns(device_ns=pl.Series(kernels.values.mean(axis=0)))
+    phases = parts_of_step(times, on_cpu, ("phase",)).join(kernel_ns, on="phase", how="left")
     ordered = phases.sort(pl.col("phase").replace_strict(list(PHASES), range(len(PHASES)), default=len(PHASES)))
-    last = pl.DataFrame({"phase": [FRAMEWORK_OVERHEAD], **_rest_columns(times, "ns")})
+    last = pl.DataFrame({"phase": [FRAMEWORK_OVERHEAD], **rest_of_step(times)})
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
     return whole.select(pl.col(name).cast(dtype) for name, dtype in PHASE_SCHEMA.items()).fill_nan(None)
 
@@ -338,7 +344,7 @@ def _device_columns(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -
         return {"device_ns": nothing, "tree_device_ns": nothing}
     own = _step_matrix(table, steps, tree, "self_ns")
     both = {"device_ns": own, "tree_device_ns": _subtree_sums(own, tree)}
-    return {name: np.append(np.median(times, axis=0), np.nan) for name, times in both.items()}
+    return {name: np.append(times.mean(axis=0), np.nan) for name, times in both.items()}
 
 
 def _module_flops(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> Floats:
