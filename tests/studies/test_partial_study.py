@@ -15,7 +15,7 @@ from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.child import perform
 from stepscope.experiments.engine.engine import SHARE, Point, Watch, answer_study, mean_of
 from stepscope.experiments.partial import PartialTraining as Partial
-from stepscope.experiments.partial.study import partial_points, partial_settings, unbeaten
+from stepscope.experiments.partial.study import partial_plan, partial_settings, unbeaten
 from stepscope.report.charts.comparison import partial_charts
 from stepscope.report.study_results import render, save_figures
 
@@ -38,10 +38,10 @@ def test_an_interrupted_study_goes_on_with_the_trainings_that_are_left(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         answer_study(SMALL, tmp_path / "s", child=CHILD, watch=Watch(ends=stop))
     ended = [path.stem for path in (tmp_path / "s/cells").glob("*.json")]
-    assert ended == [partial_points(SMALL)[0].id]
+    assert ended == [partial_plan(SMALL).points[0].id]
     begun: list[str] = []
     answer_study(SMALL, tmp_path / "s", child=CHILD, watch=_counting(begun))
-    assert begun == [point.title for point in partial_points(SMALL)[1:]]
+    assert begun == [point.title for point in partial_plan(SMALL).points[1:]]
     (tmp_path / "s/cells/all-s1.json").write_text("{ broken", encoding="utf-8")
     begun.clear()
     findings = answer_study(SMALL, tmp_path / "s", child=CHILD, watch=_counting(begun))
@@ -109,7 +109,7 @@ def test_the_preset_is_compared_with_the_known_points(tmp_path: Path) -> None:
 def test_all_of_the_filters_is_the_same_training_as_all() -> None:
     asked = Partial(ways=("all", "filters", "bias"), fractions=(0.2, 1.0))
     assert [setting.id for setting in partial_settings(asked)] == ["all", "filters-20", "bias"]
-    assert {"all-s4", "filters-20-s4", "bias-s4"} < {point.id for point in partial_points(asked)}
+    assert {"all-s4", "filters-20-s4", "bias-s4"} < {point.id for point in partial_plan(asked).points}
 
 
 def test_a_point_is_unbeaten_where_nothing_is_better_at_both() -> None:
@@ -155,7 +155,7 @@ def test_bad_settings_are_refused_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_the_task_of_a_point_returns_its_curve_and_cost_or_says_why_not(tmp_path: Path) -> None:
-    point = partial_points(Partial(ways=("all",), seeds=1, steps=2))[0]
+    point = partial_plan(Partial(ways=("all",), seeds=1, steps=2)).points[0]
     orders = {**point.orders, "task": point.task, "out": str(tmp_path / "runs"), "study": str(tmp_path), "threads": 1}
     result = perform(orders)
     assert [row["step"] for row in result["curve"]] == [0, 1, 2]

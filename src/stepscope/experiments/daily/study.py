@@ -16,17 +16,16 @@ from stepscope.experiments.engine.engine import (
     AMOUNT,
     ANY,
     SHARE,
+    Cell,
     Plan,
-    Point,
     Result,
     energy_name,
     energy_notes,
     mean_of,
-    results_by_setting,
+    plan_of_seeds,
     trained_settings,
     value_and_bounds,
 )
-from stepscope.experiments.engine.points import in_rounds
 from stepscope.units import estimate
 
 TASK = "stepscope.experiments.daily.training:train_point"
@@ -34,12 +33,14 @@ TASK = "stepscope.experiments.daily.training:train_point"
 
 def daily_plan(request: DailyTraining) -> Plan:
     """Train day by day, with every seed. UsageError where no training came about, with the reason."""
-    points = daily_points(request)
+    shared = {field.name: getattr(request, field.name) for field in fields(Routine) if hasattr(request, field.name)}
 
-    def judge(results: Mapping[str, Result]) -> Findings:
-        return build_findings(results_by_setting(daily_settings(request), points, results), request)
+    def orders(setting: DailySetting) -> Mapping[str, Any]:
+        return {"routine": {**shared, "batch": setting.batch, "replay": setting.replay}}
 
-    return Plan(points, judge, time_limit_s=request.time_limit)
+    return plan_of_seeds(
+        request, TASK, daily_settings(request), orders, lambda results: build_findings(results, request)
+    )
 
 
 def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request: DailyTraining) -> Findings:
@@ -138,25 +139,6 @@ def daily_settings(request: DailyTraining) -> list[DailySetting]:
         for batch in dict.fromkeys(request.batch)
         for replay in dict.fromkeys(request.replay)
     ]
-
-
-def daily_points(request: DailyTraining) -> list[Point]:
-    """A training for each setting and seed, in shuffled rounds."""
-    shared = {field.name: getattr(request, field.name) for field in fields(Routine) if hasattr(request, field.name)}
-    orders = {"workload": request.workload, "threads": request.threads, "simulate": request.simulate}
-    return [
-        Point(
-            f"{setting.id}-s{seed}",
-            f"{request.workload}: {request.days} days, {setting.name}, seed {seed}",
-            TASK,
-            {**orders, "seed": seed, "routine": {**shared, "batch": setting.batch, "replay": setting.replay}},
-            setting=setting.id,
-        )
-        for setting, seed in in_rounds(daily_settings(request), request.seeds, 0)
-    ]
-
-
-Cell = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import contextlib
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
+from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.engine.process import run_child
 from stepscope.record.device import describe_device
 from stepscope.record.empty_process import installed_version
@@ -107,11 +108,33 @@ class SettingLike(Protocol):
     def name(self) -> str: ...
 
 
-def results_by_setting(
-    settings: Iterable[AnySetting], points: Sequence[Point], results: Mapping[str, Result]
-) -> dict[AnySetting, list[Result]]:
-    """Return the results of the points of each setting, one a seed."""
-    return {setting: [results[point.id] for point in points if point.setting == setting.id] for setting in settings}
+def plan_of_seeds(
+    request: Any,
+    task: str,
+    settings: Sequence[AnySetting],
+    orders: Callable[[AnySetting], Mapping[str, Any]],
+    judge: Callable[[Mapping[AnySetting, Sequence[Result]]], Findings],
+) -> Plan:
+    """Return the plan that trains each setting with each seed, in shuffled rounds, and judges the results by setting.
+
+    request: has workload, threads, simulate, seeds and time_limit. orders: of a setting, beside these.
+    """
+    shared = {"workload": request.workload, "threads": request.threads, "simulate": request.simulate}
+    points = [
+        Point(
+            f"{setting.id}-s{seed}",
+            f"{request.workload}: {setting.name}, seed {seed}",
+            task,
+            {**shared, "seed": seed, **orders(setting)},
+            setting=setting.id,
+        )
+        for setting, seed in in_rounds(settings, request.seeds, 0)
+    ]
+
+    def judge_settings(results: Mapping[str, Result]) -> Findings:
+        return judge({of: [results[point.id] for point in points if point.setting == of.id] for of in settings})
+
+    return Plan(points, judge_settings, time_limit_s=request.time_limit)
 
 
 def trained_settings(

@@ -35,7 +35,7 @@ class Place:
     simulated: str | None = None
 
     def settings(self, training: Training) -> Settings:
-        """Settings of a session that times steps and reads sensors, and records no ops."""
+        """Return the settings of a session that times steps and reads sensors, and records no ops."""
         facts = {
             "workload": {"batch_size": training.batch_size, "data": asdict(training.data)},
             "seed": training.seed,

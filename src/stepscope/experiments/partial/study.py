@@ -14,17 +14,16 @@ from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.engine.engine import (
     AMOUNT,
     SHARE,
+    Cell,
     Plan,
-    Point,
     Result,
     energy_name,
     energy_notes,
     mean_of,
-    results_by_setting,
+    plan_of_seeds,
     trained_settings,
     value_and_bounds,
 )
-from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.partial import PartialTraining
 from stepscope.units import estimate
 
@@ -63,24 +62,6 @@ def partial_settings(request: PartialTraining) -> list[PartialSetting]:
     return list(dict.fromkeys(found))
 
 
-def partial_points(request: PartialTraining) -> list[Point]:
-    """A training for each setting and seed, in shuffled rounds."""
-    settings = request.to_dict()
-    shared = {name: settings[name] for name in sorted(_LESSON_FIELDS)}
-    shared |= {"classes": tuple(settings["classes"])}
-    orders = {"workload": request.workload, "threads": request.threads, "simulate": request.simulate}
-    return [
-        Point(
-            f"{setting.id}-s{seed}",
-            f"{request.workload}: {setting.name}, seed {seed}",
-            TASK,
-            {**orders, "seed": seed, "lesson": {**shared, "way": setting.way, "fraction": setting.fraction}},
-            setting=setting.id,
-        )
-        for setting, seed in in_rounds(partial_settings(request), request.seeds, 0)
-    ]
-
-
 _LESSON_FIELDS = frozenset(
     ("each", "steps", "epochs", "batch", "optimizer", "lr", "data", "device", "transfer", "classes", "checkpoint")
 )
@@ -103,12 +84,15 @@ POINTS: Mapping[tuple[str, float], tuple[float, ...]] = {
 
 def partial_plan(request: PartialTraining) -> Plan:
     """Train a workload in parts, with every seed. UsageError where no training came about, with the reason."""
-    points = partial_points(request)
+    stored = request.to_dict()
+    shared = {name: stored[name] for name in sorted(_LESSON_FIELDS)} | {"classes": tuple(stored["classes"])}
 
-    def judge(results: Mapping[str, Result]) -> Findings:
-        return build_findings(results_by_setting(partial_settings(request), points, results), request)
+    def orders(setting: PartialSetting) -> Mapping[str, Any]:
+        return {"lesson": {**shared, "way": setting.way, "fraction": setting.fraction}}
 
-    return Plan(points, judge, time_limit_s=request.time_limit)
+    return plan_of_seeds(
+        request, TASK, partial_settings(request), orders, lambda results: build_findings(results, request)
+    )
 
 
 def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], request: PartialTraining) -> Findings:
@@ -375,9 +359,6 @@ def _step_saved(outcome: SettingOutcome, whole: SettingOutcome | None) -> float 
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
-
-
-Cell = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
