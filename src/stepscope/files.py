@@ -48,7 +48,7 @@ def user_data() -> Path:
 
 
 def _user_folder(variable: str, default: str) -> Path:
-    """As the freedesktop.org base directories have it: a relative path counts as none."""
+    """Return a folder as the freedesktop.org base directories define it: a relative path counts as unset."""
     stated = Path(os.environ.get(variable, ""))
     return (stated if stated.is_absolute() else Path.home() / default) / "stepscope"
 

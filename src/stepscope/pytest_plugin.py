@@ -26,7 +26,7 @@ class InertScope:
     path = None
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
-        """Nothing is recorded."""
+        """Do nothing: recording is off."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -254,7 +254,7 @@ def _pinned(seen: Occupancy) -> list[Evidence]:
 
 
 def _starved_by_utilisation(seen: Occupancy) -> Iterator[Cause]:
-    """Of a run without the thread's times: all cores are busy with others, and the training gets a part of one."""
+    """Detect CPU starvation in a run without thread times: all cores busy, and the training gets a part of one."""
     used, others = seen.process_cores, seen.background_cores
     if used is None or others is None or seen.busy_cores is None or seen.busy_cores < 0.9 * seen.cores:
         return

@@ -54,7 +54,7 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
 
 
 def mean_intervals(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floats, Floats, Floats]:
-    """The same of each column of values (n, k) without NaN: (mean, low, high), (k,) each."""
+    """Mean and Student interval of each column of values (n, k) without NaN: (mean, low, high), (k,) each."""
     mean = values.mean(axis=0) if len(values) else np.full(values.shape[1:], np.nan)
     if len(values) < 2:
         nothing = np.full(mean.shape, np.nan)
@@ -66,7 +66,7 @@ def mean_intervals(values: Floats, confidence: float = CONFIDENCE) -> tuple[Floa
 
 @lru_cache(maxsize=4096)
 def interval_factor(runs: int, count: int, confidence: float = CONFIDENCE) -> float:
-    """By how much the half width of a CI grows for `count` of them to hold together (Bonferroni).
+    """Return the factor by which the half width of a CI grows for `count` of them to hold jointly (Bonferroni).
 
     runs: of which it is the Student interval; of one run, whose steps are many, the normal one.
     """

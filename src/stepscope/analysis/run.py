@@ -106,7 +106,7 @@ class Run(RunReader):
 
     @property
     def ranks(self) -> list[Run]:
-        """This run and the parts that further processes wrote, in order of rank; itself alone where there are none."""
+        """Return this run and the parts of further processes, by rank; only itself where there are none."""
         return self.side_by_side.parts
 
     def rank_table(self) -> pl.DataFrame:

@@ -96,7 +96,7 @@ Scope = AbstractContextManager[Any]
 
 @dataclass(frozen=True, eq=False)
 class Listener:
-    """Hears of the calls whose first argument `concerns` it; whatever it does comes through its boundary."""
+    """Receives the calls whose first argument `concerns` it; its actions go through its boundary."""
 
     boundary: Boundary
     concerns: Callable[[Any], bool]

@@ -107,7 +107,7 @@ def _trainer_of(callback: Any) -> Callable[[Any], bool]:
 
 
 def _not_overridden(concerns: Callable[[Any], bool], trainers: type, name: str) -> Callable[[Any], bool]:
-    """The same where no method of the user's stands in between, which might catch what is raised."""
+    """Return the condition, and that the user's class has not replaced the method, which might catch what is raised."""
     return lambda trainer: concerns(trainer) and getattr(type(trainer), name) is getattr(trainers, name)
 
 

@@ -93,7 +93,7 @@ class Boundary:
                     raise
 
     def guarded(self, function: Callable[P, T]) -> Callable[P, T | None]:
-        """The same function, called through this boundary."""
+        """Return the function wrapped so that it is called through this boundary."""
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -102,7 +102,7 @@ class Boundary:
         return call
 
     def forked(self) -> None:
-        """This process is a forked child: it is not the training that is profiled, and no lock is to be trusted."""
+        """Shut the door in a forked child: it is not the profiled training, and no lock can be trusted."""
         self.open = False
         self._lock = threading.RLock()
         self._inside = None

@@ -52,7 +52,7 @@ class SampleCount:
         self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
 
     def batch(self, loader: int, samples: int) -> None:
-        """A loader gave so many samples."""
+        """Note a batch of a loader with so many samples."""
         if loader in self._evaluated:
             self._evaluated.remove(loader)
             self._fetched.pop(loader, None)
@@ -60,7 +60,7 @@ class SampleCount:
         self._since.add(loader)
 
     def called(self, model: int, samples: int | None, batched: bool) -> None:
-        """A model is called with gradients, with so many samples; None where nothing tells."""
+        """Note a call of a model with gradients and its samples; None where they are unknown."""
         self._calls.setdefault(model, []).append((samples, batched))
 
     def raised(self, model: int, counted: bool) -> None:
@@ -122,7 +122,7 @@ class SampleCount:
         self._updating = True
 
     def updated(self) -> None:
-        """It has updated."""
+        """Note an update."""
         self._updating = False
         self._settle()
 
@@ -132,7 +132,7 @@ class SampleCount:
         self.evaluated_before()
 
     def evaluated_before(self) -> None:
-        """The same of what was fetched before the last call without gradients."""
+        """Drop, as evaluated, what was fetched before the last call without gradients."""
         for loader in [loader for loader in self._fetched if loader not in self._trained_on | self._since]:
             del self._fetched[loader]
         self._evaluated.clear()
@@ -174,7 +174,7 @@ class SampleCount:
 
 
 def length(tensor: torch.Tensor) -> int | None:
-    """Its first dimension where it has one that is a plain number (not a symbol of a tracer), nested or not."""
+    """Return the first dimension, if it is a plain number (not a symbol of a tracer), nested or not."""
     size = tensor.size(0) if tensor.dim() else None
     return size if type(size) is int else None
 
@@ -251,7 +251,7 @@ TELLING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 class BatchWitness:
-    """Hears of the calls within one call of a model; `sizes` are the batches that were given to those that tell."""
+    """Witness of the calls within one call of a model; `sizes` are the batch sizes of the layers that know theirs."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -265,7 +265,7 @@ class BatchWitness:
                 self.sizes.append(size)
 
     def leave(self) -> None:
-        """It has returned."""
+        """Note that a module call has returned."""
 
     def axis(self, shape: tuple[Any, ...]) -> int | None:
         """The axis of an input of this shape that has the batch; None where more than one may be, or none is."""

@@ -49,7 +49,7 @@ class RamAlarm:
         self._clear: _thread.LockType | None = None
 
     def allow_more(self) -> None:
-        """It was a false alarm: the training itself had grown, by a larger batch for one."""
+        """Allow more memory after a false alarm: the training itself had grown, by a larger batch for one."""
         from stepscope.record.sensors.number_files import available_and_swap  # 5 ms, for a few trainings
 
         available, _ = available_and_swap(_MEMINFO.read_bytes())
@@ -157,7 +157,7 @@ _DEARER = 3  # with shapes or allocations an event takes so many times the memor
 
 
 def most_events_of_step(dear: bool) -> int:
-    """Of a step that is profiled whole; dear: with shapes or allocations."""
+    """Return the most events of a step that is profiled whole; dear: with shapes or allocations."""
     return MOST_EVENTS_PER_STEP // (_DEARER if dear else 1)
 
 
@@ -179,18 +179,18 @@ class EventCount:
     # what happens
 
     def step_begins(self, sequence: int) -> None:
-        """A step begins when so many autograd nodes have been made."""
+        """Note the begin of a step, by the number of autograd nodes made so far."""
         self._step_sequence = self._sequence = self._passed = sequence
         self._calls_before = self._calls()
 
     def step_ends(self) -> None:
-        """Every step's end, recorded or not."""
+        """Note the end of a step, profiled or not."""
         made = torch_private.autograd_sequence()
         self._step_nodes = self._step_nodes[1], made - self._step_sequence
         self._step_sequence = made
 
     def part_begins(self, with_forward: bool) -> None:
-        """A window opens within a step."""
+        """Note that a window opens within a step."""
         self._sequence, self._calls_before = torch_private.autograd_sequence(), self._calls()
         if with_forward:
             self._passed = self._sequence
@@ -208,7 +208,7 @@ class EventCount:
         self._whole_steps += self.so_far()
 
     def window_ends(self, caught: int) -> None:
-        """It has caught so many events."""
+        """Note how many events the window has caught."""
         self.caught, self.most = caught, max(self.most, caught)
 
     # what it tells
@@ -260,7 +260,7 @@ class EventCount:
         self._learn(self._whole_steps)
 
     def learn_from_forward(self) -> None:
-        """It held a part that began with a forward pass."""
+        """Learn from a part that began with a forward pass."""
         self._learn(self.so_far() - self.to_come())
 
     def _reckoned(self, nodes: int, calls: int) -> float:
@@ -309,16 +309,16 @@ class Parts:
             note("steps-end-in-backward", _NO_PROFILE_WITHIN_BACKWARD, step=step)
 
     def begin(self, step: int, wanted: set[str]) -> None:
-        """This step is profiled in parts, and these are wanted."""
+        """Begin a step that is profiled in these parts."""
         self._active, self.step, self.left, self.open, self.rows = True, step, set(wanted), None, 0
 
     def begins(self, part: str, t0_ns: int) -> None:
-        """Its window is open."""
+        """Note that the window of a part is open."""
         self.left.discard(part)
         self.open, self.t0_ns = part, t0_ns
 
     def ends(self) -> None:
-        """Its window is closed."""
+        """Note that the window of the part is closed."""
         self.open = None
         undo, self.undo = self.undo, _nothing
         undo()
@@ -349,4 +349,4 @@ class Parts:
 
 
 def _nothing() -> None:
-    """There is nothing to undo."""
+    """Do nothing: there is nothing to undo."""

@@ -134,7 +134,7 @@ def _settings_table(comparison: Comparison) -> Table:
 
 
 def _explained(comparison: Comparison, what: str, setting: int) -> Iterator[Part]:
-    """For each side: the parts as bars, by the first way, and as tables, by every way."""
+    """Yield for each side its parts: bars by the first grouping, tables by every grouping."""
     for other in range(1, len(comparison.run_groups)):
         whys = [comparison.explain(what, by, other, setting) for by in WHAT[what]]
         if whys[0].reason:

@@ -288,7 +288,7 @@ def _not_measured(run: Run) -> list[RenderableType]:
 
 @dataclass(frozen=True)
 class _Names:
-    """As many names as a line holds, and how many more there are."""
+    """Names that fit into a line, and the number of the others."""
 
     names: tuple[str, ...]
 

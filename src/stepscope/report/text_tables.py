@@ -375,7 +375,7 @@ def _who(row: dict[str, Any]) -> str:
 
 
 def _headline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of several processes all together: each has its place in the table of ranks, but the only one that trained."""
+    """Return the rows of all processes together; that of a rank only where it alone trained, as "training"."""
     ranks = [row for row in rows if row["scope"].startswith(RANK)]
     alone = len({row["scope"] for row in ranks}) == 1
     kept = [row for row in rows if row not in ranks and row["scope"] != LAUNCHER]

@@ -67,7 +67,7 @@ class RunWriter:
 
     @classmethod
     def attach(cls, path: str | Path) -> RunWriter:
-        """Go on with a run that another process has begun; OSError or RunDamaged where its run.json is not there."""
+        """Attach to a run that another process has begun; OSError or RunDamaged where its run.json is missing."""
         run = Path(path).absolute()
         header = _header_of(run)
         if header is None:

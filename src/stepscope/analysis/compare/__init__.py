@@ -268,7 +268,7 @@ class Comparison:
         return quantity != "energy" or not explanation.reason_unlike(sides[0], sides[other])
 
     def sentences(self, setting: int = 0) -> list[str]:
-        """For each side but the first: how much longer its step is, and which parts that comes from."""
+        """Return a sentence for each side but the first: how much longer its step is, and by which parts."""
         return [_difference_sentence(self, other, setting) for other in range(1, len(self.run_groups))]
 
     def to_dict(

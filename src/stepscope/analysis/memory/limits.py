@@ -128,7 +128,7 @@ class Limit:
 
     @property
     def all(self) -> tuple[Limit, ...]:
-        """This one and those beside it."""
+        """Return this limit and those beside it."""
         return (self, *self.beside)
 
 

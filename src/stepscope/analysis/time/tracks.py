@@ -119,7 +119,7 @@ def _rail_power(run: Run, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
 
 
 def _operator_power(run: Run, step: int) -> pl.DataFrame:
-    """The same rails from op to op; of the step of `Run.anatomy` alone."""
+    """Return the power of the rails from op to op, for the step of `Run.anatomy` only."""
     kind = "simulated" if run.simulated else "measured"
     texts = {"track": pl.lit(OPERATOR_POWER), "unit": pl.lit("W"), "kind": pl.lit(kind)}
     return (

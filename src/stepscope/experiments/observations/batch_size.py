@@ -51,7 +51,7 @@ _READING = "counterpart on a CPU: the use of its training threads"
 
 
 def judge_use_follows_batch(evidence: Evidence) -> Verdict:
-    """On the CPU alone: the share of the time in which its threads run must not depend on the batch."""
+    """Judge use against batch size; without an accelerator, that the threads' share of time does not depend on it."""
     stays, runs = Limits(-USE_STAYS, USE_STAYS), evidence.undisturbed
     own = runs.with_columns(use=pl.col("trainer_cores") / pl.col("threads"))
     what, column, reading = (
@@ -143,7 +143,7 @@ _THROUGHPUT_CLAIM = "samples a second grow with the batch"
 
 
 def judge_throughput_grows(evidence: Evidence) -> Verdict:
-    """For each model, from each batch size to the next: one that falls anywhere is against it."""
+    """Judge each model's throughput from each batch size to the next: any fall is evidence against it."""
     timed = evidence.timed
     found = _judge_exponents(timed, "samples_per_s", [(_THROUGHPUT_CLAIM, Limits(least=0.0))], _THROUGHPUT_TEST)
     return verdict(THROUGHPUT_GROWS, found, timed.reading)

@@ -39,7 +39,7 @@ def judge_use_is_periodic(evidence: Evidence) -> Verdict:
 
 
 def _core_parts(evidence: Evidence, alone: pl.DataFrame, what: str, name: str) -> list[Part]:
-    """Of runs that had the cores to themselves: a scheduler that hands them round has a rhythm of its own."""
+    """Return the parts on cores, from runs that had the cores to themselves: a scheduler has a rhythm of its own."""
     if evidence.disturbed:
         return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed)]
     return periodic(alone, evidence.runs, "use", what, name)
@@ -56,7 +56,7 @@ USE_IS_PERIODIC = Observation(
 
 
 def judge_power_is_periodic(evidence: Evidence) -> Verdict:
-    """Of the whole device where a rail holds it, else of the component that was measured first."""
+    """Judge the power of the whole device where a rail measures it, else of the first measured component."""
     measured = evidence.rhythm.filter(of="power")["what"].unique(maintain_order=True).to_list()
     if not measured:
         why = evidence.absent.get("power", "no power sensor was read")

@@ -36,7 +36,7 @@ _IN_TURN = f"Pearson's correlation between windows, mean over a model's batch si
 
 
 def judge_accelerator_against_cpu(evidence: Evidence) -> Verdict:
-    """On the CPU alone: the cores that train against the other cores."""
+    """Judge accelerator against CPU; without an accelerator, the cores that train against the other cores."""
     if evidence.disturbed:
         why = f"the use of the cores is not this training's: {evidence.disturbed}"
         return verdict(

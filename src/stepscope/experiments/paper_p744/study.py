@@ -196,7 +196,7 @@ _NOTES = (
 
 
 def _of_heap(heap: Findings) -> Iterator[Statement]:
-    """Its figures 2 to 6."""
+    """Judge the statements of figures 2 to 6."""
     sites: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for row in _rows(heap, "heap-by-site"):
         if row["call site"] != _BUILT:
@@ -265,7 +265,7 @@ def _ratio(above: Sequence[Any], below: Sequence[Any], least: float) -> tuple[st
 
 
 def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
-    """Its figures 7 to 9, by the frame of times along each axis and the table of 5x5 with 3x3."""
+    """Judge the statements of figures 7 to 9, by the times along each axis and the table of 5x5 with 3x3."""
     part = found.get("figures-7-to-9")
     axes = None if part is None else part.frames.get("axes")
     says = "a kernel beyond 5x5 is penalised: a useful FLOP of 7x7 takes longer than of 5x5"
@@ -321,7 +321,7 @@ def _line(axes: pl.DataFrame, axis: str, part: str, beside: str) -> dict[int, tu
 
 
 def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Statement]:
-    """Its figures 10 to 12, by the tables of accuracy and of savings."""
+    """Judge the statements of figures 10 to 12, by the tables of accuracy and of savings."""
     easy, way = found.get("figure-10"), "filters 60 %"
     where, says = "figure 10", "LeNet: training 60 % of the filters"
     if _rows(easy, "ways"):

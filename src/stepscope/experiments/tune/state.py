@@ -204,7 +204,7 @@ class _Optimizer:
 
 
 class _Other:
-    """Another object of the training that a step changes."""
+    """Any other object of the training that a step changes."""
 
     def __init__(self, other: Any) -> None:
         self._other = other

@@ -132,7 +132,7 @@ def kilobytes(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
 
 
 def _memory_map(root: Path, target: Target) -> Iterator[NumberFile]:
-    """Up to two gauges, B: `pss` (shared pages divided by their users; the kernel walks page tables) and `peak_rss`."""
+    """Return up to two gauges, B: `pss` (shared pages divided by their users; walks page tables) and `peak_rss`."""
     for quantity, name, pattern in (("pss", "smaps_rollup", PSS), ("peak_rss", "status", PEAK)):
         path = root / f"proc/{target.pid}/{name}"
         channel = _memory("process_memory_map", quantity, "process", path)

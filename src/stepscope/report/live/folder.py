@@ -333,7 +333,7 @@ class Readings:
                 channel.take([(row[0], row[place]) for row in rows if not math.isnan(row[place])])
 
     def value(self, channel: Channel) -> float | None:
-        """Its newest value; None where nothing was read lately."""
+        """Return its newest value; None where nothing was read lately."""
         return channel.value(self._newest_ns)
 
     def close(self) -> None:
