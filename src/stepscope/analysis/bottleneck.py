@@ -254,7 +254,7 @@ def _pinned(seen: Occupancy) -> list[Evidence]:
 
 
 def _starved_by_utilisation(seen: Occupancy) -> Iterator[Cause]:
-    """Detect CPU starvation in a run without thread times: all cores busy, and the training gets a part of one."""
+    """Detect CPU starvation in a run without thread times: full CPU utilisation, of which the training gets little."""
     used, others = seen.process_cores, seen.background_cores
     if used is None or others is None or seen.busy_cores is None or seen.busy_cores < 0.9 * seen.cores:
         return
