@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,29 @@ with stepscope.profile(model, out=out, record="all") as scope:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         if step % 50 == 0:
             print("step", step, flush=True)
+        if step == 50:
+            sys.stdin.readline()
 print("trained", steps)
 """
 
 
 def start(out: Path, steps: int, limit: int = 0) -> tuple[subprocess.Popen[str], Path]:
-    """A training process, 51 steps into its run."""
+    """A training process, 51 steps into its run, that waits for a line on its stdin."""
     command = [sys.executable, "-c", LOOP, str(out), str(steps), str(limit)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     path = Path(process.stdout.readline().split()[1])
     while not process.stdout.readline().startswith("step 50"):
         assert process.poll() is None, process.stderr and process.stderr.read()
     return process, path
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def samplers_of(run: Path) -> list[int]:
@@ -68,7 +77,8 @@ def samplers_of(run: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes through /proc")
 def test_a_killed_trainer_leaves_a_readable_run_and_no_orphan(tmp_path: Path) -> None:
     process, path = start(tmp_path, 1_000_000)
-    time.sleep(0.05)
+    go_on(process)
+    until(lambda: RunReader(path).ops.height, "operators on the disk")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     until(lambda: not samplers_of(path), "the end of the sampler")
@@ -85,6 +95,7 @@ def test_a_killed_sampler_is_noted_and_the_training_goes_on(tmp_path: Path) -> N
     process, path = start(tmp_path, 300)
     for sampler in samplers_of(path):
         os.kill(sampler, signal.SIGKILL)
+    until(lambda: not samplers_of(path), "the end of the sampler")
     out, error = process.communicate(timeout=HANG_S)
     assert (process.returncode, "trained 300" in out) == (0, True), error
     run = RunReader(path)
@@ -105,6 +116,7 @@ def test_a_full_disk_costs_rows_and_not_the_training(tmp_path: Path) -> None:
 
 def test_a_signal_from_the_keyboard_closes_the_run_as_interrupted(tmp_path: Path) -> None:
     process, path = start(tmp_path, 1_000_000)
+    go_on(process)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=HANG_S)
     assert "KeyboardInterrupt" in error

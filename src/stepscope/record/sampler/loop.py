@@ -72,13 +72,13 @@ class Sampling:
         self.pack_parts: Callable[[], None] = lambda: None
 
     def run(self, wait: Callable[[float], bool]) -> None:
-        """Sample until `wait(seconds)` answers True or `stopped` is set; then bring everything to the disk."""
+        """Sample once and until `wait(seconds)` answers True or `stopped` is set; then bring all of it to the disk."""
         pace = self._pace
         deadlines = Deadlines(monotonic_ns(), self._period_ns, self._dither)
         chores_ns = deadlines.at_ns + CHORES_NS
         for reader in self._readers:
             reader.start()
-        while not self.stopped:
+        while True:
             now_ns = monotonic_ns()
             pace.late(now_ns - deadlines.at_ns)
             self.tick(now_ns)
@@ -88,7 +88,7 @@ class Sampling:
             now_ns = monotonic_ns()
             pace.missed += deadlines.advance(now_ns)
             left_ns = deadlines.at_ns - now_ns
-            if wait(left_ns / 1e9 if left_ns > 0 else 0.0):
+            if self.stopped or wait(left_ns / 1e9 if left_ns > 0 else 0.0) or self.stopped:
                 break
         stop_all(self._readers, monotonic_ns)
         for stream in self._streams:
