@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from benchmarks.scripts.process import run
 program = Path(sys.argv[1])
-print(json.dumps(asdict(run([sys.executable, str(program)], program.parent, os.environ, 50, stop_after="ready"))))
+print(json.dumps(asdict(run([sys.executable, str(program)], program.parent, os.environ, 900, stop_after="ready"))))
 """
 
 _ONE, _OTHER = "step 1 loss 0.5 in 12 ms\n", "step 1 loss 0.5 in 15 ms\n"

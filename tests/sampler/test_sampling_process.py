@@ -32,17 +32,19 @@ sys.stdin.readline()
 os._exit(0)
 """
 DUTY = """
-import json, resource, sys, time
+import itertools, json, resource, select, sys, time
 sys.stdin.readline()
 began, marks = time.monotonic_ns(), []
-for tick in range(100):
+for tick in itertools.count():
     marks.append((time.monotonic_ns(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])))
     until = time.thread_time_ns() + 4_000_000
     while time.thread_time_ns() < until:
         pass
     time.sleep(max(0.0, (began + (tick + 1) * 10_000_000 - time.monotonic_ns()) / 1e9))
+    if tick >= 100 and select.select([sys.stdin], [], [], 0)[0]:
+        break
 print(json.dumps(marks), flush=True)
-sys.stdin.readline()
+sys.stdin.read()
 """
 linux = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
 
@@ -299,6 +301,9 @@ def test_cpu_time_of_a_process_that_is_busy_forty_percent_is_right_within_two_po
             assert sampling.stdout.readline() == b"ready\n"
             trainer.stdin.write(b"go\n")
             trainer.stdin.flush()
+            wait_for_rows(run, "process_cpu", RunReader(run).sensor("process_cpu").height + 100)
+            trainer.stdin.write(b"enough\n")
+            trainer.stdin.flush()
             at_ns, used_s = np.array(json.loads(trainer.stdout.readline())).T  # what the process says of itself
             sampling.terminate()
             assert sampling.wait(HANG_S) == 0
@@ -313,7 +318,8 @@ def test_cpu_time_of_a_process_that_is_busy_forty_percent_is_right_within_two_po
     # However a crowded machine stretches a round: what was read lies between what was so before and after the read.
     assert used_s[before_last] - used_s[after_first] - two_points_s < measured_s
     assert measured_s < used_s[after_last] - used_s[before_first] + two_points_s
-    assert 0 < measured_s < 0.5 * (last["t0_ns"] - first["t0_ns"]) / 1e9
+    assert len(frame) > 20
+    assert measured_s > 0
 
 
 def test_two_cores_leave_no_core_for_the_sampler_and_more_give_the_last_or_a_little_one(tmp_path: Path) -> None:

@@ -83,12 +83,17 @@ def task_children() -> list[str]:
 
 def test_a_counter_is_polled_through_a_real_load_and_the_cost_of_its_reads_is_measured() -> None:
     said: list[str] = []
-    reads = itertools.count()
+    now_ns, reads = [monotonic_ns()], itertools.count()
+
+    def read() -> list[float]:
+        now_ns[0] += MS // 2  # time passes with the reads: however few a busy machine makes in 0.3 s
+        return [0.25 * (next(reads) // 4), math.nan]
+
     found = {
-        "m": sensor(lambda: [0.25 * (next(reads) // 4), math.nan], COUNTER, GAUGE),
+        "m": sensor(read, COUNTER, GAUGE),
         "other": sensor(lambda: [1.0], replace(GAUGE, quantity="rss")),
     }
-    seen = observe(found, monotonic_ns, seconds=0.3, progress=said.append)
+    seen = observe(found, lambda: now_ns[0], seconds=0.3, progress=said.append)
     assert set(seen.traces) == {"m"}
     assert seen.processes > 0
     measured = build_profiles(seen)

@@ -40,6 +40,7 @@ _POLL_NS = 250_000  # finer than any refresh that is known (RAPL: 1 ms)
 _POLL_WAITING_NS = 2_000_000  # of a sensor whose reads wait: a network or a driver's lock is not to be stormed
 _PARTS_OF_OWN_PERIOD = 20
 _LEAST_READS = 5
+_HANGS_S = 2.0  # after the end: a read that takes longer never returns
 _MOST_DRAWN = 1500
 _MOST_GAINS = 400  # of a counter: over a shorter time than 10 ms its refreshes show, not the power
 Progress = Callable[[str], None]
@@ -146,7 +147,7 @@ def observe(
             f"{plural(len(meters), 'power sensor')}, load on {plural(len(ready), 'core')}",
         )
         for poller in pollers:
-            poller.join(max(0.0, (end_ns - clock()) / 1e9) + 0.2)
+            poller.join(max(0.0, (end_ns - clock()) / 1e9) + _HANGS_S)
         return Observation(traces, load, len(ready))
 
 
@@ -216,10 +217,12 @@ def _profile(
 
 
 def _poll(sensor: Found, trace: Trace, clock: Clock, end_ns: int) -> None:
-    """Read until the end; half of the time at most goes into reading."""
+    """Read until the end, and as often as a profile needs; half of the time at most goes into reading."""
     slowest_ns = sensor.every_ns // _PARTS_OF_OWN_PERIOD
     gap_ns = max(_POLL_WAITING_NS, slowest_ns) if sensor.blocking else _POLL_NS
-    while clock() < end_ns:
+    for reads in itertools.count():
+        if reads >= _LEAST_READS and clock() >= end_ns:
+            break
         cost_ns = trace.read(sensor, clock)
         time.sleep(max(gap_ns - cost_ns, cost_ns if sensor.blocking else 50_000) / 1e9)
 

@@ -33,7 +33,7 @@ for times in sys.stdin.readline().split():
     while now() < off:
         pass
 """
-_READY_S = 5.0  # a small board may take half a second to start Python
+_READY_S = 30.0  # a small board may take half a second to start Python, a busy one longer
 _LEAD, _LONG, _PAUSE, _END = 0.15, 0.42, 0.6, 0.97  # of the whole: idle, a long load, a pause, pulses, idle
 _SHORTEST_PULSE_S = 0.015
 _GOLDEN = 0.6180339887498949
