@@ -47,15 +47,22 @@ if __name__ == "__main__":
 UNEQUAL = """
 import time, torch
 import torch.multiprocessing as mp
+from pathlib import Path
+
+def sampled():  # ten rows and more of each rank, so that some of them are of both
+    sizes = [path.stat().st_size for path in Path(__file__).parent.glob("runs/*/samples/training-*.rows")]
+    return len(sizes) == 2 and min(sizes) > 1000
 
 def train(rank):
     held = torch.ones(rank * 20_000_000)  # 80 MB in the second
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(60):
+    step = 0
+    while step < 20 or not sampled():
         model(torch.ones(3, 4)).sum().backward()
         time.sleep(0.03)
         optimizer.step()
+        step += 1
 
 if __name__ == "__main__":
     mp.spawn(train, nprocs=2)
