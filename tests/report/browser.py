@@ -9,10 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.patience import HANG_S
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
 PATH = next((found for name in NAMES if HAS_PLAYWRIGHT and (found := shutil.which(name))), None)
 _FLAGS = ("--disable-gpu", "--hide-scrollbars", "--disable-extensions", "--disable-component-update", "--disable-sync")
+_HANG_MS = HANG_S * 1000  # where a busy machine takes its time, the default of half a minute is none
 _BAD = ("error", "warning", "assert")  # of what a page says to its console
 
 
@@ -26,11 +29,12 @@ class Browser:
         self._playwright = sync_playwright().start()
         try:
             self._context = self._playwright.chromium.launch_persistent_context(
-                profile, executable_path=PATH, args=_FLAGS, chromium_sandbox=False, no_viewport=True
+                profile, executable_path=PATH, args=_FLAGS, chromium_sandbox=False, no_viewport=True, timeout=_HANG_MS
             )
         except BaseException:
             self._playwright.stop()
             raise
+        self._context.set_default_timeout(_HANG_MS)
         self.page = self._context.pages[0]
         self.said: list[str] = []  # errors and warnings of the console, exceptions, breaches of the policy
         self.asked: list[str] = []  # addresses that were asked for
