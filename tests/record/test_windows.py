@@ -63,7 +63,7 @@ def test_an_alarm_is_no_thread_that_the_training_can_list() -> None:
     alarm.set()
     listed = threading.enumerate()
     alarm.clear()
-    assert listed == before
+    assert set(listed) <= set(before)  # one of an earlier test may have ended
 
 
 def test_an_alarm_that_is_cleared_or_far_from_its_limit_does_nothing() -> None:
