@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
-from stepscope.experiments.tune.changes import Change, Switch
+from stepscope.experiments.tune.changes import Change, Switch, hooked
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.training import Targets
@@ -87,12 +87,8 @@ def _layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> It
         if tensor is not None and backward_ns:
             tensor.register_hook(lambda _: _wait(backward_ns))
 
-    hooks = [module.register_forward_hook(ended) for module in found[:1]]
-    try:
+    with hooked([module.register_forward_hook(ended) for module in found[:1]]):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _first_tensor(output: Any) -> Any:
@@ -116,12 +112,5 @@ def _loader(batch_ns: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _optimizer(targets: Targets, step_ns: int) -> Iterator[None]:
-    hooks = [
-        optimizer.register_step_post_hook(lambda *_: _wait(step_ns))
-        for optimizer in targets.optimizers[:1]
-    ]  # fmt: skip
-    try:
+    with hooked([optimizer.register_step_post_hook(lambda *_: _wait(step_ns)) for optimizer in targets.optimizers[:1]]):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -98,8 +99,7 @@ def _pairs(arm: Arm) -> str:
 
 
 def _median(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else None
+    return statistics.median_high(values) if values else None
 
 
 def _legend(helps: Sequence[Arm], ranks: Mapping[str, int]) -> str:

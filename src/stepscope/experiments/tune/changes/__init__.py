@@ -106,6 +106,16 @@ def _names(change: Change) -> set[str]:
 
 
 @contextlib.contextmanager
+def hooked(hooks: Iterable[Any]) -> Iterator[None]:
+    """Remove these hooks of torch at the end."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
 def switched(changes: Iterable[Change], targets: Targets) -> Iterator[None]:
     """Make the changes, and take them back in reverse."""
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepscope.experiments.tune.changes import Change, Facts, Switch
+from stepscope.experiments.tune.changes import Change, Facts, Switch, hooked
 
 if TYPE_CHECKING:
     import torch
@@ -26,54 +26,40 @@ def _layout_changes(facts: Facts) -> Iterator[Change]:
         refused = "the weights are laid out so already"
     code = "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
     risk = "other kernels of the convolutions: the last digits of the loss"
-    yield Change("channels_last", "channels_last memory format", "layout", code, risk, channels_last, refused=refused)
+    switch = functools.partial(laid_out, form="channels_last")
+    yield Change("channels_last", "channels_last memory format", "layout", code, risk, switch, refused=refused)
     reason = "" if facts["channels_last"] else "the weights are laid out so already"
-    yield Change(
-        "contiguous", "contiguous memory format instead of channels_last", "layout",
-        "model = model.to(memory_format=torch.contiguous_format)", risk, contiguous, refused=reason,
-    )  # fmt: skip
+    code = "model = model.to(memory_format=torch.contiguous_format)"
+    switch = functools.partial(laid_out, form="contiguous_format")
+    name = "contiguous memory format instead of channels_last"
+    yield Change("contiguous", name, "layout", code, risk, switch, refused=reason)
 
 
 @contextlib.contextmanager
-def channels_last(targets: Targets) -> Iterator[None]:
-    """Lay out weights, gradients and optimizer state of four dimensions with channels innermost, and the pictures."""
+def laid_out(targets: Targets, form: str) -> Iterator[None]:
+    """Lay out weights, gradients and optimizer state of four dimensions, and the pictures, in a format of torch's.
+
+    Tensors stay the same objects; afterwards each has the memory that it had before.
+    """
     import torch
 
-    with laid_out(targets, torch.channels_last):
-        yield
-
-
-@contextlib.contextmanager
-def contiguous(targets: Targets) -> Iterator[None]:
-    """Lay them out with the last dimension innermost."""
-    import torch
-
-    with laid_out(targets, torch.contiguous_format):
-        yield
-
-
-@contextlib.contextmanager
-def laid_out(targets: Targets, form: torch.memory_format) -> Iterator[None]:
-    """Move the tensors to a layout, in the same objects; afterwards each has the memory that it had before."""
-    import torch
-
+    layout: torch.memory_format = getattr(torch, form)
     moved: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in _tensors(targets):
         memory = tensor.data
-        changed = memory.to(memory_format=form)  # what torch's own `Module.to` does
+        changed = memory.to(memory_format=layout)  # what torch's own `Module.to` does
         if changed.data_ptr() != memory.data_ptr() or changed.stride() != memory.stride():
             tensor.data = changed
             moved.append((tensor, memory))
 
     def into(_: object, args: tuple[object, ...]) -> tuple[object, ...]:
-        return tuple(x.to(memory_format=form) if isinstance(x, torch.Tensor) and x.dim() == 4 else x for x in args)
+        return tuple(x.to(memory_format=layout) if isinstance(x, torch.Tensor) and x.dim() == 4 else x for x in args)
 
     hooks = [model.register_forward_pre_hook(into) for model in targets.called]
     try:
-        yield
+        with hooked(hooks):
+            yield
     finally:
-        for hook in hooks:
-            hook.remove()
         with torch.no_grad():
             for tensor, memory in moved:
                 memory.copy_(tensor.data)
@@ -143,10 +129,9 @@ def _autocast(device: str) -> Switch:
         for model in targets.called:
             hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
         try:
-            yield
+            with hooked(hooks):
+                yield
         finally:
-            for hook in hooks:
-                hook.remove()
             while opened:
                 opened.pop().__exit__(None, None, None)
 
