@@ -232,7 +232,7 @@ def sample(folder: Path, say: Say) -> None:
     opener = loop.StreamOpener(run, Path("/"), target, events, 100_000)
     opener._sensors = {name: Counting(name) for name in found}
     seen = Survey(found, {})
-    streams, readers = opener.hire(seen, {})
+    streams, readers = opener.open(seen, {})
     rows = [run / "samples" / f"{name}.rows" for name in found]
     ticks = [0]
 
