@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.fabricate import fabricate_run
 
 pytest.importorskip("altair")
 from stepscope.analysis.run import Run
+from stepscope.files import replace_json
 from stepscope.report.view import listing as listing_module
 from stepscope.report.view.listing import Listing
 from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_loopback, own_name
@@ -270,6 +272,46 @@ def test_the_next_process_reads_only_what_has_changed_since_the_last(
     assert kept.stat().st_mode & 0o077 == 0
     kept.write_text("[1", encoding="utf-8")
     assert [row.key for row in Listing(folder).look()] == [first[0].key]
+
+
+def test_very_many_runs_are_listed_at_once_and_read_bit_by_bit_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for most in ("AT_ONCE", "MORE"):
+        monkeypatch.setattr(f"stepscope.report.view.site.{most}", 10)
+    opened: list[Path] = []
+    whole = listing_module.read_json
+    monkeypatch.setattr(listing_module, "read_json", lambda path: [opened.append(path), whole(path)][1])
+    names = [f"20260101T0000{second:02}Z-lenet-00000{second % 10}" for second in range(35)]
+    for name in names:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        header = {"schema": 1, "id": name, "status": "ok", "workload": {"name": "lenet"}}
+        replace_json(tmp_path / "runs" / name / "run.json", header | {"clock": {"unix_ns": started_ns(name)}})
+    site = Site(tmp_path / "runs", Access())
+    rows = shown_rows(site)
+    assert [row["key"] for row in rows] == names[::-1]
+    assert {row["workload"] for row in rows} == {"lenet"}
+    assert [row["status"] for row in rows] == ["ok"] * 10 + ["not read yet"] * 25
+    assert [path.parent.name for path in opened] == names[::-1][:10]
+    assert site.listing.find(names[0]).facts["status"] == "ok", "what is asked for is read"  # type: ignore[union-attr]
+    assert len(opened) == 11
+    at_a_time = [len(opened)]
+    while any(row["status"] == "not read yet" for row in shown_rows(site)):
+        at_a_time.append(len(opened) - sum(at_a_time))
+    assert max(at_a_time) <= 11
+    assert len(opened) == len(names), "each file once"
+    assert shown_rows(site) == sorted(shown_rows(site), key=lambda row: row["started_s"], reverse=True)
+
+
+def started_ns(name: str) -> int:
+    stamp = datetime.strptime(name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    return int(stamp.timestamp() * 1e9)
+
+
+def shown_rows(site: Site) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(site.answer("/runs.json", {"Host": "localhost"}).body)["rows"]
+    return rows
 
 
 @pytest.mark.parametrize(

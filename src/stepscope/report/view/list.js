@@ -1,6 +1,6 @@
 "use strict";
 /* The list: filter, sort, tick two to ten runs to compare; rows follow what goes on in the folder. */
-const MOST_TICKED = 10, FIRST = 300, FAST_MS = 3000, SLOW_MS = 20000;
+const MOST_TICKED = 10, FIRST = 300, FAST_MS = 3000, SLOW_MS = 20000, AT_ONCE_MS = 200, UNREAD = "not read yet";
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 let rows = data.rows, sorted = { by: "started_s", down: true }, open = false;
@@ -62,7 +62,8 @@ function show() {
   const found = shown(), visible = open ? found : found.slice(0, FIRST);
   $("table").tBodies[0].replaceChildren(...visible.map(line));
   $("count").textContent = found.length === rows.length ? runs(rows.length) : found.length + " of " + runs(rows.length);
-  $("about").textContent = runs(rows.length);
+  const unread = rows.filter((row) => row.status === UNREAD).length;
+  $("about").textContent = runs(rows.length) + (unread ? ", " + unread.toLocaleString("en") + " of them not read yet" : "");
   $("more").hidden = found.length <= visible.length;
   $("more").textContent = "Show all " + found.length;
   $("compare").disabled = ticked.size < 2;
@@ -85,6 +86,8 @@ function headings() {
     return heading;
   }));
 }
+const is = (status) => (row) => row.status === status;
+const pause = () => rows.some(is(UNREAD)) ? AT_ONCE_MS : rows.some(is("running")) ? FAST_MS : SLOW_MS;
 async function follow() {
   try {
     if (!document.hidden) {
@@ -95,7 +98,7 @@ async function follow() {
       }
     }
   } catch { $("about").textContent = "the server does not answer"; }
-  setTimeout(follow, rows.some((row) => row.status === "running") ? FAST_MS : SLOW_MS);
+  setTimeout(follow, pause());
 }
 $("search").addEventListener("input", show);
 for (const name of ["workload", "status", "device"]) $(name).addEventListener("change", show);
@@ -109,4 +112,4 @@ $("over-time").addEventListener("click", () => {
   location.href = "/over-time?" + [...ticked].map((key) => "run=" + encodeURIComponent(key)).join("&");
 });
 choices(); headings(); show();
-setTimeout(follow, FAST_MS);
+setTimeout(follow, Math.min(pause(), FAST_MS));

@@ -1,19 +1,22 @@
 """The runs below a folder as rows of a list: from run.json, summary.json, and where that is not yet written the steps.
 
 A path that a visitor asks for is only ever looked up among these rows, so that none leads out of the folder. Links that
-lead out of it are not followed.
+lead out of it are not followed. A folder of very many runs is shown at once and read bit by bit: until then a row has
+what the name of its folder says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from stepscope.analysis.time.steps import quick_stats
 from stepscope.analysis.time.tracks import QUANTITIES, Line, lines_over_time
 from stepscope.arrays import Floats
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.files import replaced, user_cache
+from stepscope.files import read_json, replaced, user_cache
 from stepscope.quantities import simulated_badge
 from stepscope.report.live.folder import planned_steps, status_of
 from stepscope.report.run_figures import labels
@@ -42,6 +45,9 @@ _METRICS = {
     "estimated_energy_per_step": "estimated_step_j",
     "peak_memory": "peak_bytes",
 }
+UNREAD = "not read yet"  # in the place of a status
+AT_ONCE = 500  # runs that the first answer reads, in about a third of a second
+MORE = 2_000  # that each later one does
 _WARMUP = 3  # steps, of a run that does not say
 _WHOLE = ("run", "process", "processes", "total", "device")
 
@@ -61,47 +67,70 @@ class ListedRun:
     facts: dict[str, Any]
 
 
+_Seen = tuple[tuple[int, ...], ListedRun]  # the state of its files when it was read
+
+
 class Listing:
     """The runs of a folder; a look reads only what has changed since the last, in this process or before it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._seen: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
+        self._seen: dict[str, _Seen] = {}
         self._kept = {
             key: (state, ListedRun(key, self.root / key, facts)) for key, (state, facts) in read_rows(self.root).items()
         }
         self._lock = threading.Lock()
 
-    def look(self) -> list[ListedRun]:
-        """Every run that can be listed, the newest first."""
+    def look(self, most: int = _MOST_RUNS) -> list[ListedRun]:
+        """Every run that can be listed, the newest first; of those that are new, the newest `most` are read now."""
         with self._lock:
-            seen = {**self._kept, **self._seen}
-            found: dict[str, tuple[tuple[int, ...], ListedRun]] = {}
-            for folder in _folders(self.root):
+            seen, self._kept = {**self._kept, **self._seen}, {}
+            found: dict[str, _Seen] = {}
+            waiting: list[tuple[str, Path]] = []
+            for folder in itertools.islice(_folders(self.root), _MOST_RUNS):
                 key = folder.relative_to(self.root).as_posix()
-                state = _state(folder)
                 kept = seen.get(key)
-                if kept is not None and kept[0] == state and kept[1].facts["status"] != "running":
+                if (
+                    kept is not None
+                    and kept[1].facts["status"] not in ("running", UNREAD)
+                    and kept[0] == _state(folder)
+                ):
                     found[key] = kept
-                elif (facts := _facts(folder, self.root)) is not None:
-                    found[key] = (state, ListedRun(key, folder, facts))
-                if len(found) >= _MOST_RUNS:
-                    break
-            new = [listed for state, listed in found.values() if seen.get(listed.key) != (state, listed)]
-            _fill_steps(new, self.root)
-            self._seen, self._kept = found, {}
+                else:
+                    waiting.append((key, folder))
+            waiting.sort(key=lambda run: run[1].name, reverse=True)  # names begin with the time
+            later = {key: seen.get(key) or ((), ListedRun(key, run, _named(run))) for key, run in waiting[most:]}
+            self._seen = {**found, **later}
+            new = self._read(waiting[:most], seen)
             if len(new) >= _WORTH_KEEPING:
-                write_rows(self.root, {key: (state, listed.facts) for key, (state, listed) in found.items()})
-        rows = [listed for _, listed in found.values()]
+                read = (each for each in self._seen.values() if each[1].facts["status"] != UNREAD)
+                write_rows(self.root, {listed.key: (state, listed.facts) for state, listed in read})
+            rows = [listed for _, listed in self._seen.values()]
         return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
     def find(self, key: str) -> ListedRun | None:
         """The run with this path below the folder; None where none is listed under it."""
-        kept = self._seen.get(key)
-        if kept is None:
-            self.look()
+        if key not in self._seen:
+            self.look(AT_ONCE)
+        with self._lock:
             kept = self._seen.get(key)
+            if kept is not None and kept[1].facts["status"] == UNREAD:
+                self._read([(key, kept[1].path)], {})
+                kept = self._seen.get(key)
         return None if kept is None else kept[1]
+
+    def _read(self, runs: Sequence[tuple[str, Path]], seen: Mapping[str, _Seen]) -> list[ListedRun]:
+        """Read these runs into what was seen; return those that are not as they were."""
+        read: list[_Seen] = []
+        for key, folder in runs:
+            self._seen.pop(key, None)
+            state = _state(folder)
+            if (facts := _facts(folder, self.root)) is not None:
+                read.append((state, ListedRun(key, folder, facts)))
+        new = [listed for state, listed in read if seen.get(listed.key) != (state, listed)]
+        _fill_steps(new, self.root)
+        self._seen.update({listed.key: (state, listed) for state, listed in read})
+        return new
 
 
 def leads_out(folder: Path, root: Path) -> bool:
@@ -177,7 +206,7 @@ def _json(path: Path, root: Path) -> dict[str, Any]:
     try:
         if not _is_file(path) or path.stat().st_size > _LARGEST or not path.resolve().is_relative_to(root):
             return {}
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -208,6 +237,34 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
         "verdict": _text(verdict.get("sentence")) if isinstance(verdict, dict) else None,
         **_metrics(summary),
     }
+
+
+def _named(folder: Path) -> dict[str, Any]:
+    """Return the row of a run that was not read yet: what the name of its folder says."""
+    stamp, _, rest = folder.name.partition("-")
+    started_s = _stamped_s(stamp)
+    workload = rest.rpartition("-")[0] if started_s is not None else ""
+    unknown = (
+        "reason",
+        "batch",
+        "optimizer",
+        "precision",
+        "device",
+        "board",
+        "steps",
+        "planned",
+        "simulated",
+        "verdict",
+    )
+    known = {"id": folder.name, "status": UNREAD, "workload": workload or folder.name, "warmup": _WARMUP}
+    return {**dict.fromkeys((*unknown, *_METRICS.values())), **known, "started_s": started_s}
+
+
+def _stamped_s(name: str) -> float | None:
+    """Return the time that the name of a run folder begins with, seconds of Unix; None where it has none."""
+    with contextlib.suppress(ValueError):
+        return datetime.strptime(name[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+    return None
 
 
 def _metrics(summary: dict[str, Any]) -> dict[str, float | None]:

@@ -29,7 +29,7 @@ from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
 from stepscope.report.live.run_state import Now, Watch
 from stepscope.report.view import listing as over_time
-from stepscope.report.view.listing import ListedRun, Listing, leads_out
+from stepscope.report.view.listing import AT_ONCE, MORE, ListedRun, Listing, leads_out
 from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 
 _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
@@ -94,10 +94,10 @@ class Site:
 
     def _routed(self, path: str, query: Mapping[str, list[str]]) -> Answer:
         if path == "/":
-            page, script = list_page(self.listing.root.name or "runs", self._rows())
+            page, script = list_page(self.listing.root.name or "runs", self._rows(AT_ONCE))
             return Answer(200, page, _HTML, _own_page(script))
         if path == "/runs.json":
-            return Answer(200, json.dumps({"rows": self._rows()}, allow_nan=False), _JSON)
+            return Answer(200, json.dumps({"rows": self._rows(MORE)}, allow_nan=False), _JSON)
         if path == "/over-time":
             return self._over_time(query.get("run", []))
         if path == "/compare":
@@ -110,8 +110,8 @@ class Site:
             return Answer(403, "a link in this run leads out of the folder: it is not shown")
         return {"run": self._run, "live": self._live, "now": self._now}[kind](listed)
 
-    def _rows(self) -> list[dict[str, object]]:
-        return [{"key": row.key, **row.facts} for row in self.listing.look()]
+    def _rows(self, most: int) -> list[dict[str, object]]:
+        return [{"key": row.key, **row.facts} for row in self.listing.look(most)]
 
     def _run(self, listed: ListedRun) -> Answer:
         page = self._kept.get((listed.key,), state_of(listed.path), lambda: html.render(Run(listed.path)))
@@ -139,7 +139,7 @@ class Site:
 
     def _over_time(self, keys: list[str]) -> Answer:
         """The runs laid over each other by time; the newest of the folder where none is named."""
-        chosen = self._chosen(keys) if keys else over_time.newest(self.listing.look(), self.listing.root)
+        chosen = self._chosen(keys) if keys else over_time.newest(self.listing.look(AT_ONCE), self.listing.root)
         if isinstance(chosen, Answer):
             return chosen
         state = tuple(state_of(listed.path) for listed in chosen)
