@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.files import clear_parts, read_object, replace_json, replaced, store_object, user_cache, user_data
+from stepscope.files import (
+    CHANGED,
+    MENDED,
+    clear_parts,
+    read_object,
+    replace_json,
+    replaced,
+    sealed,
+    store_object,
+    unsealed,
+    user_cache,
+    user_data,
+)
 
 NO_PROCESS = 2**22 + 1  # above the largest pid_max of Linux
 
@@ -34,7 +46,7 @@ def test_what_could_not_be_written_leaves_the_old_content_and_nothing_beside_it(
         part.write_text("half")
         raise raised
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
-    assert path.read_text() == "{}\n"
+    assert json.loads(path.read_text()) == {}
 
 
 def test_the_error_names_the_file_that_was_meant(tmp_path: Path) -> None:
@@ -75,3 +87,30 @@ def test_the_folders_of_a_user_follow_the_base_directories(monkeypatch: pytest.M
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/counts/as/none")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert (user_cache(), user_data()) == (tmp_path / ".cache" / "stepscope", tmp_path / "data" / "stepscope")
+
+
+def test_each_bit_that_is_flipped_in_sealed_json_is_seen_and_set_right() -> None:
+    text = json.dumps({"a": {"b": 1}, "c": "}"})
+    whole = sealed(text).encode() + b"\n"
+    assert unsealed(whole) == (text.encode(), "")
+    assert json.loads(whole) == json.loads(text)
+    for bit in range(8 * (len(whole) - 1)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert unsealed(bytes(changed)) == (text.encode(), MENDED if bit < 8 * len(text) else CHANGED)
+
+
+def test_two_flipped_bits_in_sealed_json_are_seen() -> None:
+    whole = sealed('{"a": 1234}').encode()
+    for first in range(8 * 11):
+        changed = bytearray(whole)
+        changed[first // 8] ^= 1 << first % 8
+        changed[5] ^= 3
+        assert unsealed(bytes(changed))[1]
+
+
+@pytest.mark.parametrize("text", [b'{"a": 1}', b'{"a": 1}\n', b'{"a": 1}\r\n', b"[1]", b""])
+def test_json_without_a_seal_is_taken_as_it_is(text: bytes) -> None:
+    found, changed = unsealed(text)
+    assert not changed
+    assert found.strip() == text.strip()

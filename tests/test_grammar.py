@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from stepscope.__main__ import build_app, main
 from stepscope.api.run_request import RunRequest
-from stepscope.cli import PANELS, command_names, load_commands
+from stepscope.cli import PANELS, _script, command_names, load_commands
 from stepscope.cli._script import typed_plainly
 from stepscope.cli.run import PARSER
 from stepscope.errors import RunNotFound
@@ -111,6 +111,21 @@ def test_a_script_is_waited_for_without_the_libraries_of_options_tables_and_arra
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert ended.stdout.splitlines() == ["trained", "", "0"]
+
+
+def test_a_fault_after_the_end_of_a_script_is_said_and_changes_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("ours")
+
+    for place in ("record.ceilings.write_ceilings", "record.empty_process.write_empty_process_bytes"):
+        monkeypatch.setattr(f"stepscope.{place}", broken)
+    monkeypatch.setattr("stepscope.runfolder.pack.pack", broken)
+    monkeypatch.setattr("stepscope.cli._script.report_run", broken)
+    for code in (0, 7):
+        assert _script.end_of_script(tmp_path, code, RunRequest("train.py"), quiet=False) == code
+    assert capsys.readouterr().err.count("a fault in Stepscope") == 7
 
 
 def test_batch_has_the_name_that_other_tools_give_it(parser: PARSER) -> None:

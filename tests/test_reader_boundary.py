@@ -21,9 +21,10 @@ from tests.fabricate import fabricate_run
 import stepscope
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.errors import RunDamaged, StepscopeError
+from stepscope.files import CHANGED, MENDED, read_json, replace_json
 from stepscope.liveness import runs_still
 from stepscope.privacy import redacted
-from stepscope.runfolder import RunReader, checksums
+from stepscope.runfolder import RunReader, RunWriter, checksums
 from stepscope.runfolder.validation import DEEPEST, clean_text, parse
 
 
@@ -60,6 +61,55 @@ def test_one_flipped_bit_costs_one_part_and_the_report_says_which(run: Path) -> 
     assert 0 < opened.ops.height < before
     assert opened.damaged == [f"ops/{part.name}"]
     assert f"ops/{part.name}" in stepscope.text(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("run.json", "workload"),
+        ("device.json", "name"),
+        ("model.json", "type"),
+        ("channels.json", "unit"),
+        ("sources.json", "sources"),
+    ],
+)
+def test_a_flipped_bit_in_json_is_named_and_costs_nothing(run: Path, name: str, key: str) -> None:
+    if not (run / name).exists():
+        RunWriter.attach(run).sources({"step": 1, "sources": ["train.py:1"], "rows": []})
+    replace_json(run / name, read_json(run / name))
+    assert RunReader(run).damaged == []
+    content = (run / name).read_bytes()
+    text = content.index(f'"{key}":'.encode()) + len(key) + 3
+    at = next(place for place in range(text, len(content)) if content[place : place + 1].isalpha())
+    (run / name).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    if two := name == "device.json":
+        (run / name).write_bytes(content[:at] + bytes([content[at] ^ 1, content[at + 1] ^ 1]) + content[at + 2 :])
+    opened = RunReader(run)
+    _ = opened.device, opened.model, opened.channels, opened.sources
+    assert opened.damaged == [f"{name}: {CHANGED if two else MENDED}"]
+    assert opened.steps.height == 12
+    assert opened.ops.height > 0
+    assert name in stepscope.text(run)
+
+
+def test_an_event_that_was_changed_is_named(run: Path) -> None:
+    RunWriter.attach(run).event("gap", "3 s without power")
+    lines = (run / "events.jsonl").read_bytes()
+    assert RunReader(run).events[-1]["message"] == "3 s without power"
+    (run / "events.jsonl").write_bytes(lines.replace(b"3 s without", b"9 s without"))
+    opened = RunReader(run)
+    assert opened.events[-1]["message"] == "9 s without power"
+    assert opened.damaged == ["events.jsonl"]
+
+
+def test_checksums_that_are_damaged_themselves_condemn_no_other_file(run: Path) -> None:
+    stated = (run / "checksums.json").read_bytes()
+    digit = stated.index(b",\n") - 1
+    (run / "checksums.json").write_bytes(stated[:digit] + bytes([stated[digit] ^ 1]) + stated[digit + 1 :])
+    opened = RunReader(run)
+    assert opened.steps.height == 12
+    assert opened.ops.height > 0
+    assert opened.damaged == [f"checksums.json: {MENDED}"]
 
 
 def test_a_flipped_bit_in_samples_or_steps_leaves_the_rest(run: Path) -> None:

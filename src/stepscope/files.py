@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def _user_folder(variable: str, default: str) -> Path:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty where it is missing, damaged or no object."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -73,9 +74,56 @@ def store_object(path: Path, content: Mapping[str, Any]) -> bool:
 
 
 def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:
-    """Write a value as indented JSON in the place of a file; what JSON does not know becomes text."""
+    """Write a value as indented JSON, sealed, in the place of a file; what JSON does not know becomes text."""
     with replaced(path, durable, whole) as part:
-        part.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        part.write_text(sealed(json.dumps(content, indent=1, default=str)) + "\n", encoding="utf-8")
+
+
+def sealed(text: str) -> str:
+    """Return JSON with its CRC32 behind it, in 32 spaces (0) and tabs (1): readers of JSON pass over them."""
+    return text + f"{zlib.crc32(text.encode()):032b}".translate(_SEAL)
+
+
+_SEAL = str.maketrans("01", " \t")
+
+
+def unsealed(data: bytes) -> tuple[bytes, str]:
+    """Return an object as JSON without its seal, and how it differs from what was sealed: "", `MENDED` or `CHANGED`.
+
+    One flipped bit is found and set right. Without a seal nothing can be said against it.
+    """
+    text, seal = data.rstrip(b"\r\n")[:-32], data.rstrip(b"\r\n")[-32:]
+    if len(seal) == 32 and not seal.strip(b" \t"):
+        wrong = zlib.crc32(text) ^ int(seal.decode().translate(_UNSEAL), 2)
+        mended = _mended(text, wrong) if wrong else text
+        return (mended, MENDED if wrong else "") if mended is not None else (text, CHANGED)
+    end = data.rfind(b"}") + 1
+    return (data[:end], CHANGED) if end and data[end:].strip(b"\r\n") else (data, "")
+
+
+MENDED, CHANGED = "one flipped bit was set right", "not as it was written"
+_UNSEAL = str.maketrans(" \t", "01")
+_LARGEST_MENDED = 100_000  # bytes
+
+
+def _mended(text: bytes, wrong: int) -> bytes | None:
+    """Return a text with the one bit flipped that makes a CRC32 of which these bits are wrong right; None without one.
+
+    What a flipped bit does to the CRC32 depends on how far from the end it is alone.
+    """
+    table = [zlib.crc32(bytes([byte])) ^ zlib.crc32(b"\0") for byte in range(256)]
+    for bit in range(8) if len(text) <= _LARGEST_MENDED else ():
+        change = table[1 << bit]
+        for place in range(len(text) - 1, -1, -1):
+            if change == wrong:
+                return text[:place] + bytes([text[place] ^ 1 << bit]) + text[place + 1 :]
+            change = table[change & 255] ^ change >> 8
+    return None
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds, whatever became of its seal; OSError or ValueError where it cannot be read."""
+    return json.loads(unsealed(path.read_bytes())[0].decode("utf-8", errors="replace"))
 
 
 def clear_parts(folder: Path) -> None:

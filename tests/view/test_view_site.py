@@ -15,7 +15,7 @@ from tests.fabricate import fabricate_run
 
 pytest.importorskip("altair")
 from stepscope.analysis.run import Run
-from stepscope.files import replace_json
+from stepscope.files import read_json, replace_json
 from stepscope.report.view import listing as listing_module
 from stepscope.report.view.listing import Listing
 from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_loopback, own_name
@@ -281,8 +281,12 @@ def test_very_many_runs_are_listed_at_once_and_read_bit_by_bit_the_newest_first(
     for most in ("AT_ONCE", "MORE"):
         monkeypatch.setattr(f"stepscope.report.view.site.{most}", 10)
     opened: list[Path] = []
-    whole = listing_module.read_json
-    monkeypatch.setattr(listing_module, "read_json", lambda path: [opened.append(path), whole(path)][1])
+
+    def read(path: Path) -> Any:
+        opened.append(path)
+        return read_json(path)
+
+    monkeypatch.setattr(listing_module, "read_json", read)
     names = [f"20260101T0000{second:02}Z-lenet-00000{second % 10}" for second in range(35)]
     for name in names:
         (tmp_path / "runs" / name).mkdir(parents=True)

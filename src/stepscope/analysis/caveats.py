@@ -37,6 +37,7 @@ from stepscope.analysis.time.steps import (
     whole_steps,
 )
 from stepscope.arrays import Floats
+from stepscope.files import CHANGED, MENDED
 from stepscope.runfolder import RunReader
 from stepscope.units import percent, plural
 
@@ -311,8 +312,14 @@ def _stated_reason(entry: dict[str, Any]) -> str:
 
 
 def _damaged_files(run: RunReader) -> Iterator[NotMeasured]:
-    for name in run.damaged:
-        yield NotMeasured(name, "the file is damaged and was excluded", group=LOST)
+    for name in run.damaged_files():
+        file, _, what = name.partition(": ")
+        if what == MENDED:
+            yield NotMeasured(file, f"{MENDED}: nothing is lost, but what it lies on may not be sound", group=LOST)
+        elif what == CHANGED:
+            yield NotMeasured(file, f"it is {CHANGED}, by damage or by hand: it may be wrong", group=LOST)
+        else:
+            yield NotMeasured(name, "the file is damaged and was excluded", group=LOST)
 
 
 def _thinned(run: Run) -> Iterator[NotMeasured]:

@@ -202,10 +202,10 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
 
 
 def _damaged(run: Run) -> Iterator[str]:
-    """Yield a caution where damaged files were excluded: no number of the run includes them."""
-    if run.damaged:
-        more = f" and {len(run.damaged) - 1} more" if len(run.damaged) > 1 else ""
-        yield f"Damaged and excluded: {run.damaged[0]}{more}."
+    """Yield a caution where files are damaged: what cannot be trusted at all was excluded."""
+    if damaged := run.damaged_files():
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        yield f"Damaged: {damaged[0]}{more}."
 
 
 def _simulated(run: Run) -> Iterator[str]:

@@ -5,10 +5,11 @@ The library of options, the analysis and the tables are left alone until somethi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,10 +130,19 @@ def pack_run(path: Path) -> None:
     """Make Parquet of what was written while the training went on; what cannot be stays as it is, and can be read."""
     from stepscope.runfolder.pack import pack
 
-    try:
+    with harmless("the run could not be packed into Parquet, and is whole without"):
         pack(path)
+
+
+@contextlib.contextmanager
+def harmless(failed: str) -> Iterator[None]:
+    """Say what fails after a training, also a fault of ours: none of it changes how the training ended."""
+    try:
+        yield
     except (StepscopeError, OSError) as error:
-        say(f"the run could not be packed into Parquet, and is whole without: {error}")
+        say(f"{failed}: {error}")
+    except Exception:
+        say(f"{traceback.format_exc()}{failed}, which is a fault in Stepscope")
 
 
 def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False) -> int:
@@ -143,10 +153,13 @@ def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html:
     if code == 0 and request.record_memory != "off":
         from stepscope.record.empty_process import write_empty_process_bytes
 
-        write_empty_process_bytes(path, say)
-    write_ceilings(path, say, request.ceilings and code == 0)
+        with harmless("the memory of a process without training is not known"):
+            write_empty_process_bytes(path, say)
+    with harmless("the ceilings of this device are not known"):
+        write_ceilings(path, say, request.ceilings and code == 0)
     pack_run(path)
-    report_run(path, request.meter_csv, quiet, html, True)
+    with harmless("the run could not be reported"):
+        report_run(path, request.meter_csv, quiet, html, True)
     return end_as(code)
 
 

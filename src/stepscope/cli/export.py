@@ -45,5 +45,5 @@ def _missing_parts(part: Excerpt) -> list[str]:
     if part.sample_count == 0:
         said.append("nothing was sampled in these steps: the file has no counters")
     if part.run.damaged:
-        said.append(f"cannot be read and is excluded: {', '.join(part.run.damaged)}")
+        said.append(f"damaged: {', '.join(part.run.damaged)}")
     return said

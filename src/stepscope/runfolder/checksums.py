@@ -1,6 +1,6 @@
 """Sizes and CRC32 of the packed files of a run: a flipped bit costs the file that it is in, and the reader says which.
 
-Parts have checksums of their own, column by column; JSON says itself where it is broken.
+Parts have checksums of their own, column by column; JSON is sealed (`stepscope.files.sealed`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from stepscope.files import replace_json
+from stepscope.files import replace_json, unsealed
 from stepscope.runfolder.validation import MOST_BYTES, read_regular
 
 CHECKSUMS = "checksums.json"
@@ -27,7 +27,7 @@ def note(run: Path, *names: str) -> None:
 def stated(run: Path) -> dict[str, Any]:
     """Return what was noted, by file."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(read_regular(run / CHECKSUMS, MOST_BYTES))
+        content = json.loads(unsealed(read_regular(run / CHECKSUMS, MOST_BYTES))[0])
         if isinstance(content, dict):
             return content
     return {}

@@ -87,6 +87,12 @@ class RunReader:
         stated = self.meta.get("warmup_steps")
         return 3 if stated is None else int(stated)
 
+    def damaged_files(self) -> list[str]:
+        """Return what is damaged of all JSON and of what else was read so far."""
+        for name in _REPLACED:
+            self._json(name)
+        return self.damaged
+
     @property
     def is_part(self) -> bool:
         """Return whether this is the part of a further process, in the folder of the run."""
@@ -378,7 +384,8 @@ class RunReader:
 
     @cached_property
     def _checksums(self) -> dict[str, Any]:
-        return self._json(CHECKSUMS)
+        stated = self._json(CHECKSUMS)
+        return {} if any(name.startswith(CHECKSUMS) for name in self.damaged) else stated
 
     def _json(self, name: str) -> dict[str, Any]:
         if name not in self._json_files:
@@ -399,12 +406,12 @@ class RunReader:
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:
         try:
-            lines = self._bytes("events.jsonl").decode("utf-8", errors="replace").splitlines()
+            lines = self._bytes("events.jsonl").splitlines()
         except OSError:
             return
         for number, line in enumerate(lines, 1):
             try:
-                event, dropped = validation.parse(line.encode("utf-8", "replace"), validation.EVENT)
+                event, dropped = validation.parse(line, validation.EVENT)
             except ValueError:
                 if number < len(lines):  # the last may be cut off by a crash, and lacks nothing that was whole
                     self._found_damaged("events.jsonl")

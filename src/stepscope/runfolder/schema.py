@@ -6,10 +6,11 @@ this. The same columns for polars are in `tables`.
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from stepscope.files import read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +109,7 @@ def channel_names(run: Path, sensor: str) -> list[str]:
 
 def read_channels(run: Path) -> list[dict[str, Any]]:
     """Return what channels.json says of each sampled column, while a run is written; readers check it."""
-    channels: list[dict[str, Any]] = json.loads((run / "channels.json").read_text(encoding="utf-8"))["channels"]
+    channels: list[dict[str, Any]] = read_json(run / "channels.json")["channels"]
     return channels
 
 

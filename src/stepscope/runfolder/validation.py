@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
+from stepscope.files import unsealed
 from stepscope.privacy import cleaned_fields, redacted
 from stepscope.runfolder.schema import SCHEMA
 
@@ -195,12 +196,16 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
 
 def parse(data: bytes, shape: Shape) -> tuple[Any, list[str]]:
-    """Return JSON as its shape allows it, and where something was dropped; ValueError where it is no JSON."""
+    """Return JSON as its shape allows it, and where something was dropped or its seal says that it was changed.
+
+    ValueError where it is no JSON.
+    """
+    data, changed = unsealed(data)
     try:
         content = json.loads(data.decode("utf-8", errors="replace"))
     except RecursionError:
         raise ValueError("objects within objects without end") from None
-    dropped: list[str] = []
+    dropped = [changed] if changed else []
     kept = _kept(content, shape, "", dropped, 0)
     return (None if kept is _DROPPED else kept), dropped
 

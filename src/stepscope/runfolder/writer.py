@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
-from stepscope.files import replace_json, replaced
+from stepscope.files import read_json, replace_json, replaced, sealed
 from stepscope.part_names import name_of, next_number
 from stepscope.privacy import cleaned, cleaned_fields, is_closed
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES
@@ -139,7 +139,7 @@ class RunWriter:
         """Write sources.json: the lines of the training's code that call layers and operators."""
         if self._is_mine():
             with replaced(self.path / "sources.json") as part:  # not indented: a step has thousands of op calls
-                part.write_text(json.dumps(cleaned(content), separators=(",", ":")), encoding="utf-8")
+                part.write_text(sealed(json.dumps(cleaned(content), separators=(",", ":"))), encoding="utf-8")
 
     def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
         """Append one step in RAM; `flush_steps` brings it to the disk."""
@@ -181,7 +181,7 @@ class RunWriter:
         if not self._is_mine():
             return
         entry = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
-        line = (json.dumps(cleaned(entry), default=str) + "\n").encode()
+        line = (sealed(json.dumps(cleaned(entry), default=str)) + "\n").encode()
         file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
         try:
             written = os.write(file, line)
@@ -279,7 +279,7 @@ class Reservoir:
 def _header_of(run: Path) -> dict[str, Any] | None:
     """Return the content of run.json; None where it holds no object, OSError where it cannot be read."""
     try:
-        header = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        header = read_json(run / "run.json")
     except (ValueError, RecursionError):
         return None
     return header if isinstance(header, dict) else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
-from stepscope.files import sync
+from stepscope.files import read_json, sync
 from stepscope.liveness import identity, is_running
 from stepscope.privacy import cleaned, cleaned_fields, redacted, withheld
 from stepscope.runfolder import RunReader, RunWriter
@@ -447,7 +447,7 @@ def _clear_copies(folder: Path) -> None:
 def _redact(run: RunReader) -> None:
     """Redact the secrets of a command line that an earlier version wrote as typed."""
     known = run.meta.get("argv")
-    stated = json.loads((run.path / "run.json").read_bytes().decode("utf-8", errors="replace")).get("argv")
+    stated = read_json(run.path / "run.json").get("argv")
     if known and isinstance(stated, list) and len(stated) == len(known) and redacted(map(str, stated)) != stated:
         RunWriter.attach(run.path).update(argv=known)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import Clock, monotonic_ns
+from stepscope.files import sealed
 from stepscope.part_names import name_of, next_number
 from stepscope.privacy import cleaned
 
@@ -104,7 +105,7 @@ class EventLog:
     def write(self, kind: str, message: str, **fields: Any) -> None:
         """Append one event of the sampler."""
         event = {"t_ns": self._clock(), "source": "sampler", "kind": kind, "message": message, **fields}
-        self._waiting.append(json.dumps(cleaned(event)).encode() + b"\n")
+        self._waiting.append(sealed(json.dumps(cleaned(event))).encode() + b"\n")
         self.flush()
 
     def flush(self) -> bool:
