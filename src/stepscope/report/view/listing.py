@@ -103,10 +103,10 @@ class Listing:
             self._seen = {**found, **later}
             new = self._read(waiting[:most], seen)
             if len(new) >= _WORTH_KEEPING:
-                read = (each for each in self._seen.values() if each[1].facts["status"] != UNREAD)
-                write_rows(self.root, {listed.key: (state, listed.facts) for state, listed in read})
-            rows = [listed for _, listed in self._seen.values()]
-        return sorted(rows, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
+                rows = {key: (state, run.facts) for key, (state, run) in self._seen.items()}
+                write_rows(self.root, {key: row for key, row in rows.items() if row[1]["status"] != UNREAD})
+            known = [listed for _, listed in self._seen.values()]
+        return sorted(known, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
     def find(self, key: str) -> ListedRun | None:
         """The run with this path below the folder; None where none is listed under it."""
