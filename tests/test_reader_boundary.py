@@ -100,6 +100,10 @@ def test_an_event_that_was_changed_is_named(run: Path) -> None:
     opened = RunReader(run)
     assert opened.events[-1]["message"] == "9 s without power"
     assert opened.damaged == ["events.jsonl"]
+    (run / "events.jsonl").write_bytes(lines.replace(b"3 s without", b"\x03 \x04 without"))
+    broken = RunReader(run)
+    assert [event["kind"] for event in broken.events] != ["gap"]
+    assert broken.damaged == ["events.jsonl"], "the last line is not cut off: it has its seal"
 
 
 def test_checksums_that_are_damaged_themselves_condemn_no_other_file(run: Path) -> None:

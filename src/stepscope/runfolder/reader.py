@@ -413,7 +413,8 @@ class RunReader:
             try:
                 event, dropped = validation.parse(line, validation.EVENT)
             except ValueError:
-                if number < len(lines):  # the last may be cut off by a crash, and lacks nothing that was whole
+                # The last may be cut off by a crash, and lacks nothing that was whole: its seal then.
+                if number < len(lines) or (len(line) > 32 and not line[-32:].strip(b" \t")):
                     self._found_damaged("events.jsonl")
                 continue
             if dropped:
