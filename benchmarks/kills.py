@@ -243,7 +243,7 @@ def sample(folder: Path, say: Say) -> None:
         return ticks[0] >= TICKS
 
     sampling = loop.Sampling(streams, events, Pace(), 100_000, readers=readers)
-    sampling.newcomers = opener.newcomers(seen, 1 << 60)
+    sampling.late_streams = opener.late_streams(seen, 1 << 60)
     sampling.run(wait)
     say("ended")
 
