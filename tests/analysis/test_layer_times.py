@@ -12,6 +12,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.layers import LayerTimes
+from stepscope.analysis.time.operators import OUTSIDE
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.runfolder import AUTOGRAD_NODE, RunWriter, part_of
 from stepscope.runfolder.checksums import CHECKSUMS
@@ -194,7 +195,24 @@ def test_a_layer_that_longer_steps_leave_as_it_is_is_not_shortened_with_them() -
 def test_a_layer_that_these_steps_tell_nothing_of_lengthens_as_they_do_and_its_interval_is_wide() -> None:
     found = timed_in([3000] * 8, 2000).in_step_of(2700 * US)
     assert found.ns[:, 0].mean() == pytest.approx(1800 * US, rel=0.01)
-    assert found.ns[:, 0].mean() + found.doubt_ns[0] == pytest.approx(1900 * US, rel=0.02)
+    assert found.ns[:, 0].mean() + found.doubt_ns[0] == pytest.approx(2000 * US, rel=0.02), (
+        "it may take the same in both"
+    )
+
+
+def test_a_layer_that_takes_most_of_few_steps_keeps_its_time_where_the_update_and_the_rest_vary_with_them() -> None:
+    draw = np.random.default_rng(0)
+    constant = 8000 * US + np.array([300.0, -200.0, 500.0, -600.0])
+    small = 20 * US + 400 * draw.standard_normal((4, 40))
+    update, rest = np.array([399.0, 416, 419, 410]) * US, np.array([394.0, 461, 431, 448]) * US
+    ns = np.column_stack([constant, small, update])
+    names = [("forward", "slow"), *(("forward", f"small{place}") for place in range(40)), ("optimizer", OUTSIDE)]
+    keys = pl.DataFrame(names, schema=["phase", "module"], orient="row")
+    lengths = ns.sum(axis=1) + rest
+    timed = LayerTimes(keys, ns, np.zeros_like(ns), lengths, np.zeros(len(names) + 1))
+    found = timed.in_step_of(float(lengths.mean()) - 200 * US)
+    assert found.ns[:, 0].mean() == pytest.approx(8000 * US, abs=found.doubt_ns[0])
+    assert found.doubt_ns[0] < 0.02 * 8000 * US
 
 
 @pytest.mark.parametrize("step_us", [10, 2650, 3000, 30_000])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, without_interruptions
 from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
@@ -27,6 +28,7 @@ _UPDATE = "Optimizer.step#"
 _RESET = ("Optimizer.zero_grad", "aten::zero_", "aten::_foreach_zero_", "aten::fill_")  # in its phase, but not of it
 _FEWEST = 4
 _ELASTIC = 0.5  # standard deviation of how far a layer lengthens with the step, where 1 is as much as the step does
+_LOOSE = 0.5  # the same of the update and of what is in no layer, in parts of what the step lengthens: they vary most
 _LEAST_SPREAD = 0.002  # of a layer's time from step to step, relative: a handful of steps may agree by chance
 _WAITED = 0.25  # so much longer than in its shortest step, relative: the layer waited for a core meanwhile
 _STRETCH_DOUBT = 0.025  # standard deviation of how much longer waits make a layer, relative
@@ -51,7 +53,9 @@ class LayerTimes:
         """Return the same for a step that takes `step_ns`, where these took longer, or less, than their looks cost.
 
         A layer lengthens with the step by as much as its times in these steps tell; one that they tell nothing of does
-        so as the step does. What that leaves over or lacks is divided by how little is known of each.
+        so as the step does. Of the update and of what is in no layer that is not taken to be likely: the Python between
+        operators lengthens further than its part of the step. What all of it leaves over or lacks is divided by how
+        little is known of each.
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
         rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
@@ -62,8 +66,11 @@ class LayerTimes:
         squares = float((beyond**2).sum())
         slope = beyond @ (values - mean) / squares if squares else even
         left = values - mean - beyond[:, None] * slope
-        noise = np.maximum((left**2).sum(axis=0) / max(len(values) - 2, 1), (_LEAST_SPREAD * mean) ** 2)
-        before = (_ELASTIC * even) ** 2
+        free = max(len(values) - 2, 1)
+        noise = np.maximum((left**2).sum(axis=0) / free, (_LEAST_SPREAD * mean) ** 2)
+        noise *= (special.stdtrit(free, 0.975) / _NORMAL) ** 2  # of few steps it is itself hardly known
+        loose = np.append((self.keys["phase"] == UPDATE).to_numpy(), True)
+        before = (_ELASTIC * even) ** 2 + np.where(loose, _LOOSE**2, 0.0)
         seen = noise / squares if squares else np.full(len(mean), np.inf)
         weight = before / np.maximum(before + seen, 1e-30)
         slope = weight * slope + (1 - weight) * even
