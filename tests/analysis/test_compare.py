@@ -128,6 +128,28 @@ def test_the_parts_are_of_a_step_without_the_profiler_where_profiled_steps_take_
     assert RESIDUAL not in why.parts["name"]
 
 
+def test_what_two_scripts_were_seen_to_train_otherwise_is_said_before_the_parts(tmp_path: Path) -> None:
+    unstated = {"workload": {"name": "train"}}
+    update = (*STEP[:-1], Op("Optimizer.step#Adam.step", None, "optimizer", 4000))
+    first = fabricate_run(tmp_path / "a", steps=40, noise=0.01, batch=16, header={**unstated, "threads": 1})
+    other = fabricate_run(tmp_path / "b", steps=40, noise=0.01, batch=8, header={**unstated, "threads": 2}, ops=update)
+    comparison = compare([first, other])
+    assert comparison.differences() == {"batch": (16, 8), "optimizer": ("SGD", "Adam"), "threads": (1, 2)}
+    (said,) = comparison.sentences()
+    assert "Changed: batch 16 to 8, optimizer SGD to Adam, threads 1 to 2" in said
+    assert said.index("Changed") < said.index("By phase: 'optimizer' +3.2")
+
+
+def test_a_difference_outside_the_layers_is_named_by_phase_and_the_largest_part_first(tmp_path: Path) -> None:
+    first = fabricate_run(tmp_path / "a", steps=40, noise=0.01)
+    other = fabricate_run(tmp_path / "b", steps=40, noise=0.01, residual_us=9000, ops=slower(STEP, "aten::addmm", 2000))
+    (said,) = compare([first, other]).sentences()
+    assert "By phase: (framework overhead) +8" in said
+    assert said.index("(framework overhead)") < said.index("'forward'")
+    loading = fabricate_run(tmp_path / "c", steps=40, noise=0.01, ops=slower(STEP, STEP[0].name, 5000))
+    assert "By phase: 'data' +5" in compare([first, loading]).sentences()[0]
+
+
 TRAINING = """
 import sys, torch
 from torch import nn

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fabricate import Op, fabricate_run, walk
+from tests.fabricate import STEP, Op, fabricate_run, walk
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
@@ -83,6 +83,15 @@ def test_updates_that_were_led_back_to_a_module_are_its_own(tmp_path: Path) -> N
     update = Op("aten::add_", "fc", "optimizer", 300)
     modules = Run(fabricate_run(tmp_path, ops=(Op("nn.Linear", "fc", "forward", 100), update))).modules()
     assert modules.filter(pl.col("module") == "fc")["optimizer_ns"].to_list() == [300 * US]
+
+
+def test_a_frozen_layer_has_no_backward_pass_rather_than_one_of_0(tmp_path: Path) -> None:
+    ops = tuple(op for op in STEP if not (op.phase == "backward" and op.module == "features.0"))
+    modules = Run(fabricate_run(tmp_path, ops=ops)).modules()
+    backward = {row["module"]: (row["backward_ns"], row["tree_backward_ns"]) for row in modules.iter_rows(named=True)}
+    assert backward["features.0"] == (None, None)
+    assert backward["features"] == (0.0, 400 * US)
+    assert modules.filter(pl.col("module") == "features.0")["forward_ns"].to_list() == [3150 * US]
 
 
 def test_kinds_of_op_have_times_by_phase_and_a_rate(tmp_path: Path) -> None:

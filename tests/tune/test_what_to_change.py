@@ -24,7 +24,7 @@ def _tuned(run: Run, **settings: Any) -> dict[str, Any]:
     table = {"name": "helps", "title": "What helps", "columns": ["change", "gain %"], "rows": [["channels_last", 20.0]]}
     return {
         "study": "tune", "answer": "channels_last: 20 % less time.", "command": "stepscope tune it", "tables": [table],
-        "settings": {"target": name, "batch": None, **settings}, "device": device,
+        "settings": {"target": name, "batch": run.meta["workload"].get("batch_size"), **settings}, "device": device,
     }  # fmt: skip
 
 
@@ -56,8 +56,10 @@ def test_a_tune_run_of_the_same_training_is_shown(tmp_path: Path, place: str) ->
 
 
 @pytest.mark.parametrize(
-    "other", [{"target": "another"}, {"batch": 7}], ids=["another workload", "another batch size"]
-)  # fmt: skip
+    "other",
+    [{"target": "another"}, {"batch": 7}, {"batch": None}, {"arguments": ["--wide"]}],
+    ids=["another workload", "another batch size", "a batch size that nobody stated", "other arguments"],
+)
 def test_a_tune_run_of_another_training_is_not_shown(tmp_path: Path, other: dict[str, Any]) -> None:
     run = Run(fabricate_run(tmp_path / "runs", steps=20))
     _keep(tmp_path / "studies" / "x-tune-x", _tuned(run, **other))

@@ -100,14 +100,14 @@ def _read(path: Path, study: str) -> dict[str, Any] | None:
 
 
 def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
-    """Return whether it is of the same workload or script, batch size and device."""
+    """Return whether it is of the same workload or script, arguments, batch size and device; not where unknown."""
     workload, settings = run.meta.get("workload") or {}, found.get("settings") or {}
     target = str(settings.get("target", ""))
-    batch = settings.get("batch")
     device = run.device.get("board") or run.device.get("cpu")
     return (
         Path(target).stem == workload.get("name")
-        and (batch is None or batch == workload.get("batch_size"))
+        and settings.get("batch") == workload.get("batch_size")
+        and list(settings.get("arguments") or ()) == _script_arguments(run)
         and (device is None or device == found.get("device"))
         and run.simulated is None
     )
@@ -129,16 +129,22 @@ def refuse_other_training(run: Run, target: str, batch: int | None) -> None:
 
 def _command(run: Run) -> list[str]:
     """Return the command that would measure them."""
-    script, argv = run.meta.get("script"), [str(word) for word in run.meta.get("argv") or ()]
+    script, arguments = run.meta.get("script"), _script_arguments(run)
     if script:
-        words = argv[2:] if argv[:2] == ["stepscope", "run"] else argv  # as it was asked for, or as the script sees it
-        arguments = words[1:] if words and Path(words[0]).name == Path(script).name else []
-        arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
         return ["stepscope", "tune", str(script), *(["--", *arguments] if arguments else [])]
     workload = run.meta.get("workload") or {}
     if "domain" not in workload:  # a loop of somebody's
         return ["stepscope", "tune", "train.py"]
     return ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
+
+
+def _script_arguments(run: Run) -> list[str]:
+    """Return the arguments that the script of a run was given; none for a workload."""
+    script, argv = run.meta.get("script"), [str(word) for word in run.meta.get("argv") or ()]
+    words = argv[2:] if argv[:2] == ["stepscope", "run"] else argv  # as it was asked for, or as the script sees it
+    if not script or not words or Path(words[0]).name != Path(script).name:
+        return []
+    return words[2:] if words[1:2] == ["--"] else words[1:]
 
 
 def _possible(run: Run) -> Iterator[tuple[str, str]]:

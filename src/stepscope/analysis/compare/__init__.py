@@ -22,12 +22,14 @@ from stepscope.analysis.compare.explanation import (
 )
 from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_sides
 from stepscope.analysis.compare.sides import (
+    CHANGES,
     RunGroup,
     Setting,
     match_settings,
     quantities,
     run_group,
     samples_per_step,
+    seen_differences,
     setting_differences,
     step_time,
 )
@@ -245,9 +247,9 @@ class Comparison:
         return same or sum(part.share for part in around) >= EXPLAINS
 
     def differences(self, other: int = 1, setting: int = 0) -> dict[str, tuple[Any, Any]]:
-        """Return the settings and devices that a side and the first do not have in common."""
-        sides = self.settings[setting].sides
-        return setting_differences(sides[0][0], sides[other][0])
+        """Return the settings and devices that a side and the first do not have in common, stated or seen."""
+        first, second = (self.settings[setting].sides[side][0] for side in (0, other))
+        return {**seen_differences(first, second), **setting_differences(first, second)}
 
     def layers(self, quantity: str = "time", setting: int = 0) -> list[LayerRow]:
         """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B).
@@ -362,9 +364,26 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
     said += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
     if comparison.by_the_machine(other, setting):
         return " ".join([*said, "No layer is named: the machine differed, and layers took longer or shorter with it."])
-    kinds = comparison.explain("time", "kind", other, setting)
-    named = [text for explained in (why, kinds) if (text := _dominant_parts(explained))]
-    return " ".join([*said, *(named or ["No part of the profiled steps shows it."]), *_unexplained_note(why)])
+    phases, kinds = (comparison.explain("time", by, other, setting) for by in ("phase", "kind"))
+    where = why if _largest(phases) in ("forward", "backward") else phases
+    named = [text for explained in (where, kinds) if (text := _dominant_parts(explained))]
+    said += [*_changed(comparison, other, setting), *(named or ["No part of the profiled steps shows it."])]
+    return " ".join([*said, *_unexplained_note(why)])
+
+
+def _changed(comparison: Comparison, other: int, setting: int) -> Iterator[str]:
+    """Yield what was changed between two sides: the parts that follow come of it."""
+    found = comparison.differences(other, setting)
+    named = [f"{name} {first} to {second}" for name in CHANGES if name in found for first, second in [found[name]]]
+    if named:
+        per_sample = ": `--per sample` takes it out" if "batch" in found and comparison.per == "step" else ""
+        yield f"Changed: {', '.join(named)}{per_sample}."
+
+
+def _largest(why: Explanation) -> str | None:
+    """Return the name of the part that makes most of the difference, in its direction."""
+    parts = why.parts.filter(pl.col("share") > 0).sort("share", descending=True)
+    return None if parts.is_empty() else str(parts["name"][0])
 
 
 def _around_sentence(part: Surrounding) -> str:

@@ -213,7 +213,8 @@ def module_table(run: Run) -> pl.DataFrame:
     recorded. `device_ns` is kernel time, null without an accelerator; `optimizer_ns` of modules is null where no update
     could be led back to a module, and `optimizer_shared` where it is a share, by elements, of updates that serve many
     modules; `flops` is of own ops, a step; `source` is the line of code that calls it. Times of a module of which no
-    call is seen (it lies in compiled or scripted code, or is never called) are null.
+    call is seen (it lies in compiled or scripted code, or is never called) are null, as is the backward pass of one
+    that is frozen.
     """
     times = run.step_times
     tree = module_tree(run, times.table)
@@ -239,9 +240,16 @@ def module_table(run: Run) -> pl.DataFrame:
     below = _subtree_sums(ran[None, :].astype(np.float64), tree)[0] > 0
     for prefix, known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
         module_times.hide(columns, prefix, ~known)
+        columns[f"{prefix}backward_ns"][:-2][~_any_backward(own, tree)] = np.nan
     columns["calls"][:-1][~ran] = np.nan
     split = [f"{prefix}{phase}_ns" for prefix in ("", "tree_") for phase in _SPLIT]
     return _without_unseen(run, _without_unknown_updates(_module_frame(columns)), split)
+
+
+def _any_backward(own: _ModuleTimes, tree: list[Module]) -> Flags:
+    """Return which modules have a backward pass, their own or of modules inside: (modules,)."""
+    ran: Flags = own.subtrees(tree).split["backward"].sum(axis=0)[:-1] > 0
+    return ran
 
 
 def _without_unseen(run: Run, frame: pl.DataFrame, split: list[str]) -> pl.DataFrame:
