@@ -53,9 +53,9 @@ class LayerTimes:
         """Return the same for a step that takes `step_ns`, where these took longer, or less, than their looks cost.
 
         A layer lengthens with the step by as much as its times in these steps tell; one that they tell nothing of does
-        so as the step does. Of the update and of what is in no layer that is not taken to be likely: the Python between
-        operators lengthens further than its part of the step. What all of it leaves over or lacks is divided by how
-        little is known of each.
+        so as the step does. Of the update and of what is in no layer that is not taken to be likely: framework overhead
+        lengthens further than its part of the step. What all of it leaves over or lacks is divided by how little is
+        known of each.
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
         rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
