@@ -30,6 +30,7 @@ from stepscope.analysis.energy.clocks import (
 from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
 from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit, trust
+from stepscope.analysis.energy.other_models import COMPARED, Other, other_models
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
@@ -45,6 +46,7 @@ from stepscope.analysis.energy.regression import (
     regress,
     sandwich,
 )
+from stepscope.analysis.energy.scaled_rows import FEWEST, scaled_rows
 from stepscope.analysis.energy.sensor_model import (
     SHORTEST_RC,
     SensorModel,
@@ -72,7 +74,6 @@ _ENOUGH = 300  # readings in profiled steps
 _BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
 _MOST_HOLD = 1.0  # s
 _CLOCKS_TRIED = 2  # other sensor models from which an unseen clock is looked for
-FEWEST = 20  # readings; with fewer there is nothing to fit
 
 
 @dataclass(frozen=True)
@@ -101,16 +102,6 @@ class Options:
     def prior(self, hold: float) -> Prior:
         """Return what a calibration starts from; hold: how old a value can be beyond its own delay, s."""
         return Prior(self.width, self.refresh, self.stated, hold)
-
-
-@dataclass(frozen=True)
-class Other:
-    """Another sensor model: its probability, and by how much it moves each power, W (P,), and all energy, a share."""
-
-    model: SensorModel
-    probability: float
-    moved: Floats
-    disagrees: float
 
 
 @dataclass(frozen=True)
@@ -158,28 +149,6 @@ class Attribution:
         return power
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The regression's matrix (M, P), each row scaled by weight and slow gain, and the readings scaled alike.
-
-    `theta` is the filter that makes the readings' errors independent (sensor_model.py).
-    """
-
-    matrix: Any
-    scale: Floats
-    watts: Floats
-    theta: float
-
-    def moments(self, mean_power: float) -> Moments:
-        seen = whitened(self.watts, self.theta)
-        cross = np.asarray(self.matrix.T @ unwhitened(seen, self.theta))
-        return Moments(whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen), mean_power)
-
-    def left(self, fit: Fit) -> Floats:
-        """Readings less the fit, whitened (M,)."""
-        return whitened(self.watts - self.matrix @ fit.watts, self.theta)
-
-
 def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
     """Fit the powers of all keys. None where there are too few readings over the steps, or all are the same."""
     with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
@@ -220,7 +189,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     readings = readings.kept(covered(timeline, readings, found.model))
     if readings.count < FEWEST:
         return None
-    rows, coarse = _scaled_rows(timeline, readings, found.model)
+    rows, coarse = scaled_rows(timeline, readings, found.model)
     fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest), coarse)
     left = rows.left(fit)
     spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
@@ -230,7 +199,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
         parts = rows.matrix, rows.scale, rows.theta, left
         shape = filter_shape(timeline, readings, fit, *parts, found.model)
         errors = replace(errors, moved=shape.moved)
-    others = _other_models(timeline, readings, found)
+    others = other_models(timeline, readings, found)
     of_times = _errors_of_times(timeline, fit.watts)
     of_weight = _errors_of_weight(timeline, readings, found.model, options.weight_sd)
     rivals = (np.sqrt(other.probability) * other.moved for other in others)
@@ -314,36 +283,10 @@ def _errors_of_weight(timeline: Timeline, readings: Readings, model: SensorModel
     powers = []
     for factor in (1 - _NUDGE, 1 + _NUDGE):
         other = _near_steps(timeline, readings.reweighted(factor))
-        other = other.kept(covered(few, other, model)).first(_COMPARED)
+        other = other.kept(covered(few, other, model)).first(COMPARED)
         cut = few.until(float(other.stamp[-1]) + 0.3)
-        powers.append(_scaled_rows(cut, other, model)[1].watts)
+        powers.append(scaled_rows(cut, other, model)[1].watts)
     return np.asarray((powers[1] - powers[0])[new][None, :] * sd / (2 * _NUDGE))
-
-
-_COMPARED = 4_000  # readings from which other sensor models' powers are taken
-
-
-def _other_models(timeline: Timeline, readings: Readings, found: Calibration) -> tuple[Other, ...]:
-    """The models that the readings do not exclude, with the powers that they would give."""
-    if not found.rivals:
-        return ()
-    few = readings.first(_COMPARED)
-    cut = timeline.until(float(few.stamp[-1]) + 0.3)
-    new, _ = condensed_keys(cut, *FEW_KEYS)
-    cut = condense(cut, *FEW_KEYS)
-    seen = np.all(
-        [covered(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))], axis=0
-    )
-    few = few.kept(seen) if seen.sum() >= FEWEST else few
-    weight = np.exp([0.0, *(other.log_odds for other in found.rivals)])
-    own = _scaled_rows(cut, few, found.model)[1].watts
-    others = []
-    for rival, probability in zip(found.rivals, (weight / weight.sum())[1:].tolist(), strict=True):
-        moved = (_scaled_rows(cut, few, rival.model)[1].watts - own)[new]
-        joules = np.abs(np.bincount(timeline.keys.kind, moved * timeline.seconds)).sum() / 2
-        share = float(joules) / max(float(readings.watts.mean()) * (timeline.end - timeline.begin), 1e-30)
-        others.append(Other(rival.model, probability, moved, share))
-    return tuple(others)
 
 
 def _near_steps(timeline: Timeline, readings: Readings) -> Readings:
@@ -411,7 +354,7 @@ def _unseen_clock(
     if shared is not None and not gauge:
         return shared
     timeline = without_false_detail(condense(timeline, *FEW_KEYS))
-    rows, fit = _scaled_rows(timeline, inside, model, ANY_SPREAD)
+    rows, fit = scaled_rows(timeline, inside, model, ANY_SPREAD)
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
         known = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
@@ -438,41 +381,6 @@ def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
     """Readings in profiled steps, where there are enough of them to calibrate with."""
     recorded = timeline.recorded[timeline.step_of(readings.at)]
     return readings.kept(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
-
-
-def _scaled_rows(
-    timeline: Timeline, readings: Readings, model: SensorModel, most: float = MOST_OF_KINDS
-) -> tuple[Rows, Fit]:
-    """Rows with the slow gain and the weight of each reading in; and the fit by signature."""
-    coarse = hierarchy(timeline.keys, "signature")
-    mean = float(readings.watts.mean())
-    matrix = design(timeline, readings, model)
-    plain = _weighted_rows(matrix, readings, np.ones(readings.count), 0.0)
-    first = regress(plain.moments(mean), coarse, most=most)
-    gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
-    left = plain.left(first)
-    theta = shared_error(left) if readings.carry else 0.0
-    rows = _weighted_rows(matrix, readings, gain, theta, _row_weights(timeline, readings, model, left))
-    return rows, regress(rows.moments(mean), coarse, first, most)
-
-
-def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
-    """Weight of each reading (M,), mean 1: what was seen of filled-in steps agrees less well with them."""
-    at = readings.at - model.lag
-    recorded = timeline.recorded[timeline.step_of(at)]
-    moves = float((readings.watts * readings.weight).std())
-    own = np.ones(readings.count) if readings.carry else trust(left, timeline.kind_of(at), moves)
-    if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
-        return np.asarray(own / own.mean())
-    ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))
-    weight = own * np.where(recorded, 1.0, min(ratio, 1.0))
-    return np.asarray(weight / weight.mean())
-
-
-def _weighted_rows(matrix: Any, readings: Readings, gain: Floats, theta: float, trust: Floats | None = None) -> Rows:
-    weight = readings.weight if trust is None else readings.weight * trust
-    scale = weight * gain
-    return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * weight, theta)
 
 
 def _assemble(

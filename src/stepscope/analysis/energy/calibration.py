@@ -106,6 +106,9 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
     last = _distinct([_settled(problem.holding(descent.hold), descent.x, free) for descent in last])
     weighed = _weighed(problem, last, prior, readings.period)
+    likely = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
+    last = _distinct([_likeliest_filter(problem.holding(descent.hold), descent) for descent in likely])
+    weighed = _weighed(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.holding(best.hold)
     sd = own.learnt(best.x).uncertainty(best.x, free)
@@ -138,7 +141,7 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
     if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
         return near
-    found = _settled(problem, found.x, free)
+    found = _likeliest_filter(problem, _settled(problem, found.x, free))
     return Calibration(problem.model(found.x), *problem.learnt(found.x).uncertainty(found.x, free), rivals=near.rivals)
 
 
@@ -412,7 +415,7 @@ class _Problem:
 
     def evidence(self, x: Floats) -> float:
         """Logarithm of how likely the readings are under a model, whatever the powers (up to a constant)."""
-        problem, coarse = self.prepared(x), condense(self.timeline, *_COMPARED_KEYS)
+        problem, coarse = self.prepared(x), condense(self.timeline, *COMPARED_KEYS)
         readings, scale = self.readings, self.readings.weight * problem.gain
         rows = whitened(design(coarse, readings, self.model(x)).toarray() * scale[:, None], problem.theta)
         seen = whitened(readings.watts * readings.weight, problem.theta)
@@ -420,7 +423,7 @@ class _Problem:
         return log_evidence(moments, regress(moments, hierarchy(coarse.keys, "signature"), most=ANY_SPREAD))
 
 
-_COMPARED_KEYS = 24, 72  # kinds and signatures
+COMPARED_KEYS = 24, 72  # kinds and signatures
 _SINGULAR = (
     1e-13  # of what the readings tell of the best known key: where no noise is left, nothing else tells two apart
 )
@@ -461,6 +464,35 @@ def _settled(problem: _Problem, x: Floats, free: Any) -> _Descent:
     return found
 
 
+def _likeliest_filter(problem: _Problem, found: _Descent) -> _Descent:
+    """The same with the time constant under which the readings are likeliest whatever the powers, if it has a filter.
+
+    A descent weighs the best powers alone: those behind a slower filter lie further apart, which the ridge holds
+    against it, though many more of them explain the readings. It ends at filters too fast by up to a third.
+    """
+    rc = float(np.sqrt(max(found.x[3], 0.0)))
+    for _ in range(_MOST_FILTER_SCANS):
+        if rc <= SHORTEST_RC:
+            return found
+        tried = [_with_filter(found.x, rc * factor, 1.0) for factor in _LIKELY_FILTERS]
+        seen = covered(problem.timeline, problem.readings, problem.model(tried[-1]))
+        if seen.sum() < _FEWEST_COMPARED:
+            return found
+        same = _Problem.of(problem.timeline, problem.readings.kept(seen)).holding(problem.hold)
+        log = [same.evidence(x) for x in tried]
+        best = int(np.argmax(log))
+        at_end = best in (0, len(log) - 1)
+        near = slice(min(max(best - 1, 0), len(log) - 3), None)
+        curve = np.polyfit(np.log(_LIKELY_FILTERS)[near][:3], log[near][:3], 2)
+        rc *= _LIKELY_FILTERS[best] if at_end else float(np.exp(-curve[1] / (2 * curve[0])))
+        if not at_end:
+            break
+    x = _with_filter(found.x, rc, 1.0)
+    return _Descent(problem.prepared(x).solved(x)[1], x, found.hold)
+
+
+_FILTERS_WEIGHED = 2
+_LIKELY_FILTERS = (0.7, 0.84, 1.0, 1.2, 1.44, 1.73)
 _MOST_FILTER_SCANS, _FILTERS, _BETTER = 3, (0.6, 0.75, 0.87, 0.95, 1.05, 1.15, 1.35, 1.7), 1e-3
 
 

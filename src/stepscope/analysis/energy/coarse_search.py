@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel
 from stepscope.analysis.energy.timeline import Timeline
-from stepscope.arrays import Floats
+from stepscope.arrays import Floats, Ints
 
 _STATED_SPREAD, _FAR_OFF = 0.5, 4.0  # of the logarithm of a stated window; the most that it weighs against the readings
 _LATE_COST = 1.0  # of a delay, per refresh beyond the first
@@ -72,8 +72,8 @@ class Start:
 
 
 @dataclass(frozen=True)
-class _Spent:
-    """Time of each kind since the begin, on a grid (T,): `by` (T, kinds), and its integral over time."""
+class Spent:
+    """Time of each group of keys since the begin, on a grid (T,): `by` (T, groups), and its integral over time."""
 
     grid: Floats
     by: Floats
@@ -82,9 +82,9 @@ class _Spent:
     def shares(self, end: Floats, width: Floats, hold: float) -> Floats:
         """Share of each kind in windows that end so, or up to `hold` earlier at random (M, kinds)."""
         if not hold:
-            return (_spent_at(self.grid, self.by, end) - _spent_at(self.grid, self.by, end - width)) / width[:, None]
+            return (rows_at(self.grid, self.by, end) - rows_at(self.grid, self.by, end - width)) / width[:, None]
         late, early = (
-            _spent_at(self.grid, self.integral, end - old) - _spent_at(self.grid, self.integral, end - width - old)
+            rows_at(self.grid, self.integral, end - old) - rows_at(self.grid, self.integral, end - width - old)
             for old in (0.0, hold)
         )
         return np.asarray((late - early) / (width[:, None] * hold))
@@ -92,7 +92,7 @@ class _Spent:
 
 def coarse_search(timeline: Timeline, readings: Readings, period: float, prior: Prior) -> list[Start]:
     """The best lags of each width and hold, best first; `period` is the source's, also where readings are thinned."""
-    spent = _spent_by_kind(timeline)
+    spent = spent_by(timeline, timeline.keys.kind, _FINEST_GRID)
     latest = (prior.refresh or period) + timeline.step_length
     if readings.width is not None:
         return sorted(_best_lags(readings, spent, None, 0.0, 0.0), key=lambda start: start.error)
@@ -111,26 +111,28 @@ def coarse_search(timeline: Timeline, readings: Readings, period: float, prior: 
     return sorted(starts, key=lambda start: start.error)
 
 
-def _spent_by_kind(timeline: Timeline) -> _Spent:
-    """The last kind is the gap."""
+def spent_by(timeline: Timeline, group: Ints, finest: float) -> Spent:
+    """Time of each group of keys since the begin; group: (P,) of each key; finest: step of the grid, s, if not longer.
+
+    What is in no piece of the first lane is the gap's.
+    """
     span = timeline.end - timeline.begin
-    grid = timeline.begin + np.arange(0, span, max(_FINEST_GRID, span / _MOST_GRID))
-    kinds = int(timeline.keys.kind.max()) + 1
-    spent = np.zeros((len(grid), kinds))
+    grid = timeline.begin + np.arange(0, span, max(finest, span / _MOST_GRID))
+    spent = np.zeros((len(grid), int(group.max()) + 1))
     for lane in timeline.lanes:
-        edges = np.stack([lane.t0, np.maximum(lane.t1, lane.t0)], 1).ravel()
-        kind = timeline.keys.kind[lane.key]
-        for number in np.unique(kind):
-            inside = np.stack([np.zeros(len(kind)), (lane.t1 - lane.t0) * (kind == number)], 1).ravel()
-            spent[:, number] += np.interp(grid, edges, np.cumsum(inside))
-    first = timeline.keys.kind[np.unique(timeline.lanes[0].key)]
-    gap = int(timeline.keys.kind[timeline.keys.gap])
+        own = group[lane.key]
+        for number in np.unique(own):
+            t0, t1 = lane.t0[own == number], np.maximum(lane.t1, lane.t0)[own == number]
+            inside = np.stack([np.zeros(len(t0)), t1 - t0], 1).ravel()
+            spent[:, number] += np.interp(grid, np.stack([t0, t1], 1).ravel(), np.cumsum(inside))
+    first = group[np.unique(timeline.lanes[0].key)]
+    gap = int(group[timeline.keys.gap])
     spent[:, gap] += grid - timeline.begin - spent[:, np.unique(first)].sum(axis=1)
     half = np.diff(grid)[:, None] * (spent[1:] + spent[:-1]) / 2
-    return _Spent(grid, spent, np.concatenate([np.zeros((1, kinds)), np.cumsum(half, axis=0)]))
+    return Spent(grid, spent, np.concatenate([np.zeros((1, spent.shape[1])), np.cumsum(half, axis=0)]))
 
 
-def _best_lags(readings: Readings, spent: _Spent, width: float | None, hold: float, far: float) -> list[Start]:
+def _best_lags(readings: Readings, spent: Spent, width: float | None, hold: float, far: float) -> list[Start]:
     """The best lags of one width, or of the readings' own widths: steps repeat, so several explain much.
 
     far: the latest lag of the end that is thought possible, s.
@@ -173,7 +175,7 @@ def _valleys(errors: Floats, lags: Floats, width: float, hold: float) -> list[St
     return [Start(float(errors[place]), float(lags[place]), width, hold) for place in lowest]
 
 
-def _search_error(readings: Readings, spent: _Spent, centre: float, width: Floats, hold: float) -> float:
+def _search_error(readings: Readings, spent: Spent, centre: float, width: Floats, hold: float) -> float:
     """Mean squared error of the readings with one power a kind, W^2; of a counter, `centre` is the lag of the end."""
     end = readings.stamp - centre + ((width + hold) / 2 if readings.width is None else 0.0)
     share = spent.shares(end, width, hold)
@@ -191,7 +193,7 @@ def _search_error(readings: Readings, spent: _Spent, centre: float, width: Float
     return float(left @ left) / len(share)
 
 
-def _spent_at(grid: Floats, spent: Floats, t: Floats) -> Floats:
+def rows_at(grid: Floats, spent: Floats, t: Floats) -> Floats:
     """Rows of `spent` at any instant, linear between grid points."""
     place = np.clip((t - grid[0]) / (grid[1] - grid[0]), 0, len(grid) - 1.000001)
     below = place.astype(np.int64)

@@ -19,9 +19,9 @@ from stepscope.analysis.energy.inputs import (
     store_calibrations,
     stored_calibrations,
 )
+from stepscope.analysis.energy.other_models import model_words
 from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.steps import profiled_steps, steps_made
@@ -239,6 +239,7 @@ RESOLVED, COARSE = 0.10, 0.30  # half of the 99 % CI as a share of its lower end
 STAMP_RATIO = 20.0  # ops must be so much longer than their stamps' error
 _TOGETHER = -0.5  # correlation from which two parts are told apart by the prior alone
 _POSSIBLE, _OTHER_ENERGIES = 0.05, 0.05  # of another sensor model: its probability, and the energy that it would move
+_LIKELY = 0.5  # probability that a part of power is seen later, from which the sensor is another than was found
 _DISTRUST = 0.03  # of the total: parts that missed it by more before they were made to add up
 _FASTER = 0.8  # the interval of a part shrinks as steps ** -0.4: errors within a step are not independent
 _MOST_FACTOR = 1000.0
@@ -286,23 +287,23 @@ def trouble(found: Attribution) -> str:
             return (
                 f"ops of {typical * 1e6:.0f} us are too short for stamps that are {timeline.stamp_sd * 1e6:.2g} us off"
             )
+    if sum(other.probability for other in found.others if other.later) > _LIKELY:
+        best = max((other for other in found.others if other.later), key=lambda other: other.probability)
+        return (
+            "the sensor does not see power through the window and filter that were fitted: the readings are likelier "
+            f"if {best.later:.0%} of it comes {best.rc_later * 1e3:.2g} ms later"
+        )
     for other in found.others:
         if other.probability > _POSSIBLE and other.disagrees > _OTHER_ENERGIES:
             return (
-                f"two sensor models explain the readings alike ({_words(found.calibration.model)}; "
-                f"{_words(other.model)}) and give other energies: train with another batch size"
+                f"two sensor models explain the readings alike ({model_words(found.calibration.model)}; "
+                f"{other.words}) and give other energies: train with another batch size"
             )
     if found.negative > _DISTRUST:
         return f"{found.negative:.0%} of the energy came out below 0: how the sensor sees the past was not found"
     if abs(found.gap_before) > _DISTRUST:
         return f"the parts missed the measured total by {abs(found.gap_before):.1%} before they were made to add up"
     return ""
-
-
-def _words(model: SensorModel) -> str:
-    """A model as a reader sees it."""
-    window = "" if model.width is None else f"a window of {model.width * 1e3:.3g} ms, "
-    return f"{window}{max(model.lag, 0.0) * 1e3:.2g} ms delay"
 
 
 def judge(found: Attribution, whole: Parts, names: Sequence[str]) -> PartVerdicts:
