@@ -215,9 +215,10 @@ def parts(found: Attribution, gather: Any) -> Parts:
     spread = np.asarray(gather @ (gather @ found.covariance).T)
     own = np.asarray(gather @ (gather @ found.statistical).T)
     variance = np.maximum(np.diag(spread), 0)
-    # Where the readings decide a place by themselves, that it differs from its like is a finding and not an error.
+    # Where the readings decide a place by themselves, that it differs from its like is a finding and not an error. Of
+    # two fits that may either be right, each is half of what they differ by from the middle.
     most = _AS_DECIDED * np.sqrt(variance)
-    apart = np.clip(gather @ (found.coarser - found.joules), -most, most)
+    apart = np.clip(gather @ (found.coarser - found.joules), -most, most) / 2
     blunt = gather @ (found.sharper - found.joules) / 2
     meanwhile = joules if found.meanwhile is None else gather @ found.meanwhile
     sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)

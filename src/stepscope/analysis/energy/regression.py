@@ -34,7 +34,7 @@ class Moments:
     gram: Floats
     cross: Floats
     square: float
-    count: int
+    count: float  # less what was decided by them before
     mean_power: float
 
     @property

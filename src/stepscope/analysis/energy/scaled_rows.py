@@ -1,8 +1,8 @@
-"""Rows of the regression: what each reading saw of each key, with slow gain, weights and shared errors in."""
+"""Rows of the regression: what each reading saw of each key, with gains, weights and shared errors in."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,30 +28,33 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 
 @dataclass(frozen=True)
 class Rows:
-    """The regression's matrix (M, P), each row scaled by weight and slow gain, and the readings scaled alike.
+    """The regression's matrix (M, P), each row scaled by weight and gain, and the readings scaled alike.
 
-    `theta` is the filter that makes the readings' errors independent (sensor_model.py).
+    `theta` is the filter that makes the readings' errors independent (sensor_model.py); `spent` how many parameters
+    the readings have already decided, as gains of steps.
     """
 
     matrix: Any
     scale: Floats
     watts: Floats
     theta: float
+    spent: float = 0.0
 
     def moments(self, mean_power: float) -> Moments:
         seen = whitened(self.watts, self.theta)
         cross = np.asarray(self.matrix.T @ unwhitened(seen, self.theta))
-        return Moments(whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen), mean_power)
+        return Moments(whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen) - self.spent, mean_power)
 
     def left(self, fit: Fit) -> Floats:
-        """Readings less the fit, whitened (M,)."""
-        return whitened(self.watts - self.matrix @ fit.watts, self.theta)
+        """Readings less the fit, whitened, as large as they would be had they decided no gains (M,)."""
+        grown = np.sqrt(len(self.watts) / (len(self.watts) - self.spent))
+        return whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
 
 
 def scaled_rows(
     timeline: Timeline, readings: Readings, model: SensorModel, most: float = MOST_OF_KINDS
 ) -> tuple[Rows, Fit]:
-    """Rows with the slow gain and the weight of each reading in; and the fit by signature."""
+    """Rows with the gains and the weight of each reading in; and the fit by signature."""
     coarse = hierarchy(timeline.keys, "signature")
     mean = float(readings.watts.mean())
     matrix = design(timeline, readings, model)
@@ -60,8 +63,42 @@ def scaled_rows(
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
     left = plain.left(first)
     theta = shared_error(left) if readings.carry else 0.0
-    rows = weighted_rows(matrix, readings, gain, theta, _row_weights(timeline, readings, model, left))
+    of_step, spent = _step_gain(timeline, readings, model, gain * (plain.matrix @ first.watts))
+    rows = weighted_rows(matrix, readings, gain * of_step, theta, _row_weights(timeline, readings, model, left))
+    rows = replace(rows, spent=spent)
     return rows, regress(rows.moments(mean), coarse, first, most)
+
+
+_LONG = 0.5  # of a step: what sees more of the past tells nothing of single steps
+_FEWEST_A_STEP, _FEWEST_STEPS = 4, 12
+_MOST_GAIN = 2.0
+
+
+def _step_gain(
+    timeline: Timeline, readings: Readings, model: SensorModel, fitted: Floats
+) -> tuple[Floats, float]:
+    """Power of each reading's step over the mean step's (M,), and how many such gains the readings decide.
+
+    Clocks, heat and what else runs differ from step to step, and change all that runs in it alike: half of what a fit
+    leaves can be that. It is a random effect, shrunk by what chance alone would make of it.
+    """
+    _, width = model.windows(readings)
+    back = (float(np.median(width)) + model.hold) / 2 + model.rc
+    nothing = np.ones(readings.count), 0.0
+    if readings.mix is not None or 2 * back > _LONG * timeline.step_length:
+        return nothing
+    names, place = np.unique(timeline.step_of(readings.at - model.lag - back), return_inverse=True)
+    if len(names) < _FEWEST_STEPS or readings.count < _FEWEST_A_STEP * len(names):
+        return nothing
+    place = place.reshape(-1)
+    seen, size = readings.watts * readings.weight, np.maximum(np.bincount(place, fitted**2), 1e-30)
+    off = np.bincount(place, fitted * (seen - fitted)) / size
+    left = seen - fitted * (1 + off[place])
+    chance = float(left @ left) / (readings.count - len(names)) / size
+    off -= np.average(off, weights=size)
+    spread = max(float(np.average(off**2 - chance, weights=size)), 0.0)
+    shown = spread / np.maximum(spread + chance, 1e-30)
+    return np.clip(1 + shown * off, 1 / _MOST_GAIN, _MOST_GAIN)[place], float(shown.sum())
 
 
 def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
