@@ -65,6 +65,27 @@ def test_a_filter_is_found_whole_and_one_of_another_curve_claims_nothing(place: 
     assert ("along another curve" in score.note) != exponential
 
 
+def test_a_sensor_that_sees_part_of_power_later_is_not_taken_for_a_window() -> None:
+    row, seed = list(cells(306))[305]  # of the grid: a logarithm of time over 0.3 s behind steps of 250 ms
+    score = measure(row, seed)
+    assert score.kinds is not None, score.refused
+    assert together([score.kinds]).error > 0.1  # what a window of 19 ms would make of it, which explains 99.3 %
+    assert together([score.kinds]).called == 0
+    assert score.note
+
+
+@pytest.mark.parametrize("place", [670, 223])  # of the grid: 20 ms that nobody states, found 14 and 18 ms before
+def test_a_filter_is_the_one_under_which_the_readings_are_likeliest(place: int) -> None:
+    row, seed = list(cells(place + 1))[place]
+    score = measure(row, seed)
+    assert score.kinds is not None, score.refused
+    sums = together([score.kinds])
+    assert sums.error < 0.05
+    assert sums.called > 0.5 * sums.energy
+    assert sums.inside >= 0.9 * sums.stated
+    assert sums.true == sums.called
+
+
 def test_no_claim_is_false_where_the_step_is_hardly_longer_than_the_sensor_sees() -> None:
     found = {}
     for place in (2, 7):  # of the grid: a mean over 10 ms behind steps of 15 ms, and of 10 ms

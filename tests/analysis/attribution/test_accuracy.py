@@ -22,6 +22,8 @@ from tests.analysis.attribution.simulated import (
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.rail_fits import nearest, overlap
 from stepscope.analysis.energy.readings import Readings, taken_apart
+from stepscope.analysis.energy.scaled_rows import scaled_rows
+from stepscope.analysis.energy.sensor_model import SensorModel, covered
 from stepscope.analysis.energy.timeline import fill_unprofiled
 
 QUIET = {"op_jitter": 0.0, "step_jitter": 0.0, "stalls": 0.0}
@@ -55,7 +57,6 @@ def ten_ms(run: Execution) -> Attribution:
     [
         (lambda run: sampled(run, 1, Device(width=0.0011)), PERIODIC, 0.012),
         (lambda run: sampled(run, 1, Device(late=0.005)), PERIODIC, 0.03),
-        (lambda run: sampled(run, 1, Device(rc=0.002)), PERIODIC, 0.04),
         (_averaged, Options(), 0.04),
         (lambda run: counted(run, 1), Options(refresh=0.001), 0.02),
         (lambda run: counted(run, 1, poll=0.01), Options(refresh=0.001), 0.04),
@@ -63,7 +64,6 @@ def ten_ms(run: Execution) -> Attribution:
     ids=[
         "spot conversions",
         "late stamps",
-        "analogue filter",
         "running average",
         "1 ms counter",
         "counter read slowly",
@@ -75,9 +75,35 @@ def test_kinds_are_right_behind_every_sensor(
     found = _found(run, readings(run), options)
     reached = score(run, found, kinds(run))
     assert reached.error <= bar
-    assert reached.resolved > 0.55
+    assert reached.resolved > 0.6
     assert reached.right >= 0.95 * reached.resolved
     assert reached.inside >= 0.8 * reached.counted
+
+
+def test_kinds_are_right_behind_an_analogue_filter_whose_time_constant_is_found() -> None:
+    errors = []
+    for seed in (1, 2, 3):  # 16 kinds that err together: one run says little
+        run = execute(resnet_step(1), 100, seed + 1)
+        found = _found(run, sampled(run, seed, Device(rc=0.002)))
+        reached = score(run, found, kinds(run))
+        errors.append(reached.error)
+        assert found.calibration.model.rc == pytest.approx(0.002, rel=0.1)
+        assert reached.resolved > 0.6
+        assert reached.right >= 0.95 * reached.resolved
+        assert reached.inside >= 0.8 * reached.counted
+    assert np.mean(errors) <= 0.04
+
+
+def test_power_that_differs_from_step_to_step_is_no_noise_of_its_operators() -> None:
+    run = execute(resnet_step(1), 60, 5, step_noise=0.05, execution_noise=0.0, warm_up=0.0)
+    readings, model = sampled(run, 1, Device(late=0.0)), SensorModel(0.008, 0.010)
+    rows, fit = scaled_rows(run.timeline, readings.kept(covered(run.timeline, readings, model)), model)
+    left = rows.left(fit)
+    step = run.timeline.step_of(readings.kept(covered(run.timeline, readings, model)).at - 0.013)
+    between = np.bincount(step, left) / np.maximum(np.bincount(step), 1)
+    assert left.std() < 0.02 * readings.watts.mean()  # of the 5 % by which steps differ
+    assert between.std() < 0.01 * readings.watts.mean()
+    assert 50 < rows.spent <= 60
 
 
 def test_a_sensor_of_10_ms_gives_kinds_and_modules_within_3_percent(run: Execution, ten_ms: Attribution) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
@@ -29,15 +28,13 @@ from stepscope.analysis.energy.clocks import (
 )
 from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
-from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit, trust
+from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit
 from stepscope.analysis.energy.other_models import COMPARED, Other, other_models
 from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
     FULL_TIME,
-    MOST_OF_KINDS,
     Fit,
-    Moments,
     PhaseCheck,
     Total,
     close_to_total,
@@ -52,13 +49,7 @@ from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     covered,
     delivered,
-    design,
     predicted,
-    shared_error,
-    slow_gain,
-    unwhitened,
-    whitened,
-    whitened_gram,
 )
 from stepscope.analysis.energy.timeline import (
     Level,

@@ -43,12 +43,15 @@ class Rows:
     def moments(self, mean_power: float) -> Moments:
         seen = whitened(self.watts, self.theta)
         cross = np.asarray(self.matrix.T @ unwhitened(seen, self.theta))
-        return Moments(whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen) - self.spent, mean_power)
+        return Moments(
+            whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen) - self.spent, mean_power
+        )
 
     def left(self, fit: Fit) -> Floats:
         """Readings less the fit, whitened, as large as they would be had they decided no gains (M,)."""
-        grown = np.sqrt(len(self.watts) / (len(self.watts) - self.spent))
-        return whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
+        grown = float(np.sqrt(len(self.watts) / (len(self.watts) - self.spent)))
+        left: Floats = whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
+        return left
 
 
 def scaled_rows(
@@ -74,9 +77,7 @@ _FEWEST_A_STEP, _FEWEST_STEPS = 4, 12
 _MOST_GAIN = 2.0
 
 
-def _step_gain(
-    timeline: Timeline, readings: Readings, model: SensorModel, fitted: Floats
-) -> tuple[Floats, float]:
+def _step_gain(timeline: Timeline, readings: Readings, model: SensorModel, fitted: Floats) -> tuple[Floats, float]:
     """Power of each reading's step over the mean step's (M,), and how many such gains the readings decide.
 
     Clocks, heat and what else runs differ from step to step, and change all that runs in it alike: half of what a fit
@@ -118,5 +119,3 @@ def weighted_rows(matrix: Any, readings: Readings, gain: Floats, theta: float, t
     weight = readings.weight if trust is None else readings.weight * trust
     scale = weight * gain
     return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * weight, theta)
-
-
