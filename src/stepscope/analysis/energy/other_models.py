@@ -114,6 +114,8 @@ def _compared(
 def _seen_later(timeline: Timeline, readings: Readings, model: SensorModel) -> Sequence[_Found]:
     """Sensors that see a share of power as the found one does, and the rest behind a further filter."""
     recorded = timeline.recorded[timeline.step_of(readings.at)]
+    if recorded.sum() < FEWEST:
+        return ()
     few, cut, new = _compared(timeline, readings.kept(recorded), _FEWER, COMPARED_KEYS)
     _, width = model.windows(few)
     reach = max(float(np.median(width)) + model.hold, model.rc)
