@@ -8,6 +8,7 @@ import pytest
 from tests.fit import jobs
 
 from stepscope.analysis.memory.limits import limit_of_memory
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.prediction import predict_script_fit
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.script import ScriptLog, watch_script
@@ -136,3 +137,17 @@ update(*data[:8])
     followed(tmp_path, monkeypatch, body)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "train.py"]
     assert (tmp_path / "log.txt").read_text() == "before"
+
+
+def test_a_script_that_wants_arguments_is_told_where_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="left with 2 before it trained") as told:
+        followed(tmp_path, monkeypatch, "raise SystemExit(2)\n")
+    assert "stand after --" in str(told.value.hint)
+
+
+def test_a_script_that_fails_by_itself_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "def wrong():\n    raise ValueError('no backward yet')\nwrong()\n"
+    with pytest.raises(StepscopeError, match="fails by itself: line 17: ValueError: no backward yet"):
+        followed(tmp_path, monkeypatch, body)

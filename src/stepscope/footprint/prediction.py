@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, quiet
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
-from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
+from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
 
@@ -172,15 +172,25 @@ def _probed(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, S
     """Return the prediction with uncovered ops measured in a child process, once for this device."""
     book = CallBook(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
-    found = probe_apart(book.calls, question.batch)
+    found = _probe(book)
+    kept = replace(question.kept, probed={**question.kept.probed, **found})
+    question = replace(question, kept=kept)
+    return question, Simulator(question.platform, kept, question.allocator)
+
+
+def _probe(book: CallBook) -> dict[str, Probed]:
+    """Run the ops of a book in a child process; what came of it is kept for this device."""
+    found = probe_apart(book.calls)
     if found:
         path = calibration.calibration_path()
         stored = calibration.load_calibration(path)
         with contextlib.suppress(StepscopeError):
             calibration.save_calibration(replace(stored, probed={**stored.probed, **found}), path)
-    kept = replace(question.kept, probed={**question.kept.probed, **found})
-    question = replace(question, kept=kept)
-    return question, Simulator(question.platform, kept, question.allocator)
+    return found
+
+
+def _sizes(found: Mapping[str, Probed]) -> Callable[[str, int], int | None]:
+    return lambda call, samples: found[call].bytes(samples) if call in found else None
 
 
 def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> FitResult:
@@ -404,7 +414,9 @@ class BatchLine:
         reserved = high.reserved
         if reserved is not None:  # as much beyond the tensors as at the larger of the two
             reserved = least + reserved[0] - high.low, most + reserved[1] - high.high
-        return replace(high, bytes=size, low=least, high=most, breakdown=parts, reserved=reserved)
+        return replace(
+            high, bytes=size, low=least, high=most, least=least, most=most, breakdown=parts, reserved=reserved
+        )
 
 
 def measure_line(job: Job, reserve: Reserve | None = None) -> BatchLine:
@@ -443,7 +455,10 @@ def predict_script_fit(
     """
     platform = other_platform() if environment is None else this_platform()
     workspaces = Workspaces(platform, calibration.load_calibration(calibration.calibration_path()).probed)
-    watched = watch_script(target, arguments, workspaces)
+    book = CallBook(workspaces, None, workspaces.uncovered)
+    watched = watch_script(target, arguments, book)
+    if environment is not None and book.calls:
+        watched.log.settle(_sizes(_probe(book)))
     live = live_peak(watched.log)
     kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
     simulator = Simulator(platform, kept, allocator)

@@ -22,6 +22,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
 from stepscope.footprint.simulator import Loading
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, FakeMode, number_for, quiet
@@ -118,9 +119,23 @@ class Follower:
         except SystemExit as end:
             if end.code not in (None, 0) and self._fake:
                 self._stop(f"the script left with {end.code}", end)
+            if end.code not in (None, 0) and self._updates == 0:
+                raise UsageError(
+                    f"'{self._target}' left with {end.code} before it trained anything",
+                    f"its own arguments stand after --: stepscope fit {self._target} -- ...",
+                ) from end
         except Exception as error:
             if not self._fake:
-                raise
+                at = [
+                    frame.lineno
+                    for frame in traceback.extract_tb(error.__traceback__)
+                    if frame.filename == self._target
+                ]
+                where = f"line {at[-1]}: " if at else ""
+                raise StepscopeError(
+                    f"'{self._target}' fails by itself: {where}{type(error).__name__}: {error}",
+                    f"python {self._target} shows it in full",
+                ) from error
             self._stop(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", error)
         if self._updates == 0:
             raise UsageError(

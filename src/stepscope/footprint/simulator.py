@@ -271,6 +271,8 @@ def live_peak(log: StorageLog) -> LivePeak:
         kernel_code(log),
         _largest_hole(log),
         peak_of(log, _in_heap),
+        peak_of(log, "least"),
+        peak_of(log, "most"),
         None if log.reserve is None else log.reserve(log),
     )
 

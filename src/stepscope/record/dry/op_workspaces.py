@@ -158,6 +158,7 @@ _WORKSPACE_IN_BF16 = (9.5, 7.5, 20.2, 5.2)  # states of cells and their gradient
 _TOUCHED = 0.326  # of what is kept: pages that forward writes to; the rest is asked for and never resident
 _TOUCHED_BACKWARD = 16.5  # B a unit of state and step that backward touches of it besides
 _SCRATCH, _SCRATCH_FIXED = 16.6, 17_000
+_KEPT_FITTED, _SCRATCH_FITTED, _FITTED_FIXED = 0.045, 0.05, 18_000  # seen on 30 other layers, and pages, B
 _SCRATCH_IN_BF16 = 19.0  # B a unit of state and sample: one step at a time
 _LINE = 16  # floats in a cache line
 _ALIASING = 256  # a row of a multiple of this many floats gets another line, against aliasing of 4 KB
@@ -184,7 +185,8 @@ def lstm_forward(platform: Platform) -> Rule:
             )
         touched = size if platform.acl else round(_TOUCHED * size)
         kept = ((_WORKSPACE_OUTPUT, size, touched),) if args[_TRAINED] else ()
-        return Hidden(scratch, scratch, scratch, kept)
+        asked = (scratch - _page_and(scratch), scratch + _page_and(scratch))
+        return Hidden(scratch, scratch, scratch, kept, asked, (_KEPT_FITTED, _FITTED_FIXED))
 
     return rule
 
@@ -200,12 +202,17 @@ def lstm_backward(platform: Platform) -> Rule:
         size = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
         if platform.acl:
             size += _lstm_copies(*weights) + _padded_gradients(*weights) + _scratch_of_reference(x, units, True)
-            return Hidden(size, size, size)
+            return Hidden(size, size, size, asked=(size - _page_and(size), size + _page_and(size)))
         size += (_lstm_in_float if x.element_size() == _FLOAT else _lstm_in_bf16)(x, *weights)
         touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
-        return Hidden(size, touched, touched)
+        return Hidden(size, touched, touched, asked=(size - _page_and(size), size + _page_and(size)))
 
     return rule
+
+
+def _page_and(size: int) -> int:
+    """How far a scratch of so many bytes may be off, B."""
+    return round(_SCRATCH_FITTED * size) + _FITTED_FIXED
 
 
 LSTM_RULES: dict[str, Callable[[Platform], Rule]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import pickle
@@ -10,7 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.record import torch_private
 from stepscope.record.dry.storage_log import Hidden, Rule
+from stepscope.record.dry.unruled import bytes_of, kind_of
 from stepscope.record.dry.workspaces import Probed, order_of, signature
 
 _SAMPLES = (16, 32)  # below 16 samples torch and oneDNN may take other kernels
@@ -33,6 +35,9 @@ class Call:
     func: Any
     args: tuple[Any, ...]
     samples: int
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""  # of an op without a rule, which is run as it is: what calls of other sizes are known by
+    bytes: int = 0  # of such a call's inputs
 
 
 @dataclass(frozen=True)
@@ -40,21 +45,28 @@ class _Shaped:
     shape: tuple[int, ...]
     dtype: torch.dtype
     order: tuple[int, ...]  # dimensions from the outermost in memory to the innermost
+    strides: tuple[int, ...]
 
 
 class CallBook:
-    """A rule that notes each different op on its way to another rule; `wanted`: signatures, None for all."""
+    """A rule that notes each different op on its way to another rule; `wanted`: as those call them, None for all."""
 
-    def __init__(self, hidden: Rule, samples: int, wanted: Collection[str] | None = None) -> None:
+    def __init__(self, hidden: Rule, samples: int | None, wanted: Collection[str] | None = None) -> None:
+        """`samples`: of the batch; None where each call has its own, as those of a script."""
         self.calls: dict[str, Call] = {}
         self._hidden, self._samples, self._wanted = hidden, samples, wanted
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        hidden = self._hidden(func, args, kwargs, out)
         if func.__name__ in _PROBED:
             key = signature(func, args)
             if key not in self.calls and (self._wanted is None or key in self._wanted):
-                self.calls[key] = Call(func, tree_map(_shape_of, args), self._samples)
-        return self._hidden(func, args, kwargs, out)
+                self.calls[key] = Call(func, tree_map(_shape_of, args), self._samples or int(args[0].shape[0]))
+        elif hidden.call and hidden.call not in self.calls and self._wanted is not None and hidden.call in self._wanted:
+            shapes, named = tree_map(_shape_of, args), tree_map(_shape_of, kwargs)
+            kind, size = kind_of(func, args, kwargs), bytes_of(args, kwargs)
+            self.calls[hidden.call] = Call(func, shapes, self._samples or 1, named, kind, size)
+        return hidden
 
 
 def probe_all(
@@ -74,37 +86,71 @@ _MOST_BYTES = 1 << 30  # of a call's tensors: a larger one is probed with fewer 
 _MOST_CPU_S, _TIMEOUT_S = 30, 600  # of processor time a thread; and by the clock, of a child that hangs
 
 
-def probe_apart(calls: Mapping[str, Call], samples: int) -> dict[str, Probed]:
-    """Probe near so many samples in a child process, so that kernels do not add to the memory of this one.
+_CHILDREN = 3  # an op may end its child: numbers that are made up may be none that it takes
 
-    Without those that fail, and without any where the child takes more than half a minute of each thread's time.
+
+def probe_apart(calls: Mapping[str, Call]) -> dict[str, Probed]:
+    """The same near their own numbers of samples, in a child process: what a kernel takes is not added to this one's.
+
+    Smallest first; without those that fail, and those that are left after half a minute of each thread's time.
     """
-    plain = {key: (str(call.func), call.args, call.samples) for key, call in calls.items()}
+    left = dict(sorted(calls.items(), key=lambda item: _size(item[1], item[1].samples)))
+    found: dict[str, Probed] = {}
+    for _ in range(_CHILDREN):
+        if not left:
+            break
+        answered = _answers(left)
+        left = {key: call for key, call in left.items() if key not in answered}
+        left = dict(list(left.items())[1:])  # without the one that ended the child, or took too long
+        for key, values in answered.items():
+            if values is not None:
+                found[key] = Probed(*values)
+                if calls[key].kind:
+                    found[calls[key].kind] = Probed(0, values[0] / max(1, calls[key].bytes))
+    return found
+
+
+def _answers(calls: Mapping[str, Call]) -> dict[str, tuple[float, float] | None]:
+    """What a child says of the first calls, until it ends or the time is over; None: such an op cannot run alone."""
     command = [sys.executable, "-c", "from stepscope.record.dry import probes; probes.answer_parent()"]
-    orders = pickle.dumps((torch.get_num_threads(), samples, plain))
+    plain = [(key, str(call.func), replace(call, func=None)) for key, call in calls.items()]
     try:
-        ended = subprocess.run(command, input=orders, capture_output=True, timeout=_TIMEOUT_S, check=True)
-        return {key: Probed(*values) for key, values in json.loads(ended.stdout.splitlines()[-1]).items()}
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {}
+        orders = pickle.dumps((torch.get_num_threads(), plain))
+        ended = subprocess.run(command, input=orders, capture_output=True, timeout=_TIMEOUT_S, check=False)
+        written = ended.stdout
+    except subprocess.TimeoutExpired as late:
+        written = late.stdout or b""
+    except (OSError, TypeError, AttributeError, pickle.PicklingError):  # an argument that is no plain value
+        return dict.fromkeys(calls)
+    said: dict[str, tuple[float, float] | None] = {}
+    for line in written.splitlines():
+        with contextlib.suppress(ValueError):
+            key, values = json.loads(line)
+            said[key] = values
+    return said
 
 
 def answer_parent() -> None:
-    """Answer `probe_apart`, in its child: calls as a pickle on stdin, what was found as JSON on stdout."""
-    threads, samples, plain = pickle.load(sys.stdin.buffer)
+    """Answer `probe_apart`, in its child: calls as a pickle on stdin, of each a line of JSON on stdout."""
+    threads, plain = pickle.load(sys.stdin.buffer)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     mine_s = _MOST_CPU_S * threads
     resource.setrlimit(resource.RLIMIT_CPU, (mine_s if most == resource.RLIM_INFINITY else min(mine_s, most), most))
     torch.set_num_threads(threads)
-    found = {}
-    for key, (name, args, was) in plain.items():
-        call = Call(_op(name), args, was)
-        many = samples
-        while many > 2 and _size(call, many) > _MOST_BYTES:
-            many //= 2
-        with contextlib.suppress(RuntimeError):
-            found[key] = _line(call, max(1, many // 2), max(2, many))
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    for key, name, shapes in plain:
+        call = replace(shapes, func=_op(name))
+        values = None
+        with contextlib.suppress(Exception):  # numbers that are made up may be none that an op takes
+            values = (float(workspace_bytes(call, call.samples)), 0.0) if call.kind else _near(call)
+        sys.stdout.write(f"{json.dumps([key, values])}\n")
+        sys.stdout.flush()
+
+
+def _near(call: Call) -> tuple[float, float]:
+    many = call.samples
+    while many > 2 and _size(call, many) > _MOST_BYTES:
+        many //= 2
+    return _line(call, max(1, many // 2), max(2, many))
 
 
 def _op(name: str) -> Any:
@@ -113,7 +159,7 @@ def _op(name: str) -> Any:
 
 
 def _size(call: Call, samples: int) -> int:
-    shapes = [leaf for leaf in tree_leaves(call.args) if isinstance(leaf, _Shaped)]
+    shapes = [leaf for leaf in tree_leaves((call.args, dict(call.kwargs))) if isinstance(leaf, _Shaped)]
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes) * samples // call.samples
 
 
@@ -125,17 +171,18 @@ def _line(call: Call, small: int, large: int) -> tuple[float, float]:
 
 def workspace_bytes(call: Call, samples: int) -> int:
     """The most bytes beyond its outputs that an op takes while it runs, with so many samples."""
-    args = tree_map(lambda value: _made(value, call.samples, samples), call.args)
+    made = _as_it_lay if call.kind else functools.partial(_made, was=call.samples, samples=samples)
+    args, kwargs = tree_map(made, call.args), tree_map(made, dict(call.kwargs))
     with torch.no_grad():
-        call.func(*args)  # the first call also makes the primitive
+        call.func(*args, **kwargs)  # the first call also makes the primitive
         with torch_private.without_usdt_lines(), _memory_profile() as profiler:
-            out = call.func(*args)
+            out = call.func(*args, **kwargs)
     events = profiler.profiler.kineto_results.events()
     now = most = 0
     for _, _, size in sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]"):
         now += size
         most = max(most, now)
-    return most - sum(t.nbytes for t in tree_leaves(out) if isinstance(t, Tensor))
+    return most - now if call.kind else most - sum(t.nbytes for t in tree_leaves(out) if isinstance(t, Tensor))
 
 
 def _memory_profile() -> profile:
@@ -145,7 +192,7 @@ def _memory_profile() -> profile:
 def _shape_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return _Shaped(tuple(value.shape), value.dtype, order_of(value))
+    return _Shaped(tuple(value.shape), value.dtype, order_of(value), tuple(value.stride()))
 
 
 def _made(value: Any, was: int, samples: int) -> Any:
@@ -153,5 +200,15 @@ def _made(value: Any, was: int, samples: int) -> Any:
     if not isinstance(value, _Shaped):
         return value
     shape = (samples, *value.shape[1:]) if value.shape and value.shape[0] == was else value.shape
-    made = torch.rand([shape[place] for place in value.order]).to(value.dtype)
-    return made.permute([value.order.index(place) for place in range(len(shape))])
+    kept = [1 if value.strides[place] == 0 else shape[place] for place in range(len(shape))]
+    made = torch.rand([kept[place] for place in value.order]).to(value.dtype)
+    return made.permute([value.order.index(place) for place in range(len(shape))]).expand(shape)
+
+
+def _as_it_lay(value: Any) -> Any:
+    """A tensor of the same shape and strides: random numbers between 0 and 1, and zeros where they are integers."""
+    if not isinstance(value, _Shaped):
+        return value
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True))
+    held = torch.rand(reach + 1 if all(value.shape) else 0).to(value.dtype)
+    return held.as_strided(value.shape, value.strides)

@@ -36,8 +36,11 @@ _ADD = torch.ops.aten.add.Tensor
 _GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 # Gradients of index_select, gather, index and take are added into zeros; where somebody looks on, torch makes a copy.
 _IN_PLACE = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("index_add", "scatter_add", "index_put", "put")
-)
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        *((name, "default") for name in ("index_add", "scatter_add", "index_put", "put")), ("scatter", "src"),
+    )
+)  # fmt: skip
 _LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
 _SHAPED_LIKE = "x"
 
@@ -46,13 +49,18 @@ class Hidden(NamedTuple):
     """Allocations of a kernel that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
 
     `low` and `high` bound what of the first becomes resident: a kernel may be chosen at run time, or not touch all it
-    asks for. `kept` is (number of the output, bytes, bytes of them that become resident).
+    asks for. `kept` is (number of the output, bytes, bytes of them that become resident). `asked` bounds what is asked
+    for, where that is not what becomes resident. `call` names the op as it was probed, or would be.
     """
 
     expected: int = 0
     low: int = 0
     high: int = 0
     kept: tuple[tuple[int, int, int], ...] = ()
+    asked: tuple[int, int] | None = None
+    asked_of_kept: tuple[float, int] = (0.0, 0)  # how far `kept` may be off: as a share, and in B
+    call: str = ""
+    samples: int = 0  # of the call, where a probe says so much a sample
 
 
 NOTHING = Hidden()
@@ -66,7 +74,7 @@ def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out
 
 @dataclass
 class Storage:
-    """One storage; `low` and `high` bound what of its bytes becomes resident."""
+    """One storage; `low` and `high` bound what of its bytes becomes resident, `least` and `most` the bytes."""
 
     bytes: int
     op: str
@@ -77,6 +85,19 @@ class Storage:
     category: str | None = None
     low: int = 0
     high: int = 0
+    bounds: tuple[int, int] | None = None  # of `bytes`, where they are not known and not `low` and `high`
+    call: str = ""  # of a workspace: how its op is known to probes, and with how many samples
+    samples: int = 0
+
+    @property
+    def least(self) -> int:
+        """Of what is asked for, B."""
+        return self.low if self.bounds is None else self.bounds[0]
+
+    @property
+    def most(self) -> int:
+        """Of what is asked for, B."""
+        return self.high if self.bounds is None else self.bounds[1]
 
 
 class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -147,7 +168,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def adopt(self, tensor: Tensor, category: str, module: str | None = None) -> None:
         """Count a tensor that is there already, or say what a known one is for."""
         if tensor.layout is not torch.strided:
-            for part in _parts_of(tensor):
+            for part in parts_of(tensor):
                 self.adopt(part, category, module)
             return
         storage = self.storages[self._seen(tensor, category)]
@@ -163,6 +184,13 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def alive_bytes(self) -> int:
         """Return what is live now, B."""
         return sum(self.storages[number].bytes for number in self._alive.values())
+
+    def settle(self, size_of: Callable[[str, int], int | None]) -> None:
+        """Give workspaces of ops that were probed since the size that a call with so many samples is known to take."""
+        for storage in self.storages:
+            size = size_of(storage.call, storage.samples) if storage.call else None
+            if size is not None:
+                storage.bytes = storage.low = storage.high = size
 
     def hold(self, size: int, op: str) -> None:
         """Count so many bytes at the most, from now on, that no op of this run made."""
@@ -257,13 +285,15 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._seen(out[place])
             storage = self.storages[number]
             storage.bytes, storage.low, storage.high = size, resident, resident
+            off = round(hidden.asked_of_kept[0] * size) + hidden.asked_of_kept[1]
+            storage.bounds = size - off, size + off
             self._told_size.add(number)
         if hidden.high > 0 or hidden.expected > 0:
             number = len(self.storages)
             self.storages.append(
                 Storage(
                     hidden.expected, self.last_op, self.last_module, self._phase(), "cpu", None, "workspace",
-                    hidden.low, hidden.high,
+                    hidden.low, hidden.high, hidden.asked, hidden.call, hidden.samples,
                 )
             )  # fmt: skip
             self.events += [(self.step, self.ops, number, +1), (self.step, self.ops, number, _FREED)]
@@ -354,8 +384,10 @@ Reserve = Callable[[StorageLog], tuple[int, int]]  # what a GPU's allocator take
 _NONE: tuple[list[int], ...] = ([], [], [], [])
 
 
-def _parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors that a sparse one consists of; of other layouts nothing is known."""
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return a dense tensor itself, and those that a sparse one consists of; of other layouts nothing is known."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
     return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
 
 

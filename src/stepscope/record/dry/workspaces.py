@@ -26,6 +26,7 @@ from torch import Tensor
 from stepscope.record.dry import op_workspaces
 from stepscope.record.dry.op_workspaces import ATTENTION_RULES, LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
+from stepscope.record.dry.unruled import asks_for_nothing, bytes_of, call_of, kind_of, most_of
 
 _LIBRARY_CALLS = (
     "conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler", "coalesce",
@@ -64,13 +65,9 @@ class Workspaces:
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         if func not in self._of:
             self._of[func] = self._rules.get(func.__name__)
-            if self._of[func] is None and _calls_a_library(func):
-                self.not_modelled[str(func)] = 0
         rule = self._of[func]
         if rule is None:
-            if self.not_modelled and str(func) in self.not_modelled:
-                self.not_modelled[str(func)] += 1
-            return NOTHING
+            return self._without_rule(func, args, kwargs, out)
         hidden = rule(func, args, kwargs, out)
         fitted = hidden.kept or not _outside_of_rules(func, args) or self.platform.kind != "cpu"
         if fitted and not self.probed:
@@ -79,11 +76,37 @@ class Workspaces:
         found = None if hidden.kept else self.probed.get(name)
         if found is not None:
             size = found.bytes(_samples(args))
-            return Hidden(size, size if fitted else min(size, hidden.low), size)
+            return Hidden(size, size if fitted else min(size, hidden.low), size, asked=(size, size))
         if fitted:
             return hidden
         self.uncovered.add(name)
-        return Hidden(hidden.expected, hidden.low, hidden.high + _unfitted_most(args))
+        most = hidden.high + _unfitted_most(args)
+        return Hidden(hidden.expected, hidden.low, most, call=name, samples=_samples(args))
+
+    def _without_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        """Return what is known of an op by name, by a probe of it, by one of its like, or else that little is known."""
+        here = self.platform.known and self.platform.kind == "cpu"
+        if not here or func.namespace not in _OWN:
+            if _calls_a_library(func):
+                self.not_modelled[str(func)] = self.not_modelled.get(str(func), 0) + 1
+            return NOTHING
+        if asks_for_nothing(func, args, kwargs):
+            return NOTHING
+        call = call_of(func, args, kwargs)
+        found = self.probed.get(call)
+        if found is not None:
+            size = found.bytes(0)
+            return Hidden(size, size, size, call=call) if size else NOTHING
+        if call:
+            self.uncovered.add(call)
+        like, size = self.probed.get(kind_of(func, args, kwargs)), bytes_of(args, kwargs)
+        if like is None:
+            return Hidden(0, 0, most_of(size, out), call=call)
+        expected = like.bytes(size)
+        return Hidden(expected, 0, round(_OF_ITS_LIKE * expected) + _LITTLE, call=call)
+
+
+_OF_ITS_LIKE, _LITTLE = 1.25, 65_536  # an op of other sizes than the one that was probed; B
 
 
 def _either(rule: Rule, other: Rule) -> Rule:
@@ -105,7 +128,11 @@ def _outside_of_rules(func: Any, args: tuple[Any, ...]) -> bool:
     x, weight = (args[1], args[2]) if backward else (args[0], args[1])
     dilation, transposed = (args[6], args[7]) if backward else (args[5], args[6])
     strided = not (x.is_contiguous() and weight.is_contiguous())
-    return bool(x.dim() > 4 or transposed or strided or any(d != 1 for d in dilation))
+    groups = args[9] if backward else args[8]
+    padding = args[5] if backward else args[4]
+    padded = any(padding) and all(k == 1 for k in weight.shape[2:])  # patches of one pixel, some of them of zeros
+    odd = padded or (groups > 1 and (x.dtype != torch.float32 or _as_products(x, weight, groups)))
+    return bool(x.dim() > 4 or transposed or strided or odd or any(d != 1 for d in dilation))
 
 
 # Seen beyond the rules (forward and backward of one op, float32, AVX-512): 3.2 times the weights of a dilated kernel of
@@ -260,8 +287,11 @@ def convolution_backward(platform: Platform) -> Rule:
         if platform.acl:
             return op_workspaces.acl_backward(platform, gradient, x, weight, args[4], mask, out, groups)
         outputs = sum(t.nbytes for t in out if isinstance(t, Tensor))
+        copied = (
+            0 if gradient.is_contiguous() or _channels_last(x) else gradient.nbytes
+        )  # of a sum: one number, expanded
         if _as_products(x, weight, groups):
-            return _exactly(_products_backward(gradient, x, weight, mask) - outputs)
+            return _exactly(copied + _products_backward(gradient, x, weight, mask) - outputs)
         first, last = _is_first(platform, x, groups), _channels_last(x)
         blocked_gradient = 0 if last else _blocked(platform, gradient)
         blocked_input = 0 if last else _blocked(platform, x)
@@ -281,7 +311,7 @@ def convolution_backward(platform: Platform) -> Rule:
                 eights = replace(platform, block=8)
                 inputs, weights = _blocked(eights, x), _blocked_weight(eights, weight, groups, True)
             moments += [to_input + inputs + blocked_gradient + weights + reduced, to_input + weights + weight.nbytes]
-        return _exactly(max(moments) - outputs)
+        return _exactly(copied + max(moments) - outputs)
 
     return rule
 
@@ -330,6 +360,16 @@ def reduction(platform: Platform) -> Rule:
     return rule
 
 
+def reduced_loss(platform: Platform) -> Rule:
+    """aten::mse_loss(input, target, reduction = 1): what is averaged or summed is there for each element first."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        reduced = (args[2] if len(args) > 2 else kwargs.get("reduction", 1)) != 0
+        return _exactly(args[0].nbytes if reduced else 0)
+
+    return rule
+
+
 def mixed_types(platform: Platform) -> Rule:
     """aten::mul.Tensor(one, other) and its like: on a CPU an input of another type is copied into the common one."""
 
@@ -354,6 +394,8 @@ CONVOLUTION_RULES: dict[str, Callable[[Platform], Rule]] = {
     "convolution_backward.default": convolution_backward,
     "native_batch_norm_backward.default": batch_norm_backward,
     "mean.dim": reduction,
+    "mse_loss.default": reduced_loss,
+    "smooth_l1_loss.default": reduced_loss,
 }
 
 
@@ -439,6 +481,8 @@ _TILE_ROWS, _TILE_COLUMNS, _TILE_DEPTH = (
     512,
 )  # of a tile of the result, and of the sums that are made at once
 _PAST_A_ROW = 64  # B
+_LESS_OF_FEW_ROWS, _OTHER_TILES = 55_000, 40_000  # B that 11 other shapes took less, and that may be more
+_PANELS = 100_000  # B at most of products of a batch
 _PAST_A_ROW_AT_ONCE = 320  # B, where one tile has all the sums
 _FLOAT = 4  # B
 
@@ -449,16 +493,40 @@ def product(platform: Platform) -> Rule:
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         a, b = args[-2:]
         if a.dtype != torch.bfloat16 or not platform.native_bf16 or not platform.block:
-            return NOTHING
+            return _exactly(sum(factor.nbytes for factor in (a, b) if not _by_rows_or_columns(factor)))
         size = _PRODUCT_FIXED + (_transposed_product if a.stride(1) != 1 else _plain_product)(
             a.shape[0], a.shape[1], b.shape[1]
         )
-        return Hidden(size, size, size)
+        return Hidden(size, size, size, asked=(max(0, size - _LESS_OF_FEW_ROWS), size + _OTHER_TILES))
 
     return rule
 
 
-PRODUCT_RULES: dict[str, Callable[[Platform], Rule]] = {"mm.default": product, "addmm.default": product}
+def _by_rows_or_columns(factor: Tensor) -> bool:
+    """Return whether a product takes a factor as it lies; any other (one number, expanded) is copied first."""
+    (rows, columns), (row, column) = factor.shape[-2:], factor.stride()[-2:]
+    return bool((column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows)))
+
+
+def products(platform: Platform) -> Rule:
+    """aten::bmm(a, b) and aten::baddbmm(bias, a, b)."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        a, b = args[-2:]
+        if a.dtype == torch.float32:  # one matrix after another
+            return _exactly(sum(f.nbytes // f.shape[0] for f in (a, b) if f.numel() and not _by_rows_or_columns(f)))
+        one_for_all = sum(factor.nbytes for factor in (a, b) if not (_by_rows_or_columns(factor) and factor.stride(0)))
+        return Hidden(one_for_all, one_for_all, one_for_all + _PANELS)
+
+    return rule
+
+
+PRODUCT_RULES: dict[str, Callable[[Platform], Rule]] = {
+    "mm.default": product,
+    "addmm.default": product,
+    "bmm.default": products,
+    "baddbmm.default": products,
+}
 
 
 def _transposed_product(rows: int, depth: int, columns: int) -> int:

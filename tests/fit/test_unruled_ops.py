@@ -1,0 +1,126 @@
+"""Ops without a rule of workspaces: an interval as long as nobody ran them, exact once a child process did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fit.measured import predicted_and_measured
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stepscope.analysis.memory.limits import UNMEASURED
+from stepscope.footprint.jobs import job_of
+from stepscope.footprint.prediction import JobQuestion, predict_fit, predict_script_fit
+from stepscope.footprint.result import LivePeak
+from stepscope.record.dry import Job
+from stepscope.record.dry.dry_run import dry_run
+from stepscope.record.dry.probes import Call, CallBook, probe_apart
+from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
+
+
+class Applied(nn.Module):
+    """A function of inputs times a parameter."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale, self.function = nn.Parameter(torch.ones(1)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.scale)
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """Along a dimension that is not the last, which the library copies."""
+    return torch.view_as_real(torch.fft.fft(x, dim=1))
+
+
+def enlarged(x: Tensor) -> Tensor:
+    return functional.interpolate(x[:, None], scale_factor=2.5, mode="bicubic")
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.as_tensor(model(x)).square().mean()
+
+
+def trained(model: nn.Module, x: Tensor, loss: Callable[[nn.Module, Tensor], Tensor] = squares) -> Job:
+    return job_of(model, torch.optim.SGD(model.parameters()), lambda n: x[:n], loss)
+
+
+def answer(model: nn.Module, x: Tensor) -> LivePeak:
+    return predict_fit(JobQuestion(trained(model, x), len(x), options=False, largest=False)).live
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("function", [spectrum, enlarged])
+def test_an_op_without_a_rule_is_an_interval_that_holds_and_exact_once_it_was_run(function: Any) -> None:
+    x = torch.rand(4, 40, 64)
+    _, measured = predicted_and_measured(Applied(function), x)
+    rules = Workspaces(this_platform())
+    log = dry_run(trained(Applied(function), x), len(x), rules).log
+    assert rules.uncovered
+    assert not rules.not_modelled
+    said = answer(Applied(function), x)
+    assert said.least == said.most == said.bytes == pytest.approx(measured, rel=1e-3)
+    assert max(s.most for s in log.storages if s.category == "workspace") > 0
+
+
+def test_the_gradient_of_a_sum_is_one_number_which_a_convolution_writes_out() -> None:
+    layer, x = nn.Conv1d(16, 32, 5), torch.rand(16, 16, 200)
+
+    def workspace(loss: Callable[[nn.Module, Tensor], Tensor]) -> int:
+        log = dry_run(trained(layer, x, loss), len(x), Workspaces(Platform())).log
+        return max(s.bytes for s in log.storages if s.category == "workspace" and "convolution_backward" in s.op)
+
+    one, many = workspace(lambda model, x: model(x).sum()), workspace(lambda model, x: model(x).square().sum())
+    assert one - many == 16 * 32 * 196 * 4
+
+
+def test_what_an_lstm_asks_for_is_an_interval_around_what_is_said_though_less_becomes_resident() -> None:
+    said = answer(nn.Sequential(nn.LSTM(40, 48, batch_first=True), First()), torch.rand(8, 30, 40))
+    assert said.least <= said.bytes <= said.most
+    assert said.high < said.bytes
+
+
+class First(nn.Module):
+    """The outputs of a recurrent layer."""
+
+    def forward(self, x: tuple[Tensor, Any]) -> Tensor:
+        return x[0]
+
+
+def test_an_op_that_cannot_run_alone_costs_the_others_nothing() -> None:
+    x = torch.rand(4, 40, 64)
+    rules = Workspaces(this_platform())
+    book = CallBook(rules, 4, rules.uncovered)
+    dry_run(trained(Applied(spectrum), x), 4, book, steps=1)
+    found = probe_apart({"no tensor": Call(torch.ops.aten.abs.default, ("no tensor",), 4, kind="any"), **book.calls})
+    assert book.calls
+    assert set(book.calls) <= set(found)
+    assert "no tensor" not in found
+
+
+def test_a_script_has_its_ops_run_alone_as_well(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+x = torch.rand(4, 40, 64)
+for _ in range(3):
+    optimizer.zero_grad()
+    torch.view_as_real(torch.fft.fft(x * weight, dim=1)).square().mean().backward()
+    optimizer.step()
+"""
+    )
+    found = predict_script_fit(str(script), (), None, environment=lambda _: UNMEASURED)
+    assert found.live.least == found.live.most == found.live.bytes
+    assert not found.not_modelled
