@@ -96,7 +96,7 @@ def compare(source: str, model: str, batch: int) -> Row | str:
     live, took = answer.live, int(done.stdout.split()[-1])
     unruled = " ".join(sorted(answer.not_modelled))
     method = f"{answer.method}{f'; no rule: {unruled}' if unruled else ''}"
-    return Row(name, batch, live.bytes, live.low, live.high, took, method, answer.seconds)
+    return Row(name, batch, live.bytes, live.least, live.most, took, method, answer.seconds)
 
 
 def _measure(source: str, model: str, batch: int) -> None:

@@ -149,5 +149,5 @@ def test_a_script_that_wants_arguments_is_told_where_they_stand(
 
 def test_a_script_that_fails_by_itself_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "def wrong():\n    raise ValueError('no backward yet')\nwrong()\n"
-    with pytest.raises(StepscopeError, match="fails by itself: line 17: ValueError: no backward yet"):
+    with pytest.raises(StepscopeError, match="fails by itself: line 16: ValueError: no backward yet"):
         followed(tmp_path, monkeypatch, body)

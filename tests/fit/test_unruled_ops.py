@@ -124,3 +124,14 @@ for _ in range(3):
     found = predict_script_fit(str(script), (), None, environment=lambda _: UNMEASURED)
     assert found.live.least == found.live.most == found.live.bytes
     assert not found.not_modelled
+
+
+def test_the_mean_of_a_loss_keeps_the_loss_of_each_element() -> None:
+    x = torch.rand(64, 5000)
+    model = Applied(lambda x: x)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return functional.mse_loss(model(x), x).sqrt()
+
+    said = dry_run(trained(model, x, loss), len(x), Workspaces(this_platform())).peak_bytes
+    assert said == pytest.approx(4 * x.nbytes, rel=1e-3)  # batch, what the model gives, and both of the loss

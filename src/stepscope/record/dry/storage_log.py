@@ -282,7 +282,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _kernel_held(self, hidden: Hidden, out: Any) -> None:
         for place, size, resident in hidden.kept:
-            number = self._seen(out[place])
+            number = self._seen(out if isinstance(out, Tensor) else out[place])
             storage = self.storages[number]
             storage.bytes, storage.low, storage.high = size, resident, resident
             off = round(hidden.asked_of_kept[0] * size) + hidden.asked_of_kept[1]

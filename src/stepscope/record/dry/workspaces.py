@@ -361,11 +361,12 @@ def reduction(platform: Platform) -> Rule:
 
 
 def reduced_loss(platform: Platform) -> Rule:
-    """aten::mse_loss(input, target, reduction = 1): what is averaged or summed is there for each element first."""
+    """aten::mse_loss(input, target, reduction = 1): each element's loss twice, one of which the mean keeps."""
 
     def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
         reduced = (args[2] if len(args) > 2 else kwargs.get("reduction", 1)) != 0
-        return _exactly(args[0].nbytes if reduced else 0)
+        size = args[0].nbytes
+        return Hidden(size, size, size, ((0, size, 0),)) if reduced else NOTHING  # nothing is written to the other
 
     return rule
 
