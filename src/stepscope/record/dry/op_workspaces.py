@@ -185,8 +185,8 @@ def lstm_forward(platform: Platform) -> Rule:
             )
         touched = size if platform.acl else round(_TOUCHED * size)
         kept = ((_WORKSPACE_OUTPUT, size, touched),) if args[_TRAINED] else ()
-        asked = (scratch - _page_and(scratch), scratch + _page_and(scratch))
-        return Hidden(scratch, scratch, scratch, kept, asked, (_KEPT_FITTED, _FITTED_FIXED))
+        requested = (scratch - _page_and(scratch), scratch + _page_and(scratch))
+        return Hidden(scratch, scratch, scratch, kept, requested, (_KEPT_FITTED, _FITTED_FIXED))
 
     return rule
 
@@ -202,10 +202,10 @@ def lstm_backward(platform: Platform) -> Rule:
         size = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
         if platform.acl:
             size += _lstm_copies(*weights) + _padded_gradients(*weights) + _scratch_of_reference(x, units, True)
-            return Hidden(size, size, size, asked=(size - _page_and(size), size + _page_and(size)))
+            return Hidden(size, size, size, requested=(size - _page_and(size), size + _page_and(size)))
         size += (_lstm_in_float if x.element_size() == _FLOAT else _lstm_in_bf16)(x, *weights)
         touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
-        return Hidden(size, touched, touched, asked=(size - _page_and(size), size + _page_and(size)))
+        return Hidden(size, touched, touched, requested=(size - _page_and(size), size + _page_and(size)))
 
     return rule
 

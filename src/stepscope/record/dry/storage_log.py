@@ -49,15 +49,15 @@ class Hidden(NamedTuple):
     """Allocations of a kernel that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
 
     `low` and `high` bound what of the first becomes resident: a kernel may be chosen at run time, or not touch all it
-    asks for. `kept` is (number of the output, bytes, bytes of them that become resident). `asked` bounds what is asked
-    for, where that is not what becomes resident. `call` names the op as it was probed, or would be.
+    asks for. `kept` is (number of the output, bytes, bytes of them that become resident). `requested` bounds what is
+    allocated, where that is not what becomes resident. `call` names the op as it was probed, or would be.
     """
 
     expected: int = 0
     low: int = 0
     high: int = 0
     kept: tuple[tuple[int, int, int], ...] = ()
-    asked: tuple[int, int] | None = None
+    requested: tuple[int, int] | None = None
     asked_of_kept: tuple[float, int] = (0.0, 0)  # how far `kept` may be off: as a share, and in B
     call: str = ""
     samples: int = 0  # of the call, where a probe says so much a sample
@@ -293,7 +293,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.storages.append(
                 Storage(
                     hidden.expected, self.last_op, self.last_module, self._phase(), "cpu", None, "workspace",
-                    hidden.low, hidden.high, hidden.asked, hidden.call, hidden.samples,
+                    hidden.low, hidden.high, hidden.requested, hidden.call, hidden.samples,
                 )
             )  # fmt: skip
             self.events += [(self.step, self.ops, number, +1), (self.step, self.ops, number, _FREED)]

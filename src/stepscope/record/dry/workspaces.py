@@ -76,7 +76,7 @@ class Workspaces:
         found = None if hidden.kept else self.probed.get(name)
         if found is not None:
             size = found.bytes(_samples(args))
-            return Hidden(size, size if fitted else min(size, hidden.low), size, asked=(size, size))
+            return Hidden(size, size if fitted else min(size, hidden.low), size, requested=(size, size))
         if fitted:
             return hidden
         self.uncovered.add(name)
@@ -498,7 +498,7 @@ def product(platform: Platform) -> Rule:
         size = _PRODUCT_FIXED + (_transposed_product if a.stride(1) != 1 else _plain_product)(
             a.shape[0], a.shape[1], b.shape[1]
         )
-        return Hidden(size, size, size, asked=(max(0, size - _LESS_OF_FEW_ROWS), size + _OTHER_TILES))
+        return Hidden(size, size, size, requested=(max(0, size - _LESS_OF_FEW_ROWS), size + _OTHER_TILES))
 
     return rule
 
