@@ -215,7 +215,7 @@ def test_nothing_stays_on_the_model_or_the_class_after_such_steps(tmp_path: Path
     "place",
     ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.start", "LayerRecorder.updating",
      "LayerTimes.__init__", "LayerTimes.append", "LayerTimes.part", "LayerTimes.updating", "LayerTrial.__init__",
-     "LayerTrial.within", "_calls_of", "_joined", "_per_call"],
+     "LayerTrial.within", "_calls_of", "_joined", "per_call_ns"],
 )  # fmt: skip
 def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

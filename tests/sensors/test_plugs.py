@@ -30,11 +30,6 @@ GEN1 = '{"relays":[{"ison":true}],"meters":[{"power":12.5,"is_valid":true,"total
 GEN2_PAGE, GEN1_PAGE, TASMOTA_PAGE = "/rpc/Switch.GetStatus?id=0", "/status", "/cm?cmnd=Status%208"
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smart_plugs.fetch, "__defaults__", (0.3,))
-
-
 class Device:
     """A plug on loopback: pages it has, as (status, body); any other page is a 404."""
 
