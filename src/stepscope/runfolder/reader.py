@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -19,9 +18,8 @@ from stepscope.part_names import PartName, counting, of_stem, parsed
 from stepscope.privacy import cleaned
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
-from stepscope.runfolder import samples, validation
+from stepscope.runfolder import op_parts, samples, validation
 from stepscope.runfolder.checksums import CHECKSUMS, agrees
-from stepscope.runfolder.parts import from_bytes
 from stepscope.runfolder.samples import (
     LongSensor,
     SampleFile,
@@ -30,7 +28,7 @@ from stepscope.runfolder.samples import (
     described_samples,
 )
 from stepscope.runfolder.samples import samples_of as samples_of
-from stepscope.runfolder.schema import PARTS, PHASES, STATUSES, STEP_ROW, TABLES, TEXT, sample_dtype
+from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
 from stepscope.runfolder.tables import MEMORY as MEMORY
 from stepscope.runfolder.tables import MODEL as MODEL
 from stepscope.runfolder.tables import OPS as OPS
@@ -459,10 +457,39 @@ class RunReader:
         stems = {name.rpartition(".")[0] for name in self.files if name.startswith(f"{folder}/")}
         in_order = sorted(stems, key=lambda stem: (len(stem), stem))
         table = "ops" if schema is OPS else "memory"
-        parse, scan = partial(_parse_part, table=table), partial(_scan_parquet, table=table)
-        frames = [self._either(f"{stem}.parquet", scan, f"{stem}.part", parse) for stem in in_order]
-        known = [frame for frame in frames if frame is not None]
+        known: list[pl.LazyFrame] = []
+        group: dict[str, op_parts.ReadPart] = {}
+        size = 0
+        for stem in in_order:
+            part = self._part(stem, table, lambda read: read)
+            if part is None:
+                continue
+            group[stem] = part
+            size += int(part.frame.estimated_size())
+            if size > op_parts.JOINED_BYTES:
+                known += self._checked(group, table)
+                group, size = {}, 0
+        known += self._checked(group, table)
         return pl.concat(known, how="vertical") if known else pl.LazyFrame(schema=schema)
+
+    def _part(self, stem: str, table: str, read: Callable[[op_parts.ReadPart], R]) -> R | None:
+        """A part of op calls or memory events, and what is made of it."""
+        part: R | None = self._either(
+            f"{stem}.parquet",
+            lambda data: read(op_parts.read_packed(data, table)),
+            f"{stem}.part",
+            lambda data: read(op_parts.read_written(data, table)),
+        )
+        return part
+
+    def _checked(self, group: Mapping[str, op_parts.ReadPart], table: str) -> list[pl.LazyFrame]:
+        """The parts as one where all their rows can be, else those whose rows can, one by one."""
+        if not group:
+            return []
+        with contextlib.suppress(ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return [op_parts.checked([*group.values()], table)]
+        parts = (self._part(stem, table, lambda part: op_parts.checked([part], table)) for stem in group)
+        return [part for part in parts if part is not None]
 
     def _either(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:
         """The content of a packed file, else of what it is made of; None where there is neither, or both are damaged.
@@ -523,44 +550,10 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _scan_parquet(data: bytes, table: str) -> pl.LazyFrame:
-    """The file in memory, as small as on disk, from which each query takes its columns; raises where it is damaged."""
-    if dict(pl.read_parquet_schema(io.BytesIO(data))) != {"ops": OPS, "memory": MEMORY}[table]:
-        raise ValueError(f"its columns are not those of {table}")
-    return _checked_part(pl.read_parquet(data), table, pl.scan_parquet(data))
-
-
-def _checked_part(frame: pl.DataFrame, table: str, lazy: pl.LazyFrame) -> pl.LazyFrame:
-    """The part, with clean texts; ValueError where a row cannot be: one such row means that no row can be trusted."""
-    times = ("t_ns",) if table == "memory" else ("t0_ns", "t1_ns", "self_ns")
-    stated = ("tensor", "bytes", "category") if table == "memory" else ("name", "phase", "device", "thread")
-    true = pl.all_horizontal(pl.col(times).is_between(_FIRST_NS, _LAST_NS), pl.col("step", *stated).is_not_null())
-    if table == "ops":
-        true &= (pl.col("t0_ns") <= pl.col("t1_ns")) & (pl.col("self_ns") >= 0)
-        true &= pl.col("parent").is_null() | (pl.col("parent") >= 0)  # a row of the step, maybe in another part
-    if not frame.select(true.fill_null(False).all()).item():
-        raise ValueError("it holds a row that cannot be")
-    texts = [name for name, kind in TABLES[table].items() if kind == TEXT]
-    known = {name: set(frame[name].unique().drop_nulls().cast(pl.String)) for name in texts}
-    if known["phase"] - {*PHASES}:
-        raise ValueError("it holds a phase that there is not")
-    clean = {name: {text: validation.clean_text(text) for text in values} for name, values in known.items()}
-    others = {name: changed for name, of in clean.items() if (changed := {k: v for k, v in of.items() if k != v})}
-    if not others:
-        return lazy
-    replaced = (pl.col(name).cast(pl.String).replace(of).cast(pl.Categorical) for name, of in others.items())
-    return frame.with_columns(replaced).lazy()
-
-
 def _checked_steps(frame: pl.DataFrame) -> pl.DataFrame:
     if dict(frame.schema) != STEPS:
         raise ValueError("its columns are not those of steps")
     return frame
-
-
-def _parse_part(data: bytes, table: str) -> pl.LazyFrame:
-    frame = frame_of(from_bytes(data, table), table)
-    return _checked_part(frame, table, frame.lazy())
 
 
 def _no_row(frame: pl.DataFrame) -> pl.Expr:
@@ -569,9 +562,8 @@ def _no_row(frame: pl.DataFrame) -> pl.Expr:
     return pl.all_horizontal(zero).fill_null(False)
 
 
-_FIRST_NS, _LAST_NS = -(1 << 61), 3 << 61  # from 73 years ago for 290 years: differences stay within int64
 _TRUE_TIMES = (
-    (pl.col("t0_ns") >= _FIRST_NS) & (pl.col("t1_ns") < _LAST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
+    (pl.col("t0_ns") >= FIRST_NS) & (pl.col("t1_ns") < LAST_NS) & (pl.col("t0_ns") <= pl.col("t1_ns"))
 ).fill_null(False)
 _TRUE_STEP = (
     _TRUE_TIMES

@@ -182,10 +182,11 @@ def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: in
 
     Of a period, two at the most: few readings fit a whole range of phases alike, and the right period must not be lost.
     """
-    ranked = sorted(
-        (float(off), period, float(phase))
-        for period, phases in tried
-        for off, phase in zip(error(period, phases, count), phases, strict=True)
+    off = np.concatenate([error(period, phases, count) for period, phases in tried])
+    period = np.repeat([period for period, _ in tried], [len(phases) for _, phases in tried])
+    phase = np.concatenate([phases for _, phases in tried])
+    ranked = (
+        (float(off[place]), float(period[place]), float(phase[place])) for place in np.lexsort((phase, period, off))
     )
     kept: list[tuple[float, float, float]] = []
     for clock in ranked:

@@ -209,6 +209,7 @@ def leave_block_out(fit: Fit, rows: Any, left: Floats, theta: float, cluster: In
     mixing = sparse.csr_matrix(fit.hierarchy.mixing)
     hat = np.asarray(mixing @ np.asarray(mixing @ fit.covariance).T) / fit.noise
     matrix = sparse.csr_matrix(rows)
+    matrix.sum_duplicates()
     most = np.asarray(abs(matrix) @ np.sqrt(np.maximum(np.diag(hat), 0.0))) ** 2 / (1 - theta) ** 2
     alone: Floats = left.copy()
     for begin, end in _reading_blocks(cluster):
@@ -229,8 +230,15 @@ def _residuals_without(matrix: Any, hat: Floats, left: Floats, theta: float, beg
 
     A factorisation says whether any direction is decided by the block alone; only then are all of them looked at.
     """
-    seen = matrix[begin : begin + len(left)]
-    own = whitened(whitened(np.asarray(seen @ np.asarray(seen @ hat).T), theta).T, theta)
+    starts = matrix.indptr[begin : begin + len(left) + 1]
+    held, row = slice(starts[0], starts[-1]), np.repeat(np.arange(len(left)), np.diff(starts))
+    place = np.zeros(len(hat), dtype=np.int64)
+    place[matrix.indices[held]] = 1
+    keys = np.flatnonzero(place)  # a block sees a few of them
+    place[keys] = np.arange(len(keys))
+    seen = np.zeros((len(left), len(keys)))
+    seen[row, place[matrix.indices[held]]] = matrix.data[held]
+    own = whitened(whitened(seen @ (seen @ hat[np.ix_(keys, keys)]).T, theta).T, theta)
     missed = np.eye(len(left)) - (own + own.T) / 2
     least = _LEAST_MISSED * np.eye(len(left))
     alone: Floats
