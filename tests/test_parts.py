@@ -192,6 +192,35 @@ def test_a_damaged_part_costs_its_own_rows_and_no_others(writer: RunWriter) -> N
     assert run.damaged == ["ops/000001.part"]
 
 
+@pytest.mark.parametrize("flushed", [0, 2, 4, 6, 8])
+def test_steps_that_were_none_are_taken_back_with_their_windows(writer: RunWriter, flushed: int) -> None:
+    for step in range(96, 104):
+        writer.step(step, step * 10, step * 10 + 9, None, None, step > 99)
+        if step == 95 + flushed:
+            writer.flush_steps()
+    windows = [window(50, seed) for seed in range(3)]
+    for part in windows:
+        writer.ops(part)
+    assert writer.take_back(102)
+    writer.step(102, 1020, 1099, None, None, False)
+    writer.close("ok")
+    run = RunReader(writer.path)
+    assert run.steps["step"].to_list() == list(range(96, 103))
+    assert run.ops["step"].to_list() == [n for part in windows for n in part.columns["step"] if n < 102]
+
+
+def test_steps_of_a_file_that_is_closed_are_not_taken_back(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.runfolder.writer.STEP_PART_BYTES", 1)
+    for step in range(4):
+        writer.step(step, step * 10, step * 10 + 9, None, None, False)
+        writer.flush_steps()
+    writer.step(4, 40, 49, None, None, False)
+    assert not writer.take_back(3)
+    assert writer.take_back(4)
+    writer.close("ok")
+    assert RunReader(writer.path).steps.height == 4
+
+
 # what it costs
 
 

@@ -19,7 +19,7 @@ MODULES = (
     "record.session", "record.torch_recorder", "record.recorder", "record.steps",
     "record.update_rounds",
     "record.plan", "record.facts", "record.settings", "record.torch_private",
-    "record.empty_process", "record.repeats", "record.sample_count",
+    "record.empty_process", "record.repeats", "record.sample_count", "record.step_log",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
     "record.ops.rows", "record.memory.watch", "record.memory.rows", "record.processes.training",
     "record.processes.children", "record.windows", "runfolder.writer", "runfolder.parts",

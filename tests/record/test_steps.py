@@ -27,14 +27,24 @@ def fails() -> float:
 
 def rounds(calls: str, per_round: int | None = None) -> list[int]:
     """Times at which rounds end when optimizers step in this order, one time unit apart; + is one that joins."""
+    return rounds_and_doubt(calls, per_round)[0]
+
+
+def rounds_and_doubt(calls: str, per_round: int | None = None) -> tuple[list[int], bool]:
+    """The same, and whether they are uncertain."""
     ended: list[int] = []
     now = iter(range(1, 1000))
-    watch = OptimizerRounds(lambda t, late: ended.append(t), per_round, clock=lambda: next(now))
+
+    def joined(first: int, middle: int, last: int) -> bool:
+        ended[:] = [*(t for t in ended if t < first), middle, last]
+        return True
+
+    watch = OptimizerRounds(lambda t, late: ended.append(t), per_round, clock=lambda: next(now), joined=joined)
     for before, name in pairwise(f" {calls}"):
         if name != "+":
             watch.stepped(name, before == "+")
-    watch.finish()
-    return ended
+    watch.finish(over=True)
+    return ended, watch.uncertain
 
 
 def test_each_update_of_a_single_optimizer_is_a_step() -> None:
@@ -85,18 +95,37 @@ def test_a_loop_that_makes_its_optimizer_anew_has_a_step_for_each_update(tmp_pat
 @pytest.mark.parametrize(
     ("calls", "ends"),
     [
-        ("ddgddgddgddg", [9, 12]),  # two critics and a generator: a step of each iteration from the third on
-        ("dgddddgddddgddddg", [12, 17]),
-        ("ccaccaccacacacac", [9]),  # a rhythm that changes is left
+        ("ddg" * 4, [3, 6, 9, 12]),  # two critics and a generator
+        ("dgddddgddddgddddg", [2, 7, 12, 17]),
+        ("ccaccacacca", [3, 6, 8, 11]),  # the critic is held back now and then
+        ("ccaccaccacccccccacca", [3, 6, 9, 17, 20]),
+        (("c" * 100 + "g") * 3 + "cccccg" * 3, [101, 202, 303, 309, 315, 321]),  # as WGAN begins
+        ("aaaa" + "ccg" * 3, [1, 2, 3, 4, 7, 10, 13]),  # a model is pretrained
+        ("ccg" * 3 + "cc", [3, 6, 9]),  # a round that was not completed
+        ("ccg" * 3 + "ccc", [3, 6, 9, 10, 11, 12]),  # and another training of one of them
+        ("ccg" * 3 + "aaaa", [3, 6, 9, 10, 11, 12, 13]),
     ],
 )
 def test_an_optimizer_that_updates_more_often_than_another_makes_no_step_of_its_own(
     calls: str, ends: list[int]
 ) -> None:
-    found = rounds(calls)
-    assert [t for t in found if t in ends] == ends
-    if calls.startswith("d"):
-        assert found[found.index(ends[0]) :] == ends
+    assert rounds_and_doubt(calls) == (ends, False)
+
+
+@pytest.mark.parametrize(
+    ("calls", "uncertain"),
+    [
+        ("ccgcccgcgccccgccg", True),  # no two rounds are the same
+        ("cccccg", True),  # one round, and none like it
+        ("cccccgcc", True),
+        ("cgcgcg", False),
+        ("aaabbbccc", False),
+        ("aaaabababab", False),
+        ("a+ba+ba+b+c" * 4, False),
+    ],
+)
+def test_steps_of_which_no_two_rounds_were_the_same_are_uncertain(calls: str, uncertain: bool) -> None:
+    assert rounds_and_doubt(calls)[1] == uncertain
 
 
 @pytest.mark.parametrize("calls", ["a+ba+ba+b+c" * 8, "a+ba+bc+a+b" * 8, "aaa+c" * 8, "a+c+baa" * 8])
@@ -154,7 +183,7 @@ def test_a_rhythm_is_learnt_though_some_updates_are_only_counted(repeated: int) 
     for _ in range(2):
         for _ in range(5 - repeated):
             watch.stepped("critic")
-        watch.repeated(repeated)
+        watch.repeated([0] * repeated)
         watch.stepped("generator")
     before = len(ended)
     for name in ["critic"] * 5 + ["generator"]:
@@ -621,6 +650,53 @@ def test_an_optimizer_whose_step_calls_that_of_its_base_class_updates_once(tmp_p
             with contextlib.suppress(ValueError):
                 optimizer.step(fails if number == 7 else None)
     assert Run(scope.path).steps.height == 19
+
+
+@pytest.mark.parametrize("how", ["none", "all", "every:3", "adaptive"])
+@pytest.mark.parametrize("before", [0, 20])
+def test_what_was_taken_for_steps_of_critics_is_no_step_once_a_round_is_known(
+    tmp_path: Path, how: str, before: int
+) -> None:
+    nets = [nn.Linear(8, 8), nn.Linear(8, 1)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in nets]
+
+    def update(number: int) -> None:
+        nets[number](torch.randn(4, 8)).sum().backward()
+        optimizers[number].step()
+
+    def loop(_: object) -> None:
+        for _ in range(before):
+            update(0)
+        for _ in range(12):
+            for number in (0, 0, 0, 1):
+                update(number)
+
+    run = record(loop, tmp_path, steps="optimizer", record=how, memory="all")
+    steps = run.steps
+    assert steps["step"].to_list() == list(range(before + 12))
+    assert (steps["t0_ns"][1:] >= steps["t1_ns"][:-1]).all()
+    assert [event["step"] for event in run.events if event["kind"] == "steps-joined"] == [before]
+    profiled = steps.filter("recorded")["step"].to_list()
+    assert profiled or how == "none"
+    assert run.ops["step"].unique().sort().to_list() == profiled
+    assert set(run.memory_events["step"].unique()) <= set(profiled)
+    rows = run.ops.filter(pl.col("step") >= before).join(steps.cast({"step": pl.UInt32}), on="step")
+    assert (rows["t0_ns"] >= rows["t0_ns_right"]).all()
+    calls = rows.filter(pl.col("name").cast(pl.String) == "nn.Linear").group_by("step").len()
+    assert set(calls["len"].to_list()) <= {4}
+
+
+def test_a_run_whose_steps_are_uncertain_says_so_and_what_helps(tmp_path: Path) -> None:
+    nets = [nn.Linear(8, 8), nn.Linear(8, 1)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in nets]
+
+    def loop(_: object) -> None:
+        for number in (0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1):
+            nets[number](torch.randn(4, 8)).sum().backward()
+            optimizers[number].step()
+
+    said = Run(record(loop, tmp_path, steps="optimizer").path).not_measured()
+    assert ["--updates-per-step" in str(item.remedy) for item in said if item.what == "what a step is"] == [True]
 
 
 class Several:

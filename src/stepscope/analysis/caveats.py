@@ -146,6 +146,10 @@ def _step_gaps(run: RunReader) -> Iterator[NotMeasured]:
         which = "the only step is" if count == 1 else f"all {count} steps are"
         why = f"{which} warm-up (the first {run.warmup_steps} are excluded)"
         yield NotMeasured("step times", why, f"train for at least {run.warmup_steps + FEW} steps")
+    for event in run.events:
+        if event.get("kind") == "steps-uncertain":
+            remedy = "give --updates-per-step, or call scope.step() of stepscope.profile where a step ends"
+            yield NotMeasured("what a step is", str(event.get("message", "")), remedy)
     lost = run.meta.get("steps_lost")
     if lost:
         yield NotMeasured(plural(lost, "step"), "their times could not be written", group=LOST)

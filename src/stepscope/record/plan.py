@@ -120,6 +120,13 @@ class Plan:
             self._wait = self._steps_apart(_DRIFT_EVERY if self.together or self._is_done() else _BETWEEN)
         return True
 
+    def begin_anew(self) -> None:
+        """Steps are others than was thought: what was learnt of them is void, what was spent is not."""
+        new = Plan(self.choice)
+        kept = ("choice", "memory", "together", "window_ns", "event_ns", "_spent_ns", "_random")
+        for name in vars(new).keys() - set(kept):
+            setattr(self, name, vars(new)[name])
+
     def steps_unprofiled(self, step: int) -> int:
         """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:

@@ -98,10 +98,8 @@ class OpRecorder:
         wanted = not self._stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
-        full, memory = (
-            (len(self._spans) + 1) * self.plan.events_per_step > windows.MOST_EVENTS,
-            wanted and self._with_memory,
-        )
+        full = (len(self._spans) + 1) * self.plan.events_per_step > windows.MOST_EVENTS
+        memory = wanted and self._with_memory
         open_now = None if within else self._window
         layers = self.plan.times_layers and not (wanted or within or self._stopped or self._parts)
         if open_now is not None and (
@@ -143,11 +141,9 @@ class OpRecorder:
             self._timed(self._measure_event_cost, once=True)
 
     def _measure_event_cost(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError, AttributeError, TypeError, ValueError):  # another profiler, or torch
             self.event_cost = cost = measure_event_cost()
-        except (RuntimeError, AttributeError, TypeError, ValueError):  # a profiler of the training's, or another torch
-            return
-        self.plan.window_ns, self.plan.event_ns = cost.window_ns, cost.written_ns
+            self.plan.window_ns, self.plan.event_ns = cost.window_ns, cost.written_ns
 
     def look(self, step: int, t0_ns: int, before_pass: bool = False) -> bool:
         """Close the window within a step that is too large for one; True where that was so.
@@ -363,6 +359,15 @@ class OpRecorder:
                 self._drop()
             self._note("ops-lost", f"{why}: the op calls of an open window are lost")
         self._drop_parts()
+
+    def take_back(self, step: int) -> None:
+        """Drop what is recorded of the steps from this one on, which were none, and begin the plan anew."""
+        spans = self._spans if self.layers.open is None else self.layers.open.spans
+        spans[:] = [span for span in spans if span.step < step]
+        self.close_window()
+        self._drop_parts()
+        self.apart -= {profiled for profiled in self.apart if profiled >= step}
+        self.plan.begin_anew()
 
     def _leave_overtaken(self) -> bool:
         """A profiler of the training's, in another thread, took the place of this window; True where ours is gone."""

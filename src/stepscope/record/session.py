@@ -22,11 +22,12 @@ from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.record import facts
 from stepscope.record.boundary import Boundary, Undisturbed, is_ours
-from stepscope.record.framework import FLUSH_EVERY_NS, Ended, find_recorder
+from stepscope.record.framework import Ended, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings, parse_memory, parse_schedule
+from stepscope.record.step_log import StepLog
 from stepscope.runfolder import RunWriter
 
 
@@ -47,7 +48,8 @@ class Session:
         self._place = place
         self.boundary = Boundary(self._failed, self._disturbed)
         self.begun = False  # a training was seen, and a run is written
-        self.number = self._steps_lost = 0
+        self.number = 0
+        self._log = StepLog(self.note)
         self.t0_ns: int | None = None
         self.profiled = False
         self._recorder = make_recorder(self)
@@ -55,7 +57,7 @@ class Session:
         self._sampler: Sampler | None = None
         self._sampler_wanted = False
         self._notes: list[tuple[str, str, dict[str, Any]]] = []  # until there is a run to write them into
-        self._began_ns = self._flushed_ns = 0
+        self._began_ns = 0
         self._loss: Any = None
         self._stated_samples: int | None = None
         self.modules_bytes: int | None = None
@@ -91,7 +93,7 @@ class Session:
         if self._writer is not None:
             self.begin()
         self._recorder.listen(models)
-        self._began_ns = self._flushed_ns = monotonic_ns()
+        self._began_ns = self._log.flushed_ns = monotonic_ns()
         if self.settings.steps_from == "calls" or self._recorder.knows_models:  # else with the first call of a model
             self.boundary.call(self.begin_step, self._began_ns)
 
@@ -158,12 +160,12 @@ class Session:
         began_ns, lengths_ns = self.t0_ns, []
         for t1_ns, loss in ended:
             t0_ns = t1_ns if began_ns is None else began_ns
-            self.writer.step(self.number, t0_ns, t1_ns, samples, loss, False)
+            self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, False)
             self.number += 1
             lengths_ns.append(t1_ns - t0_ns)
             began_ns = t1_ns
         self.t0_ns = began_ns
-        self._flush_steps(began_ns or 0)
+        self._log.flush(self.writer, began_ns or 0)
         self.plan.waited(lengths_ns)
 
     # the beginning
@@ -176,7 +178,7 @@ class Session:
         if self._sampler_wanted:  # again, where an exception of the training's came in between
             self._start_sampler()
             self._sampler_wanted = False
-            self._began_ns = self._flushed_ns = monotonic_ns()
+            self._began_ns = self._log.flushed_ns = monotonic_ns()
 
     def _open_run(self) -> None:
         if self._writer is None:
@@ -191,7 +193,7 @@ class Session:
         self._notes.clear()
         self._recorder.rehearse()
         self._sampler_wanted = self.settings.sampler
-        self._began_ns = self._flushed_ns = monotonic_ns()
+        self._began_ns = self._log.flushed_ns = monotonic_ns()
 
     def _write_beginning(self) -> None:
         self.writer.max_disk = self.settings.metering.max_disk
@@ -242,12 +244,12 @@ class Session:
             recorder.after_step(span)
         if not recorder.step_ends(span):
             self.plan.took(self.profiled, t1_ns - t0_ns)
-        self.writer.step(self.number, t0_ns, t1_ns, samples, loss, self.profiled)
-        self._flush_steps(t1_ns)
+        self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, self.profiled)
+        self._log.flush(self.writer, t1_ns)
         self.number += 1
         if self.number == WARMUP_STEPS:
             self._write_model()  # a run that is killed later has its module tree, and its first steps
-            self._flushed_ns = 0
+            self._log.flushed_ns = 0
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self.t0_ns = t1_ns
             wanted = self.plan.records(self.number, t1_ns - self._began_ns)
@@ -256,18 +258,14 @@ class Session:
         else:
             self.begin_step()
             if not self.profiled and self.number > WARMUP_STEPS:
-                recorder.may_repeat(samples, self._flushed_ns)
+                recorder.may_repeat(samples, self._log.flushed_ns)
 
-    def _flush_steps(self, now_ns: int) -> None:
-        if now_ns - self._flushed_ns <= FLUSH_EVERY_NS:
-            return
-        self._flushed_ns = now_ns
-        try:
-            self.writer.flush_steps()
-        except OSError as error:
-            self._steps_lost += 1
-            if self._steps_lost == 1:
-                self.note("steps-lost", f"the times of some steps could not be written: {error}", step=self.number)
+    def join_steps(self, first_ns: int, middle_ns: int, last_ns: int) -> int | None:
+        """Make two steps, until `middle_ns` and `last_ns`, of those since the one in which `first_ns` lies."""
+        step = self._log.join(self.writer, first_ns, middle_ns, last_ns)
+        if step is not None:
+            self.number = step + 2
+        return step
 
     def _write_model(self) -> None:
         def write() -> None:
@@ -360,7 +358,7 @@ class Session:
     def _outcome(self) -> dict[str, Any]:
         outcome = self._recorder.outcome(monotonic_ns() - self._began_ns)
         recorder = {**outcome.pop("recorder"), "modules_bytes": self.modules_bytes}  # of code for profiling alone
-        return {**outcome, "recorder": recorder, "steps_lost": self._steps_lost}
+        return {**outcome, "recorder": recorder, "steps_lost": self._log.lost}
 
     def _at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""

@@ -31,11 +31,13 @@ from stepscope.record.sample_count import (
     telling_tensor,
     tensors_in,
 )
-from stepscope.record.update_rounds import Ended, Fingerprint, ManualRounds, OptimizerRounds
+from stepscope.record.update_rounds import Ended, Fingerprint, Joined, ManualRounds, OptimizerRounds
 
 
 class StepFinder:
     """Calls `ended(t_ns, late)` where a step ends and `excluded(t_ns)` where something ends that is no part of one.
+
+    It calls `joined` where what had been taken for steps is known to be two rounds of several optimizers.
 
     from_updates: steps end by themselves; else somebody says so, and only samples and evaluation are followed.
     """
@@ -46,6 +48,7 @@ class StepFinder:
         from_updates: bool,
         updates_per_step: int | None,
         ended: Ended,
+        joined: Joined,
         excluded: Callable[[int], None],
         note_calls: Callable[[BatchWitness | None], bool],
     ) -> None:
@@ -54,7 +57,7 @@ class StepFinder:
         self._excluded = excluded
         self._identities = Identities()
         self._optimizers = OptimizerNumbers()
-        self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._optimizers.alive)
+        self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._optimizers.alive, joined=joined)
         self._manual = ManualRounds(ended)
         self._gaps = Gaps()
         self._gradients = GradientWitness()
@@ -94,10 +97,15 @@ class StepFinder:
         """Return whether only the output of the call that is under way tells its samples."""
         return self._call is not None or self._unbatched is not None
 
-    def repeated(self, steps: int) -> None:
-        """Note steps that repeated the one before them."""
-        self._gaps.repeated(steps)
-        self._rounds.repeated(steps)
+    def repeated(self, ended_ns: list[int]) -> None:
+        """Note steps that repeated the one before them, by their ends."""
+        self._gaps.repeated(len(ended_ns))
+        self._rounds.repeated(ended_ns)
+
+    @property
+    def uncertain(self) -> bool:
+        """Return whether what a step is was never clear, of several optimizers."""
+        return self._from_updates and self._rounds.uncertain
 
     @property
     def calls_no_module(self) -> bool:
@@ -213,7 +221,7 @@ class StepFinder:
     def finish(self) -> None:
         """The training is over: what was left open has ended."""
         if self._from_updates:
-            self._rounds.finish()
+            self._rounds.finish(over=True)
             if self._by_hand():
                 self._manual.finish(self._fingerprint())
 
@@ -375,6 +383,12 @@ def _has_no_data(roots: Any) -> bool:
     """Return whether these are tensors of shapes alone, from which no training goes back."""
     root = roots[0] if type(roots) in (tuple, list) and roots else roots
     return type(root).__name__ == "FakeTensor" or (type(root) is torch.Tensor and root.is_meta)
+
+
+NO_MODULE_CALLS = (
+    "gradients were computed, and never of what a call of a module had computed: the training calls "
+    "'forward' of its modules itself, or uses functions alone, and only calls of modules tell layers apart"
+)
 
 
 def why_no_steps(signs: Mapping[str, int]) -> str:

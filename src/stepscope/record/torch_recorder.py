@@ -24,8 +24,9 @@ from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeats import Repeats
 from stepscope.record.sample_count import BatchWitness
-from stepscope.record.steps import StepFinder, why_no_steps
+from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
 from stepscope.record.torch_hooks import Routes
+from stepscope.record.update_rounds import UNCERTAIN
 from stepscope.runfolder import RunWriter
 
 
@@ -47,6 +48,7 @@ class TorchRecorder:
             settings.steps_from == "optimizer",
             settings.optimizer_steps_per_step,
             session.end_step,
+            self._joined,
             self._excluded,
             self._note_calls,
         )
@@ -277,7 +279,7 @@ class TorchRecorder:
     def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
         """Write the steps that were not followed, and make up for what they would have changed."""
         self._session.repeated(ended, samples)
-        self._finder.repeated(len(ended))
+        self._finder.repeated([t_ns for t_ns, _ in ended])
         if self._ops is not None:
             self._ops.step_begins(sequence)
 
@@ -299,6 +301,20 @@ class TorchRecorder:
             session.profiled = False
             now_ns = monotonic_ns()
         session.t0_ns = now_ns
+
+    def _joined(self, first_ns: int, middle_ns: int, last_ns: int) -> bool:
+        """What had been taken for steps since then were two: profiles of them are of none."""
+        session = self._session
+        if self._ops is None or torch_private.in_backward():
+            return False
+        step = session.join_steps(first_ns, middle_ns, last_ns)
+        if step is None:
+            return False
+        self._finder.step_ended()
+        self._ops.take_back(step)
+        self.step_ends(StepSpan(step + 1, middle_ns, last_ns, None))
+        session.begin_step()
+        return True
 
     def _look(self, before_pass: bool = False) -> None:
         ops, session = self._ops, self._session
@@ -352,13 +368,9 @@ class TorchRecorder:
 
     def remarks(self) -> list[tuple[str, str]]:
         """Return what a reader should know of how the training was seen."""
-        if not self._finder.calls_no_module:
-            return []
-        message = (
-            "gradients were computed, and never of what a call of a module had computed: the training calls "
-            "'forward' of its modules itself, or uses functions alone, and only calls of modules tell layers apart"
-        )
-        return [("no-module-calls", message)]
+        finder = self._finder
+        remarks = [("no-module-calls", NO_MODULE_CALLS)] if finder.calls_no_module else []
+        return [*remarks, ("steps-uncertain", UNCERTAIN)] if finder.uncertain else remarks
 
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""

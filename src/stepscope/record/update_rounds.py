@@ -9,17 +9,23 @@ from typing import NamedTuple
 from stepscope.clock import Clock, monotonic_ns
 
 Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
+Joined = Callable[[int, int, int], bool]  # (the first update of two rounds, ends of both, in ns): False where too late
 Alive = Callable[[Hashable], bool]
 _Update = tuple[Hashable, bool, int]  # by which optimizer, whether it joins the one before it, when in ns
-_LONGEST_RHYTHM = 64  # updates of a round in which some optimizer comes more than once
+LONGEST_RHYTHM = 128  # updates of a round in which some optimizer comes more than once
+UNCERTAIN = (
+    "several optimizers update unevenly, and no round of their updates came twice in the same way: what is counted is "
+    "updates of one of them, or of some of them together"
+)
 
 
 class OptimizerRounds:
     """Calls `ended(t_ns, late)` when a round has ended; late is one that is known only by the next round's first.
 
     Where one optimizer updates more often than another (critics of a GAN, a delayed policy), a round is what came
-    between two updates of the rarer one, from the second time on that this was the same. An update that joins the one
-    before it (no gradient was computed in between) is of the same step, however seldom its optimizer comes.
+    between two updates of the rarer one. That is learnt when two rounds were the same: `joined` is told that what had
+    been taken for steps were these two. From then on the rarer one ends each round, however long. An update that joins
+    the one before it (no gradient was computed in between) is of the same step, however seldom its optimizer comes.
     An optimizer that does not exist any more (`alive`) comes never again: its round has ended. Nor does one that
     another has followed twice: each of its updates was a step.
     """
@@ -30,8 +36,10 @@ class OptimizerRounds:
         steps_per_round: int | None = None,
         clock: Clock = monotonic_ns,
         alive: Alive = lambda _: True,
+        joined: Joined = lambda first_ns, middle_ns, last_ns: False,
     ) -> None:
         self._ended = ended
+        self._joined = joined
         self._alive = alive
         self._fixed = steps_per_round
         self._clock = clock
@@ -39,9 +47,11 @@ class OptimizerRounds:
         self.ahead = 0  # updates of the next round that were made by the time a round is known to have ended
         self._closer: Hashable = None
         self._known: set[Hashable] = set()  # optimizers of rounds that have ended
-        self._history: deque[tuple[Hashable, bool]] = deque(maxlen=2 * _LONGEST_RHYTHM)  # and whether each joins
+        self._history: deque[tuple[_Update, int]] = deque(maxlen=2 * LONGEST_RHYTHM)  # with `_uneven` at the time
         self._before: list[_Update] = []  # of the step that ended last
         self._rhythm: tuple[Hashable, ...] = ()
+        self._uneven = 0  # times that a step shared some of its optimizers, but not all, with the one before it
+        self._taken_over = False  # by an optimizer that updated once, when the training ended
 
     def stepped(self, key: Hashable, joins: bool = False) -> None:
         """An optimizer has just stepped; joins: nothing was computed since the last update."""
@@ -52,19 +62,20 @@ class OptimizerRounds:
             if len(self._seen) >= self._fixed:
                 self._close()
             return
-        if self._rhythm and key == self._rhythm[len(self._seen)]:
-            self._seen.append(update)
-            if len(self._seen) == len(self._rhythm):
-                self._close()
-            return
         if self._rhythm:
+            if joins and not self._seen:
+                return
+            if key in self._rhythm and len(self._seen) < 4 * len(self._rhythm) + LONGEST_RHYTHM:
+                self._seen.append(update)
+                if key == self._rhythm[-1]:
+                    self._close()
+                return
             self._rhythm = ()
             self._history.clear()
-        self._history.append((key, joins))
-        self._rhythm = _repeated(list(self._history))
+        self._history.append((update, self._uneven))
+        self._rhythm = _repeated([(key, joins) for (key, joins, _), _ in self._history])
         if self._rhythm:
-            self._seen.append(update)
-            self._close()
+            self._learnt(update)
             return
         if joins and not self._seen and key != self._closer:
             self._known.add(key)  # it ends a step that was taken for ended
@@ -79,11 +90,23 @@ class OptimizerRounds:
         if key == self._closer:
             self._close()
 
-    def repeated(self, steps: int) -> None:
-        """Note steps that made the same updates as the one before them."""
+    def _learnt(self, update: _Update) -> None:
+        """Two rounds were the same, of which this update ends the second."""
+        rounds = [self._history[-n] for n in range(2 * len(self._rhythm), 0, -1)]
+        (_, _, first_ns), uneven = rounds[0]
+        (_, _, middle_ns), _ = rounds[len(rounds) // 2 - 1]
+        self._seen.append(update)
+        if self._joined(first_ns, middle_ns, update[2]):
+            self._before, self._seen, self._uneven = self._seen, [], uneven
+            self._known.update(self._rhythm)
+        else:
+            self._close()
+
+    def repeated(self, ended_ns: list[int]) -> None:
+        """Note steps that made the same updates as the one before them, and when each ended."""
         if self._fixed is None and not self._rhythm:
-            again = [(key, joins) for key, joins, _ in self._before]
-            self._history.extend(again * min(steps, 2 * _LONGEST_RHYTHM))
+            for t_ns in ended_ns[-2 * LONGEST_RHYTHM :]:
+                self._history.extend(((key, joins, t_ns), self._uneven) for key, joins, _ in self._before)
 
     @property
     def undecided(self) -> bool:
@@ -91,15 +114,27 @@ class OptimizerRounds:
         keys = {key for key, _, _ in self._seen}
         return bool(keys) and self._fixed is None and not self._rhythm and not self._known >= keys
 
-    def finish(self) -> None:
-        """The training is over, or evaluation began: an undecided round has ended with its last optimizer step."""
+    @property
+    def uncertain(self) -> bool:
+        """Return whether optimizers updated unevenly, and what a round of them is was never learnt."""
+        return self._fixed is None and (self._uneven > 1 or self._taken_over)
+
+    def finish(self, over: bool = False) -> None:
+        """Evaluation began, or the training is over: an undecided round has ended with its last optimizer step."""
         if self.undecided:
+            alone = len({key for key, _, _ in self._seen}) == 1 and any(map(self._alive, self._known))
+            self._taken_over = over and alone
             self._closer = self._seen[-1][0]
             self._close(late=True)
+        elif len(self._seen) >= len(self._rhythm) > 0:  # the rarer one comes no more
+            self._rhythm = ()
+            self._history.append((self._seen[-1], self._uneven))
+            self._close_late()
 
     def _close_late(self) -> None:
         """An update has come that is of the next round; two by one optimizer in a row are no round with others."""
-        takes_over = len(self._seen) > 1 and self._seen[-1][0] == self._history[-1][0] and not self._history[-1][1]
+        (key, joins, _), _ = self._history[-1]
+        takes_over = len(self._seen) > 1 and self._seen[-1][0] == key and not joins
         starts = [n for n, (_, joins, _) in enumerate(self._seen) if n and not joins] if takes_over else []
         seen, ends = self._seen, [*starts, len(self._seen)]
         for start, end in zip([0, *starts], ends, strict=True):
@@ -108,9 +143,16 @@ class OptimizerRounds:
         self.ahead = 0
 
     def _close(self, late: bool = False) -> None:
+        before, now = _heads(self._before), _heads(self._seen)
+        self._uneven += not self._rhythm and before != now and not before.isdisjoint(now)
         self._before, self._seen = self._seen, []
         self._known.update(key for key, _, _ in self._before)
         self._ended(self._before[-1][2], late)
+
+
+def _heads(step: list[_Update]) -> set[Hashable]:
+    """Return the optimizers of a step that had gradients of their own computed."""
+    return {key for key, joins, _ in step if not joins}
 
 
 def _repeated(updates: list[tuple[Hashable, bool]]) -> tuple[Hashable, ...]:

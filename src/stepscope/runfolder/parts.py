@@ -85,6 +85,14 @@ def read_part(path: Path, table: str) -> Part:
     return from_bytes(path.read_bytes(), table)
 
 
+def before_step(path: Path, step: int) -> bytes:
+    """Return the file of a part, `<table>/<number>.part`, without the rows of this step and later ones."""
+    table = path.parent.name
+    part = read_part(path, table)
+    kept = part.columns["step"] < step
+    return to_bytes(Part({name: values[kept] for name, values in part.columns.items()}, part.texts), table)
+
+
 def _from_bytes(data: bytes, table: str) -> Part:
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError("it does not begin as a part does")

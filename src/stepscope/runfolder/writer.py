@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from datetime import datetime, timezone
 from os import getpid  # as it is now: a training may put another one in its place
 from pathlib import Path
@@ -19,7 +20,7 @@ from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import read_json, replace_json, replaced, sealed
 from stepscope.part_names import name_of, next_number
 from stepscope.privacy import cleaned, cleaned_fields, is_closed
-from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES
+from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES, STEP_NUMBER
 
 if TYPE_CHECKING:
     from stepscope.runfolder.parts import Part
@@ -29,6 +30,7 @@ RESERVE_BYTES = 32_768  # more than any run.json: given up where the last status
 MOST_WAITING_STEPS = 100_000  # 4.8 MB: what a disk that refuses steps may keep in RAM
 WINDOWS_SHARE = {"ops": 0.12, "layers": 0.04, "memory": 0.04}  # of the disk that a run may take
 STEP_PART_BYTES = 48_000_000  # of rows of steps, a million, after which the next file begins
+_LAST_PARTS = _LAST_ROWS = 512  # that can still be taken back
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -45,6 +47,7 @@ class RunWriter:
         self._owner = getpid()
         self._steps = bytearray()
         self._parts: dict[str, int] = {}  # number of the next part of each folder
+        self._last_parts: deque[tuple[Path, int, int]] = deque(maxlen=_LAST_PARTS)  # with the first step and the last
         self._steps_part: int | None = None  # that is being written
         self.max_disk: int | None = None  # bytes that the run may take: of windows a random choice stays
         self._windows: dict[str, Reservoir] = {}  # of each folder
@@ -163,6 +166,40 @@ class RunWriter:
                 self.steps_dropped += too_many
             raise
 
+    def take_back(self, step: int) -> bool:
+        """Drop the steps from this one on, and the windows of them; False where a file was closed with some of them."""
+        if not self._is_mine():
+            return False
+        waiting = len(self._steps) // STEP_BYTES
+        kept = next((n for n in range(waiting) if _number_in(self._steps, n) >= step), waiting)
+        on_disk = waiting == 0 or _number_in(self._steps, 0) > step
+        if on_disk and self._steps_part is not None and not self._cut_steps(step):
+            return False
+        del self._steps[kept * STEP_BYTES :]
+        for path, first, last in self._last_parts:
+            if first >= step:
+                path.unlink(missing_ok=True)
+            elif last >= step and path.exists():
+                from stepscope.runfolder.parts import before_step
+
+                _replace_part(path, before_step(path, step))
+        return True
+
+    def _cut_steps(self, step: int) -> bool:
+        """Cut the file of steps that is being written where this one begins; False where an earlier file has it."""
+        path = self.path / name_of("steps", self._steps_part or 0)
+        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin = file.seek(max(size - _LAST_ROWS * STEP_BYTES, 0))
+            rows = bytearray(file.read())
+            at = next((n for n in range(len(rows) // STEP_BYTES) if _number_in(rows, n) >= step), None)
+            if at == 0 and step:
+                return False
+            if at is not None:
+                file.truncate(begin + at * STEP_BYTES)
+            return True
+        return step == 0
+
     def ops(self, part: Part) -> int:
         """Write the op calls of one window as a new part; returns its size in bytes."""
         return self._write_part("ops", part)
@@ -224,14 +261,16 @@ class RunWriter:
         number = self._parts.get(folder)
         if number is None:
             number = _next_number(self.path / folder)
-        data = to_bytes(part, folder)
-        with replaced(self.path / folder / f"{number:06d}.part") as part_file:
-            part_file.write_bytes(data)
+        data, path = to_bytes(part, folder), self.path / folder / f"{number:06d}.part"
+        _replace_part(path, data)
         self._parts[folder] = number + 1
+        steps = part.columns["step"]
+        first, last = (int(steps[0]), int(steps.max())) if len(part) else (number, number)
+        self._last_parts.append((path, first, last))
         if self.max_disk is not None:
             room = int(self.max_disk * WINDOWS_SHARE[folder])
             windows = self._windows.setdefault(folder, Reservoir(room, self.path.name))
-            for gone in windows.add(number, len(data), int(part.columns["step"][0]) if len(part) else number):
+            for gone in windows.add(number, len(data), first):
                 (self.path / folder / f"{gone:06d}.part").unlink(missing_ok=True)
         return len(data)
 
@@ -308,6 +347,16 @@ def _append_rows(path: Path, rows: bytearray, row_bytes: int) -> int:
         return before + written
     finally:
         os.close(file)
+
+
+def _replace_part(path: Path, data: bytes) -> None:
+    with replaced(path) as part:
+        part.write_bytes(data)
+
+
+def _number_in(rows: bytearray, place: int) -> int:
+    """Return the number of the step in this place of rows."""
+    return int(STEP_NUMBER(rows, place * STEP_BYTES)[0])
 
 
 def _next_number(folder: Path) -> int:
