@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.layers import with_sources
+from stepscope.record.ops import source_lines
 
 
 class Block(nn.Module):
@@ -120,6 +121,27 @@ def test_tables_and_the_timeline_have_the_lines(run: Run) -> None:
     assert operators["aten::mse_loss"].endswith(line("the loss"))
     relu = run.anatomy().filter(pl.col("name").cast(pl.String) == "aten::relu")
     assert all(source.endswith(line("a function")) for source in relu["source"])
+
+
+def test_of_a_step_of_very_many_calls_the_layers_and_the_update_have_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_lines, "MOST_ROWS", 10)
+    run = recorded(tmp_path)
+    modules = {row["module"]: row["source"] or "" for row in run.modules().iter_rows(named=True)}
+    assert modules["blocks.1"].endswith(line("the loop"))
+    assert modules["blocks.1.shared"].endswith(line("the first call") + ", +1")
+    assert called_at(run, "optimizer", None, "Optimizer.step#SGD.step") == [line("the update")]
+    assert set(run.sources["name"]) == {"nn.Net", "nn.Sequential", "nn.Linear", "nn.Tanh", "nn.Block",
+                                        "Optimizer.step#SGD.step"}  # fmt: skip
+
+
+def test_lines_are_of_a_step_however_long_its_window_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_lines, "MOST_ROWS", 400)
+    run = recorded(tmp_path)
+    per_step = run.ops.filter(pl.col("step") == 1).height
+    assert per_step <= 400 < run.ops.height
+    assert called_at(run, "forward", "blocks.0", "aten::relu") == [line("a function")]
 
 
 def test_nothing_is_listened_to_after_the_step_and_runs_without_lines_open(run: Run) -> None:

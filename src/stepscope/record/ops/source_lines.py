@@ -32,10 +32,12 @@ from stepscope.record.ops.rows import Labelled, StepSpan, row_name
 from stepscope.runfolder import PHASES
 
 MOST_CALLS = 20_000  # of modules in the step: of a larger one the first
-MOST_ROWS = 20_000
+MOST_ROWS = 20_000  # of a step: of a larger one only modules, updates and batches have their lines
 _DEEPEST = 4  # functions that call functions
 _MOST_SITES = 4_000  # of one function with those that it calls
 _BACKWARD, _OPTIMIZER, _DATA = "backward", "optimizer", "data"
+_FETCH = "enumerate(DataLoader)#"
+_NOTED = (MODULE_SCOPE, OPTIMIZER_STEP, _FETCH)  # begins of names of what was noted as it was called
 
 _PASSED_OVER, _LIBRARY, _OWN = range(3)
 _PACKAGE = str(Path(__file__).parents[2])
@@ -262,20 +264,27 @@ class _Reader:
         self._sites, self._table, self._texts = sites, table, texts
         events = table.events
         self._step = (table.t0_ns >= span.t0_ns) & (table.t0_ns < span.t1_ns) & (events.gpu < 0)
+        if np.count_nonzero(self._step) > MOST_ROWS:
+            kept = [number for number, text in enumerate(texts) if text.startswith(_NOTED)]
+            self._step &= np.isin(events.name, kept)
         self.found: list[Site | None] = [None] * len(table.t0_ns)
         self._static: dict[Any, list[_Call]] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._kinds: dict[int, type] = {}  # of module rows
 
+    def rows(self) -> Ints:
+        """Return the rows that are given lines."""
+        return np.flatnonzero(self._step)
+
     def read(self) -> None:
         """Exact lines first, then what lies between them, then backward and all that these call."""
         events, texts = self._table.events, self._texts
-        rows = np.flatnonzero(self._step)
+        rows = self.rows()
         rows = rows[np.argsort(self._table.t0_ns[rows], kind="stable")]
         marked = {name: phase_marked_by(texts[name]) for name in set(events.name[rows].tolist())}
         scoped = {name for name in marked if texts[name].startswith(MODULE_SCOPE)}
         self._modules([row for row in rows.tolist() if int(events.name[row]) in scoped])
-        starts = {_OPTIMIZER: OPTIMIZER_STEP, _DATA: "enumerate(DataLoader)#"}
+        starts = {_OPTIMIZER: OPTIMIZER_STEP, _DATA: _FETCH}
         for kind, begin in starts.items():
             self._marked(kind, [row for row in rows.tolist() if texts[int(events.name[row])].startswith(begin)])
         contexts: dict[int, list[int]] = {}
@@ -432,8 +441,8 @@ class LinesToFind:
         self._kept: tuple[int, CallSites, Labelled, StepSpan] | None = None
 
     def keep(self, sites: CallSites | None, table: Labelled, spans: list[StepSpan]) -> None:
-        """Keep the first of these steps, where its calls were noted and are not too many."""
-        if sites is not None and spans and len(table.t0_ns) <= MOST_ROWS:
+        """Keep the first of these steps, where its calls were noted."""
+        if sites is not None and spans:
             self._kept = monotonic_ns(), sites, table, spans[0]
 
     def found(self, texts: list[str], modules: list[tuple[str, str]], after_ns: int) -> dict[str, Any] | None:
@@ -451,7 +460,7 @@ def sources_of(
     reader = _Reader(sites, table, texts, span)
     reader.read()
     label = _Labels()
-    rows = np.flatnonzero((table.t0_ns >= span.t0_ns) & (table.t0_ns < span.t1_ns))
+    rows = reader.rows()
     rows = rows[np.lexsort((-table.events.t1[rows], table.t0_ns[rows]))]
     known: dict[tuple[int, int, int], list[int]] = {}
     for row in rows.tolist():
