@@ -1,4 +1,4 @@
-"""axe-core on every kind of page, light and dark, every fold open: no serious or critical finding."""
+"""axe-core on every kind of page, light, dark and on a phone, folds open: no serious or critical finding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.fabricate import fabricate_run
 from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import RUNS
+from tests.report.test_page_limits import SCREEN_PX, WORDS
 from tests.report.test_suite_page import results
 
 import stepscope
@@ -49,8 +50,8 @@ def grave(chromium: Browser) -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize("name", RUNS)
 def test_nothing_grave_is_found_on_the_page_of_a_run(chromium: Browser, tmp_path: Path, name: str) -> None:
     page = html.write(Run(RUNS[name](tmp_path)), tmp_path / "page.html")
-    for dark in (False, True):
-        chromium.open(page, dark=dark)
+    for width, dark in ((1400, False), (1400, True), (390, False)):
+        chromium.open(page, width, dark=dark)
         assert grave(chromium) == []
 
 
@@ -99,10 +100,16 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_nothing_grave_is_found_on_the_other_pages(chromium: Browser, tmp_path: Path, kind: str) -> None:
+def test_nothing_grave_is_found_on_the_other_pages_and_they_are_short(
+    chromium: Browser, tmp_path: Path, kind: str
+) -> None:
     page = html.write_text(tmp_path / "page.html", OTHERS[kind](tmp_path / "runs"))
-    for dark in (False, True):
-        chromium.open(page, dark=dark)
+    for width, dark in ((1400, False), (1400, True), (390, False)):
+        chromium.open(page, width, SCREEN_PX, dark)
+        assert chromium.said == []
+        assert chromium.run("document.documentElement.scrollHeight") <= 5 * SCREEN_PX or width < 1400
+        assert chromium.run("document.documentElement.scrollWidth") <= width
+        assert chromium.run("document.body.innerText.trim().split(/\\s+/).length") <= WORDS
         assert grave(chromium) == []
 
 

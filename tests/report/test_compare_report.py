@@ -53,7 +53,7 @@ def test_the_terminal_names_the_parts_and_marks_what_is_worse(pair: list[Path]) 
     assert re.search(r"Step time\s+A\s+16", said)
     assert "worse" in said
     assert HOSTILE[:20] in said
-    assert "time of a step by kind" in said
+    assert "time of a step by operator" in said
     assert max(len(line) for line in screen(pair, 80).splitlines()) <= 80
 
 

@@ -57,6 +57,36 @@ def test_every_link_of_the_navigation_leads_to_something(pages: dict[str, Path],
     assert ("power" in links) == (name in SCREENS)
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_first_screen_answers_five_questions_or_says_why_it_cannot(
+    chromium: Browser, pages: dict[str, Path], name: str
+) -> None:
+    """What limits it, the most expensive layer, joules a step, does it fit, what to change."""
+    chromium.open(pages[name], 1400, SCREEN_PX)
+    said = chromium.run("document.querySelector('#overview').innerText")
+    assert re.search(r"Bottleneck\s+\S", said)
+    assert re.search(r"What to do next\s+1\. \S|What to do next\s+\S", said)
+    assert "None" not in said
+    if name == "empty":
+        return  # its answer is that no step was seen
+    assert re.search(r"Energy per step\s+(\d[\d.]* m?J|-\s+(see stepscope doctor|no power in the import))", said)
+    assert re.search(r"Does it fit\? (Fits|Does not fit|Too close|Cannot tell, because)", said)
+    if name not in ("warm-up alone", "without operators", "compiled"):  # what was seen there has no layer
+        assert re.search(r"Most expensive layer \S+( \(\w+\))?: [\d.]+ m?s, ", said)
+    last = "[...document.querySelectorAll('.answer > *')].at(-1).getBoundingClientRect().bottom"
+    assert chromium.run(last) <= SCREEN_PX
+
+
+def test_of_an_accelerator_the_layers_are_listed_by_their_kernels(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["imported from a GPU"])
+    buttons = "[...document.querySelectorAll('.layers [aria-label=Quantity] button')].map((b) => b.textContent)"
+    assert chromium.run(buttons) == ["Kernels", "CPU time"]
+    assert chromium.run("document.querySelector('.layers tbody td.n').textContent") == "2.70 ms"
+    said = chromium.run("document.querySelector('#overview').innerText")
+    assert "outside operators (Python, or waiting for the accelerator)" in said
+    assert "framework" not in said
+
+
 def test_what_is_not_there_is_one_line_at_the_end(pages: dict[str, Path]) -> None:
     text = pages["without sensors"].read_text(encoding="utf-8")
     (line,) = re.findall(r'id="absent">([^<]+)<', text)

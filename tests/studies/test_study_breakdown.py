@@ -69,7 +69,7 @@ def test_the_mobile_network_keeps_twice_as_much_for_backward_as_resnet18_and_not
     findings = answer_study(Breakdown(models, batch=8, memory_only=True), tmp_path, child=("false",))
     assert findings.answer.startswith("mobilenet-v1-224 holds")
     rows = findings.tables[0].rows
-    saved = [sum(float(r[4] or 0) for r in rows if r[:3] == (name, "training", "saved")) for name in models]
+    saved = [sum(float(r[4] or 0) for r in rows if r[:3] == (name, "training", "activations")) for name in models]
     assert 1.7 < saved[0] / saved[1] < 2.1  # counted by hand: 39.1 and 21.2 MiB an image
 
 
@@ -79,4 +79,4 @@ def test_inference_holds_less_than_training_and_saves_nothing(tmp_path: Path) ->
     rows = findings.tables[0].rows
     whole = {str(row[1]): float(row[4] or 0) for row in rows if row[2] == "whole peak"}
     assert whole["inference"] < whole["training"]
-    assert {row[1] for row in rows if row[2] == "saved"} == {"training"}
+    assert {row[1] for row in rows if row[2] == "activations"} == {"training"}

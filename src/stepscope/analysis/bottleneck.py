@@ -579,7 +579,8 @@ def _accelerated(
         ran = _said("the training thread ran {} of the time", seen.runs, "schedstat", 0.5) or _rate(
             "the training used {}", seen.process_cores, "cores", "CPU time", 0.5
         )
-        return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], "the accelerator is seldom busy", ()
+        why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
+        return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], why, ()
     if limits is None:
         return [], why_no_ceilings(run, "this accelerator"), (would_tell(run),)
     if limits.device.partition(":")[0] == CPU:

@@ -10,9 +10,11 @@ import polars as pl
 
 from stepscope.analysis.compare import WHAT, Comparison, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
+from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
+    GROUPINGS,
     LAYER_TITLES,
     TITLES,
     QuantityRow,
@@ -28,7 +30,7 @@ from stepscope.report.comparison import (
     whole,
 )
 from stepscope.report.html import Entry, page_of, write_text
-from stepscope.report.page.parts import Facts, Figure, Items, Note, Part, Section
+from stepscope.report.page.parts import Facts, Figure, Items, More, Note, Part, Section
 from stepscope.report.table import Cell, Column, Table
 from stepscope.units import plural
 
@@ -52,6 +54,11 @@ def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
 
 
 def _title(comparison: Comparison) -> str:
+    """What was trained, where every side is one run of it; else the names of the sides, which folders have."""
+    sides = comparison.settings[0].sides
+    trained = {str(setting_of(side[0])["workload"]) for side in sides}
+    if len(comparison.settings) == 1 and len(trained) == 1 and all(len(side) == 1 for side in sides):
+        return f"{plural(len(sides), 'run')} of {trained.pop()} compared"
     names = [name for _, name, _ in legend(comparison)]
     return " and ".join(names) if len(names) == 2 else f"{names[0]} and {plural(len(names) - 1, 'other')}"
 
@@ -71,13 +78,14 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
                 yield Entry(f"layers-{index}", f"{of}Layers", Section(lede, tables))
     for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
         for what, title in ((what, TITLES[what]) for what in whats):
-            parts = tuple(_explained(comparison, what, index))
+            parts, reasons = _explained(comparison, what, index)
+            anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
+            lede = f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."
             if parts:
-                anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
-                lede = (
-                    f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."
-                )
-                yield Entry(anchor, f"{of}{what.capitalize()}", Section(lede, parts))
+                section = Section(lede, (*parts, *(Note(f"{reason}.") for reason in reasons)))
+                yield Entry(anchor, f"{of}{what.capitalize()}", section)
+            elif what != "kernels":
+                yield Entry(anchor, f"{of}{what.capitalize()}", Section("; ".join(reasons), ()))
     yield Entry("sides", "Runs", _sides(comparison))
 
 
@@ -133,17 +141,23 @@ def _settings_table(comparison: Comparison) -> Table:
     return Table("settings", (Column("Setting", numeric=False), *tables[0].columns), rows, shown=40)
 
 
-def _explained(comparison: Comparison, what: str, setting: int) -> Iterator[Part]:
-    """Yield for each side its parts: bars by the first grouping, tables by every grouping."""
+def _explained(comparison: Comparison, what: str, setting: int) -> tuple[list[Part], list[str]]:
+    """Return the parts of each side, and why there are none: bars and a table by the first grouping, others closed."""
+    parts: list[Part] = []
+    reasons = []
     for other in range(1, len(comparison.run_groups)):
         whys = [comparison.explain(what, by, other, setting) for by in WHAT[what]]
         if whys[0].reason:
-            if what != "kernels":
-                yield Note(f"{letter(other)} - {letter(0)}: {whys[0].reason}.")
+            which = f"{letter(0)} to {letter(other)}: " if len(comparison.run_groups) > 2 else ""
+            reasons.append(f"{which}{whys[0].reason}")
             continue
-        yield _bars(whys[0], other)
-        for why in whys:
-            yield _table(why, other)
+        tables = tuple(_table(why, other) for why in whys)
+        alike = not any(whys[0].parts["difference"])
+        parts += [_bars(whys[0], other), *(() if alike else tables[:1])]
+        closed, titles = (tables, whys) if alike else (tables[1:], whys[1:])
+        if closed:
+            parts.append(More(f"By {', '.join(GROUPINGS.get(why.by, why.by) for why in titles)}", closed))
+    return parts, reasons
 
 
 def _bars(why: Explanation, other: int) -> Part:
@@ -152,7 +166,8 @@ def _bars(why: Explanation, other: int) -> Part:
     kept = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS][:_BARS]
     kept += [row for row in rows if row["name"] in UNATTRIBUTED_PARTS]
     drawn = pl.DataFrame([_bar(row, why, scale) for row in kept])
-    caption = f"{letter(0)} to {letter(other)}, {whole(why)}: the largest parts by {why.by} ({why.note})."
+    by = GROUPINGS.get(why.by, why.by)
+    caption = f"{letter(0)} to {letter(other)}, {whole(why)}: the largest parts by {by} ({why.note})."
     if drawn.is_empty():
         return Note(f"{letter(0)} and {letter(other)} are alike in every part.")
     return Figure(lambda width: build_parts(drawn, unit, width), caption)
@@ -170,7 +185,7 @@ def _table(why: Explanation, other: int) -> Table:
     rows = why.parts.head(_MOST_ROWS).to_dicts()
     left = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
     more = len(why.parts) - len(rows)
-    caption = f"By {why.by}, {letter(0)} to {letter(other)}: {whole(why)}."
+    caption = f"By {GROUPINGS.get(why.by, why.by)}, {letter(0)} to {letter(other)}: {whole(why)}."
     if more > 0:
         caption += f" {more:,} smaller parts, {change(float(left), why.unit)} together, are not listed."
     return part_table(why, other, rows, caption)

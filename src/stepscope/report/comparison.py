@@ -42,6 +42,7 @@ TITLES = {
     "memory": "peak of live memory",
     "energy": "energy of a step",
 }
+GROUPINGS = {"module": "layer", "kind": "operator"}  # by the name that --by and JSON have
 LAYER_TITLES = {
     "time": ("self time of a step by layer", "ns"),
     "energy": ("energy of a step by layer", "J"),
@@ -328,7 +329,8 @@ def _told_apart(comparison: Comparison, why: Explanation, other: int) -> bool:
 
 def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
     """The largest parts, the others in one row, what is unattributed, and the sum."""
-    yield Text(f"\n{TITLES[why.what]} by {why.by}, {letter(0)} to {letter(other)}: {whole(why)}", style="bold")
+    by = GROUPINGS.get(why.by, why.by)
+    yield Text(f"\n{TITLES[why.what]} by {by}, {letter(0)} to {letter(other)}: {whole(why)}", style="bold")
     rows = why.parts.to_dicts()
     plain = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS]
     rest = plain[top:]
@@ -347,7 +349,9 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
         return lambda row: Cell("" if key not in row else part_amount(row[key], unit), row.get(key))
 
     columns = (
-        Column(why.by.capitalize(), False, of=lambda row: Cell(part_name(row, why.by), row["name"])),
+        Column(
+            GROUPINGS.get(why.by, why.by).capitalize(), False, of=lambda row: Cell(part_name(row, why.by), row["name"])
+        ),
         *(Column(letter(place), of=side(key)) for place, key in ((0, "first"), (other, "other"))),
         Column("Difference", of=lambda row: Cell(change(row["difference"], unit), row["difference"])),
         Column(

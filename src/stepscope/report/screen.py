@@ -220,7 +220,8 @@ def _phases(run: Run) -> list[RenderableType]:
         return []
     said = tuple(
         Text.assemble(
-            ("■ ", _PHASE_STYLES.get(row["phase"], "dim")), f"{_phase(row['phase'])} {percent(row['share'], 0)}"
+            ("■ ", _PHASE_STYLES.get(row["phase"], "dim")),
+            f"{phase_name(row['phase'], phases)} {percent(row['share'], 0)}",
         )
         for row in phases.iter_rows(named=True)
         if row["share"] >= _SMALL
@@ -229,11 +230,13 @@ def _phases(run: Run) -> list[RenderableType]:
     return [Text(""), _labelled("OF THE STEP", _Flow((*said, *parts), "  "))]
 
 
-FRAMEWORK = "Python outside operators, yours and PyTorch's"  # what framework overhead is, at first use
-
-
-def _phase(name: str) -> str:
-    return f"framework ({FRAMEWORK})" if name == FRAMEWORK_OVERHEAD else name
+def phase_name(name: str, phases: pl.DataFrame) -> str:
+    """Return a phase as the answer calls it; of framework overhead it says what that is."""
+    if name != FRAMEWORK_OVERHEAD:
+        return name
+    if phases["device_ns"].is_not_null().any():
+        return "outside operators (Python, or waiting for the accelerator)"
+    return "framework (Python outside operators, yours and PyTorch's)"
 
 
 def _layers(run: Run, most: int) -> list[RenderableType]:

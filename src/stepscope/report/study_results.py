@@ -36,7 +36,9 @@ def render(findings: Findings, charts: Charts) -> str:
     from stepscope.report.page.parts import Command, Facts, Figure, Items, Note, Section
 
     figures = tuple(Figure(chart, caption, name) for name, (chart, caption) in charts.items())
-    facts = Facts(tuple((name, str(value)) for name, value in {**findings.versions, **findings.settings}.items()))
+    settings = {**findings.versions, **findings.settings}
+    facts = Facts(tuple((name.replace("_", " "), setting_text(value)) for name, value in settings.items()
+                        if value not in (None, [], ())))  # fmt: skip
     entries = [Entry("answer", "Answer", Section(findings.answer, figures))]
     entries += [
         Entry(table.name, table.title, Section("", (result_table(table), *([Note(table.note)] if table.note else []))))
@@ -68,6 +70,13 @@ def value_text(value: Value) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else number(value)
+
+
+def setting_text(value: Any) -> str:
+    """One setting as a page says it: yes or no, the values of a list, everything else as it was given."""
+    if isinstance(value, bool):
+        return value_text(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _numeric(table: ResultTable, place: int) -> bool:

@@ -278,9 +278,7 @@ class Comparison:
     ) -> dict[str, Any]:
         """Everything as plain JSON values, SI units; null is not measured."""
         return {
-            "operands": [
-                {"name": group.name, "runs": [str(run.path) for run in group.runs]} for group in self.run_groups
-            ],
+            "sides": [{"name": group.name, "runs": [str(run.path) for run in group.runs]} for group in self.run_groups],
             "per": self.per,
             "notes": list(self.notes),
             "quantities": self.quantities.to_dicts(),
@@ -404,6 +402,8 @@ def _step_time_sentence(rows: pl.DataFrame, other: int) -> str:
         return f"No difference in step time seen between A and {letter(other)} ({ratio}: {between})."
     ends = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
     pace, factor = ("slower", row["ratio"]) if row["ratio"] >= 1 else ("faster", 1 / row["ratio"])
+    if number(factor) == "1":
+        return f"{letter(other)} is as fast as A: {duration(row['value'])} a step ({ratio}: {ends})."
     times = f"{duration(row['value'])} a step against {duration(steps[0]['value'])}"
     return f"{letter(other)} is {number(factor)}x {pace} than A: {times} ({ratio}: {ends})."
 

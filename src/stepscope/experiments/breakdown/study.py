@@ -26,6 +26,7 @@ from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.workspaces import Workspaces, this_platform
 from stepscope.runfolder import PHASES
+from stepscope.units import category_label
 
 Key = tuple[str, str]  # model, and training or inference
 
@@ -181,7 +182,7 @@ def _mean_wholes(repeats: Sequence[Mapping[str, float]]) -> tuple[float, float |
     return mean, None if null_if_nan(low) is None else max(low, 0.0), null_if_nan(high)
 
 
-TIME_COLUMNS = ("model", "of", "operator", "ms a step", "low", "high", "%")
+TIME_COLUMNS = ("model", "mode", "operator", "ms a step", "low", "high", "%")
 
 
 def _time_table(evidence: Evidence) -> ResultTable:
@@ -204,7 +205,7 @@ def _energy_table(evidence: Evidence) -> ResultTable:
             (model, kind, of.component, name, 1e3 * value, _milli(of.half[name]), 100 * value / whole)
             for name, value in sorted(of.joules.items(), key=lambda item: -item[1])
         ]
-    columns = ("model", "of", "component", "operator", "mJ a step", "plus or minus", "%")
+    columns = ("model", "mode", "component", "operator", "mJ a step", "plus or minus", "%")
     note = (
         "Attributed to operators in the first repeat that has energy; half widths of 95 % of the parts are added, "
         "which is the widest that they can be."
@@ -217,11 +218,11 @@ def _memory_table(evidence: Evidence) -> ResultTable:
     for (model, kind), sizes in evidence.peaks.items():
         whole = sum(sizes.values())
         for (holder, made), size in sorted(sizes.items(), key=lambda item: -item[1]):
-            rows.append((model, kind, holder, made or None, size / 1e6, 100 * size / whole))
+            rows.append((model, kind, category_label(holder), made or None, size / 1e6, 100 * size / whole))
         rows.append((model, kind, "whole peak", None, whole / 1e6, 100.0))
-    columns = ("model", "of", "category", "made by", "MB", "%")
-    note = "Live tensors at the peak of a dry run; made by: the operator whose output it is. Libraries are not in it."
-    return ResultTable("memory", "Memory at the peak by who made it", columns, tuple(rows), note)
+    columns = ("model", "mode", "category", "allocated by", "MB", "%")
+    note = "Live tensors at the peak of a dry run, by the operator whose output they are. Libraries are not in it."
+    return ResultTable("memory", "Memory at the peak, by operator", columns, tuple(rows), note)
 
 
 def _frames(evidence: Evidence) -> dict[str, pl.DataFrame]:

@@ -19,6 +19,7 @@ from stepscope.footprint.chart_data import INFERENCE, TRAINING, inference
 from stepscope.footprint.jobs import workload_job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.workspaces import Workspaces, this_platform
+from stepscope.units import category_label
 
 
 def count_heap(orders: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTa
             if max(size / whole, made / churn) < _SHOWN:
                 continue
             rows.append((network, kind, site, size / 1e6, 100 * size / whole, made / 1e6, 100 * made / churn))
-    columns = ("network", "of", "call site", _AT_PEAK, "% of peak", _ALLOCATED, "% of allocated")
+    columns = ("network", "mode", "call site", _AT_PEAK, "% of peak", _ALLOCATED, "% of allocated")
     note = (
         "The call site is the operator that allocates, as massif sees it; all that a step allocates is beside it. "
         f"Those below {_SHOWN:.1%} of both are omitted."
@@ -122,11 +123,13 @@ def _holder_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Result
         held: dict[str, int] = {}
         for _, holder, size in heap["live"]:
             held[holder] = held.get(holder, 0) + size
-        rows += [(network, kind, name, size / 1e6, 100 * size / heap["peak"]) for name, size in held.items()]
+        rows += [
+            (network, kind, category_label(name), size / 1e6, 100 * size / heap["peak"]) for name, size in held.items()
+        ]
         rows.append((network, kind, "whole peak", heap["peak"] / 1e6, 100.0))
-    columns = ("network", "of", "held as", _AT_PEAK, "%")
+    columns = ("network", "mode", "category", _AT_PEAK, "%")
     note = "Live tensors of a dry run with the kernels of this CPU, without the process around them (stepscope fit)."
-    return ResultTable("heap-by-holder", "The heap by holder", columns, tuple(rows), note)
+    return ResultTable("heap-by-holder", "The heap by category of tensor", columns, tuple(rows), note)
 
 
 def by_site(sums: Sequence[Sequence[Any]]) -> dict[str, int]:
@@ -201,9 +204,9 @@ def _of_heap(heap: Findings) -> Iterator[Statement]:
     for row in _rows(heap, "heap-by-site"):
         if row["call site"] != _BUILT:
             sizes = (row[_AT_PEAK], row[_ALLOCATED])
-            sites.setdefault((row["network"], row["of"]), {})[row["call site"]] = sizes
+            sites.setdefault((row["network"], row["mode"]), {})[row["call site"]] = sizes
     holders = _rows(heap, "heap-by-holder")
-    peaks = {(row["network"], row["of"]): row[_AT_PEAK] for row in holders if row["held as"] == "whole peak"}
+    peaks = {(row["network"], row["mode"]): row[_AT_PEAK] for row in holders if row["category"] == "whole peak"}
     for kind, printed in ((TRAINING, "4.4 and 3.0 GB (CPU), 4.0 and 3.3 GB (GPU)"), (INFERENCE, "")):
         mobile, res = peaks.get((MOBILENET, kind)), peaks.get((RESNET, kind))
         says = f"MobileNetV1 holds more than ResNet18 in {kind}"
@@ -243,7 +246,7 @@ def _of_operators(found: Mapping[str, Findings]) -> Iterator[Statement]:
     says, printed = "convolution takes at least twice the time of the next operator", "factor 2 (figure 1)"
     rows = _rows(found.get("figure-1"), "time")
     for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if (row["model"], row["of"]) == (model, TRAINING)]
+        own = [row for row in rows if (row["model"], row["mode"]) == (model, TRAINING)]
         times = {row["operator"]: _estimate(row, "ms a step") for row in own if row["operator"] != "whole step"}
         if "convolution" not in times or len(times) < 2:
             continue

@@ -24,7 +24,10 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
     y = alt.Y("label:N", sort=labels, axis=axis("", grid=False, labelLimit=label, minExtent=room))
     offset = alt.YOffset("letter:N", sort=letters)
     colour = alt.Color("letter:N", sort=letters, scale=alt.Scale(domain=letters, range=_SIDE_COLOURS[: len(letters)]))
-    x = alt.X("ratio:Q", scale=alt.Scale(type="log", nice=True), axis=axis("times A", grid=True, format="~g"))
+    reached = [*rows["ratio"], *rows["low"].drop_nulls(), *rows["high"].drop_nulls()]
+    low, high = min([0.5, *(value for value in reached if value > 0)]), max([2.0, *reached])
+    scale = alt.Scale(type="log", domain=[low / 1.05, high * 1.05], nice=False)
+    x = alt.X("ratio:Q", scale=scale, axis=axis("times A", grid=True, format="~g"))
     line = alt.Chart(pl.DataFrame({"ratio": [1.0]})).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="ratio:Q")
     known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(strokeWidth=2)
     points = alt.Chart(rows).mark_point(filled=True, size=48, opacity=1)

@@ -160,6 +160,19 @@ let wereClosed = [];
 addEventListener("beforeprint", () => { wereClosed = [...document.querySelectorAll("details:not([open])")]; for (const one of wereClosed) one.open = true; });
 addEventListener("afterprint", () => { for (const one of wereClosed) one.open = false; });
 
+/* A chart that is wider than a phone is moved with the keys too. */
+function moveByKeys() {
+  for (const chart of document.querySelectorAll(".chart")) {
+    const wide = chart.scrollWidth > chart.clientWidth + 1, named = chart.closest("figure")?.querySelector("figcaption")?.textContent;
+    for (const [name, value] of [["tabindex", "0"], ["role", "group"], ["aria-label", "Chart: " + (named || "")]]) {
+      if (wide) chart.setAttribute(name, value); else chart.removeAttribute(name);
+    }
+  }
+}
+addEventListener("resize", moveByKeys);
+document.addEventListener("toggle", moveByKeys, true); // what is opened has a width only then
+moveByKeys();
+
 document.querySelectorAll("[data-table]").forEach(enliven);
 document.querySelectorAll("[data-views]").forEach(switchViews);
 themeButton();

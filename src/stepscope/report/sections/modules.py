@@ -53,7 +53,7 @@ def build(run: Run) -> Section:
     inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
     said = []
     if inside["optimizer_ns"].null_count() == len(inside):
-        said.append("The optimizer's updates could not be led back to single modules.")
+        said.append("Time of the optimizer could not be divided by layer.")
     elif inside["optimizer_shared"].any():
         said.append(f"{SHARED_UPDATES[:1].upper()}{SHARED_UPDATES[1:]}.")
     table = _table(run, modules)
@@ -79,9 +79,11 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
     computed = peak is not None and peak.computed
     phases = ("forward", "backward", "optimizer")
     times, joules = [f"{phase}_ns" for phase in phases], [f"joules_{phase}" for phase in phases]
+    on_device = bool(layers["device_ns"].sum())  # what the step waits for, so it comes first
+    of_cpu = ("time", "CPU time" if on_device else "Time", "ns", "total_ns", times, ("low_ns", "high_ns"))
+    of_device = ("kernels", "Kernels", "ns", "device_ns", [], ())
     known: tuple[tuple[str, str, str, str, list[str], tuple[str, ...]], ...] = (
-        ("time", "Time", "ns", "total_ns", times, ("low_ns", "high_ns")),
-        ("kernels", "Kernels", "ns", "device_ns", [], ()),
+        *((of_device, of_cpu) if on_device else (of_cpu,)),
         ("energy", f"{mark}Energy".capitalize(), "J", "joules", joules, ("joules_low", "joules_high")),
         ("memory", f"Memory at peak{', computed' * computed}", "B", "live_bytes", [], ()),
         ("rate", "FLOP/s", "FLOP/s", "flops_per_s", [], ()),

@@ -11,14 +11,13 @@ import polars as pl
 from stepscope.analysis.answer import headline
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
-from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_sentence
 from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES
 from stepscope.quantities import find, in_order, simulated_badge
 from stepscope.report.charts import steps as chart
 from stepscope.report.page.parts import Answer, KeyFigure, KeyFigures, More, Note, Part, Section, Shares, figure
-from stepscope.report.screen import FRAMEWORK, next_steps
+from stepscope.report.screen import next_steps, phase_name
 from stepscope.report.table import SHARE_MEANING, Cell, Column, Table, ends, figures, share_cell, shares_sentence
 from stepscope.report.text_tables import short_source
 from stepscope.units import (
@@ -40,11 +39,11 @@ TITLE = "Answer"
 ORDER = 10
 FIGURES = ("phases", "step-phases")
 
-_PHASE_NAMES = {FRAMEWORK_OVERHEAD: f"framework ({FRAMEWORK})"}
 _COMMAND = re.compile(r"^(stepscope .+?)(?= (?:tries|measures) )")
 _EVIDENCE, _NEXT = 2, 3
 _FEWEST_BARS, _MOST_BARS = 8, 150
 _TALLEST = 2.5  # times the median step: what is longer is cut
+_OF_TIME = ("step_time", "throughput")
 _SHORT = {"temperature": "Hottest zone", "accuracy": "Accuracy", "mean_power": "Power"}
 
 _WHOLE = ("run", "cpu", "system", "total", "device")  # scopes that go without saying
@@ -64,7 +63,7 @@ def build(run: Run) -> Section:
         evidence=() if first is None else tuple(_capital(entry.text) for entry in first.evidence[:_EVIDENCE]),
         cautions=tuple(said for said in found.cautions if not said.startswith(simulated_badge(run.simulated) or "\0")),
         next=tuple(_COMMAND.sub(r"`\1`", said) for said in next_steps(run)[:_NEXT]),
-        fits=_capital(fits_sentence(run) or ""),
+        fits=_fits(run),
         layer=_most_expensive(run),
     )
     shown, every = tuple(headlines(run)), tuple(_key_figures(run))
@@ -80,14 +79,29 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
     """The few numbers that answer how fast and at what cost."""
     rows = headline(run)
     known = {row.metric for row in rows}
+    unknown = [KeyFigure("Energy per step", NOT_MEASURED, note=_why_no_energy(run))]
+    unknown = [] if "energy_per_step" in known or not len(run.steps) else unknown
     for row in rows:
         note = row.note if row.metric in ("temperature", "accuracy") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
         label = _SHORT.get(row.metric, row.label)
-        if row.metric == "peak_memory" and "energy_per_step" not in known:
-            yield KeyFigure("Energy per step", NOT_MEASURED, note="see `stepscope doctor`")
+        if row.metric not in _OF_TIME and unknown:
+            yield unknown.pop()
         ends = brackets(row.value, row.low, row.high, row.unit)
         yield KeyFigure(label, amount(row.value, row.unit), ends, note, row.kind)
+    yield from unknown
+
+
+def _why_no_energy(run: Run) -> str:
+    return "no power in the import" if run.meta.get("imported") else "see `stepscope doctor`"
+
+
+def _fits(run: Run) -> str:
+    """Whether common sizes of memory hold the training; why that cannot be told; nothing where nothing trained."""
+    said = fits_sentence(run)
+    if said is None and len(run.steps):
+        return "Cannot tell, because the memory of the process was not sampled: `stepscope fit` predicts it"
+    return _capital(said or "")
 
 
 def _most_expensive(run: Run) -> str:
@@ -97,7 +111,8 @@ def _most_expensive(run: Run) -> str:
         if ns and row["layer"]:
             where = "on the accelerator" if on_device else f"{percent(row['share'], 0)} of the step"
             source = [short_source(row["source"])] if row["source"] else []
-            return ", ".join([f"{row['layer']} ({row['type']}): {duration(ns)}", where, *source])
+            kind = f" ({row['type']})" if row["type"] else ""
+            return ", ".join([f"{row['layer']}{kind}: {duration(ns)}", where, *source])
     return ""
 
 
@@ -132,7 +147,7 @@ def _data(run: Run) -> str:
 def _shares(phases: pl.DataFrame) -> Iterator[Part]:
     """The step by phase as one bar with its shares; what is below 0 (threads overlap) is in the table only."""
     rows = phases.filter(pl.col("share") > 0).iter_rows(named=True)
-    shown = tuple((_PHASE_NAMES.get(row["phase"], row["phase"]), row["phase"], row["share"]) for row in rows)
+    shown = tuple((phase_name(row["phase"], phases), row["phase"], row["share"]) for row in rows)
     if shown:
         yield Shares("Where the step goes", shown)
 

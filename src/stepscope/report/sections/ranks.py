@@ -66,9 +66,6 @@ def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:
 def _table(rows: pl.DataFrame) -> Table:
     columns = [
         Column("Rank", False, of=_rank),
-        figures("Process", "pid", str, missing="", meaning="Its number in the system (pid)"),
-        words("Status", "status"),
-        *(figures(title, title.lower(), "{:,}".format) for title in ("Steps", "Profiled")),
         figures("Samples/s", "samples_per_s", number),
     ]
     for key, (title, meaning) in _TIMES.items():
@@ -96,6 +93,9 @@ def _table(rows: pl.DataFrame) -> Table:
             meaning="CPU time of the process over time, in its steps after warm-up",
         ),
         ends("cpu_low_cores", "cpu_high_cores", "cores"),
+        *(figures(title, title.lower(), "{:,}".format) for title in ("Steps", "Profiled")),
+        words("Status", "status"),
+        figures("Process", "pid", str, missing="", meaning="Its number in the system (pid)"),
     ]
     caption = "Medians of the profiled steps after warm-up, per step; the step time is of unprofiled steps where there "
     caption += "are enough of them. A part opens by itself with stepscope report RUN/ranks/1."
