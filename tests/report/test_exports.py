@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,8 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fabricate import MODEL, START_NS, STEP, Op, Sampled, every_step, fabricate_run
+from tests.patience import HANG_S
 from tests.report import perfetto_reader
 from tests.report.perfetto_reader import Track
+from tests.report.stored_runs import simulated_board
 
 from stepscope.analysis.channels import channel_timeline
 from stepscope.analysis.run import Run
@@ -29,6 +33,7 @@ from stepscope.report.exports import perfetto, speedscope
 from stepscope.report.exports import perfetto as protobuf
 from stepscope.report.exports._excerpt import Excerpt, excerpt, raw_tables, small_tables
 from stepscope.report.exports._tracks import lanes
+from stepscope.report.figures import parse_width, write_together
 from stepscope.runfolder import RunWriter
 from stepscope.runfolder.validation import clean_text
 
@@ -492,4 +497,42 @@ def test_a_paper_gets_tables_a_paragraph_and_no_sign_that_latex_takes_for_a_comm
     rows = [line for line in text.splitlines() if line.endswith("\\\\")]
     assert {line.count(" & ") for line in rows} <= {2, 4, 5}
     assert max(map(len, rows)) < 80, "characters: the column of a page with two holds no more"
+    assert escaped("696 uJ, 3 us, menu s") == "696 $\\mu$J, 3 $\\mu$s, menu s"
     assert escaped("50_%\\x{}\u202e") == "50\\_\\%\\textbackslash{}x\\{\\}?"
+
+
+def test_the_methods_say_how_a_sensor_reads_and_how_far_off_it_is(tmp_path: Path) -> None:
+    run = Run(simulated_board(tmp_path / "runs", steps=20))
+    said = _written("latex", excerpt(run), tmp_path).read_text(encoding="utf-8").split("% Methods")[1]
+    assert "SIMULATED sensors: jetson-tx2, not of a device" in said
+    assert (
+        "Power was read by ina3221 (5 channels, update interval 1 $\\mu$s); its own error (INA3221: 0.25 \\% " in said
+    )
+    none = Run(fabricate_run(tmp_path / "without", steps=20))
+    assert "No power was measured." in _written("latex", excerpt(none), tmp_path).read_text(encoding="utf-8")
+
+
+_PAPER = r"""\documentclass[10pt,twocolumn]{article}
+\usepackage{graphicx,booktabs}
+\setlength{\textwidth}{177mm}\setlength{\columnsep}{8mm}\setlength{\oddsidemargin}{-10mm}
+\begin{document}
+\input{run.tex}
+%s
+\end{document}
+"""
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_tables_and_three_figures_fit_a_paper_of_two_columns_unscaled(run: Run, tmp_path: Path) -> None:
+    _written("latex", excerpt(run), tmp_path).rename(tmp_path / "run.tex")
+    names = [
+        write_together(name, [run], tmp_path, "pdf", parse_width("acm")).name
+        for name in ("layer-bars", "step-ecdf", "energy-breakdown")
+    ]
+    figures = "\n".join(rf"\begin{{figure}}[t]\includegraphics{{{name}}}\caption{{It}}\end{{figure}}" for name in names)
+    (tmp_path / "paper.tex").write_text(_PAPER % figures, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert said.returncode == 0, said.stdout[-2_000:]
+    assert "Overfull" not in said.stdout
+    assert (tmp_path / "paper.pdf").stat().st_size > 10_000

@@ -576,9 +576,8 @@ def _accelerated(
     """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
     used = _said("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
     if busy < _IDLE:
-        ran = _said("the training thread ran {} of the time", seen.runs, "schedstat", 0.5) or _rate(
-            "the training used {}", seen.process_cores, "cores", "CPU time", 0.5
-        )
+        ran = _said("the training thread ran {} of the time", seen.runs, "schedstat", 0.5)
+        ran = ran or _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.5)
         why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
         return [*_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], why, ()
     if limits is None:

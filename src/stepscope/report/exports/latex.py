@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +11,12 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.analysis.answer import Headline, headline, setting
+from stepscope.analysis.energy.accuracy import accuracy_of
+from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.quantities import simulated_badge
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.table import Column, Table, figures, latex, words
-from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, percent
+from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, percent, plural
 from stepscope.units import estimate as estimate_text
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ SUFFIX = ".tex"
 _MOST_LAYERS = 12
 _FIXED, _PER_LAYER = 1_900, 70  # bytes, measured
 _NAME, _TYPE = 18, 14  # characters: with the numbers as wide as one of two columns
+_MICRO = re.compile(r"(?<=\d )u(?=[sJWV]\b)")
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {"µ": r"$\mu$", "°": r"$^\circ$", "…": r"\ldots{}"}
 _SPECIAL |= {"[": "{[}", "]": "{]}"}  # behind the end of a row a bracket would be an option
@@ -44,7 +49,8 @@ def write(excerpt: Excerpt, path: Path) -> None:
 
 def escaped(text: str) -> str:
     """Return a text as LaTeX sets it, whatever signs it has; others than printable ASCII are a question mark."""
-    return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else "?") for sign in text)
+    micro = _MICRO.sub("\N{MICRO SIGN}", text)  # which a terminal may lack and paper has
+    return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else "?") for sign in micro)
 
 
 def _headline(run: Run) -> str:
@@ -73,7 +79,7 @@ def _layers(run: Run) -> str:
     columns = (
         words("layer", "cut"),
         words("type", "type", lambda kind: cut_in_the_middle([kind], _TYPE)[0]),
-        *(figures(phase, f"{phase}_ns", _duration) for phase in ("forward", "backward")),
+        *(figures(phase, f"{phase}_ns", "ns") for phase in ("forward", "backward")),
         figures("share", "share", percent),
         *energy,
     )
@@ -83,9 +89,31 @@ def _layers(run: Run) -> str:
     return latex(Table.over("layers", columns, rows, f"{what} of a step: self time.{badge}"), "layers", escaped)
 
 
-def _duration(ns: float) -> str:
-    """A time with the sign of micro, which a terminal may lack and paper has."""
-    return amount(ns, "ns").replace(" us", " µs")
+def _sensors(run: Run) -> Iterator[str]:
+    """Yield a sentence for each power sensor: how often, how finely and over what time it reads, how far off it is."""
+    sources = power_sources(run)
+    for sensor in sorted({source.sensor for source in sources}):
+        own = [source for source in sources if source.sensor == sensor]
+        facts = [plural(len(own), "channel")]
+        for name, key, unit in _OF_SENSORS:
+            stated = _span([(source.channel or {}).get(key) for source in own], unit or _UNITS[own[0].kind])
+            facts += [f"{name} {stated}"] if stated else []
+        known = dict.fromkeys(said.source for source in own if (said := accuracy_of(source, run.device)) is not None)
+        off = "; ".join(known) or "not known"
+        yield f"Power was read by {sensor} ({', '.join(facts)}); its own error ({off}) is in no CI."
+
+
+_OF_SENSORS = (("update interval", "refresh_ns", "ns"), ("averaging window", "window_ns", "ns"),
+               ("resolution", "step_size", ""))  # fmt: skip
+
+
+_UNITS = {"counter": "J", "gauge": "W", "estimate": "W"}
+
+
+def _span(values: list[float | None], unit: str) -> str:
+    """The value that all channels have, or the least and the most; nothing where none is known."""
+    known = [float(value) for value in values if value]
+    return " to ".join(dict.fromkeys(amount(value, unit) for value in (min(known), max(known)))) if known else ""
 
 
 def _methods(run: Run) -> str:
@@ -94,7 +122,6 @@ def _methods(run: Run) -> str:
     stated = versions if isinstance(versions, dict) else {}
     tools = ", ".join(f"{name} {stated[name]}" for name in ("python", "torch") if stated.get(name))
     profiled = int(run.steps["recorded"].sum()) if len(run.steps) else 0
-    sensors = sorted({str(channel["sensor"]) for channel in run.channels if channel.get("quantity") == "power"})
     said = [
         f"We measured with Stepscope {__version__}{f' ({tools})' if tools else ''}: {', '.join(setting(run))}.",
         f"The first {run.warmup_steps} steps are warm-up and excluded; {profiled} steps were profiled, others timed.",
@@ -103,8 +130,5 @@ def _methods(run: Run) -> str:
     ]
     if run.simulated:
         said.append(f"Power and energy are of {simulated_badge(run.simulated)}, not of a device.")
-    elif sensors:
-        said.append(f"Power was read by {', '.join(sensors)}.")
-    else:
-        said.append("No power was measured.")
+    said += list(_sensors(run)) or ["No power was measured."]
     return "% Methods\n" + escaped(" ".join(said))
