@@ -44,8 +44,8 @@ class Cell:
 
 
 Sensor = tuple[str, str, str, dict[str, Any]]
-SPOT: Sensor = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1})
-REGISTER: Sensor = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {})
+SPOT: Sensor = ("10 ms gauge", "jetson-orin-nano", "VDD_IN", {"samples": 1, "computed": False})
+REGISTER: Sensor = ("INA3221, average of 64, 38 mW", "jetson-tx2", "VDD_IN", {"computed": False})
 RAPL: Sensor = ("RAPL, 1 ms counter", "laptop-rapl", "package-0", {})
 SLOW: Sensor = ("counter in steps of 100 ms", "gpu-counter", "card", {})
 MODELS = (("resnet18-c32", 8), ("densenet40-12-c32", 8), ("char-lstm-80", 32))

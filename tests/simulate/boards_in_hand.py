@@ -29,8 +29,8 @@ class Hand:
         self.run = BoardRun(board, home, parse_options(options), seed, self._segments, lambda: self.now_ns)
 
     def state(self, kind: str, phase: str = "forward", place: str = "", signature: str = "") -> int:
-        """A new state."""
-        return self.log.add(State(kind, phase, place, signature))
+        """A new state, in which GPU and memory of a board that computes are busy."""
+        return self.log.add(State(kind, phase, place, signature, flops=1e9, moved=2e7))
 
     def mark(self, state: int) -> None:
         """It runs from now on."""

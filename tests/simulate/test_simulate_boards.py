@@ -18,6 +18,7 @@ from stepscope.simulate.layouts import BUILDS
 
 SENSOR_OF = {
     "jetson-tx2": ("ina3221", {"VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI", "VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR"}),
+    "jetson-agx-xavier": ("ina3221", {"GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"}),
     "jetson-orin-nano": ("ina3221", {"VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC"}),
     "laptop-rapl": ("rapl", {"package-0", "core", "uncore", "dram", "psys"}),
     "laptop-battery": ("battery", {"BAT0"}),

@@ -89,7 +89,7 @@ def bottleneck(run: Run) -> Bottleneck:
     """Return the causes of the step's length in this run, by share of the step; system causes before operators."""
     seen, phases = occupancy(run), _phases(run)
     system = sorted(_system(seen), key=lambda cause: -cause.share)
-    busiest = max((row.value or 0.0 for row in accelerator_utilisation(run)), default=None)
+    busiest = max((row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"), default=None)
     loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
     elsewhere = busiest is not None or run.framework in WORKS_ELSEWHERE
     off_core = [*_off_core(seen, phases, elsewhere, loaders, _late_rank(run))]

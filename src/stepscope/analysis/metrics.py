@@ -24,6 +24,7 @@ from stepscope.analysis.channels import (
 )
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL, EnergyTables
 from stepscope.analysis.estimate import change_points, mean_interval, median_interval, null_if_nan, share_interval
+from stepscope.analysis.periods import period_of
 from stepscope.analysis.processes import (
     ALL,
     CHILDREN,
@@ -248,7 +249,20 @@ def accelerator_utilisation(run: RunReader) -> list[Measured]:
         low, high = _ratio_interval(active, total)
         note = "union of kernels in profiled steps"
         rows.append(Measured("accelerator_utilisation", str(device), share, "1", low, high, len(steps), "ops", note))
-    return rows
+    return rows or [*_gauges_of_accelerators(run)]
+
+
+def _gauges_of_accelerators(run: RunReader) -> Iterator[Measured]:
+    """Utilisation as accelerators state it themselves, where no kernel was recorded."""
+    span = span_ns(run)
+    for series in series_of(run, "utilisation") if span is not None else ():
+        if span is not None and series.scope.startswith("gpu"):
+            seen = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
+            value, low, high = (null_if_nan(bound) for bound in mean_interval(seen))
+            note = "readings of its own; no kernel was recorded"
+            yield Measured(
+                "accelerator_utilisation", series.scope, value, "1", low, high, len(seen), series.source, note
+            )
 
 
 def kernel_time(run: RunReader, steps: pl.Series) -> pl.DataFrame:
@@ -295,6 +309,8 @@ def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
     own = [row for row in used if row.scope == ALL] or [row for row in used if row.scope in (WATCHED, CHILDREN)]
     if not cores or not any(row.scope in (ALL, WATCHED) for row in own):
         return []
+    if _sum_of_bounds(own, "low") - _sum_of_bounds(cores, "high") > _NOTABLE_CORES:
+        return []  # the cores are not those that the processes run on: a simulated board's
     value = max(0.0, _sum_of_bounds(cores, "value") - _sum_of_bounds(own, "value"))
     low = max(0.0, _sum_of_bounds(cores, "low") - _sum_of_bounds(own, "high"))
     high = max(0.0, _sum_of_bounds(cores, "high") - _sum_of_bounds(own, "low"))
@@ -497,8 +513,6 @@ REGULARITY_SCHEMA = {
 }
 _GAUGES = ("power", "utilisation", "rss", "memory_available", "temperature")
 _COUNTERS = ("energy", "core_busy_time", "process_cpu_time")
-_CLEAR = 0.2  # correlation below which a period is not worth the name
-_MOST_STEPS = 8  # periods are looked for up to so many steps
 
 
 def regularity(run: RunReader) -> pl.DataFrame:
@@ -538,46 +552,6 @@ def _step_means(series: Series, edges: Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         means: Floats = (sums[last] - sums[first]) / (last - first)
     return means
-
-
-def period_of(series: Series, t0_ns: float, t1_ns: float, step_ns: float) -> tuple[float | None, float | None]:
-    """(period in ns, correlation) from the samples alone; null where they are too coarse or show none."""
-    spacing = series.period_ns
-    inside = (series.t_ns >= t0_ns) & (series.t_ns <= t1_ns)
-    if spacing <= 0 or inside.sum() < 16 or step_ns < 2 * spacing:
-        return None, None
-    grid = np.arange(series.t_ns[inside][0], series.t_ns[inside][-1], spacing)
-    values = np.interp(grid, series.t_ns[inside], series.values[inside])
-    likeness = _autocorrelation(values, int(_MOST_STEPS * step_ns / spacing) + 2)
-    peak = _first_peak(likeness)
-    if peak is None or likeness[peak] < _CLEAR:
-        return None, None
-    return _peak_place(likeness, peak) * spacing, float(likeness[peak])
-
-
-def _autocorrelation(values: Floats, most: int) -> Floats:
-    away = values - values.mean()
-    size = 1 << int(np.ceil(np.log2(2 * len(away))))
-    power = np.abs(np.fft.rfft(away, size)) ** 2
-    raw = np.fft.irfft(power, size)[: min(most, len(away) // 2)]
-    counts = np.arange(len(away), len(away) - len(raw), -1)
-    shaped: Floats = raw / counts
-    return shaped / shaped[0] if len(shaped) and shaped[0] > 0 else np.zeros(1)
-
-
-def _first_peak(likeness: Floats) -> int | None:
-    """The first peak that is nearly as high as the highest: the others are its multiples."""
-    peaks = np.flatnonzero((likeness[1:-1] > likeness[:-2]) & (likeness[1:-1] >= likeness[2:])) + 1
-    if len(peaks) == 0 or likeness[peaks].max() <= 0:
-        return None
-    return int(peaks[likeness[peaks] >= 0.85 * likeness[peaks].max()][0])
-
-
-def _peak_place(values: Floats, peak: int) -> float:
-    """Place of a peak to a fraction of a sample, by the parabola through its neighbours."""
-    left, top, right = values[peak - 1 : peak + 2]
-    bend = left - 2 * top + right
-    return peak + float(0.5 * (left - right) / bend) if bend else float(peak)
 
 
 def _regularity_row(

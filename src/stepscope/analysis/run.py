@@ -196,6 +196,11 @@ class Run(RunReader):
         stated = self.meta.get("simulated")
         return None if stated is None else str(stated)
 
+    @property
+    def board_computes(self) -> bool:
+        """Whether that board has processors of its own: its GPU and cores are then not this machine's."""
+        return self.simulated is not None and any(channel["id"] == "gpu.0.utilisation" for channel in self.channels)
+
     def energy_totals(self) -> pl.DataFrame:
         """Energy over the steps after warm-up, a row a component, total first; empty without measured power."""
         return self.energy_tables.totals

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series
-from stepscope.analysis.metrics import period_of
+from stepscope.analysis.periods import period_of
 from stepscope.analysis.results import ResultTable, Value
 from stepscope.arrays import Floats
 from stepscope.units import number

@@ -209,9 +209,12 @@ def _damaged(run: Run) -> Iterator[str]:
 
 
 def _simulated(run: Run) -> Iterator[str]:
-    """Yield a caution for simulated sensors: power and heat are not of this machine."""
+    """Yield a caution for simulated sensors: what they show is not of this machine."""
     if run.simulated is not None:
-        yield f"{simulated_badge(run.simulated)}. Power, energy and heat are simulated; time and memory are not."
+        what = "Power, energy and heat"
+        if run.board_computes:
+            what = "Power, energy, heat, and the use of GPU, cores and memory controller"
+        yield f"{simulated_badge(run.simulated)}. {what} are simulated; time and memory are not."
 
 
 def _profiling(run: Run) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Boards that can be simulated, with their power by component, options, and faults. Data alone.
 
-Watts are those of a training on the CPU: idle power of the component, and its share of the power above idle.
+Watts of a board that computes follow from what its chip does (see `chip`). Without a chip, or with `computed` off, they
+are those of a training on the CPU: idle power of the component, and its share of the power above idle.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.request import parse_amount
+from stepscope.simulate.chip import AGX_XAVIER, ORIN_NANO, TX2, Changed, Chip
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Board:
     rails: Mapping[str, tuple[str, ...]]
     scale: float
     tick_ns: int  # the board looks at the training process's marks at least every second one, whatever its sensors do
+    chip: Chip | None = None  # None: it has no activity of its own, the machine's is shown
 
 
 _TX2 = {
@@ -41,6 +44,14 @@ _TX2 = {
     "cpu": Component(0.30, 0.50),
     "ddr": Component(0.35, 0.20),
     "rest": Component(0.70, 0.20),
+}
+_XAVIER = {
+    "gpu": Component(0.6, 0.3),
+    "cpu": Component(0.5, 0.4),
+    "soc": Component(1.0, 0.1),
+    "cv": Component(0.1, 0.0),
+    "ddr": Component(0.6, 0.1),
+    "rest": Component(1.4, 0.1),
 }
 _ORIN = {"compute": Component(0.60, 0.60), "soc": Component(1.00, 0.18), "rest": Component(0.70, 0.22)}
 _LAPTOP = {
@@ -67,6 +78,15 @@ BOARDS: dict[str, Board] = {
             },
             scale=1.0,
             tick_ns=2_200_000,
+            chip=TX2,
+        ),
+        Board(
+            "jetson-agx-xavier",
+            _XAVIER,
+            {"GPU": ("gpu",), "CPU": ("cpu",), "SOC": ("soc",), "CV": ("cv",), "VDDRQ": ("ddr",), "SYS5V": ("rest",)},
+            scale=2.0,
+            tick_ns=2_200_000,
+            chip=AGX_XAVIER,
         ),
         Board(
             "jetson-orin-nano",
@@ -74,6 +94,7 @@ BOARDS: dict[str, Board] = {
             {"VDD_IN": tuple(_ORIN), "VDD_CPU_GPU_CV": ("compute",), "VDD_SOC": ("soc",)},
             scale=1.2,
             tick_ns=2_200_000,
+            chip=ORIN_NANO,
         ),
         Board(
             "laptop-rapl",
@@ -142,6 +163,15 @@ class Options:
     offset_w: float = 0.0  # of every rail as its sensor shows it
     repeated: float = 0.0  # share of updates that do not arrive: the file shows the value before
     unread: float = 0.0  # share of updates that leave a file empty until the next
+    computed: bool = True  # power follows from what the board's chip does; else it is drawn for each kind of module
+    peak: float = 1.0  # times that of the chip's data sheet
+    bandwidth: float = 1.0  # likewise
+    launch_ns: int | None = None  # of the core that launches a kernel; None: as the chip comes
+    spread: float = 0.3  # part of the CPU's work that all cores share
+    gpu_power: float = 1.0  # times the board's own, as the next two
+    memory_power: float = 1.0
+    core_power: float = 1.0
+    ambient: float = 30.0  # degrees Celsius; at its trip point the chip is throttled
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -157,10 +187,26 @@ class Options:
         _refuse(self.average is not None and self.average < 1, "an average of less than one conversion")
         _refuse(self.conversion_ns is not None and self.conversion_ns < 100_000, "a conversion below 0.1 ms")
         _refuse(max(self.repeated, self.unread) >= 1, "a share of 1 or more")
+        _refuse(self.spread > 1, "a share above 1")
+        _refuse(self.peak == 0 or self.bandwidth == 0, "a chip that computes nothing")
+        _refuse(self.ambient > 90, "an ambient above 90 degrees")
         for fault in self.faults:
             _refuse(not isinstance(fault.at_s, (int, float)) or fault.at_s < 0, "at_s of a fault is seconds, 0 or more")
             if fault.kind not in get_args(FaultKind):
                 raise UnknownName("fault", fault.kind, get_args(FaultKind))
+
+    @property
+    def changed(self) -> Changed:
+        """Return what is changed of the board's chip."""
+        return Changed(
+            peak=self.peak,
+            bandwidth=self.bandwidth,
+            launch_s=None if self.launch_ns is None else max(self.launch_ns, 1) * 1e-9,
+            spread=self.spread,
+            gpu_power=self.gpu_power,
+            memory_power=self.memory_power,
+            core_power=self.core_power,
+        )
 
     def to_json(self) -> str:
         """Return the options as JSON for the command line of the simulating process."""
@@ -198,6 +244,14 @@ _SAID = {
     "offset": ("offset_w", "W", 1),
     "repeated": ("repeated", "share", 1),
     "unread": ("unread", "share", 1),
+    "peak": ("peak", "times", 1),
+    "bandwidth": ("bandwidth", "times", 1),
+    "launch": ("launch_ns", "s", 1e9),
+    "spread": ("spread", "share", 1),
+    "gpu-power": ("gpu_power", "times", 1),
+    "memory-power": ("memory_power", "times", 1),
+    "core-power": ("core_power", "times", 1),
+    "ambient": ("ambient", "C", 1),
 }
 _EXAMPLE = "for example jetson-tx2,average=76,gain=-5%,stuck=5s+3s"
 
@@ -235,9 +289,9 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _number(said: str, text: str, unit: str) -> float:
-    if unit in ("", "W"):
+    if unit in ("", "W", "times", "C"):
         with contextlib.suppress(ValueError):
-            return float(text.strip().removesuffix(unit))
+            return float(text.strip().removesuffix("x" if unit == "times" else unit))
         raise UsageError(f"{said}={text} of a simulated board is not a number", _EXAMPLE)
     return parse_amount(f"{said} of a simulated board:", text, unit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,12 +10,16 @@ import numpy as np
 
 from stepscope.arrays import Floats
 from stepscope.simulate.boards import SAMPLES, Board, Options
+from stepscope.simulate.chip import Chip
 from stepscope.simulate.sensors import (
     CONVERSION_NS,
+    DEGREES_PER_W,
     RAPL_UNIT_J,
     UEVENT_BYTES,
     BatteryFiles,
     BatteryGauge,
+    ChipFiles,
+    ChipState,
     CounterKind,
     EnergyCounters,
     Ina3221,
@@ -36,6 +41,7 @@ class Site:
     idle_w: Floats  # by rail
     rng: np.random.Generator
     t0_ns: int
+    resident: Callable[[], int]  # what the training holds, B
 
     def column(self, rail: str) -> int:
         """Column of a rail in the power table."""
@@ -48,6 +54,7 @@ class Built:
 
     sensors: Sequence[SensorModel]
     proc: ProcFolder | None = None
+    too_hot: Callable[[], bool] = lambda: False
 
 
 Build = Callable[[Site], Built]
@@ -60,6 +67,7 @@ def link_real_machine(tree: Tree) -> None:
 
 
 _CHANNELS = 3
+_MEMINFO_BYTES = 256
 # Address on bus 0: rail, shunt mOhm and supply V by channel. Steps: VDD_IN 38 mW, DDR and WIFI 19 mW, the others 76.
 _TX2_CHIPS = {
     "0-0040": (("VDD_SYS_GPU", 10, 19.1), ("VDD_SYS_SOC", 10, 19.1), ("VDD_4V0_WIFI", 10, 4.8)),
@@ -67,6 +75,11 @@ _TX2_CHIPS = {
 }
 _TX2_COMPATIBLE = ("nvidia,p2597-0000+p3310-1000", "nvidia,quill", "nvidia,tegra186")
 _ORIN_COMPATIBLE = ("nvidia,p3768-0000+p3767-0005", "nvidia,p3767-0005", "nvidia,tegra234")
+_XAVIER_CHIPS = {  # 154 mW a step of GPU, CPU, SOC and VDDRQ
+    "1-0040": (("GPU", 5, 19.2), ("CPU", 5, 19.2), ("SOC", 5, 19.2)),
+    "1-0041": (("CV", 5, 19.2), ("VDDRQ", 5, 19.2), ("SYS5V", 5, 19.2)),
+}
+_XAVIER_COMPATIBLE = ("nvidia,p2972-0000", "nvidia,tegra194")
 _TX2_SAMPLES = 64  # 0x7727, the default of NVIDIA's driver
 _ORIN_CHIP = (("VDD_IN", 5, 5.1), ("VDD_CPU_GPU_CV", 5, 5.1), ("VDD_SOC", 5, 5.1))
 _ORIN_SAMPLES = 1  # 0x7127, the chip's own
@@ -84,8 +97,22 @@ def build_tx2(site: Site) -> Built:
         tree.link(f"sys/bus/iio/devices/iio:device{number}", f"{device}/iio:device{number}")
         publish = [_iio_files(tree, f"{device}/iio:device{number}", channel) for channel in range(_CHANNELS)]
         sensors.append(_chip(site, rails, publish, site.options.samples or _TX2_SAMPLES))
-    zones = _zones(site, ("BCPU-therm", "MCPU-therm", "GPU-therm"))
-    return Built([*sensors, zones], _board(site, "quill", _TX2_COMPATIBLE))
+    return _jetson(site, sensors, ("BCPU-therm", "MCPU-therm", "GPU-therm"), "quill", _TX2_COMPATIBLE)
+
+
+def build_agx_xavier(site: Site) -> Built:
+    """/sys/bus/i2c/drivers/ina3221x/1-004{0,1}/iio:device{0,1}, under JetPack 4."""
+    tree = site.tree
+    tree.static("etc", {"nv_tegra_release": "# R32 (release), REVISION: 7.1, BOARD: t186ref, EABI: aarch64"})
+    sensors = []
+    for number, (address, rails) in enumerate(_XAVIER_CHIPS.items()):
+        device = f"sys/devices/c240000.i2c/i2c-1/{address}"
+        _iio_static(tree, device, f"{device}/iio:device{number}", rails, site.options.samples or _TX2_SAMPLES)
+        tree.link(f"sys/bus/i2c/drivers/ina3221x/{address}", device)
+        tree.link(f"sys/bus/iio/devices/iio:device{number}", f"{device}/iio:device{number}")
+        publish = [_iio_files(tree, f"{device}/iio:device{number}", channel) for channel in range(_CHANNELS)]
+        sensors.append(_chip(site, rails, publish, site.options.samples or _TX2_SAMPLES))
+    return _jetson(site, sensors, ("CPU-therm", "GPU-therm", "AUX-therm"), "Jetson-AGX", _XAVIER_COMPATIBLE)
 
 
 def build_orin_nano(site: Site) -> Built:
@@ -97,9 +124,9 @@ def build_orin_nano(site: Site) -> Built:
     tree.link("sys/bus/i2c/drivers/ina3221/1-0040", device)
     tree.link("sys/class/hwmon/hwmon1", f"{device}/hwmon/hwmon1")
     publish = [_hwmon_files(tree, f"{device}/hwmon/hwmon1", channel + 1) for channel in range(_CHANNELS)]
-    zones = _zones(site, ("cpu-thermal", "gpu-thermal", "tj-thermal"))
-    sensors: list[SensorModel] = [_chip(site, _ORIN_CHIP, publish, samples), zones]
-    return Built(sensors, _board(site, "NVIDIA Orin Nano Developer Kit", _ORIN_COMPATIBLE))
+    zones = ("cpu-thermal", "gpu-thermal", "tj-thermal")
+    sensors = [_chip(site, _ORIN_CHIP, publish, samples)]
+    return _jetson(site, sensors, zones, "NVIDIA Orin Nano Developer Kit", _ORIN_COMPATIBLE)
 
 
 def _chip(site: Site, rails: Sequence[tuple[str, int, float]], publish: Sequence[Publish], samples: int) -> Ina3221:
@@ -155,20 +182,66 @@ def _hwmon_files(tree: Tree, folder: str, number: int) -> Publish:
     return publish
 
 
-def _zones(site: Site, names: Sequence[str]) -> ThermalZones:
+def _jetson(
+    site: Site, meters: Sequence[SensorModel], zones: Sequence[str], model: str, compatible: tuple[str, ...]
+) -> Built:
+    """What all Jetsons have: zones, the device tree's names, and, where they compute, their own cores and memory."""
+    chip = site.board.chip if site.options.computed else None
+    heat = _zones(site, zones, chip)
+    proc = ProcFolder(site.tree.root, model, compatible, () if chip is None else ("meminfo",))
+    if chip is None:
+        link_real_machine(site.tree)
+        return Built([*meters, heat], proc)
+    for path in ("sys/devices/system/node", "sys/fs/cgroup", "etc/os-release"):
+        site.tree.link_real(path)
+    files = _chip_files(site.tree, chip)
+    state = ChipState(chip, files, site.options.throttle, site.t0_ns, site.resident)
+    return Built([*meters, heat, state], proc, lambda: heat.hot)
+
+
+def _zones(site: Site, names: Sequence[str], chip: Chip | None) -> ThermalZones:
     folders = [f"sys/class/thermal/thermal_zone{number}" for number in range(len(names))]
+    trip_c = math.inf if chip is None else chip.trip_celsius
     for folder, name in zip(folders, names, strict=True):
         site.tree.static(folder, {"type": name})
+        if chip is not None:
+            trip = {"trip_point_0_type": "passive", "trip_point_0_temp": round(1000 * trip_c)}
+            site.tree.static(folder, trip)
     files = [site.tree.put_live(f"{folder}/temp") for folder in folders]
-    return ThermalZones(site.column("VDD_IN"), files, site.t0_ns)
+    rails = list(site.board.rails)
+    heating = [rails.index("VDD_IN")] if "VDD_IN" in rails else list(range(len(rails)))
+    per_watt = DEGREES_PER_W if chip is None else chip.celsius_per_watt
+    return ThermalZones(heating, files, site.t0_ns, site.options.ambient, per_watt, trip_c)
 
 
-def _board(site: Site, model: str, compatible: tuple[str, ...]) -> ProcFolder:
-    link_real_machine(site.tree)
-    return ProcFolder(site.tree.root, model, compatible)
+def _chip_files(tree: Tree, chip: Chip) -> ChipFiles:
+    """Cores with their clusters, idle time and clocks; load and clock of GPU and memory controller; memory."""
+    cpus, gpu, debug = "sys/devices/system/cpu", f"sys/devices/{chip.gpu}", "sys/kernel/debug"
+    cores, clocks = chip.cores, {}
+    tree.static(cpus, {"online": f"{cores[0]}-{cores[-1]}", "possible": f"{cores[0]}-{cores[-1]}"})
+    for number, cluster in enumerate(chip.clusters):
+        policy = f"{cpus}/cpufreq/policy{cluster.cores[0]}"
+        names = {"cpuinfo_max_freq": cluster.hz // 1000, "scaling_governor": "schedutil"}
+        tree.static(policy, {**names, "related_cpus": " ".join(map(str, cluster.cores))})
+        for name in ("scaling_cur_freq", "scaling_max_freq"):
+            clocks[tree.put_live(f"{policy}/{name}")] = cluster.hz // 1000
+        for core in cluster.cores:
+            folder = f"{cpus}/cpu{core}"
+            tree.static(f"{folder}/topology", {"physical_package_id": 0, "cluster_id": number})
+            tree.static(f"{folder}/regs/identification", {"midr_el1": f"0x{cluster.midr:016x}"})
+            tree.link(f"{folder}/cpufreq", policy)
+    clocks[tree.put_live(f"{gpu}/devfreq/{chip.gpu.rpartition('/')[2]}/cur_freq")] = chip.gpu_hz
+    tree.static(f"{debug}/bpmp/debug/clk/emc", {"rate": chip.memory_hz})
+    return ChipFiles(
+        gpu_load=tree.put_live(f"{gpu}/load"),
+        memory_activity=tree.put_live(f"{debug}/cactmon/mc_all"),
+        clocks=clocks,
+        idle_us=[tree.put_live(f"{cpus}/cpu{core}/cpuidle/state0/time") for core in cores],
+        meminfo=tree.put_live("proc/meminfo", _MEMINFO_BYTES),
+    )
 
 
-_JETSON_BUILDS = {"jetson-tx2": build_tx2, "jetson-orin-nano": build_orin_nano}
+_JETSON_BUILDS = {"jetson-tx2": build_tx2, "jetson-agx-xavier": build_agx_xavier, "jetson-orin-nano": build_orin_nano}
 
 
 _ZONES = {

@@ -97,6 +97,9 @@ class State:
     phase: str
     place: str = ""  # qualified name of the module
     signature: str = ""  # shapes of inputs and parameters
+    flops: float = 0.0  # what it has to do, see `work`
+    moved: float = 0.0  # B
+    kernels: float = 1.0
 
 
 IDLE, HOST, BETWEEN, OTHER = range(4)

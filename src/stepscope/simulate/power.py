@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from stepscope.arrays import Floats, Ints
 from stepscope.simulate.boards import Board, Options
+from stepscope.simulate.chip import activity
 from stepscope.simulate.marks import HOST, IDLE, State
 
 SEGMENT = np.dtype([("t_ns", "<i8"), ("state", "<i4"), ("gain", "<f4"), ("idle_gain", "<f4")])
@@ -28,7 +29,7 @@ _SHARE_SPREAD = 0.3
 
 
 class PowerTable:
-    """Watts by rail: `idle_w` [rails] and `above_idle_w` [states, rails]."""
+    """Watts by rail, `idle_w` [rails] and `above_idle_w` [states, rails], and `busy` [states, processors]: shares."""
 
     def __init__(self, board: Board, options: Options, seed: int) -> None:
         self._board, self._options, self._seed = board, options, seed
@@ -38,25 +39,42 @@ class PowerTable:
         self._shares: Floats = np.array([part.share for part in board.components.values()])
         self.idle_w: Floats = self._feeds @ np.array([part.idle_w for part in board.components.values()])
         self.above_idle_w: Floats = np.zeros((0, len(board.rails)))
+        self._chip = board.chip if options.computed else None
+        self.processors = () if self._chip is None else self._chip.processors
+        self.busy: Floats = np.zeros((0, len(self.processors)))
         self.states: list[State] = []
 
     def add(self, states: Iterable[State]) -> None:
         """Give new states their power, in order of their ids."""
-        rows = [self._feeds @ self._component_w(state, len(self.states) + place) for place, state in enumerate(states)]
-        self.states += states
-        if rows:
-            self.above_idle_w = np.concatenate([self.above_idle_w, rows])
+        new = list(enumerate(states, len(self.states)))
+        self.states += [state for _, state in new]
+        if new:
+            watts = [self._feeds @ self._component_w(state, state_id) for state_id, state in new]
+            self.above_idle_w = np.concatenate([self.above_idle_w, watts])
+            self.busy = np.concatenate([self.busy, [self._busy(state, state_id) for state_id, state in new]])
 
     def _component_w(self, state: State, state_id: int) -> Floats:
         """Power above idle of each component in a state, W."""
         kind = f"{state.kind} {state.phase}"
+        by_signature = self._draw(f"{kind} {state.signature}").normal(0, self._options.signature_spread)
+        by_place = self._draw(f"{kind} {state.place}").normal(0, self._options.place_spread)
+        own = math.exp(by_signature + by_place)
+        if self._chip is not None:
+            doing = activity(self._chip, self._options.changed, state, state_id)
+            names = self._board.components
+            return own * np.array([doing.watts(self._chip.draw[name], self._options.changed) for name in names])
         drawn = self._draw(kind)
         total = self._board.scale * (drawn.uniform(0.3, 1.2) if state_id == HOST else drawn.uniform(1.0, 8.2))
         shares = self._shares * np.exp(drawn.normal(0, _SHARE_SPREAD, len(self._shares)))
-        by_signature = self._draw(f"{kind} {state.signature}").normal(0, self._options.signature_spread)
-        by_place = self._draw(f"{kind} {state.place}").normal(0, self._options.place_spread)
-        watts: Floats = (0.0 if state_id == IDLE else total * math.exp(by_signature + by_place)) * shares / shares.sum()
+        watts: Floats = (0.0 if state_id == IDLE else total * own) * shares / shares.sum()
         return watts
+
+    def _busy(self, state: State, state_id: int) -> list[float]:
+        """Busy share of each processor in a state; nothing where the board has none of its own."""
+        if self._chip is None:
+            return []
+        changed = self._options.changed
+        return activity(self._chip, changed, state, state_id).by_processor(self._chip, changed.spread)
 
     def _draw(self, text: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, zlib.crc32(text.encode())])
@@ -64,11 +82,16 @@ class PowerTable:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of time with the energy of every rail since the start, J, at the edges of constant power."""
+    """A stretch of time with the energy of every rail since the start, J, at the edges of constant power.
+
+    busy_s: time that each processor was busy since the start; throttled: whether the chip's clocks are taken down.
+    """
 
     t_ns: Ints  # [n + 1], ascending
     joules: Floats  # [n + 1, rails]
     watts: Floats  # [n, rails]
+    busy_s: Floats = field(default_factory=lambda: np.zeros(0))  # [processors], at the end
+    throttled: bool = False
 
     def at(self, t_ns: Floats | Ints) -> Floats:
         """Energy since the start at moments within the stretch, J: [moments, rails]."""
@@ -86,7 +109,8 @@ class Stretch:
         if gain == 1.0 and offset_w == 0.0:
             return self
         offset_j = offset_w * (self.t_ns - t0_ns) * 1e-9
-        return Stretch(self.t_ns, self.joules * gain + offset_j[:, None], self.watts * gain + offset_w)
+        joules, watts = self.joules * gain + offset_j[:, None], self.watts * gain + offset_w
+        return replace(self, joules=joules, watts=watts)
 
 
 class Plant:
@@ -99,11 +123,14 @@ class Plant:
         self._noise = np.random.default_rng([seed, 1])
         self._began_ns = self._now_ns = t0_ns
         self._joules: Floats = np.zeros(len(table.idle_w))
+        self._busy_s: Floats = np.zeros(len(table.processors))
         self._waiting_t: Ints = np.zeros(0, dtype=np.int64)
         self._waiting_state: Ints = np.zeros(0, dtype=np.int64)
         self._state, self._visit_gain = IDLE, 1.0
         self._common, self._idle_gain, self._wander = 1.0, np.float32(1.0), 0.0
         self._slow_due_ns = t0_ns
+        self.too_hot: Callable[[], bool] = lambda: False
+        self._throttled = False
 
     def advance(self, until_ns: int, t_ns: Ints, states: Ints) -> Stretch:
         """Advance to `until_ns`; later marks (time, state) wait for the next call."""
@@ -124,7 +151,10 @@ class Plant:
         joules[1:] = watts * ((edges[1:] - edges[:-1]) * 1e-9)[:, None]
         joules.cumsum(axis=0, out=joules)
         self._joules, self._now_ns = joules[-1], until_ns
-        return Stretch(edges, joules, watts)
+        if len(self._busy_s):
+            lasted_s = (edges[1:] - edges[:-1]) * 1e-9
+            self._busy_s = self._busy_s + lasted_s @ self._table.busy[segments["state"]]
+        return Stretch(edges, joules, watts, self._busy_s, self._throttled)
 
     def _segments(self, t_ns: Ints, states: Ints) -> Segments:
         """The segment that goes on, then those that begin; only new ones are recorded."""
@@ -149,7 +179,9 @@ class Plant:
         self._slow_due_ns = self._now_ns + _SLOW_NS
         elapsed_s = (self._now_ns - self._began_ns) * 1e-9
         self._common = 1 + options.drift * (1 - math.exp(-elapsed_s / options.drift_tau_s))
-        if options.throttle_at_s is not None and elapsed_s >= options.throttle_at_s:
+        late = options.throttle_at_s is not None and elapsed_s >= options.throttle_at_s
+        self._throttled = late or self.too_hot()
+        if self._throttled:
             self._common *= options.throttle
         if options.idle_wander:
             self._wander = 0.98 * self._wander + options.idle_wander * 0.2 * float(self._noise.standard_normal())
@@ -161,7 +193,10 @@ TRUTH_FILE = "truth.npz"
 
 @dataclass(frozen=True)
 class Truth:
-    """Power of every rail from the first segment to `end_ns`; energies are its exact integrals."""
+    """Power of every rail from the first segment to `end_ns`; energies are its exact integrals.
+
+    processors, busy [states, processors]: of a board that computes, how busy each is in each state; else empty.
+    """
 
     board: str
     rails: tuple[str, ...]
@@ -171,6 +206,8 @@ class Truth:
     segments: Segments  # of plant.SEGMENT, ascending
     end_ns: int
     lost_marks: int  # marks that came faster than they were read: 0 in a sound simulation
+    processors: tuple[str, ...] = ()
+    busy: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     _cumulative: dict[str, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -193,6 +230,12 @@ class Truth:
     def energy_between(self, rail: str, t0_ns: Ints | int, t1_ns: Ints | int) -> Floats:
         """Energy of a rail in each interval, J; NaN for one that reaches outside the simulation."""
         return self._energy_until(rail, t1_ns) - self._energy_until(rail, t0_ns)
+
+    def busy_share(self, processor: str, t0_ns: int, t1_ns: int) -> float:
+        """Mean busy share of a processor between two moments of the simulation."""
+        edges = np.clip(self.edges_ns, t0_ns, t1_ns)
+        shares = self.busy[self.segments["state"], self.processors.index(processor)]
+        return float(np.diff(edges) @ shares) / (t1_ns - t0_ns)
 
     def own_energy(
         self, rail: str, t0_ns: Ints, t1_ns: Ints, parent: Ints, step: Ints | None = None, lane: Ints | None = None
@@ -217,7 +260,13 @@ class Truth:
 
     def save(self, folder: Path) -> Path:
         """Write truth.npz."""
-        facts = {"board": self.board, "rails": self.rails, "end_ns": self.end_ns, "lost_marks": self.lost_marks}
+        facts = {
+            "board": self.board,
+            "rails": self.rails,
+            "end_ns": self.end_ns,
+            "lost_marks": self.lost_marks,
+            "processors": self.processors,
+        }
         states = [asdict(state) for state in self.states]
         path = folder / TRUTH_FILE
         with path.open("wb") as file:
@@ -227,6 +276,7 @@ class Truth:
                 idle_w=self.idle_w,
                 above_idle_w=self.above_idle_w,
                 segments=self.segments,
+                busy=self.busy,
             )
         return path
 
@@ -265,4 +315,6 @@ def load_truth(path: Path) -> Truth:
             segments=stored["segments"],
             end_ns=facts["end_ns"],
             lost_marks=facts["lost_marks"],
+            processors=tuple(facts.get("processors", ())),
+            busy=stored["busy"] if "busy" in stored else np.zeros((0, 0)),
         )

@@ -12,8 +12,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -38,7 +39,14 @@ class BoardRun:
     """Advances with `tick`; segments go to a file, since a long training makes millions."""
 
     def __init__(
-        self, board: str, home: Path, options: Options, seed: int, segments: IO[bytes], clock: Clock = monotonic_ns
+        self,
+        board: str,
+        home: Path,
+        options: Options,
+        seed: int,
+        segments: IO[bytes],
+        clock: Clock = monotonic_ns,
+        resident: Callable[[], int] = lambda: 0,
     ) -> None:
         self._board, self._options, self._file = BOARDS[board], options, segments
         self._ring, self._states = RingReader(home / RING_FILE), StateReader(home / STATES_FILE)
@@ -48,11 +56,12 @@ class BoardRun:
         now_ns = clock()
         self._t0_ns = now_ns - _BEFORE_NS
         rng = np.random.default_rng([seed, 2])
-        site = Site(self._board, self._tree, options, self._table.idle_w, rng, self._t0_ns)
+        site = Site(self._board, self._tree, options, self._table.idle_w, rng, self._t0_ns, resident)
         built = BUILDS[board](site)
         self._sensors, self._proc = built.sensors, built.proc
         self._faults = Faults(options.faults, self._tree, self._sensors)
         self._plant = Plant(self._table, options, seed, self._t0_ns, self._keep)
+        self._plant.too_hot = built.too_hot
         self._end_ns = self._t0_ns
         self._proc_due_ns = self._t0_ns + PROC_REFRESH_NS
         self.tick(now_ns)
@@ -99,6 +108,8 @@ class BoardRun:
             segments=np.frombuffer(self._file.read(), dtype=SEGMENT),
             end_ns=self._end_ns,
             lost_marks=self._ring.lost,
+            processors=self._table.processors,
+            busy=self._table.busy,
         )
 
     def close(self) -> None:
@@ -207,7 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from stepscope.simulate.boards import parse_options
 
     with tempfile.TemporaryFile(dir=options.truth) as segments:
-        run = BoardRun(options.board, options.home, parse_options(json.loads(options.options)), options.seed, segments)
+        parsed = parse_options(json.loads(options.options))
+        resident = partial(resident_bytes, options.pid)
+        run = BoardRun(options.board, options.home, parsed, options.seed, segments, resident=resident)
         settle()
         os.write(1, f"ready {os.getpid()}\n".encode())
         stopped = follow(run, options.pid)
@@ -217,6 +230,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.write(1, b"done\n")
     else:
         shutil.rmtree(options.home, ignore_errors=True)
+    return 0
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 where it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 

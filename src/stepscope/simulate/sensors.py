@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.arrays import Floats
 from stepscope.simulate.boards import Options
+from stepscope.simulate.chip import Chip
 from stepscope.simulate.power import Stretch
 from stepscope.simulate.tree import LiveFile
 
@@ -278,18 +279,29 @@ class BatteryGauge:
 
 
 THERMAL_REFRESH_NS = 250_000_000
-_AMBIENT_C = 30.0
-_DEGREES_PER_W = 3.5
+AMBIENT_C = 30.0
+DEGREES_PER_W = 3.5
 _TAU_S = 25.0
+_RELEASED_BELOW_C = 3.0  # so far below the trip point the clocks come back
 
 
 class ThermalZones:
-    """Zones that follow one rail's power, each a little cooler than the one before."""
+    """Zones that follow the power of some rails, each a little cooler than the one before."""
 
-    def __init__(self, rail: int, files: Sequence[LiveFile], t0_ns: int) -> None:
-        self._rail, self._files = rail, files
+    def __init__(
+        self,
+        rails: Sequence[int],
+        files: Sequence[LiveFile],
+        t0_ns: int,
+        ambient_c: float = AMBIENT_C,
+        degrees_per_w: float = DEGREES_PER_W,
+        trip_c: float = math.inf,
+    ) -> None:
+        self._rails, self._files = list(rails), files
         self._seen_ns, self._seen_j = t0_ns, 0.0
-        self._celsius = _AMBIENT_C
+        self._ambient_c, self._degrees_per_w, self._trip_c = ambient_c, degrees_per_w, trip_c
+        self._celsius = ambient_c
+        self.hot = False
         self._write()
 
     @property
@@ -302,10 +314,11 @@ class ThermalZones:
         elapsed_s = (stretch.end_ns - self._seen_ns) * 1e-9
         if elapsed_s * 1e9 < THERMAL_REFRESH_NS:
             return
-        now_j = float(stretch.at(np.array([stretch.end_ns]))[0][self._rail])
-        settled_c = _AMBIENT_C + _DEGREES_PER_W * (now_j - self._seen_j) / elapsed_s
+        now_j = float(stretch.at(np.array([stretch.end_ns]))[0][self._rails].sum())
+        settled_c = self._ambient_c + self._degrees_per_w * (now_j - self._seen_j) / elapsed_s
         self._celsius += (settled_c - self._celsius) * (1 - math.exp(-elapsed_s / _TAU_S))
         self._seen_ns, self._seen_j = stretch.end_ns, now_j
+        self.hot = self._celsius > self._trip_c - (_RELEASED_BELOW_C if self.hot else 0.0)
         self._write()
 
     def fault(self, kind: str, on: bool) -> None:
@@ -314,3 +327,65 @@ class ThermalZones:
     def _write(self) -> None:
         for place, file in enumerate(self._files):
             file.write(str(round(2 * (self._celsius - 1.5 * place)) * 500))
+
+
+ACTIVITY_REFRESH_NS = 20_000_000  # loads are means since the last one; over what time NVIDIA's are, it does not say
+_MEMORY_REFRESH_NS = 100_000_000
+
+
+@dataclass(frozen=True)
+class ChipFiles:
+    """Where a chip states its activity: loads, clocks with their highest value, idle time of each core, memory."""
+
+    gpu_load: LiveFile  # permille
+    memory_activity: LiveFile  # kHz
+    clocks: Mapping[LiveFile, int]
+    idle_us: Sequence[LiveFile]
+    meminfo: LiveFile
+
+
+class ChipState:
+    """GPU, memory controller and cores of a board that computes; `resident()`: what the training holds, B."""
+
+    def __init__(self, chip: Chip, files: ChipFiles, throttle: float, t0_ns: int, resident: Callable[[], int]) -> None:
+        self._chip, self._files, self._throttle, self._resident = chip, files, throttle, resident
+        self._t0_ns = self._seen_ns = t0_ns
+        self._memory_due_ns = t0_ns
+        self._seen_s: Floats = np.zeros(len(chip.processors))
+        self._write(np.zeros(len(chip.processors)), self._seen_s, False)
+
+    @property
+    def next_ns(self) -> float:
+        """Return the next refresh."""
+        return float(self._seen_ns + ACTIVITY_REFRESH_NS)
+
+    def advance(self, stretch: Stretch) -> None:
+        """Show the shares since the last refresh, and idle time since the start."""
+        now_ns = stretch.end_ns
+        if now_ns - self._seen_ns >= ACTIVITY_REFRESH_NS and len(stretch.busy_s):
+            shares = (stretch.busy_s - self._seen_s) / ((now_ns - self._seen_ns) * 1e-9)
+            self._seen_ns, self._seen_s = now_ns, stretch.busy_s
+            self._write(shares, stretch.busy_s, stretch.throttled)
+        if now_ns >= self._memory_due_ns:
+            self._memory_due_ns = now_ns + _MEMORY_REFRESH_NS
+            self._files.meminfo.write(self._meminfo())
+
+    def fault(self, kind: str, on: bool) -> None:
+        """Do nothing: a chip has no fault of its own."""
+
+    def _write(self, shares: Floats, busy_s: Floats, throttled: bool) -> None:
+        files, cores = self._files, busy_s[2:].tolist()
+        files.gpu_load.write(str(round(1000 * float(shares[0]))))
+        files.memory_activity.write(str(round(float(shares[1]) * self._chip.memory_hz / 1000)))
+        elapsed_us = (self._seen_ns - self._t0_ns) / 1000
+        for file, busy in zip(files.idle_us, cores, strict=True):
+            file.write(str(max(round(elapsed_us - busy * 1e6), 0) + 1))  # some core has idled before: not 0
+        for clock, highest in files.clocks.items():
+            clock.write(str(round(highest * (self._throttle if throttled else 1.0))))
+
+    def _meminfo(self) -> str:
+        chip = self._chip
+        free = max(chip.memory_bytes - chip.system_bytes - self._resident(), 0) // 1024
+        names = {"MemTotal": chip.memory_bytes // 1024, "MemFree": free, "MemAvailable": free}
+        lines = {**names, "SwapTotal": 0, "SwapFree": 0}
+        return "".join(f"{name + ':':<16}{kilobytes:>8} kB\n" for name, kilobytes in lines.items())

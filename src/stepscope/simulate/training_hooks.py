@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stepscope.simulate.marks import BETWEEN, HOST, IDLE, Mark, State, StateLog
+from stepscope.simulate.work import work_of_call, work_of_update
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 Backward = Callable[[Any], None]
@@ -95,7 +96,9 @@ class Beacon:
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         kind = type(optimizer)
         if kind not in self._optimizers:
-            self._optimizers[kind] = self._log.add(State(kind.__name__, "optimizer"))
+            self._optimizers[kind] = self._log.add(
+                State(kind.__name__, "optimizer", "", "", *work_of_update(optimizer))
+            )
         self._mark(self._optimizers[kind])
 
     def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -124,8 +127,9 @@ class Beacon:
             parameters = [tuple(parameter.shape) for parameter in place.module.parameters(recurse=False)]
             signature = f"{None if shape is None else tuple(shape)} {parameters}"
             kind = type(place.module).__name__
-            forward = self._log.add(State(kind, "forward", place.name, signature))
-            backward = self._log.add(State(kind, "backward", place.name, signature))
+            work = work_of_call(place.module, args)
+            forward = self._log.add(State(kind, "forward", place.name, signature, *work))
+            backward = self._log.add(State(kind, "backward", place.name, signature, *work.of_backward()))
             found = place.by_shape[shape] = forward, self._backward_hook(backward)
         return found
 

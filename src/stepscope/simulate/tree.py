@@ -154,11 +154,12 @@ PROC_REFRESH_NS = 500_000_000
 
 
 class ProcFolder:
-    """root/proc of a board that is known by its device tree."""
+    """root/proc of a board that is known by its device tree; `own`: files that are the board's, not the machine's."""
 
-    def __init__(self, root: Path, model: str, compatible: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, model: str, compatible: tuple[str, ...], own: tuple[str, ...] = ()) -> None:
         self._folder = root / "proc"
         self._linked: set[str] = set()
+        self._own = {"device-tree", *own}
         tree = self._folder / "device-tree"
         tree.mkdir(parents=True)
         (tree / "model").write_bytes(model.encode() + b"\0")
@@ -167,7 +168,7 @@ class ProcFolder:
 
     def refresh(self) -> None:
         """Link what is new, and drop the links of processes that ended."""
-        real = {path.name for path in Path("/proc").iterdir()} - {"device-tree"}
+        real = {path.name for path in Path("/proc").iterdir()} - self._own
         for name in real - self._linked:
             (self._folder / name).symlink_to(Path("/proc") / name)
         for name in self._linked - real:

@@ -11,10 +11,12 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series, core_busy_time, resolved_ns, series_of, windows
+from stepscope.analysis.device.occupancy import thread_shares
 from stepscope.analysis.energy.rails import Line
 from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
-from stepscope.analysis.metrics import Measured, background_warning, period_of
+from stepscope.analysis.metrics import Measured, background_warning
+from stepscope.analysis.periods import period_of
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_warmup
@@ -60,6 +62,8 @@ def _empty_frame(name: str) -> pl.DataFrame:
     return pl.DataFrame(schema=_SCHEMAS[name])
 
 
+BOARDS_GPU = "simulated GPU"  # of a board that computes: the training counts as one on an accelerator
+_NOTABLE_WAIT = 0.05  # of the time
 OWN_TIME = "by the training's own CPU time, because of background CPU load"
 
 
@@ -155,7 +159,7 @@ def _about(run: Run) -> dict[str, Any]:
         "run": run.id,
         "workload": str(workload.get("name")),
         "kind": _kind(str(workload.get("name")), run.model["type"].to_list()),
-        "device": str(workload.get("device") or "cpu").partition(":")[0],
+        "device": BOARDS_GPU if run.board_computes else str(workload.get("device") or "cpu").partition(":")[0],
         "setting": ", ".join([*words, f"{run.meta.get('threads')} threads"]),
         "batch": workload.get("batch_size"),
         "threads": run.meta.get("threads"),
@@ -213,7 +217,17 @@ def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
     found["background"] = (
         f"background CPU load of {number(background[0].value, 2)} cores" if background_warning(background) else None
     )
+    if run.board_computes:
+        found["background"] = _waited(run)
     return {name: found.get(name) for name in RUNS if name in found}
+
+
+def _waited(run: Run) -> str | None:
+    """Return that the training had to wait for this machine's cores; those that were sampled are a board's."""
+    _, delayed = thread_shares(run)
+    if delayed is None or delayed < _NOTABLE_WAIT:
+        return None
+    return f"background CPU load: the training waited for a core {100 * delayed:.0f} % of the time"
 
 
 def _take(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:

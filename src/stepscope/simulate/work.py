@@ -1,0 +1,89 @@
+"""Work of a module's call, from the shape of its input and its parameters: what a board that computes has to do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NUMBER_BYTES = 4
+_UPDATE_ACCESSES = 5  # parameter, gradient and momentum are read, parameter and momentum are written
+
+
+class Work(NamedTuple):
+    """FLOP (a multiplication and an addition are two), bytes from and to memory, and kernels to launch."""
+
+    flops: float = 0.0
+    moved: float = 0.0
+    kernels: float = 1.0
+
+    def of_backward(self) -> Work:
+        """Return the work of both gradients: that of the input, and that of the parameters."""
+        return Work(2 * self.flops, 2 * self.moved, 2 * self.kernels)
+
+
+def work_of_call(module: nn.Module, args: tuple[Any, ...]) -> Work:
+    """Return the work of the forward pass; of unknown modules, as if each parameter met each sample once."""
+    given = next((value for value in args if isinstance(value, torch.Tensor)), None)
+    if given is None:
+        return Work()
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    flops, out, kernels = _flops(module, given, parameters)
+    return Work(flops, _NUMBER_BYTES * (given.numel() + out + parameters), kernels)
+
+
+def work_of_update(optimizer: Any) -> Work:
+    """Return the work of an optimizer's step: elementwise, two kernels for each tensor."""
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    numbers = sum(tensor.numel() for tensor in tensors)
+    return Work(_UPDATE_ACCESSES * numbers, _UPDATE_ACCESSES * _NUMBER_BYTES * numbers, 2 * len(tensors))
+
+
+def _flops(module: nn.Module, given: torch.Tensor, parameters: int) -> tuple[float, float, float]:
+    """FLOP, numbers that come out, and kernels."""
+    shape, samples = given.shape, given.shape[0] if given.dim() else 1
+    if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
+        dimensions = len(module.kernel_size)
+        positions = math.prod(_positions(module, list(shape[-dimensions:])))
+        at = math.prod(shape[-dimensions:]) if isinstance(module, _TRANSPOSED) else positions  # the weights meet
+        batch = samples if given.dim() == dimensions + 2 else 1
+        return 2.0 * module.weight.numel() * at * batch, module.out_channels * positions * batch, 1
+    if isinstance(module, nn.Linear):
+        rows = given.numel() / max(module.in_features, 1)
+        return 2.0 * module.weight.numel() * rows, rows * module.out_features, 1
+    if isinstance(module, nn.Embedding):
+        return 0.0, given.numel() * module.embedding_dim, 1
+    if isinstance(module, nn.RNNBase):
+        directions = 2 if module.bidirectional else 1
+        rows = given.numel() / max(module.input_size, 1)
+        steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
+        return (
+            2.0 * parameters * rows,
+            rows * module.hidden_size * directions,
+            2 * steps * module.num_layers * directions,
+        )
+    if isinstance(module, nn.MultiheadAttention):
+        rows = given.numel() / max(module.embed_dim, 1)
+        length = shape[1 if module.batch_first and given.dim() == 3 else 0]
+        return 2.0 * parameters * rows + 4.0 * rows * length * module.embed_dim, given.numel(), 8
+    own = parameters if any(True for _ in module.children()) else 0
+    return 5.0 * given.numel() + 2.0 * own * samples, given.numel(), 1
+
+
+def _positions(module: Any, sizes: list[int]) -> list[int]:
+    """Size of a convolution's output along each dimension."""
+    found = []
+    for place, size in enumerate(sizes):
+        kernel, stride, dilation = (value[place] for value in (module.kernel_size, module.stride, module.dilation))
+        span = dilation * (kernel - 1)
+        padding = module.padding
+        around = (span if padding == "same" else 0) if isinstance(padding, str) else 2 * padding[place]
+        if isinstance(module, _TRANSPOSED):
+            found.append(max((size - 1) * stride - around + span + module.output_padding[place] + 1, 0))
+        else:
+            found.append(max((size + around - span - 1) // stride + 1, 0))
+    return found

@@ -1,0 +1,241 @@
+"""Boards that compute: their activity follows from the work of the operators, and all that can be read agrees on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import stepscope
+from stepscope import simulate
+from stepscope.analysis.time.steps import span_ns
+from stepscope.errors import StepscopeError
+from stepscope.record.device import describe_device
+from stepscope.record.sensors import load
+from stepscope.record.sensors.contract import Found, Target
+from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_options
+from stepscope.simulate.chip import TX2, Activity, Changed, activity
+from stepscope.simulate.marks import FIXED, HOST, IDLE, State
+from stepscope.simulate.power import PowerTable
+from stepscope.simulate.work import Work, work_of_call, work_of_update
+
+CONVOLUTION = State("Conv2d", "forward", "", "", flops=2e9, moved=2e7, kernels=1)
+RECURRENT = State("LSTM", "forward", "", "", flops=4e7, moved=3e7, kernels=64)
+COMPUTING = [name for name, board in BOARDS.items() if board.chip is not None]
+
+
+def doing(state: State, **changed: Any) -> Activity:
+    return activity(TX2, Changed(**changed), state, len(FIXED))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(3, 8, 3, padding=1), (4, 3, 17, 19)),
+        (nn.Conv2d(8, 8, 5, stride=2, dilation=2, groups=4), (2, 8, 30, 31)),
+        (nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 9, 9)),
+        (nn.Conv1d(4, 6, 7, stride=3), (2, 4, 50)),
+        (nn.Conv3d(2, 3, 3), (1, 2, 5, 6, 7)),
+        (nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1), (3, 6, 7, 9)),
+        (nn.Linear(20, 7), (5, 11, 20)),
+    ],
+)
+def test_the_work_of_a_layer_is_what_torch_counts(module: nn.Module, shape: Sequence[int]) -> None:
+    given = torch.randn(*shape)
+    with FlopCounterMode(display=False) as counter:
+        out = module(given)
+    found = work_of_call(module, (given,))
+    assert found.flops == counter.get_total_flops()
+    numbers = given.numel() + out.numel() + sum(parameter.numel() for parameter in module.parameters())
+    assert found.moved == 4 * numbers
+
+
+def test_a_recurrent_layer_launches_kernels_for_each_step_of_its_sequence() -> None:
+    layer = nn.LSTM(8, 16, num_layers=2, batch_first=True)
+    short, long = (work_of_call(layer, (torch.randn(4, steps, 8),)) for steps in (5, 50))
+    assert long.kernels == 10 * short.kernels
+    assert long.flops == 10 * short.flops
+
+
+@pytest.mark.parametrize("args", [(), ("text",), ({"x": 1},), (torch.tensor(3.0),), (torch.zeros(0, 5),)])
+def test_whatever_a_module_is_called_with_has_some_work(args: tuple[Any, ...]) -> None:
+    for module in (nn.ReLU(), nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5)), nn.Embedding(3, 4)):
+        assert all(number >= 0 for number in work_of_call(module, args))
+
+
+def test_an_update_moves_each_number_of_its_parameters() -> None:
+    model = nn.Linear(30, 20)
+    found = work_of_update(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert found == Work(5 * 620, 5 * 4 * 620, 4)
+
+
+def test_a_large_convolution_keeps_the_gpu_busy_and_the_core_free() -> None:
+    found = doing(CONVOLUTION)
+    assert found.gpu == 1.0
+    assert found.host < 0.1
+
+
+def test_many_small_kernels_keep_a_core_busy_and_the_gpu_waiting() -> None:
+    found = doing(RECURRENT)
+    assert found.host == 1.0
+    assert found.gpu < 0.5
+
+
+def test_launches_that_take_no_time_leave_nothing_to_the_core() -> None:
+    assert doing(RECURRENT, launch_s=1e-9).gpu == 1.0
+    assert doing(RECURRENT, launch_s=1e-9).host < 0.01
+
+
+def test_a_gpu_of_a_hundredth_of_the_speed_is_always_busy() -> None:
+    assert doing(RECURRENT, peak=0.01).gpu == 1.0
+
+
+def test_an_idle_board_does_nothing_and_one_whose_host_works_leaves_the_gpu_alone() -> None:
+    assert activity(TX2, Changed(), FIXED[IDLE], IDLE) == Activity()
+    host = activity(TX2, Changed(), FIXED[HOST], HOST)
+    assert (host.gpu, host.host) == (0.0, 1.0)
+
+
+def test_the_cpus_work_lies_on_one_core_or_on_all_as_told() -> None:
+    host = Activity(host=0.6)
+    alone, even = host.by_processor(TX2, 0.0)[2:], host.by_processor(TX2, 1.0)[2:]
+    assert alone == [0.6, 0, 0, 0, 0, 0]
+    assert even == pytest.approx([0.1] * 6)
+
+
+def watts_of(state: State, **options: Any) -> dict[str, float]:
+    board = BOARDS["jetson-tx2"]
+    table = PowerTable(board, Options(signature_spread=0, place_spread=0, **options), 0)
+    table.add([*FIXED, state])
+    return dict(zip(board.rails, table.above_idle_w[-1].tolist(), strict=True))
+
+
+def test_the_gpu_draws_most_in_a_convolution_and_the_memory_more_than_it_in_a_recurrent_layer() -> None:
+    seeing, reading = watts_of(CONVOLUTION), watts_of(RECURRENT)
+    assert seeing["VDD_SYS_GPU"] > 3 * seeing["VDD_SYS_DDR"]
+    reversed_ = watts_of(RECURRENT, memory_power=4)
+    assert reversed_["VDD_SYS_DDR"] > reversed_["VDD_SYS_GPU"]
+    assert reading["VDD_SYS_CPU"] > seeing["VDD_SYS_CPU"]
+
+
+def test_the_named_rails_of_a_computing_tx2_lie_inside_its_total() -> None:
+    watts = watts_of(CONVOLUTION)
+    assert sum(watts.values()) - watts["VDD_IN"] < watts["VDD_IN"]
+
+
+def test_settings_of_the_chip_can_be_told_in_one_text() -> None:
+    name, options = parse_board("jetson-tx2,peak=0.5x,launch=1ms,spread=100%,memory-power=3,ambient=70C")
+    assert name == "jetson-tx2"
+    changed = parse_options(options).changed
+    assert (changed.peak, changed.launch_s, changed.spread, changed.memory_power) == (0.5, 1e-3, 1.0, 3.0)
+    assert parse_options(options).ambient == 70
+
+
+@pytest.mark.parametrize("text", ["peak=0", "spread=150%", "ambient=200", "peak=fast", "launch=-1ms"])
+def test_a_chip_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(StepscopeError, match=r"cannot be simulated|is not a"):
+        parse_board(f"jetson-tx2,{text}")
+
+
+def values(board: Hand, sensor: str) -> dict[str, float]:
+    found = load()[sensor].discover(board.root, Target(os.getpid()))
+    assert isinstance(found, Found), found
+    read = found.read()
+    found.close()
+    return dict(zip((channel.id for channel in found.channels), read, strict=True))
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_every_sensor_of_a_computing_board_reads_what_is_true(name: str, tmp_path: Path) -> None:
+    chip = BOARDS[name].chip
+    assert chip is not None
+    with board_in_hand(name, tmp_path, **QUIET) as board:
+        state = board.state("Conv2d")
+        board.mark(state)
+        board.go(100 * MS)
+        before = values(board, "cpu_cores")
+        board.go(S)
+        after, gpu, memory = values(board, "cpu_cores"), values(board, "jetson_gpu"), values(board, "jetson_emc")
+        truth, end = board.run.truth(), board.now_ns
+    assert gpu["gpu.0.utilisation"] == pytest.approx(truth.busy_share("gpu", end - S, end), abs=0.002)
+    assert gpu["gpu.0.frequency"] == chip.gpu_hz
+    assert memory["emc.utilisation"] == pytest.approx(truth.busy_share("emc", end - S, end), abs=0.002)
+    for core in chip.cores:
+        idle = (after[f"core{core}.idle"] - before[f"core{core}.idle"]) / S
+        assert 1 - idle == pytest.approx(truth.busy_share(f"core{core}", end - S, end), abs=0.03)
+
+
+def test_device_facts_of_a_tx2_are_a_tx2s(tmp_path: Path) -> None:
+    with board_in_hand("jetson-tx2", tmp_path) as board:
+        board.go(200 * MS)
+        facts = describe_device(board.root)
+    assert len(facts["cores"]) == 6
+    assert sorted(map(sorted, facts["clusters"])) == [[0, 3, 4, 5], [1, 2]]
+    assert facts["memory_bytes"] == pytest.approx(TX2.memory_bytes, rel=1e-5)
+
+
+def test_memory_that_the_training_takes_is_no_longer_available(tmp_path: Path) -> None:
+    with board_in_hand("jetson-tx2", tmp_path) as board:
+        held = [0]
+        state = next(sensor for sensor in board.run._sensors if hasattr(sensor, "_resident"))
+        state._resident = lambda: held[0]
+        board.go(200 * MS)
+        free = values(board, "system_memory")["system.memory_available"]
+        held[0] = 2 << 30
+        board.go(200 * MS)
+        assert free - values(board, "system_memory")["system.memory_available"] == 2 << 30
+
+
+def test_a_hot_board_takes_its_clocks_down_and_its_power_with_them(tmp_path: Path) -> None:
+    seen = {}
+    for ambient in (20.0, 85.0):
+        home = tmp_path / f"{ambient:g}"
+        home.mkdir()
+        with board_in_hand("jetson-tx2", home, ambient=ambient, **QUIET) as board:
+            board.mark(board.state("Conv2d"))
+            board.go(60 * S, tick_ns=100 * MS)
+            truth = board.run.truth()
+            end = truth.end_ns
+            clock = values(board, "jetson_gpu")["gpu.0.frequency"]
+            seen[ambient] = clock, float(truth.energy_between("VDD_IN", end - S, end))
+    assert seen[20.0][0] == TX2.gpu_hz
+    assert seen[85.0][0] == pytest.approx(0.7 * TX2.gpu_hz, rel=1e-6)
+    assert seen[85.0][1] < 0.9 * seen[20.0][1]
+
+
+def test_a_board_whose_power_is_drawn_has_the_machines_cores(tmp_path: Path) -> None:
+    with board_in_hand("jetson-tx2", tmp_path, computed=False) as board:
+        assert (board.root / "sys/devices/system/cpu").is_symlink()
+        assert not board.run.truth().processors
+
+
+def test_a_run_on_a_computing_board_reports_the_boards_activity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.randn(8, 3, 32, 32)
+    with simulate.start("jetson-tx2", model) as board:
+        monkeypatch.setenv("STEPSCOPE_ROOT", str(board.root))
+        with stepscope.profile(model, out=tmp_path, record="none") as scope:
+            for _ in range(150):
+                optimizer.zero_grad()
+                model(data).square().mean().backward()
+                optimizer.step()
+                scope.step()
+    assert board.failure is None
+    run, truth = scope.run, board.truth()
+    begin, end = span_ns(run) or (0, 1)
+    metrics = run.metrics()
+    gpu = metrics.filter(metric="accelerator_utilisation", scope="gpu:0")["value"][0]
+    assert gpu == pytest.approx(truth.busy_share("gpu", begin, end), abs=0.1)
+    core = metrics.filter(metric="core_utilisation", scope="core:0")["value"][0]
+    assert core == pytest.approx(truth.busy_share("core0", begin, end), abs=0.1)
+    assert len(metrics.filter(metric="core_utilisation")) == 6
