@@ -49,6 +49,12 @@ class Windows:
 
 
 @once_a_run
+def board_computes(run: RunReader) -> bool:
+    """Return whether a simulated board with processors of its own was read: its GPU and cores are then not this machine's."""
+    own = any(channel["id"] == "gpu.0.utilisation" for channel in run.channels)
+    return own and run.meta.get("simulated") is not None
+
+
 def series_of(run: RunReader, quantity: str) -> list[Series]:
     """Every channel of a quantity that was read at least twice; times in ns whatever unit the channel has."""
     found = []

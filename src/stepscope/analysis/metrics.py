@@ -59,7 +59,7 @@ def metrics(run: Run) -> pl.DataFrame:
     """All metrics, tidy: metric, scope, value, unit, low, high (95 %), n, source, note. What is absent has no row."""
     rows = [*step_time(run), *throughput(run), *core_utilisation(run), *mean_cpu_utilisation(run)]
     rows += [*process_cpu_utilisation(run), *accelerator_utilisation(run), *idle_residency(run)]
-    if not run.part_folders:  # what the other ranks use is no other program's
+    if not run.part_folders and not run.board_computes:  # other ranks, and cores of a board, are no other program
         rows += background_cpu_load(rows)
     rows += [*peak_memory(run), *resident_memory(run), *energy_metrics(run.energy_tables), *other_quantities(run)]
     return metric_frame(rows)
@@ -309,8 +309,6 @@ def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
     own = [row for row in used if row.scope == ALL] or [row for row in used if row.scope in (WATCHED, CHILDREN)]
     if not cores or not any(row.scope in (ALL, WATCHED) for row in own):
         return []
-    if _sum_of_bounds(own, "low") - _sum_of_bounds(cores, "high") > _NOTABLE_CORES:
-        return []  # the cores are not those that the processes run on: a simulated board's
     value = max(0.0, _sum_of_bounds(cores, "value") - _sum_of_bounds(own, "value"))
     low = max(0.0, _sum_of_bounds(cores, "low") - _sum_of_bounds(own, "high"))
     high = max(0.0, _sum_of_bounds(cores, "high") - _sum_of_bounds(own, "low"))

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.answer import layers
 from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
-from stepscope.analysis.channels import core_timeline
+from stepscope.analysis.channels import board_computes, core_timeline
 from stepscope.analysis.device import core_clusters
 from stepscope.analysis.device.ceilings import attained
 from stepscope.analysis.device.contract import Board
@@ -198,8 +198,8 @@ class Run(RunReader):
 
     @property
     def board_computes(self) -> bool:
-        """Whether that board has processors of its own: its GPU and cores are then not this machine's."""
-        return self.simulated is not None and any(channel["id"] == "gpu.0.utilisation" for channel in self.channels)
+        """Return whether that board has processors of its own: its GPU and cores are then not this machine's."""
+        return board_computes(self)
 
     def energy_totals(self) -> pl.DataFrame:
         """Energy over the steps after warm-up, a row a component, total first; empty without measured power."""

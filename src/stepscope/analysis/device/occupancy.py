@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.analysis.channels import Series, resolved_ns, series_of, windows
+from stepscope.analysis.channels import Series, board_computes, resolved_ns, series_of, windows
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
 from stepscope.analysis.processes import CHILDREN, OWN, several
@@ -97,7 +97,8 @@ def occupancy(run: RunReader) -> Occupancy:
     utilised = core_utilisation(run)
     used = [] if span is None else process_cpu_utilisation(run)
     own = next((row for row in used if row.scope in OWN), None)
-    background = background_cpu_load([*utilised, *used]) if single_process and not run.part_folders else []
+    whole = single_process and not run.part_folders and not board_computes(run)
+    background = background_cpu_load([*utilised, *used]) if whole else []
     threads = run.meta.get("threads")
     online = [core for core in run.device.get("cores") or [] if core.get("online", True)]
     return Occupancy(
