@@ -48,13 +48,13 @@ class Windows:
         return float(np.diff(self.edges_ns)[np.isnan(self.rates)].sum())
 
 
-@once_a_run
 def board_computes(run: RunReader) -> bool:
-    """Return whether a simulated board with processors of its own was read: its GPU and cores are then not this machine's."""
+    """Return whether GPU and cores that were read are a simulated board's, and not this machine's."""
     own = any(channel["id"] == "gpu.0.utilisation" for channel in run.channels)
     return own and run.meta.get("simulated") is not None
 
 
+@once_a_run
 def series_of(run: RunReader, quantity: str) -> list[Series]:
     """Every channel of a quantity that was read at least twice; times in ns whatever unit the channel has."""
     found = []
