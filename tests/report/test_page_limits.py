@@ -10,22 +10,26 @@ import pytest
 from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import RUNS
+from tests.report.test_screen import screen
+from tests.test_words import Text, complaints
 
 from stepscope.analysis.run import Run
 from stepscope.report import html
+from stepscope.report.brief import brief
 
 SCREEN_PX, WORDS, BYTES = 900, 900, 3_000_000
 SCREENS = {"with power": 5, "of a simulated board": 5}  # with sensors; 2 without
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: make(tmp_path_factory.mktemp("runs")) for name, make in RUNS.items()}
+
+
+@pytest.fixture(scope="module")
+def pages(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    found = {}
-    for name, make in RUNS.items():
-        run = Run(make(tmp_path_factory.mktemp("runs")))
-        found[name] = html.write(run, folder / f"{name.replace(' ', '-')}.html")
-    return found
+    return {name: html.write(Run(path), folder / f"{name.replace(' ', '-')}.html") for name, path in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,17 @@ def test_the_first_screen_answers_five_questions_or_says_why_it_cannot(
         assert re.search(r"Most expensive layer \S+( \(\w+\))?: [\d.]+ m?s, ", said)
     last = "[...document.querySelectorAll('.answer > *')].at(-1).getBoundingClientRect().bottom"
     assert chromium.run(last) <= SCREEN_PX
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_refused_word_is_read_on_the_page_nor_on_the_screen_nor_in_the_brief(
+    chromium: Browser, pages: dict[str, Path], folders: dict[str, Path], name: str
+) -> None:
+    """What is put together from words and numbers as it is shown, which no search of the source finds."""
+    chromium.open(pages[name])
+    chromium.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    read = [chromium.run("document.body.innerText"), screen(folders[name]), brief(Run(folders[name]))]
+    assert complaints(Text(name, 0, line) for text in read for line in text.splitlines()) == []
 
 
 def test_of_an_accelerator_the_layers_are_listed_by_their_kernels(chromium: Browser, pages: dict[str, Path]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import series_of
@@ -17,7 +18,7 @@ from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.processes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
-from stepscope.analysis.time.steps import span_ns
+from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.quantities import KINDS, find
 
 if TYPE_CHECKING:
@@ -49,17 +50,31 @@ def setting(run: Run) -> list[str]:
     """Return what was trained on what: workload, batch, optimizer, precision, device, threads, steps, day."""
     workload = run.meta.get("workload")
     about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
-    batch, threads = about.get("batch_size"), run.meta.get("threads")
+    stated = {"batch": about.get("batch_size"), "optimizer": about.get("optimizer")}
+    if None in stated.values():
+        stated = {name: stated[name] or value for name, value in setting_seen(run).items()}
+    batch, threads = stated["batch"], run.meta.get("threads")
     facts = [
         about.get("name") or run.id,
         f"batch {batch}" if batch else None,
-        *(about.get(key) for key in ("optimizer", "precision")),
+        stated["optimizer"],
+        about.get("precision"),
         f"times of {machine_name(run)}" if run.simulated is not None else machine_name(run),
         f"{threads} thread{'' if threads == 1 else 's'}" if threads else None,
         f"{len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}",
         _day(run.id),
     ]
     return [str(fact) for fact in facts if fact]
+
+
+def setting_seen(run: Run) -> dict[str, Any]:
+    """Return what a script does not state and its steps show: batch and optimizer; null where they do not."""
+    samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
+    names = run.self_times["name"].str.extract(r"^Optimizer\.step#(.+)\.step$").drop_nulls().unique().sort()
+    return {
+        "batch": int(np.median(samples)) if len(samples) else None,  # the last of an epoch may be smaller
+        "optimizer": ", ".join(names) or None,
+    }
 
 
 def machine_name(run: Run) -> str | None:

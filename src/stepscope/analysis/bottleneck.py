@@ -228,7 +228,7 @@ def starved_share(seen: Occupancy) -> Estimate | None:
 
 def _load_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
-        _rate("background processes kept {} busy", seen.background_cores, "cores", "core and process times", _OTHERS),
+        _rate("background CPU load of {}", seen.background_cores, "cores", "core and process times", _OTHERS),
         _said("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", 2 * _CLEAR),
     ]
     return [entry for entry in found if entry is not None]
@@ -339,7 +339,7 @@ def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator
         return
     asleep = Evidence(f"the training thread slept {percent(slept, 0)} of the time meanwhile", slept, source="thread")
     ran = _said("the training thread ran {} of the time: the loading computes", seen.runs, "schedstat", 0.3)
-    workers = _rate("loader processes kept {} busy", children, "cores", "CPU time of children", 0.2)
+    workers = _rate("loader processes used {}", children, "cores", "CPU time of children", 0.2)
     used = None if seen.runs else _rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from _cause("input", "data loader", data, loading, asleep if slept >= _CLEAR else ran, workers, used)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.answer import setting_seen
 from stepscope.analysis.estimate import Estimate, mean_interval, over_repeats
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.processes import CHILDREN, LAUNCHER, RANK
@@ -109,18 +110,9 @@ CHANGES = ("batch", "optimizer", "precision", "threads", "device", "board")  # o
 
 def seen_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     """Return in what two runs were seen to train otherwise, of what a script does not state: batch and optimizer."""
-    before, after = _seen(first), _seen(other)
+    before, after = setting_seen(first), setting_seen(other)
     pairs = {name: (before[name], after[name]) for name in before}
     return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
-
-
-def _seen(run: Run) -> dict[str, Any]:
-    samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
-    names = run.self_times["name"].str.extract(r"^Optimizer\.step#(.+)\.step$").drop_nulls().unique().sort()
-    return {
-        "batch": int(np.median(samples)) if len(samples) else None,  # the last of an epoch may be smaller
-        "optimizer": ", ".join(names) or None,
-    }
 
 
 def _board_name(run: Run) -> object:

@@ -136,7 +136,7 @@ def build_ecdf(rows: pl.DataFrame, excluded: bool, width: int) -> Any:
     title = "step time, ms (slowest 1 % beyond the edge)" if excluded else "step time, ms"
     dash = alt.StrokeDash("run:N", sort=runs, legend=None, scale=alt.Scale(domain=runs, range=_cycled(_DASHES, runs)))
     shares = alt.Y("share:Q", axis=axis("share of steps", format="%"), scale=alt.Scale(domain=[0, 1]))
-    x = alt.X("ms:Q", scale=scale, axis=axis(title, grid=False, format="~g"))
+    x = alt.X("ms:Q", scale=scale, axis=axis(title, grid=False, format=",~r"))
     line = alt.Chart(rows).mark_line(interpolate="step-after", strokeWidth=1.6, clip=True)
     drawn = line.encode(x=x, y=shares, color=_of_runs(runs, plot_width(width), symbolType="stroke"), strokeDash=dash)
     return drawn.properties(width=plot_width(width), height=_HEIGHT)

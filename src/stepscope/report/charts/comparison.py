@@ -27,7 +27,7 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
     reached = [*rows["ratio"], *rows["low"].drop_nulls(), *rows["high"].drop_nulls()]
     low, high = min([0.5, *(value for value in reached if value > 0)]), max([2.0, *reached])
     scale = alt.Scale(type="log", domain=[low / 1.05, high * 1.05], nice=False)
-    x = alt.X("ratio:Q", scale=scale, axis=axis("times A", grid=True, format="~g"))
+    x = alt.X("ratio:Q", scale=scale, axis=axis("times A", grid=True, format=",~r"))
     line = alt.Chart(pl.DataFrame({"ratio": [1.0]})).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="ratio:Q")
     known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(strokeWidth=2)
     points = alt.Chart(rows).mark_point(filled=True, size=48, opacity=1)
@@ -120,7 +120,7 @@ def _setting_panels(rows: pl.DataFrame, width: int) -> Any:
 def _line(rows: pl.DataFrame, name: str, width: int) -> Any:
     ticks = axis(rows["label"][0].rpartition(" ")[0], values=rows["at"].unique().sort().to_list(), grid=False)
     x = alt.X("at:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
-    y = alt.Y("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~g"))
+    y = alt.Y("value:Q", scale=alt.Scale(zero=True), axis=axis(name))
     line = alt.Chart(rows).mark_line(point=True, strokeWidth=2, color=LIGHT["forward"]).encode(x=x, y=y)
     rule = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6, color=LIGHT["forward"])
     return alt.layer(line, rule.encode(x=x, y="low:Q", y2="high:Q")).properties(width=width, height=_SETTING_HEIGHT)
@@ -128,7 +128,7 @@ def _line(rows: pl.DataFrame, name: str, width: int) -> Any:
 
 def _bars(rows: pl.DataFrame, name: str, width: int) -> Any:
     y = alt.Y("label:N", sort=rows["label"].to_list(), axis=axis("", grid=False, labelLimit=_NAME_WIDTH))
-    x = alt.X("value:Q", scale=alt.Scale(zero=True), axis=axis(name, format="~g"))
+    x = alt.X("value:Q", scale=alt.Scale(zero=True), axis=axis(name))
     bars = alt.Chart(rows).mark_bar(color=LIGHT["forward"], height={"band": 0.6}).encode(x=x, y=y)
     rule = alt.Chart(rows).mark_rule(strokeWidth=1.6, color=LIGHT["ink"]).encode(x="low:Q", x2="high:Q", y=y)
     return alt.layer(bars, rule).properties(width=width, height=_ROW * len(rows))
@@ -253,7 +253,7 @@ def _gains(rows: pl.DataFrame) -> alt.Scale:
 
 
 def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: bool) -> Any:
-    x = alt.X("value:Q", scale=alt.Scale(zero=True, nice=True), axis=axis(rows["cost"][0], format="~s", tickCount=4))
+    x = alt.X("value:Q", scale=alt.Scale(zero=True, nice=True), axis=axis(rows["cost"][0], tickCount=4))
     y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy, %" if first else ""))
     best = rows.filter("unbeaten").sort("value")
     up, along = rows.drop_nulls("low"), rows.drop_nulls("value_low")
@@ -276,7 +276,7 @@ def _over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
         rows = frames[f"accuracy-over-{cost}"]
         names = rows["way"].unique(maintain_order=True).to_list()
         colour = _way_colour(names)
-        x = alt.X("cost:Q", axis=axis(rows["title"][0], format="~s"))
+        x = alt.X("cost:Q", axis=axis(rows["title"][0]))
         y = alt.Y("percent:Q", axis=axis("accuracy, %"))
         line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
         bars = alt.Chart(_ends(rows)).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)

@@ -170,7 +170,7 @@ def _by_batch(rows: pl.DataFrame, value: tuple[str, alt.Scale, str], series: str
     x = alt.X("batch:Q", scale=alt.Scale(type="log", base=2, nice=False), axis=ticks)
     colour = alt.Color(f"{series}:N", scale=alt.Scale(range=_COLOURS), legend=alt.Legend(columns=4))
     column, scale, title = value
-    y = alt.Y(f"{column}:Q", scale=scale, axis=axis(title if first else "", labels=first, format="~s"))
+    y = alt.Y(f"{column}:Q", scale=scale, axis=axis(title if first else "", labels=first, format=",~r"))
     layers = [alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)]
     if "low" in rows.columns:
         ranges = alt.Chart(rows).mark_rule(strokeWidth=1.4, opacity=0.6)
@@ -222,7 +222,7 @@ def _stacked(rows: pl.DataFrame, value: str, part: str, title: str, colours: Map
     scale = alt.Scale(domain=[name for name, _ in palette], range=[colour for _, colour in palette])
     batches = [str(batch) for batch in rows["batch"].unique().sort()]
     x = alt.X("batch:O", sort=batches, axis=axis("batch size", labelAngle=0))
-    y = alt.Y(f"{value}:Q", stack="zero", axis=axis(title, format="~s"))
+    y = alt.Y(f"{value}:Q", stack="zero", axis=axis(title))
     return alt.Chart(drawn).mark_bar().encode(x=x, y=y, color=alt.Color(f"{part}:N", scale=scale), order="place:Q")
 
 

@@ -32,7 +32,7 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
     x = alt.X(
         "flop_per_byte:Q",
         scale=alt.Scale(type="log", domain=[left, right], nice=False),
-        axis=axis("floating-point operations per byte, FLOP/B", values=_decades(left, right), format="~g"),
+        axis=axis("floating-point operations per byte, FLOP/B", values=_decades(left, right), format=",~r"),
     )
     y = alt.Y(
         "flops_per_s:Q",
