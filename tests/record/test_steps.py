@@ -699,6 +699,28 @@ def test_a_run_whose_steps_are_uncertain_says_so_and_what_helps(tmp_path: Path) 
     assert ["--updates-per-step" in str(item.remedy) for item in said if item.what == "what a step is"] == [True]
 
 
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_run_of_three_steps_shows_its_layers_and_a_shorter_one_says_what_it_would_take(
+    tmp_path: Path, count: int, evaluated: bool
+) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(_: object) -> None:
+        for _ in range(count):
+            model.train()(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            if evaluated:
+                with torch.no_grad():
+                    model.eval()(torch.randn(4, 8))
+
+    run = Run(record(loop, tmp_path, steps="optimizer", record="adaptive").path)
+    assert run.steps.filter("recorded")["step"].to_list() == list(range(2, count))
+    missing = [item.why for item in run.not_measured() if item.what == "operators and modules"]
+    assert ["profiling begins with the third" in why for why in missing] == ([True] if count < 3 else [])
+
+
 class Several:
     """Several optimizers behind one step, of which the last updates every third time."""
 

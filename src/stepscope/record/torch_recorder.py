@@ -296,8 +296,9 @@ class TorchRecorder:
         if self._ops is not None and self._ops.recording:
             self._ops.close_window()
             self._evaluated_first += session.profiled
-            # Each time: else none would be recorded.
-            self._begins_anew = session.profiled and self._evaluated_first > 1
+            # Each time: else none would be recorded; and until one is, for a run of few steps.
+            seldom = self._evaluated_first <= 1 and session.plan.recorded > 0
+            self._begins_anew = session.profiled and not seldom
             session.profiled = False
             now_ns = monotonic_ns()
         session.t0_ns = now_ns
