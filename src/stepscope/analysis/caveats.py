@@ -160,11 +160,11 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
     within = [str(event.get("message", "")) for event in run.events if event.get("kind") == "steps-end-in-backward"]
     remedy = "let the optimizers step after backward() to see layers" if within else None
     if table.is_empty():
-        steady, steps = len(profiled_steps(run)), len(run.steps)
+        steady, count = len(profiled_steps(run)), len(run.steps)
         why = "no part of ops/ could be read" if steady else "no step after the warm-up was profiled"
         adaptive = (run.meta.get("recorder") or {}).get("mode") == "adaptive"
-        if 0 < steps < run.warmup_steps and adaptive and not within:
-            why = f"the run has {plural(steps, 'step')}, and profiling begins with the third"
+        if 0 < count < run.warmup_steps and adaptive and not within:
+            why = f"the run has {plural(count, 'step')}, and profiling begins with the third"
             remedy = f"train for at least {run.warmup_steps + FEW} steps"
         yield NotMeasured("operators and modules", within[0] if within else why, remedy)
         return
