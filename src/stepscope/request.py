@@ -39,11 +39,11 @@ class Option:
     """The facts of a field.
 
     least, above, most: bounds, in SI. unit: s, J, B, degC, g/J, share, or none; bare: the unit of text without one.
-    choices: the values that there are, or a function that names them. quick: the default with `quick=True`.
-    stated: the help says the default, so that the command line does not repeat it. argument: one without a name there;
-    short: another name there; separate: of many values, each has an option of its own there. typed: on the command
-    line at all; advanced: listed apart there, since few need it. stored: belongs to the question, so that a folder
-    with another value holds another question.
+    choices: the values that there are, or a function that names them; check: raises where a text cannot be. quick: the
+    default with `quick=True`. stated: the help says the default, so that the command line does not repeat it. argument:
+    one without a name there; short: another name there; separate: of many values, each has an option of its own there.
+    typed: on the command line at all; advanced: listed apart there, since few need it. stored: belongs to the question,
+    so that a folder with another value holds another question.
     """
 
     help: str
@@ -54,6 +54,7 @@ class Option:
     bare: str = ""
     choices: Iterable[str] | Callable[[], Iterable[str]] | None = None
     kind: str = ""  # what an unknown choice is called
+    check: Callable[[str], object] | None = None
     example: str = ""
     quick: Any = None
     stated: bool = False
@@ -152,6 +153,8 @@ class Parameter:
         known = self.option.choices() if callable(self.option.choices) else self.option.choices
         if known is not None and value not in (names := list(known)):
             raise UnknownName(self.option.kind or self.word.rstrip("s"), value, names)
+        if self.option.check is not None:
+            self.option.check(value)
         return value
 
     def _whole(self, value: Any) -> int:

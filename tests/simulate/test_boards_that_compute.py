@@ -17,6 +17,7 @@ import stepscope
 from stepscope import simulate
 from stepscope.analysis.time.steps import span_ns
 from stepscope.errors import StepscopeError
+from stepscope.experiments.observations import Observations
 from stepscope.record.device import describe_device
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
@@ -239,3 +240,12 @@ def test_a_run_on_a_computing_board_reports_the_boards_activity(
     core = metrics.filter(metric="core_utilisation", scope="core:0")["value"][0]
     assert core == pytest.approx(truth.busy_share("core0", begin, end), abs=0.1)
     assert len(metrics.filter(metric="core_utilisation")) == 6
+
+
+def test_a_study_takes_a_board_with_settings_and_refuses_one_that_cannot_be() -> None:
+    asked = Observations(simulate="jetson-tx2,launch=1ms,spread=100%").checked()
+    assert isinstance(asked, Observations)
+    assert asked.simulate == "jetson-tx2,launch=1ms,spread=100%"
+    for text in ("jetson-tx9", "jetson-tx2,lunch=1ms", "jetson-tx2,peak=0"):
+        with pytest.raises(StepscopeError):
+            Observations(simulate=text)
