@@ -54,7 +54,8 @@ accuracy: $(READY)
 torture: $(READY)
 	$(BIN)/python -m benchmarks.kills --kills 1000 --write docs/reliability.md
 	$(BIN)/stepscope run lenet --steps 40 --out build/torture
-	$(BIN)/python -m benchmarks.torture build/torture/* --cases $(CASES) --processes $(PROCESSES)
+	$(BIN)/python -m benchmarks.torture --cases $(CASES) --processes $(PROCESSES)
+	$(BIN)/python -m benchmarks.torture build/torture/* --cases 100 --processes $(PROCESSES)
 
 package: $(READY)
 	PYTHON=$(CURDIR)/$(BIN)/python .ci/package

@@ -1,12 +1,13 @@
-"""`python -m benchmarks.torture RUN... --cases N`: folders with anything in them, through everything that reads a run.
+"""`python -m benchmarks.torture [RUN...] --cases N`: folders with anything in them, through all that reads a run.
 
-Each case is a copy of a real run with one to three mutations: a node of a JSON file that is replaced, deleted or nested
-without end, a flipped bit, a file that is cut, empty, a folder, a pipe or another, a column (Parquet, or the parts and
-rows of a run that was not packed) of another type, with nulls or with numbers that no clock shows, a run that has ended
-and reads as one that goes on. Half of the binary ones have checksums that fit, as an attacker would leave them. It is
-read by `text`, `compare`, `forecast`, the list of `view`, two exports, and in one of four cases by `page` (with `--all`
-by all of them). Wrong is whatever is neither a result nor a StepscopeError: another exception, an abort, more than
-30 s, more than 1 GB. Cases are read by child processes, a hundred each: one that dies costs its case.
+Each case is a copy of a run with one to three mutations: a node of a JSON file that is replaced, deleted or nested
+without end, a flipped bit, a file that is cut, empty, a folder, a pipe, a link, renamed, swapped with another, a column
+(Parquet, or the parts and rows of a run that was not packed) of another type, with nulls or with numbers that no clock
+shows, a run that has ended and reads as one that goes on. Half of the binary ones have checksums that fit, as an
+attacker would leave them. It is read by `text`, `compare`, `forecast`, the list of `view`, one export, and in one of
+32 cases by `page` (with `--all` by all of them). Wrong is whatever is neither a result nor a StepscopeError: another
+exception, an abort, more than 30 s, more than 1 GB. Cases are read by child processes, a hundred each: one that dies
+costs its case. Without RUN, the small runs of `benchmarks.torture_bases` are mutated.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import selectors
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,7 +45,7 @@ from stepscope.runfolder import checksums, parts
 
 SECONDS = 30
 BATCH = 100  # cases of a child process
-PAGES = 0.25  # share of the cases
+PAGES = 1 / 32  # share of the cases
 MOST_BYTES = 1_000_000_000  # of memory beyond what the libraries map
 NASTY: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 2**64, 10**400, -(2**70), 1e308, -1e308, 1e-320, 0.5),
@@ -154,8 +156,13 @@ def _bytes(folder: Path, draw: random.Random) -> str:
 
 def _file(folder: Path, draw: random.Random) -> str:
     path = _any_file(folder, draw)
-    kind = draw.choice(("gone", "empty", "folder", "pipe", "another", "link"))
-    other = _any_file(folder, draw).read_bytes()
+    kind = draw.choice(("gone", "empty", "folder", "pipe", "another", "link", "renamed", "swapped"))
+    source = _any_file(folder, draw)
+    other = source.read_bytes()
+    if kind == "swapped":
+        source.write_bytes(path.read_bytes())
+    elif kind == "renamed":
+        path.with_name(draw.choice(_NAMES).format(stem=path.stem, suffix=path.suffix)).write_bytes(path.read_bytes())
     path.unlink()
     match kind:
         case "empty":
@@ -164,11 +171,22 @@ def _file(folder: Path, draw: random.Random) -> str:
             path.mkdir()
         case "pipe":
             os.mkfifo(path)
-        case "another":
+        case "another" | "swapped":
             path.write_bytes(other)
         case "link":
             path.symlink_to("/dev/zero")
     return f"{path.relative_to(folder)}: {kind}"
+
+
+_NAMES = (
+    "x{suffix}",
+    "{stem}.1s{suffix}",
+    "{stem}.000007{suffix}",
+    "{stem}.rows",
+    "{stem}.part",
+    "-1{suffix}",
+    "\n{suffix}",
+)
 
 
 def _column(folder: Path, draw: random.Random) -> str:
@@ -272,7 +290,7 @@ def _made_to_fit(folder: Path, path: Path, draw: random.Random) -> str:
 def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | None = None) -> list[str]:
     """Call every reader; returns the traceback of each call that ended in what is no StepscopeError.
 
-    draw: a page in one of four cases and two of the exports, drawn at random: a third of the time.
+    draw: a page in one of 32 cases and one of the exports, drawn at random: a tenth of the time.
     """
     import stepscope
     from stepscope.analysis.compare import compare
@@ -293,7 +311,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         "list": lambda: Listing(folder.parent).look(),
     }
     names = [module.__name__.rpartition(".")[2] for module in discovered().modules]
-    for name in names if draw is None else draw.sample(names, 2):
+    for name in names if draw is None else draw.sample(names, 1):
         calls[f"export {name}"] = partial(_export, opened, name, out)
     if draw is not None and draw.random() > PAGES:
         del calls["page"]
@@ -420,7 +438,7 @@ def _pipes(folder: str, names: list[str]) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases of the command line; 1 where one of them went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first case")
     parser.add_argument("--keep", type=Path, help="folder that the mutated folders are copied to")
@@ -430,8 +448,21 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # tables of a few rows
     _import_all()
-    bases, end = [run.resolve() for run in asked.runs], asked.first + asked.cases
-    readers = []
+    if Path("/dev/shm").is_dir():
+        tempfile.tempdir = "/dev/shm"
+    with tempfile.TemporaryDirectory(prefix="torture-bases-") as place:
+        bases = [run.resolve() for run in asked.runs] or _small_runs(Path(place))
+        return _run_all(asked, bases)
+
+
+def _small_runs(out: Path) -> list[Path]:
+    """The runs of `benchmarks.torture_bases`, made by a process of their own: no query of polars may precede a fork."""
+    command = [sys.executable, "-m", "benchmarks.torture_bases", str(out)]
+    return [Path(line) for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+
+
+def _run_all(asked: argparse.Namespace, bases: list[Path]) -> int:
+    end, readers = asked.first + asked.cases, []
     for place in range(asked.processes):
         cases = Cases(bases, asked.first + place, end, asked.processes, asked.keep, asked.all)
         reader, writer = os.pipe()
@@ -473,7 +504,7 @@ def _collect(readers: Sequence[BinaryIO], most: int) -> int:
                     if not places[rest[:60]]:
                         print(f"{seed}: {'; '.join(said)}\n    {call}: {rest}", flush=True)
                     places[rest[:60]] += 1
-                if done % 20 == 0 or done == most:
+                if done % 100 == 0 or done == most:
                     each_s, rate = took_s / done, done / (time.monotonic() - began)
                     faults = f"{failed} with a fault, {len(places)} kinds of fault"
                     print(

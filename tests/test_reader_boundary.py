@@ -9,13 +9,16 @@ import random
 import shutil
 import signal
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from benchmarks.torture import mutate
+from benchmarks.torture_bases import packed, written
 from tests.fabricate import fabricate_run
 
 import stepscope
@@ -24,7 +27,10 @@ from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.files import CHANGED, MENDED, read_json, replace_json
 from stepscope.liveness import runs_still
 from stepscope.privacy import redacted
+from stepscope.report.live.folder import planned_steps
+from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter, checksums
+from stepscope.runfolder.schema import STEP_ROW
 from stepscope.runfolder.validation import DEEPEST, clean_text, parse
 
 
@@ -246,8 +252,10 @@ def test_a_sensor_cannot_name_a_file_outside_its_folder(run: Path) -> None:
 
 
 def test_mutated_folders_end_in_a_result_or_in_an_error_of_ours(tmp_path: Path) -> None:
-    base = fabricate_run(tmp_path / "base", steps=12, power_w=5.0)
-    for seed in range(120):
+    small = fabricate_run(tmp_path / "base", steps=12, power_w=5.0)
+    bases = [packed(tmp_path / "packed"), small, small, small, written(tmp_path / "written"), small, small, small]
+    for seed in range(500):
+        base = bases[seed % len(bases)]
         folder = tmp_path / "case" / "runs" / "fabricated"
         shutil.rmtree(tmp_path / "case", ignore_errors=True)
         shutil.copytree(base, folder)
@@ -256,12 +264,42 @@ def test_mutated_folders_end_in_a_result_or_in_an_error_of_ours(tmp_path: Path) 
             opened = RunReader(folder)
             _ = opened.status, opened.device, opened.events, opened.model, opened.sources, opened.steps, opened.ops
             _ = opened.memory_events, [opened.sensor(channel["sensor"]) for channel in opened.channels]
-            if seed % 8 == 0:
+            if seed % 33 == 0:
                 stepscope.text(folder)
         except StepscopeError:
             continue
         except Exception as error:
             pytest.fail(f"seed {seed}: {said}: {error!r}")
+
+
+def test_a_step_that_seems_to_take_months_costs_no_memory(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, steps=12, power_w=5.0, idle_counters=True, status=None)
+    rows = np.fromfile(folder / "steps.rows", dtype=STEP_ROW)
+    rows["t0_ns"][3] -= 100 * 86_400 * 10**9
+    rows.tofile(folder / "steps.rows")
+    tracemalloc.start()
+    assert stepscope.text(folder)
+    assert tracemalloc.get_traced_memory()[1] < 200_000_000
+    tracemalloc.stop()
+
+
+def test_facts_of_the_memory_that_are_no_facts_are_dropped_and_named(run: Path) -> None:
+    _edit(run / "device.json", memory="\x00")
+    assert "device.json: memory" in RunReader(run).damaged_files()
+    assert stepscope.text(run)
+
+
+@pytest.mark.parametrize("form", ["csv", "chrome", "perfetto"])
+def test_an_event_whose_time_is_null_is_exported(run: Path, tmp_path: Path, form: str) -> None:
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"t_ns": null, "kind": "gap", "message": "of no time"}\n')
+    assert stepscope.export(run, form, tmp_path / "out")
+
+
+def test_the_list_shows_a_run_whose_command_line_is_none(run: Path) -> None:
+    _edit(run / "run.json", argv=-1e308, status="running", pid=os.getpid())
+    assert planned_steps(read_json(run / "run.json")) is None
+    assert Listing(run.parent).look()
 
 
 def test_a_run_of_another_boot_or_of_a_pid_that_is_taken_again_does_not_run() -> None:

@@ -318,3 +318,22 @@ def test_the_file_that_holds_more_parts_counts_and_then_the_coarser_one() -> Non
     ]
     assert [part.name for part in part_names.closed(names)] == ["samples/a.rows", "samples/a.000001.rows"]
     assert part_names.next_number(names) == 4
+
+
+def test_a_part_that_has_just_begun_and_is_empty_costs_nothing(
+    writer: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepscope.runfolder import samples
+
+    monkeypatch.setattr(samples, "MOST_ROWS", 100)
+    monkeypatch.setattr(samples, "LEAST_BYTES", 100)
+    bench = Clocked(writer.path)
+    bench.sample(300)
+    bench.next_part()
+    bench.sample(1)
+    newest = writer.path / "samples" / "counting.000001.rows"
+    assert newest.exists()
+    newest.write_bytes(b"")
+    run = RunReader(writer.path)
+    assert values(run)[-1] == 299.0, "each third of 300"
+    assert not run.damaged

@@ -84,11 +84,19 @@ def _read_series(channel: dict[str, Any], frame: pl.DataFrame) -> Series:
     return Series(str(channel.get("scope")), source, refresh, t_ns[read], values[read], gaps)
 
 
+MOST_WINDOWS = 1_000_000  # a sensor has fewer rows; times of a damaged run span years
+
+
+def even_edges(t0_ns: float, t1_ns: float, length_ns: float) -> Floats:
+    """Divide a span into windows of the same length, at least this one: their edges (n + 1,)."""
+    count = int(min(max((t1_ns - t0_ns) // max(length_ns, 1), 0), MOST_WINDOWS))
+    return np.linspace(t0_ns, t1_ns, count + 1)
+
+
 def windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float) -> Windows:
     """Divide a span into windows of at least this length; growth is interpolated between readings."""
-    count = max(int((t1_ns - t0_ns) // max(length_ns, 1)), 0)
-    edges = np.linspace(t0_ns, t1_ns, count + 1)
-    if count == 0:
+    edges = even_edges(t0_ns, t1_ns, length_ns)
+    if len(edges) < 2:
         return Windows(np.array([t0_ns, t1_ns], dtype=np.float64), np.array([np.nan]))
     rates = np.diff(np.interp(edges, series.t_ns, series.values)) / np.diff(edges)
     slack = 2 * series.period_ns  # the first and the last reading need not fall on the span's ends
@@ -397,10 +405,9 @@ def _growth_rate(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Chann
     unit, scale = _RATE_UNITS.get(str(channel.get("unit")), (f"{channel.get('unit') or ''}/s", 1e9))
     growth = counter_growth(t_ns, values, _counter_limits(channel))
     length_ns = max(2 * growth.period_ns, 2 * float(channel.get("refresh_ns") or 0), 1.0)
-    count = int((growth.t_ns[-1] - growth.t_ns[0]) // length_ns) if len(growth.t_ns) > 1 else 0
-    if count == 0:
+    edges = even_edges(growth.t_ns[0], growth.t_ns[-1], length_ns) if len(growth.t_ns) > 1 else growth.t_ns
+    if len(edges) < 2:
         return ChannelTimeline(unit, True, np.empty(0), np.empty(0), np.empty((0, 2)))
-    edges = np.linspace(growth.t_ns[0], growth.t_ns[-1], count + 1)
     rates = growth.between(edges[:-1], edges[1:]) / np.diff(edges) * scale
     known = np.isfinite(rates)
     return ChannelTimeline(unit, True, edges[:-1][known], rates[known], _unknown_spans(edges, known))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.channels import Series
+from stepscope.analysis.channels import MOST_WINDOWS, Series
 from stepscope.arrays import Floats
 
 _CLEAR = 0.2  # correlation below which a period is not worth the name
@@ -17,7 +17,10 @@ def period_of(series: Series, t0_ns: float, t1_ns: float, step_ns: float) -> tup
     inside = (series.t_ns >= t0_ns) & (series.t_ns <= t1_ns)
     if spacing <= 0 or inside.sum() < 16 or step_ns < 2 * spacing:
         return None, None
-    grid = np.arange(series.t_ns[inside][0], series.t_ns[inside][-1], spacing)
+    first, last = series.t_ns[inside][[0, -1]]
+    if last - first > MOST_WINDOWS * spacing:  # times of a damaged run: nothing lies between
+        return None, None
+    grid = np.arange(first, last, spacing)
     values = np.interp(grid, series.t_ns[inside], series.values[inside])
     likeness = _autocorrelation(values, int(_MOST_STEPS * step_ns / spacing) + 2)
     peak = _first_peak(likeness)

@@ -93,7 +93,15 @@ class ResultCache:
         path = self._path(name, form)
         try:
             return parse(self._opened(path)) if path.exists() else None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, pl.exceptions.PolarsError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            pl.exceptions.PolarsError,
+            pl.exceptions.PanicException,
+        ) as error:
             _log.debug("%s is not used: %s", path, error)
             return None
 

@@ -269,8 +269,8 @@ def _dominant(run: Run) -> str:
     phase = run.phases().filter(pl.col("phase") != FRAMEWORK_OVERHEAD).sort("share", descending=True).row(0, named=True)
     said = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
     named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())
-    if named["device_ns"].is_not_null().any():
-        kernels = run.self_times.filter(pl.col("device") != CPU)["self_ns"].sum() / len(profiled_steps(run))
+    kernels = run.self_times.filter(pl.col("device") != CPU)["self_ns"].sum() / max(len(profiled_steps(run)), 1)
+    if kernels and named["device_ns"].is_not_null().any():
         named = named.with_columns(share=pl.col("device_ns") / kernels)
     types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
     unseen = named["forward_ns"].null_count() == len(named)  # so what they take is not known

@@ -307,7 +307,7 @@ class RunReader:
             return None
         for file in files:
             file.check(self._checksums.get(file.part.name))
-        return LongSensor(tuple(files), counters)
+        return LongSensor(tuple(file for file in files if file.rows), counters)
 
     # the parts that rows lie in
 
@@ -418,7 +418,7 @@ class RunReader:
             if dropped:
                 self._found_damaged("events.jsonl")
             if isinstance(event, dict):
-                yield cleaned(event)
+                yield cleaned({key: value for key, value in event.items() if value is not None or key != "t_ns"})
 
     def _whole(self, frame: pl.DataFrame, true: pl.Expr, stem: str) -> pl.DataFrame:
         """The rows that can be; where there are others, their file is called damaged."""

@@ -388,6 +388,8 @@ def _thinned(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[
         return frame.select("t0_ns", "t1_ns", pl.when(kept).then(COUNT), *seen).filter(pl.col(COUNT).is_not_null())
 
     counts = pl.scan_parquet(path).select(pl.len(), pl.col(COUNT).clip(0, _MOST_IN_A_ROW).sum().alias("sum")).collect()
+    if not counts["len"][0]:
+        raise ValueError("it holds no row")
     return int(counts["len"][0]), int(counts["sum"][0]), read
 
 

@@ -122,6 +122,7 @@ DEVICE: dict[Any, Shape] = {
     ],
     "clusters": [[int]],
     **dict.fromkeys(("memory_bytes", "swap_bytes", "clock_ticks_per_second"), float),
+    "memory": {"total_bytes": float},
     "governors": {...: str},
     "power_mode": str,
     "trip_points_celsius": {...: _NUMBERS},

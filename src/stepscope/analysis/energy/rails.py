@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import Growth, series_of
+from stepscope.analysis.channels import Growth, even_edges, series_of
 from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
 from stepscope.analysis.device.contract import Board, Rail, Total
 from stepscope.analysis.energy.power_sources import PowerSource, modelled_sources, power_sources
@@ -292,7 +292,7 @@ def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
 
 def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: float) -> tuple[Floats, Floats]:
     """Edges, ns (n + 1,), and mean power, W (n,), of windows of at least this length; NaN where a gap lies in one."""
-    edges = np.linspace(t0_ns, t1_ns, int((t1_ns - t0_ns) // length_ns) + 1)
+    edges = even_edges(t0_ns, t1_ns, length_ns)
     if len(edges) < 2:
         return edges, np.empty(0)
     growth = source.growth
@@ -312,7 +312,7 @@ def idle_stretch(run: RunReader, sources: Sequence[PowerSource]) -> Floats:
     begin, end = max(*first, float(own.t_ns[0])), float(steps["t0_ns"][0])
     if end - begin < _LEAST_IDLE_NS:
         return np.empty((0, 2))
-    edges = np.linspace(begin, end, int((end - begin) // _LEAST_IDLE_NS) * 2 + 1)
+    edges = even_edges(begin, end, _LEAST_IDLE_NS / 2)
     busy = np.diff(np.interp(edges, own.t_ns, own.values)) / np.diff(edges)
     return _longest_idle(edges, busy < _IDLE_CORES)
 

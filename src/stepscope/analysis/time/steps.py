@@ -179,7 +179,7 @@ def _all_at_once(folders: list[Path]) -> list[pl.DataFrame]:
         runs = {str(file): str(file.parent) for file in files}
         run = pl.col("file").cast(pl.String).replace_strict(runs, return_dtype=pl.String)
         return [found.select("step", *_typed_columns(), run=run, total=pl.len().over("file"))]
-    except (OSError, pl.exceptions.PolarsError):
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         halves = (folders[: len(folders) // 2], folders[len(folders) // 2 :])
         return [] if len(folders) == 1 else [frame for half in halves for frame in _all_at_once(half)]
 
@@ -207,7 +207,7 @@ def _last_rows(folder: Path, name: str) -> pl.DataFrame | None:
         if name not in ("steps.rows", "steps.parquet") and len(rows):
             total = int(rows["step"][-1]) + 1
         return rows.select("step", *_typed_columns(), run=pl.lit(str(folder)), total=pl.lit(total, pl.UInt32))
-    except (OSError, ValueError, pl.exceptions.PolarsError):
+    except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return None
 
 

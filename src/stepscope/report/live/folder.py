@@ -54,7 +54,8 @@ def planned_steps(header: dict[str, Any]) -> int | None:
     stated = header.get("planned_steps") or (workload.get("steps") if isinstance(workload, dict) else None)
     if isinstance(stated, int):
         return stated
-    argv = [str(word) for word in header.get("argv") or []]
+    words = header.get("argv")
+    argv = [str(word) for word in words] if isinstance(words, list) else []
     if "--" in argv:
         argv = argv[: argv.index("--")]
     for at, word in enumerate(argv):
