@@ -23,8 +23,9 @@ from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
 from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_options
 from stepscope.simulate.chip import TX2, Activity, Changed, activity
-from stepscope.simulate.marks import FIXED, HOST, IDLE, State
+from stepscope.simulate.marks import FIXED, HOST, IDLE, State, StateLog, StateReader
 from stepscope.simulate.power import PowerTable
+from stepscope.simulate.training_hooks import Beacon
 from stepscope.simulate.work import Work, work_of_call, work_of_update
 
 CONVOLUTION = State("Conv2d", "forward", "", "", flops=2e9, moved=2e7, kernels=1)
@@ -69,6 +70,107 @@ def test_a_recurrent_layer_launches_kernels_for_each_step_of_its_sequence() -> N
 def test_whatever_a_module_is_called_with_has_some_work(args: tuple[Any, ...]) -> None:
     for module in (nn.ReLU(), nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5)), nn.Embedding(3, 4)):
         assert all(number >= 0 for number in work_of_call(module, args))
+
+
+def test_an_embedding_reads_the_rows_that_it_looks_up_and_not_its_table() -> None:
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    for table in (nn.Embedding(10_000, 16), nn.EmbeddingBag(10_000, 16)):
+        assert work_of_call(table, (tokens,)).moved == 4 * (6 + 2 * 6 * 16)
+
+
+def test_a_packed_sequence_has_the_steps_of_its_longest() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(7, 2, 8), torch.tensor([7, 4]))
+    found = work_of_call(nn.LSTM(8, 16), (packed,))
+    assert found.kernels == work_of_call(nn.LSTM(8, 16), (torch.randn(7, 2, 8),)).kernels
+    assert found.flops == pytest.approx(work_of_call(nn.LSTM(8, 16), (torch.randn(11, 8),)).flops)
+
+
+def test_attention_to_a_long_memory_is_more_work() -> None:
+    layer, query, memory = nn.MultiheadAttention(8, 2), torch.randn(5, 1, 8), torch.randn(500, 1, 8)
+    assert work_of_call(layer, (query, memory, memory)).flops > 3 * work_of_call(layer, (query, query, query)).flops
+
+
+class OwnLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 64))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given @ self.weight
+
+
+def test_a_layer_of_the_users_own_multiplies_each_row_with_its_matrix() -> None:
+    given = torch.randn(4, 10, 32)
+    own, linear = work_of_call(OwnLinear(), (given,)), work_of_call(nn.Linear(32, 64, bias=False), (given,))
+    assert own.flops == pytest.approx(linear.flops, rel=0.05)
+    assert own.moved == linear.moved
+
+
+def test_a_compiled_model_launches_as_many_kernels_as_it_has_layers() -> None:
+    model: Any = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), backend="eager")
+    assert work_of_call(model, (torch.randn(4, 8),)).kernels == 3
+
+
+class ByName(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(input=given)
+        return out
+
+
+class OfDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 8))
+
+    def forward(self, given: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {"out": given["x"][0] @ self.weight}
+
+
+class Boxed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = OfDict()
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer({"x": [given]})["out"]
+        return out
+
+
+@pytest.mark.parametrize("model", [ByName(nn.Linear(32, 8)), nn.LazyLinear(8), Boxed()])
+def test_whatever_way_a_layer_is_called_its_work_is_marked(model: nn.Module, tmp_path: Path) -> None:
+    marks: list[int] = []
+    log = StateLog(tmp_path / "states")
+    beacon = Beacon(marks.append, log, model)
+    beacon.attach()
+    model(torch.randn(4, 32)).sum().backward()
+    marks.clear()
+    model(torch.randn(4, 32)).sum().backward()
+    beacon.remove()
+    log.close()
+    assert beacon.failure is None
+    states = StateReader(tmp_path / "states").read()
+    seen = [states[mark] for mark in marks]
+    for phase, times in (("forward", 1), ("backward", 2)):
+        found = [state.flops for state in seen if state.phase == phase and state not in FIXED]
+        assert found
+        assert min(found) >= times * 2 * 32 * 8 * 4
+
+
+def test_each_of_two_optimizers_of_one_type_has_its_own_work(tmp_path: Path) -> None:
+    small, large = (torch.optim.SGD([torch.zeros(size, requires_grad=True)], lr=0.1) for size in (10, 1000))
+    log = StateLog(tmp_path / "states")
+    beacon = Beacon(lambda _: None, log)
+    beacon.attach()
+    for optimizer in (small, large, small):
+        optimizer.step()
+    beacon.remove()
+    log.close()
+    states = StateReader(tmp_path / "states").read()
+    assert [state.flops for state in states if state.phase == "optimizer"] == [50, 5000]
 
 
 def test_an_update_moves_each_number_of_its_parameters() -> None:

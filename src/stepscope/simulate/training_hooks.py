@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stepscope.simulate.marks import BETWEEN, HOST, IDLE, Mark, State, StateLog
-from stepscope.simulate.work import work_of_call, work_of_update
+from stepscope.simulate.work import tensors_of, work_of_call, work_of_update
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 Backward = Callable[[Any], None]
@@ -25,12 +26,13 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 class _Place:
     """A module that computes something itself: its states by the shape of its input."""
 
-    __slots__ = ("by_shape", "module", "name")
+    __slots__ = ("by_shape", "latest", "module", "name")
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module  # kept alive: an id is an identity only while it lives
         self.name = name
         self.by_shape: dict[Any, tuple[int, Backward]] = {}
+        self.latest: int | None = None  # state of the last call
 
 
 class Beacon:
@@ -40,7 +42,7 @@ class Beacon:
         self._mark, self._log = mark, log
         self._places: dict[int, _Place | None] = {}
         self._containers: list[nn.Module] = []  # kept alive as well: another module must not get the id of one
-        self._optimizers: dict[type, int] = {}
+        self._optimizers: dict[int, tuple[Any, int]] = {}  # by id: each has parameters of its own
         self._handles: list[Any] = []
         self._on = False
         self.failure: str | None = None
@@ -52,7 +54,7 @@ class Beacon:
         self._on = True
         self._handles = [
             register_module_forward_pre_hook(self._guarded(self._before)),
-            register_module_forward_hook(self._guarded(self._after)),
+            register_module_forward_hook(self._guarded(self._after), with_kwargs=True),
             register_optimizer_step_pre_hook(self._guarded(self._before_optimizer)),
             register_optimizer_step_post_hook(self._guarded(self._after_optimizer)),
         ]
@@ -80,26 +82,33 @@ class Beacon:
         return guarded
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        place = self._place(module)
-        if place is not None:
-            self._mark(self._states(place, args)[0])
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Mark the state; that of the call before where tensors come by keyword, which is not shown before a call."""
         place = self._place(module)
         if place is None:
             return
-        tensor = _first_tensor(output)
-        if tensor is not None and tensor.grad_fn is not None and not (args and tensor is args[0]):
-            tensor.grad_fn.register_prehook(self._states(place, args)[1])
+        tensors = list(tensors_of(args))
+        if place.latest is not None and not tensors:
+            self._mark(place.latest)
+        else:
+            self._mark(BETWEEN if _is_lazy(module) else self._states(place, tensors)[0])
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> None:
+        place = self._place(module)
+        if place is None:
+            return
+        tensors = list(tensors_of(args)) or list(tensors_of(_inputs_first(keywords)))
+        place.latest, backward = self._states(place, tensors)
+        result = next((tensor for tensor in tensors_of((output,)) if tensor.grad_fn is not None), None)
+        if result is not None and result.grad_fn is not None and all(result is not tensor for tensor in tensors):
+            result.grad_fn.register_prehook(backward)
         self._mark(BETWEEN)
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        kind = type(optimizer)
-        if kind not in self._optimizers:
-            self._optimizers[kind] = self._log.add(
-                State(kind.__name__, "optimizer", "", "", *work_of_update(optimizer))
-            )
-        self._mark(self._optimizers[kind])
+        known = self._optimizers.get(id(optimizer))
+        if known is None:
+            state = State(type(optimizer).__name__, "optimizer", "", "", *work_of_update(optimizer))
+            known = self._optimizers[id(optimizer)] = optimizer, self._log.add(state)
+        self._mark(known[1])
 
     def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._mark(HOST)
@@ -119,18 +128,18 @@ class Beacon:
                 self._places[id(module)] = None
                 self._containers.append(module)
 
-    def _states(self, place: _Place, args: tuple[Any, ...]) -> tuple[int, Backward]:
+    def _states(self, place: _Place, tensors: Sequence[torch.Tensor]) -> tuple[int, Backward]:
         """Id of the forward state, and the hook that marks the backward one."""
-        shape = getattr(args[0], "shape", None) if args else None
-        found = place.by_shape.get(shape)
+        shapes = tuple(tensor.shape for tensor in tensors[:2])
+        found = place.by_shape.get(shapes)
         if found is None:
             parameters = [tuple(parameter.shape) for parameter in place.module.parameters(recurse=False)]
-            signature = f"{None if shape is None else tuple(shape)} {parameters}"
+            signature = f"{tuple(shapes[0]) if shapes else None} {parameters}"
             kind = type(place.module).__name__
-            work = work_of_call(place.module, args)
+            work = work_of_call(place.module, tensors)
             forward = self._log.add(State(kind, "forward", place.name, signature, *work))
             backward = self._log.add(State(kind, "backward", place.name, signature, *work.of_backward()))
-            found = place.by_shape[shape] = forward, self._backward_hook(backward)
+            found = place.by_shape[shapes] = forward, self._backward_hook(backward)
         return found
 
     def _backward_hook(self, state: int) -> Backward:
@@ -160,10 +169,13 @@ def _computes(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) or _is_box(module) or not any(True for _ in module.children())
 
 
-def _first_tensor(output: Any) -> torch.Tensor | None:
-    while isinstance(output, (tuple, list)) and output:
-        output = output[0]
-    return output if isinstance(output, torch.Tensor) else None
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
+
+
+def _inputs_first(keywords: Mapping[str, Any]) -> list[Any]:
+    """Return the values of keyword arguments, those that torch's own layers compute with before masks and states."""
+    return [keywords[name] for name in sorted(keywords, key=lambda name: name not in ("input", "query"))]
 
 
 def _named(models: Models) -> list[tuple[str, nn.Module]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,13 +27,29 @@ class Work(NamedTuple):
         return Work(2 * self.flops, 2 * self.moved, 2 * self.kernels)
 
 
-def work_of_call(module: nn.Module, args: tuple[Any, ...]) -> Work:
-    """Return the work of the forward pass; of unknown modules, as if each parameter met each sample once."""
-    given = next((value for value in args if isinstance(value, torch.Tensor)), None)
-    if given is None:
+def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Return the tensors in arguments or results, also those in lists, tuples and dicts, in order."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from tensors_of(value.values())
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_of(value)
+
+
+def work_of_call(module: nn.Module, args: Iterable[Any]) -> Work:
+    """Return the work of the forward pass; an unknown module's matrices meet each row of its input."""
+    tensors = list(tensors_of(args))
+    if not tensors:
         return Work()
+    given, *others = tensors
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):  # of the table only the rows that are looked up
+        rows = given.numel() * module.embedding_dim
+        summed = isinstance(module, nn.EmbeddingBag)
+        return Work(rows if summed else 0.0, _NUMBER_BYTES * (given.numel() + 2 * rows))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    flops, out, kernels = _flops(module, given, parameters)
+    flops, out, kernels = _flops(module, given, others, parameters)
     return Work(flops, _NUMBER_BYTES * (given.numel() + out + parameters), kernels)
 
 
@@ -43,7 +60,9 @@ def work_of_update(optimizer: Any) -> Work:
     return Work(_UPDATE_ACCESSES * numbers, _UPDATE_ACCESSES * _NUMBER_BYTES * numbers, 2 * len(tensors))
 
 
-def _flops(module: nn.Module, given: torch.Tensor, parameters: int) -> tuple[float, float, float]:
+def _flops(
+    module: nn.Module, given: torch.Tensor, others: list[torch.Tensor], parameters: int
+) -> tuple[float, float, float]:
     """FLOP, numbers that come out, and kernels."""
     shape, samples = given.shape, given.shape[0] if given.dim() else 1
     if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
@@ -55,12 +74,13 @@ def _flops(module: nn.Module, given: torch.Tensor, parameters: int) -> tuple[flo
     if isinstance(module, nn.Linear):
         rows = given.numel() / max(module.in_features, 1)
         return 2.0 * module.weight.numel() * rows, rows * module.out_features, 1
-    if isinstance(module, nn.Embedding):
-        return 0.0, given.numel() * module.embedding_dim, 1
     if isinstance(module, nn.RNNBase):
         directions = 2 if module.bidirectional else 1
         rows = given.numel() / max(module.input_size, 1)
-        steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
+        if given.dim() == 2 and others and others[0].dim() == 1:  # a packed sequence: batch sizes of each step
+            steps = len(others[0])
+        else:
+            steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
         return (
             2.0 * parameters * rows,
             rows * module.hidden_size * directions,
@@ -68,10 +88,35 @@ def _flops(module: nn.Module, given: torch.Tensor, parameters: int) -> tuple[flo
         )
     if isinstance(module, nn.MultiheadAttention):
         rows = given.numel() / max(module.embed_dim, 1)
-        length = shape[1 if module.batch_first and given.dim() == 3 else 0]
+        keys = others[0].shape if others and others[0].dim() == given.dim() else shape
+        length = keys[1 if module.batch_first and given.dim() == 3 else 0]
         return 2.0 * parameters * rows + 4.0 * rows * length * module.embed_dim, given.numel(), 8
-    own = parameters if any(True for _ in module.children()) else 0
-    return 5.0 * given.numel() + 2.0 * own * samples, given.numel(), 1
+    products, out = _products(module, given)
+    kernels = sum(1 for part in module.modules() if not any(True for _ in part.children()))
+    return 5.0 * given.numel() + products, out, kernels
+
+
+def _products(module: nn.Module, given: torch.Tensor) -> tuple[float, float]:
+    """FLOP of an unknown module's weights, and numbers that come out.
+
+    A matrix with as many rows or columns as the input has features meets each of its rows, or each of its tokens where
+    these are whole numbers; other weights meet each sample once.
+    """
+    flops, out, width = 0.0, float(given.numel()), given.shape[-1] if given.dim() else 1
+    for part in module.modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        for weight in part.parameters(recurse=False):
+            if weight.dim() < 2:
+                continue
+            rows = float(given.shape[0] if given.dim() else 1)
+            if weight.dim() == 2 and not given.is_floating_point():
+                rows = float(given.numel())
+            elif weight.dim() == 2 and width in weight.shape:
+                rows = given.numel() / max(width, 1)
+                out = max(out, rows * weight.numel() / max(width, 1))
+            flops += 2.0 * weight.numel() * rows
+    return flops, out
 
 
 def _positions(module: Any, sizes: list[int]) -> list[int]:
