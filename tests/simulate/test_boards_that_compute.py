@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import stepscope
 from stepscope import simulate
 from stepscope.analysis.time.steps import span_ns
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.observations import Observations
 from stepscope.record.device import describe_device
 from stepscope.record.sensors import load
@@ -247,6 +249,37 @@ def test_a_chip_that_cannot_be_is_refused(text: str) -> None:
         parse_board(f"jetson-tx2,{text}")
 
 
+NO_AMOUNTS = ("average=nan", "average=inf", "average=1.5", "peak=inf", "bandwidth=nan", "gpu-power=inf", "launch=-1ms")
+TOO_SMALL = ("gain=-200%", "offset=-1W", "ambient=-41C", "spread=-1%")
+
+
+@pytest.mark.parametrize("text", [*NO_AMOUNTS, *TOO_SMALL])
+def test_a_value_that_is_no_amount_is_refused_by_its_name_and_as_it_was_given(text: str) -> None:
+    with pytest.raises(UsageError, match=f"^this board cannot be simulated: {re.escape(text)} is ") as refused:
+        parse_board(f"jetson-tx2,{text}")
+    assert refused.value.hint is not None
+
+
+@pytest.mark.parametrize("option", [{"peak": math.inf}, {"gpu_power": math.nan}, {"spread": 1.5}])
+def test_an_option_of_python_that_cannot_be_names_the_setting(option: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(option)).replace("_", "-")):
+        parse_options(option)
+
+
+@pytest.mark.parametrize("setting", ["peak=2x", "launch=1ms", "spread=10%", "core-power=2x", "ambient=40C"])
+def test_a_board_that_does_not_compute_refuses_what_would_change_nothing(setting: str) -> None:
+    with pytest.raises(UsageError, match="laptop-rapl does not compute, so it has no"):
+        parse_board(f"laptop-rapl,{setting}")
+
+
+def test_a_board_in_the_frost_shows_degrees_below_zero(tmp_path: Path) -> None:
+    with board_in_hand("jetson-tx2", tmp_path, ambient=-20.0, **QUIET) as board:
+        board.go(S)
+        celsius = values(board, "temperature")
+    assert celsius
+    assert all(-30 < value < -10 for value in celsius.values())
+
+
 def values(board: Hand, sensor: str) -> dict[str, float]:
     found = load()[sensor].discover(board.root, Target(os.getpid()))
     assert isinstance(found, Found), found
@@ -327,7 +360,7 @@ def test_a_run_on_a_computing_board_reports_the_boards_activity(
     data = torch.randn(8, 3, 32, 32)
     with simulate.start("jetson-tx2", model) as board:
         monkeypatch.setenv("STEPSCOPE_ROOT", str(board.root))
-        with stepscope.profile(model, out=tmp_path, record="none") as scope:
+        with stepscope.profile(model, out=tmp_path, record="first:8") as scope:
             for _ in range(150):
                 optimizer.zero_grad()
                 model(data).square().mean().backward()
@@ -342,6 +375,7 @@ def test_a_run_on_a_computing_board_reports_the_boards_activity(
     core = metrics.filter(metric="core_utilisation", scope="core:0")["value"][0]
     assert core == pytest.approx(truth.busy_share("core0", begin, end), abs=0.1)
     assert len(metrics.filter(metric="core_utilisation")) == 6
+    assert "accelerator utilisation" not in [gap.what for gap in run.not_measured()]
 
 
 def test_a_study_takes_a_board_with_settings_and_refuses_one_that_cannot_be() -> None:

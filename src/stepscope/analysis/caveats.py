@@ -195,7 +195,8 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         )
     if table["flops"].null_count() == len(table):
         yield NotMeasured("FLOPs", "no operator states how many it does")
-    if bool((table["device"] == CPU).all()):
+    stated = any(series.scope.startswith("gpu") for series in series_of(run, "utilisation"))
+    if bool((table["device"] == CPU).all()) and not stated:
         yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -139,6 +140,29 @@ class Fault:
     files: str = "*"  # pattern of paths below the root
 
 
+# What a text may say of a board after its name: the option, the unit of its amount, and the factor from that unit.
+_SAID = {
+    "average": ("average", "", 1),
+    "conversion": ("conversion_ns", "s", 1e9),
+    "refresh": ("refresh_ns", "s", 1e9),
+    "gain": ("gain", "share", 1),
+    "offset": ("offset_w", "W", 1),
+    "repeated": ("repeated", "share", 1),
+    "unread": ("unread", "share", 1),
+    "peak": ("peak", "times", 1),
+    "bandwidth": ("bandwidth", "times", 1),
+    "launch": ("launch_ns", "s", 1e9),
+    "spread": ("spread", "share", 1),
+    "gpu-power": ("gpu_power", "times", 1),
+    "memory-power": ("memory_power", "times", 1),
+    "core-power": ("core_power", "times", 1),
+    "ambient": ("ambient", "C", 1),
+}
+_NAMES = {option: said for said, (option, _, _) in _SAID.items()}
+_COLDEST = -40.0  # around a board
+_OF_A_CHIP = ("peak", "bandwidth", "launch", "spread", "gpu-power", "memory-power", "core-power", "ambient")
+
+
 @dataclass(frozen=True)
 class Options:
     """Power model and sensors; spreads, noise and drift are relative, of the power above idle."""
@@ -177,17 +201,21 @@ class Options:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            absent = value is None and field.default is None
-            sound = absent or (isinstance(value, (int, float)) and value >= 0)
-            _refuse(field.name != "faults" and not sound, f"{field.name} must be a number, 0 or more, not {value!r}")
+            if field.name == "faults" or (value is None and field.default is None):
+                continue
+            name = _NAMES.get(field.name, field.name)
+            lowest = _COLDEST if field.name == "ambient" else 0
+            number = isinstance(value, (int, float)) and math.isfinite(value)
+            _refuse(not number, f"{name} must be a finite number, not {value!r}")
+            _refuse(value < lowest, f"{name} must be {lowest:g} or more, not {value!r}")
         _refuse(self.samples is not None and self.samples not in SAMPLES, f"samples must be one of {SAMPLES}")
         _refuse(self.counter_range_uj is not None and self.counter_range_uj < 1_000_000, "a range below 1 J")
         _refuse(self.refresh_ns is not None and self.refresh_ns < 100_000, "a refresh below 0.1 ms")
         _refuse(self.drift_tau_s == 0, "a time constant of 0")
         _refuse(self.average is not None and self.average < 1, "an average of less than one conversion")
         _refuse(self.conversion_ns is not None and self.conversion_ns < 100_000, "a conversion below 0.1 ms")
-        _refuse(max(self.repeated, self.unread) >= 1, "a share of 1 or more")
-        _refuse(self.spread > 1, "a share above 1")
+        _refuse(max(self.repeated, self.unread) >= 1, "a share of 1 or more, repeated or unread")
+        _refuse(self.spread > 1, "a share above 1 as spread")
         _refuse(self.peak == 0 or self.bandwidth == 0, "a chip that computes nothing")
         _refuse(self.ambient > 90, "an ambient above 90 degrees")
         for fault in self.faults:
@@ -235,24 +263,6 @@ def _parse_fault(given: Fault | Mapping[str, Any]) -> Fault:
         raise UsageError(f"not a fault: {given!r}", "kind and at_s (s after the start), for_s, files") from error
 
 
-# What a text may say of a board after its name: the option, the unit of its amount, and the factor from that unit.
-_SAID = {
-    "average": ("average", "", 1),
-    "conversion": ("conversion_ns", "s", 1e9),
-    "refresh": ("refresh_ns", "s", 1e9),
-    "gain": ("gain", "share", 1),
-    "offset": ("offset_w", "W", 1),
-    "repeated": ("repeated", "share", 1),
-    "unread": ("unread", "share", 1),
-    "peak": ("peak", "times", 1),
-    "bandwidth": ("bandwidth", "times", 1),
-    "launch": ("launch_ns", "s", 1e9),
-    "spread": ("spread", "share", 1),
-    "gpu-power": ("gpu_power", "times", 1),
-    "memory-power": ("memory_power", "times", 1),
-    "core-power": ("core_power", "times", 1),
-    "ambient": ("ambient", "C", 1),
-}
 _EXAMPLE = "for example jetson-tx2,average=76,gain=-5%,stuck=5s+3s"
 
 
@@ -275,9 +285,15 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
         if said not in _SAID and said not in get_args(FaultKind):
             raise UnknownName("setting of a simulated board", said, (*_SAID, *get_args(FaultKind)))
         _refuse_text(not equals or not value, f"'{part.strip()}' states no value")
+        computes = BOARDS[board_name(name)].chip is not None
+        _refuse_text(said in _OF_A_CHIP and not computes, f"{board_name(name)} does not compute, so it has no {said}")
         if said in _SAID:
             option, unit, factor = _SAID[said]
             amount = _number(said, value, unit) * factor
+            _refuse_text(not math.isfinite(amount), f"{said}={value} is not a finite number")
+            _refuse_text(said == "average" and amount != round(amount), f"{said}={value} is not a whole number")
+            lowest = {"gain": -1.0, "ambient": _COLDEST}.get(said, 0.0)
+            _refuse_text(amount < lowest, f"{said}={value} is too small")
             options[option] = 1 + amount if said == "gain" else round(amount) if unit in ("", "s") else amount
         else:
             at, plus, length = value.partition("+")
