@@ -283,9 +283,10 @@ def test_a_step_that_seems_to_take_months_costs_no_memory(tmp_path: Path) -> Non
     tracemalloc.stop()
 
 
-def test_facts_of_the_memory_that_are_no_facts_are_dropped_and_named(run: Path) -> None:
+def test_facts_of_another_form_are_dropped_and_named(run: Path) -> None:
     _edit(run / "device.json", memory="\x00")
-    assert "device.json: memory" in RunReader(run).damaged_files()
+    (run / "sources.json").write_text('{"step": 1, "sources": ["train.py:1"], "rows": 0.5}', encoding="utf-8")
+    assert {"device.json: memory", "sources.json: rows"} <= {*RunReader(run).damaged_files()}
     assert stepscope.text(run)
 
 

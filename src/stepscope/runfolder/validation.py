@@ -165,7 +165,7 @@ MODEL: dict[Any, Shape] = {
         )
     ]
 }
-SOURCES: dict[Any, Shape] = {"step": int, "sources": [str]}
+SOURCES: dict[Any, Shape] = {"step": int, "sources": [str], "rows": [None]}
 EVENT: dict[Any, Shape] = {
     **dict.fromkeys(("t_ns", "t0_ns", "t1_ns"), int),
     **dict.fromkeys(("source", "kind", "message", "sensor"), str),
