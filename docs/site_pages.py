@@ -1,4 +1,4 @@
-"""The order of the documentation site: a hook of MkDocs that puts every page of docs/ in its part."""
+"""Hooks of MkDocs: every page of docs/ is in its part of the site, and its search works from a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = (
     ("Guides", "guide-"),
     ("Notebooks", "notebooks/"),
     ("Accuracy", "accuracy|measuring|energy|memory|cost|compatibility"),
-    ("Reference", "reference/|sensors|boards|workloads|data"),
+    ("Reference", "reference/|json|sensors|boards|workloads|data"),
     ("Develop", ""),
 )
 
@@ -35,6 +35,12 @@ def on_config(config: Any) -> Any:
     """MkDocs calls this before it reads the pages."""
     config["nav"] = pages()
     return config
+
+
+def on_post_build(config: Any) -> None:
+    """Write the index of the search as a script too: a page that is opened from a folder can read no other file."""
+    index = Path(config["site_dir"]) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 import shlex
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import polars as pl
 import pytest
+from tests.report import browser
+from tests.report.browser import Browser
 from tests.warm_python import WarmPython
 
 import stepscope
@@ -110,3 +114,26 @@ def test_the_front_page_has_the_places_that_its_run_is_written_into() -> None:
     front = (DOCS / "index.md").read_text(encoding="utf-8")
     assert len(re.findall(r"```text\n.*?```", front, flags=re.DOTALL)) == 1
     assert re.search(r"\*\*[\d.]+ \w+ a step.*?\n\n", front, flags=re.DOTALL)
+
+
+def test_the_search_of_the_site_works_from_a_folder(tmp_path: Path) -> None:
+    """The index is a script, and what asks a worker is answered where the browser starts none."""
+    if browser.PATH is None:
+        pytest.skip("no Chromium here")
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search_index.json").write_text('{"docs": [{"title": "Throttled"}]}', encoding="utf-8")
+    runpy.run_path(str(DOCS / "site_pages.py"))["on_post_build"]({"site_dir": str(tmp_path)})
+    shutil.copy(DOCS / "assets" / "offline.js", tmp_path)
+    answering = "addEventListener('message', (event) => postMessage(event.data.docs[0].title));"
+    (tmp_path / "worker.js").write_text(answering, encoding="utf-8")
+    page = "<!doctype html><html lang=en><title>t</title><body><script src=offline.js></script>"
+    page += "<script src=search/search_index.js></script>"
+    (tmp_path / "index.html").write_text(page, encoding="utf-8")
+    asked = (
+        "new Promise((done) => { const worker = new Worker('worker.js');"
+        " worker.addEventListener('message', ({ data }) => done(data)); worker.postMessage(__index); })"
+    )
+    with Browser(tmp_path / "profile") as opened:
+        opened.open(tmp_path / "index.html")
+        assert opened.run(asked) == "Throttled"
+        assert opened.said == []
