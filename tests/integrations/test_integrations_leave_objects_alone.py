@@ -8,6 +8,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,6 +17,8 @@ import pytest
 import torch
 from tests.integrations.trainings import BATCH, library, loader
 from torch import nn
+from torch.ao import quantization
+from torch.func import functional_call, vmap
 from torch.optim.swa_utils import AveragedModel
 
 from stepscope.integrations import accelerate, huggingface, keras, lightning
@@ -25,6 +28,7 @@ from stepscope.record.profile import Scope
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PROFILED, BATCHES = 2, 5  # the step in which, and after which, everything is tried
+TRIED = ("torch.save", "pickle", "deepcopy", "jit.script", "fx", "compile", "functional_call", "vmap", "quantise")
 Weights = dict[str, torch.Tensor]
 
 
@@ -54,13 +58,32 @@ class Witness:
 
     def _common(self) -> dict[str, Callable[[], Any]]:
         model = self.objects["model"]
+        net, inputs = getattr(model, "net", nn.Linear(8, 3)), torch.ones(2, 8)
+        weights = {name: torch.stack([weight, weight]) for name, weight in net.named_parameters()}
         return {
             "torch.save": lambda: torch.save(model, io.BytesIO()),
             "pickle": lambda: pickle.loads(pickle.dumps(model)),
             "deepcopy": lambda: copy.deepcopy(model),
             "AveragedModel": lambda: AveragedModel(model),
-            "jit.script": lambda: torch.jit.script(getattr(model, "net", nn.Linear(2, 2))),
+            "jit.script": lambda: torch.jit.script(net),
+            "jit.trace": lambda: torch.jit.trace(net, inputs),  # type: ignore[no-untyped-call]
+            "fx": lambda: torch.fx.symbolic_trace(net),
+            "export": lambda: torch.export.export(net, (inputs,)),
+            "compile": lambda: torch.compile(net, backend="eager")(inputs),
+            "functional_call": lambda: functional_call(net, dict(net.named_parameters()), (inputs,)),
+            "vmap": lambda: vmap(functional_call, (None, 0, None))(net, weights, (inputs,)),
+            "DataParallel": lambda: nn.DataParallel(net)(inputs),
+            "quantise": lambda: _quantised(net, inputs),
+            "to another process": lambda: ForkingPickler.dumps(net.state_dict()),
         }
+
+
+def _quantised(net: nn.Module, inputs: torch.Tensor) -> Any:
+    ready = copy.deepcopy(net).eval()
+    ready.qconfig = quantization.default_qconfig  # type: ignore[assignment] # whose observers are few operators
+    quantization.prepare(ready, inplace=True)  # type: ignore[no-untyped-call]
+    ready(inputs)
+    return quantization.convert(ready)  # type: ignore[no-untyped-call]
 
 
 def _records(ours: Any) -> bool:
@@ -326,7 +349,7 @@ def test_in_every_state_of_a_run_all_objects_are_and_behave_as_bare(name: str, t
     assert recorded.recording == {"made": False, "begun": begun, "inside": True, "between": False, "after": False}
     for state, seen in bare.seen.items():
         assert recorded.seen[state] == seen
-    assert {bare.seen["inside"][way] for way in ("torch.save", "pickle", "deepcopy", "jit.script")} == {"fine"}
+    assert {bare.seen["inside"][way] for way in TRIED} == {"fine"}
     assert _equal(of_recorded, weights)
     assert recorded.ours.recording.run.status == "ok"
     assert len(recorded.ours.recording.run.steps) == BATCHES
