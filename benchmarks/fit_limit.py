@@ -1,8 +1,9 @@
 """Answers of `fit` against limits that the kernel enforces: `python -m benchmarks.fit_limit`, `--scripts` for scripts.
 
-Scripts: each is asked by the account of a control group, then run in one of 0.95, 1.00 and 1.05 times the upper end of
-the answer (root and a memory controller are needed). A yes that is followed by a kill is unsafe. Workloads: the largest
-batch under a limit is predicted, then really trained against it.
+Scripts, as people write them (`fit_scripts/`; transformers, timm, torchvision and lightning are needed for some): each
+is asked on the command line by two accounts, then run in a control group of 0.95, 1.00 and 1.05 times the limit from
+which on the answer is a yes (root and a memory controller are needed). A yes that is followed by a kill is unsafe.
+Workloads: the largest batch under a limit is predicted, then really trained against it.
 
 The limit is RLIMIT_AS (getrlimit(2): the address space of a process), which the kernel enforces on every allocation: a
 training that needs more fails in malloc. It also counts what is never resident, as 256 KB for each of oneDNN's kernels,
@@ -16,25 +17,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.memory_truth import status_bytes
 from stepscope import workloads
-from stepscope.analysis.memory.limits import CHARGED, MARGIN, UNMEASURED, Limit
-from stepscope.footprint.calibration import DeviceCalibration, measured_environment
+from stepscope.analysis.memory.limits import (
+    CHARGED,
+    FITS,
+    LIKELY_FITS,
+    MARGIN,
+    RESIDENT,
+    UNMEASURED,
+    Limit,
+    ProcessPeak,
+    fit_verdict,
+)
+from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.jobs import workload_job
-from stepscope.footprint.prediction import JobQuestion, predict_fit, predict_script_fit
-from stepscope.footprint.result import FitResult
+from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry.workspaces import this_platform
 
@@ -122,49 +134,73 @@ def _train(workload: str, optimizer: str, batch: int, limit: int) -> None:
     print(status_bytes("VmPeak"))
 
 
-SCRIPTS = ("fit_evaluation", "fit_checkpoints", "fit_workers", "fit_average")
+_HERE = Path(__file__).parent
+SCRIPTS = tuple(
+    sorted(str(path.relative_to(_HERE)) for path in [*_HERE.glob("fit_scripts/*.py"), *_HERE.glob("scripts/fit_*.py")])
+)
 _GROUPS = Path("/sys/fs/cgroup/memory")
 _SHARES = (0.95, 1.0, 1.05)
+Ends = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ScriptRow:
-    """One script under one limit: interval, limit and peak without one in B, the verdict, whether it ran."""
+    """One script and allocator, B: what was said and seen by two accounts, and runs under limits of the second.
+
+    runs: share of the limit from which on the answer is a yes, the answer, and whether the script ran to its end.
+    """
 
     script: str
     allocator: str
-    interval: tuple[int, int]
-    limit: int
-    verdict: str
-    ran: bool
-    charged: int
+    said: dict[str, Ends]
+    took: dict[str, int]
+    followed: bool
+    runs: tuple[tuple[float, str, bool], ...]
 
     @property
-    def unsafe(self) -> bool:
-        """A yes, and a kill."""
-        return self.verdict == "fits" and not self.ran
+    def unsafe(self) -> int:
+        """Answers of yes, also those of "likely", and a kill."""
+        return sum(verdict in (FITS, LIKELY_FITS) and not ran for _, verdict, ran in self.runs)
+
+    def holds(self, account: str) -> bool:
+        """Return whether the interval does, to a thousandth."""
+        low, high = self.said[account]
+        return 0.999 * low <= self.took[account] <= 1.001 * high
 
 
-def script_rows(name: str, allocator: str) -> list[ScriptRow]:
-    """The answer for a script, and what happens under three limits; the first run is without one."""
-    path = str(Path(__file__).parent / "scripts" / f"{name}.py")
-
-    def answer(size: int) -> FitResult:
-        limit = Limit(size, "control group", account=CHARGED)
-        return predict_script_fit(path, [], limit, allocator, partial(measured_environment, allocator))
-
-    interval = answer(1 << 40).interval
-    _, charged = in_group(path, allocator, None)
-    rows = []
-    for share in _SHARES:
-        limit = round(share * interval[1] / (1 - MARGIN)) + 1
-        said = "fits" if share >= 1 else answer(limit).verdict or ""
-        rows.append(ScriptRow(name, allocator, interval, limit, said, in_group(path, allocator, limit)[0], charged))
-    return rows
+def script_row(name: str, allocator: str, shares: Sequence[float]) -> ScriptRow:
+    """What the command line answers for a script, and what happens; the first run is without a limit."""
+    path = str(_HERE / name)
+    answers = {account: _answer(path, allocator, account) for account in (RESIDENT, CHARGED)}
+    charged = ProcessPeak(**{part: tuple(ends) for part, ends in answers[CHARGED]["process"].items()})
+    sure = not answers[CHARGED]["unsure"]
+    _, took = in_group(path, allocator, None)
+    runs = []
+    for share in shares:
+        limit = round(share * charged.high / (1 - MARGIN)) + 1
+        verdict = fit_verdict(charged, Limit(limit, "control group", account=CHARGED), sure)
+        runs.append((share, verdict, in_group(path, allocator, limit)[0]))
+    said = {account: tuple(answer["interval"]) for account, answer in answers.items()}
+    return ScriptRow(Path(name).stem, allocator, said, took, sure, tuple(runs))
 
 
-def in_group(path: str, allocator: str, limit: int | None) -> tuple[bool, int]:
-    """Run a script in a control group; whether it ended well, and the most that was charged without its files, B."""
+def _answer(path: str, allocator: str, account: str) -> dict[str, Any]:
+    asked = ["--memory", "1TB", "--malloc", allocator, "--account", account, "--json"]
+    command = [sys.executable, "-m", "stepscope", "fit", path, *asked]
+    with tempfile.TemporaryDirectory() as folder:
+        found = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+        )
+    answer: dict[str, Any] = json.loads(found.stdout)
+    return answer
+
+
+def in_group(path: str, allocator: str, limit: int | None) -> tuple[bool, dict[str, int]]:
+    """Run a script in a control group: whether it ended well, and the most that was seen, by two accounts, B.
+
+    Charged: pages without a file, of workers too, and shared memory. Resident: these, and the pages of files that the
+    process itself has in memory; its workers share them.
+    """
     group = _GROUPS / f"stepscope-{os.getpid()}"
     group.mkdir()
     try:
@@ -172,17 +208,21 @@ def in_group(path: str, allocator: str, limit: int | None) -> tuple[bool, int]:
             (group / "memory.limit_in_bytes").write_text(str(limit))
         join = f"import os, sys; open('{group}/cgroup.procs', 'w').write(str(os.getpid())); "
         start = join + f"os.execv(sys.executable, [sys.executable, {path!r}])"
+        took = {RESIDENT: 0, CHARGED: 0}
         with tempfile.TemporaryDirectory() as folder:
             child = subprocess.Popen(
                 [sys.executable, "-c", start], cwd=folder, env=child_environment(allocator),
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
             )  # fmt: skip
-            most = 0
+            status = Path(f"/proc/{child.pid}/status")
             while child.poll() is None:
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                most = max(most, int(stat["rss"]) + int(stat.get("shmem", 0)))
-                time.sleep(0.005)
-        return child.returncode == 0, most
+                own = int(stat["total_rss"]) + int(stat.get("total_shmem", 0))
+                files = re.search(r"RssFile:\s+(\d+)", status.read_text())
+                took[CHARGED] = max(took[CHARGED], own)
+                took[RESIDENT] = max(took[RESIDENT], own + (int(files[1]) * 1024 if files else 0))
+                time.sleep(0.01)
+        return child.returncode == 0, took
     finally:
         _leave(group)
 
@@ -200,14 +240,23 @@ def _leave(group: Path) -> None:
 
 def script_table(rows: list[ScriptRow]) -> str:
     """Markdown."""
-    heads = "| script | allocator | said, MB | charged, MB | limit, MB | verdict | ran |"
-    lines = [heads, "| --- |" + " --- |" * 6]
-    lines += [
-        f"| {r.script} | {r.allocator} | {r.interval[0] / 1e6:.0f} to {r.interval[1] / 1e6:.0f} "
-        f"| {r.charged / 1e6:.0f} | {r.limit / 1e6:.0f} | {r.verdict} | {'yes' if r.ran else 'killed'} |"
-        for r in rows
-    ]
-    return "\n".join([*lines, "", f"unsafe: {sum(row.unsafe for row in rows)} of {len(rows)}"]) + "\n"
+    heads = ("script", "allocator", "said, MB", "took", "width", "said, cgroup", "took", "answers and runs at shares")
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " --- |" * (len(heads) - 1)]
+    for r in rows:
+        ends = {account: f"{low / 1e6:.0f} to {high / 1e6:.0f}" for account, (low, high) in r.said.items()}
+        runs = "; ".join(f"{share}: {said}, {'ran' if ran else 'killed'}" for share, said, ran in r.runs)
+        lines.append(
+            f"| {r.script} | {r.allocator} | {ends[RESIDENT]} | {r.took[RESIDENT] / 1e6:.0f} "
+            f"| {_width(r.said[RESIDENT]):.0%} | {ends[CHARGED]} | {r.took[CHARGED] / 1e6:.0f} | {runs} |"
+        )
+    held = ", ".join(f"{account} {sum(row.holds(account) for row in rows)}" for account in (RESIDENT, CHARGED))
+    return (
+        "\n".join([*lines, "", f"of {len(rows)} intervals hold: {held}; unsafe: {sum(r.unsafe for r in rows)}"]) + "\n"
+    )
+
+
+def _width(ends: Ends) -> float:
+    return 2 * (ends[1] - ends[0]) / (ends[0] + ends[1])
 
 
 def table(rows: list[Row]) -> str:
@@ -224,6 +273,8 @@ def main() -> None:
     arguments.add_argument("--child", help=argparse.SUPPRESS)
     arguments.add_argument("--scripts", action="store_true", help="scripts in control groups")
     arguments.add_argument("--only", help="workloads of the five, or scripts, with commas")
+    arguments.add_argument("--allocators", default="pinned,default")
+    arguments.add_argument("--shares", default="0.95,1.0,1.05", help="of the limit from which on the answer is a yes")
     arguments.add_argument("--write", type=Path)
     options = arguments.parse_args()
     if options.child:
@@ -231,12 +282,12 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if options.scripts:
-        said = [
-            row
-            for name in (options.only.split(",") if options.only else SCRIPTS)
-            for allocator in ("pinned", "default")
-            for row in script_rows(name, allocator)
-        ]
+        said = []
+        for allocator in options.allocators.split(","):
+            for name in SCRIPTS:
+                if options.only is None or Path(name).stem in options.only.split(","):
+                    said.append(script_row(name, allocator, [float(share) for share in options.shares.split(",")]))
+                    print(script_table(said[-1:]).splitlines()[2], flush=True)
         print(script_table(said))
         return
     rows = []

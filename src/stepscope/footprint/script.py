@@ -25,7 +25,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,20 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
 from stepscope.footprint.simulator import Loading
-from stepscope.record.dry.dry_run import STEPS, DryRunStopped, FakeMode, number_for, quiet
+from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
+from stepscope.record.dry.made_up import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import SAVING, Rule, StorageLog, nothing_hidden
 
-_MOST_S = 45.0  # of processor time for the whole program
 _MOST_UPDATES = 60
 _TRAINED, _EVALUATED = 3, 8  # rounds of a loop, after which comes its last one
 _MOST_SKIPPED = 100_000  # items of an iterator that has no last one before it was asked for all
+_MOST_SKIPPING_S = 3.0  # of processor time for them
 _LARGE = 65_536  # B: smaller arrays and texts are not looked at
 _OWN_GROWTH = 250_000_000  # B that this process may grow by while it follows, beside what the script itself takes
-_ROUNDS = "__rounds__"
+_ROUNDS, _PATIENCE = "__rounds__", "__patience__"
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ class Follower:
         self.log, self.missed = log, list[str]()
         self._target, self._fake = target, fake
         self._updates = 0
-        self._began = time.process_time()
+        self._patience = Patience(target)
         self._loaders: dict[int, _Loader] = {}
+        self._loading = Loading()
         self._saved: dict[str, Any] = {}
         self._arrays = (0, 0)
         self._before = (0, 0)  # arrays, and resident bytes of this process
@@ -111,9 +114,17 @@ class Follower:
         try:
             with (
                 quiet(), as_main(self._target, arguments), self._own_files(), self._own_loaders(),
-                until_enough_steps(self._stepped), mode, self.log,
+                until_enough_steps(self._stepped), mode, self.log, self._patience.kept(),
+                arrays_of_fakes(self._looked),
             ):  # fmt: skip
                 self._execute()
+        except OutOfPatience as end:
+            if self._updates == 0:
+                raise UsageError(
+                    f"'{self._target}' had made no optimizer step when {end}",
+                    "give it less to do before it trains, or module:function",
+                ) from end
+            self._miss(f"what comes after {self._updates} updates: {end}")
         except EnoughSteps:
             pass
         except SystemExit as end:
@@ -132,9 +143,12 @@ class Follower:
                     if frame.filename == self._target
                 ]
                 where = f"line {at[-1]}: " if at else ""
+                shown = f"python {self._target} shows it in full"
+                if isinstance(error, EOFError):
+                    shown = f"it reads standard input: stepscope fit {self._target} < FILE gives it some"
                 raise StepscopeError(
                     f"'{self._target}' fails by itself: {where}{type(error).__name__}: {error}",
-                    f"python {self._target} shows it in full",
+                    shown,
                 ) from error
             self._stop(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", error)
         if self._updates == 0:
@@ -145,21 +159,15 @@ class Follower:
 
     def loading(self) -> Loading:
         """Return what its loaders of data and its arrays take."""
-        of = list(self._loaders.values())
-        waiting = [loader.waiting for loader in of]
-        return Loading(
-            sum(loader.workers for loader in of),
-            max((loader.workers for loader in of), default=0),
-            (max((low for low, _ in waiting), default=0), sum(high for _, high in waiting)),
-            self._arrays,
-        )
+        return replace(self._loading, arrays=self._arrays)
 
     def _execute(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
         source = Path(self._target).read_bytes()
         code = compile(ast.fix_missing_locations(_Loops().visit(ast.parse(source))), self._target, "exec")
         module = types.ModuleType("__main__")
-        module.__dict__.update({"__file__": self._target, "__builtins__": builtins, _ROUNDS: self._rounds})
+        module.__dict__.update({"__file__": self._target, "__builtins__": builtins})
+        module.__dict__.update({_ROUNDS: self._rounds, _PATIENCE: self._patience.check})
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:
@@ -167,11 +175,18 @@ class Follower:
         finally:
             sys.modules["__main__"] = plain
 
+    def _looked(self) -> None:
+        self.log.looks += 1
+
+    def _miss(self, what: str) -> None:
+        if what not in self.missed:
+            self.missed.append(what)
+
     def _stop(self, reason: str, error: BaseException) -> None:
         stop = DryRunStopped(self.log.last_op, self.log.last_module, reason)
         if self._updates < STEPS:
             raise stop from error
-        self.missed.append(f"what comes after {self._updates} updates: {stop}")
+        self._miss(f"what comes after {self._updates} updates: {stop}")
 
     def _stepped(self, optimizer: Any) -> bool:
         self.log.adopt_optimizer(optimizer)
@@ -180,15 +195,15 @@ class Follower:
         if self._updates == 1:
             self._look_at_arrays()
         if not self._fake and self._updates >= STEPS:
-            self.missed.append(f"what comes after {STEPS} updates, since fake tensors cannot run it")
+            self._miss(f"what comes after {STEPS} updates, since fake tensors cannot run it")
             return True
         return self._exhausted()
 
     def _exhausted(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
-        if self._updates < _MOST_UPDATES and time.process_time() - self._began < _MOST_S:
+        if self._updates < _MOST_UPDATES and self._patience.used < MOST_S:
             return False
-        self.missed.append(f"what comes after {self._updates} updates")
+        self._miss(f"what comes after {self._updates} updates")
         return True
 
     # Loops
@@ -223,17 +238,17 @@ class Follower:
         skipped, began = -1, time.process_time()
         for item in itertools.islice(iterator, _MOST_SKIPPED):
             last, skipped = item, skipped + 1
-            if time.process_time() - began > _MOST_S / 4:
+            if time.process_time() - began > _MOST_SKIPPING_S:
                 break
         else:
             if skipped + 1 < _MOST_SKIPPED:
                 return last, max(0, skipped)
-        self.missed.append("a loop without an end in sight, beyond its first rounds")
+        self._miss("a loop without an end in sight, beyond its first rounds")
         return last, max(0, skipped)
 
     def _keep_growing(self, ends: Sequence[int], skipped: int) -> None:
         """What each round keeps (outputs in a list, losses with their graphs) is kept by those that are skipped too."""
-        growth = ends[-1] - ends[-2] if len(ends) > 1 else 0
+        growth = min((after - before for before, after in itertools.pairwise(ends[-3:])), default=0)
         if growth > 0 and skipped > 0:
             self.log.hold(growth * skipped, f"kept by {skipped} rounds of a loop")
 
@@ -244,25 +259,51 @@ class Follower:
         def batches(loader: DataLoader[Any]) -> Iterator[Any]:
             return self._batches(loader)
 
-        with _instead(DataLoader, "__iter__", batches):
+        plain = DataLoader.__len__
+
+        def length(loader: DataLoader[Any]) -> int:
+            """Tell a library as many batches as it gets: it evaluates after the last. The script hears the truth."""
+            whole = plain(loader)
+            by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(sys._getframe(1))
+            return min(whole, _FIRST + 1) if by_library else whole
+
+        with _instead(DataLoader, "__iter__", batches), _instead(DataLoader, "__len__", length):
             yield
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         known = self._loaders.get(id(loader))
         if known is None:
             known = self._loaders[id(loader)] = _Loader(loader)
-        alone, skipped = _alone(loader, first=known.passes == 0)
-        known.passes += 1
+        known.running += 1
+        try:
+            yield from self._batches_of(known)
+        finally:
+            known.running -= not loader.persistent_workers
+
+    def _batches_of(self, known: _Loader) -> Iterator[Any]:
+        loader = known.loader
+        alone, skipped = _alone(loader)
         ends: list[int] = []
         for number, batch in enumerate(iter(_iterator_of(alone))):
             ends.append(self.log.alive_bytes())
             if number == _FIRST and skipped is None:
-                self.missed.append("a data set without a length, beyond its first batches")
+                self._miss("a data set without a length, beyond its first batches")
                 return
             if number == _FIRST:
                 self._keep_growing(ends, skipped or 0)
             known.see(batch)
+            self._note_workers()
             yield batch
+
+    def _note_workers(self) -> None:
+        """Keep the most of all workers that run at once, and of the batches that wait for them."""
+        running = [loader for loader in self._loaders.values() if loader.running]
+        before, workers = self._loading, sum(loader.workers for loader in running)
+        waiting = [sum(ends) for ends in zip(*(loader.waiting for loader in running), strict=True)]
+        self._loading = Loading(
+            max(before.workers, workers),
+            (max(before.batches[0], waiting[0]), max(before.batches[1], waiting[1])),
+        )
 
     def _look_at_arrays(self) -> None:
         size = max(0, _array_bytes(self.log) - self._before[0])
@@ -279,7 +320,8 @@ class Follower:
                 (builtins, "open", files.open), (io, "open", files.open),
                 *((os, name, files.gone) for name in ("remove", "unlink", "rmdir", "removedirs")),
                 *((os, name, files.moved) for name in ("rename", "replace", "renames")),
-                *((os, name, files.made) for name in ("mkdir", "makedirs")),
+                *((os, name, files.made) for name in ("mkdir", "makedirs", "chmod", "utime")),
+                (os, "listdir", functools.partial(files.listed, os.listdir)),
                 (shutil, "rmtree", files.gone), (shutil, "move", files.moved),
                 *((shutil, name, files.copied) for name in ("copy", "copy2", "copyfile")),
                 (torch, "save", self._save), (torch, "load", functools.partial(self._load, torch.load)),
@@ -292,7 +334,8 @@ class Follower:
     def _save(self, content: Any, f: Any, *_more: Any, **_options: Any) -> None:
         with self.log.scene(SAVING):
             if hasattr(f, "write"):  # a buffer holds it all
-                self.log.hold(sum(leaf.nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor)), "saved")
+                size = sum(leaf.nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
+                self.log.hold(size, "saved", f if isinstance(f, io.BytesIO) else None)
             else:
                 self._saved[str(Path(f).absolute())] = content
 
@@ -316,11 +359,17 @@ _FIRST = 2  # batches of a loader, before its last
 
 
 class _Loops(ast.NodeTransformer):
-    """Has each `for` go through the follower."""
+    """Has each `for` go through the follower, and each `while` ask whether it may go on."""
 
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         node.iter = ast.copy_location(ast.Call(ast.Name(_ROUNDS, ast.Load()), [node.iter], []), node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        self.generic_visit(node)
+        asked = ast.Call(ast.Name(_PATIENCE, ast.Load()), [], [])
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [asked, node.test]), node.test)
         return node
 
 
@@ -329,7 +378,8 @@ class _Loader:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader  # also keeps its id from being given to another
-        self.workers, self.passes, self._batch = loader.num_workers, 0, 0
+        self.workers, self._batch = loader.num_workers, 0
+        self.running = 0  # iterators whose workers are there
 
     def see(self, batch: Any) -> None:
         """Note the size of a batch."""
@@ -344,7 +394,7 @@ class _Loader:
         return self._batch, self.workers * ((self.loader.prefetch_factor or 2) + 2) * self._batch
 
 
-def _alone(loader: DataLoader[Any], first: bool) -> tuple[DataLoader[Any], int | None]:
+def _alone(loader: DataLoader[Any]) -> tuple[DataLoader[Any], int | None]:
     """A loader of the same data without workers, of the batches that can differ, and how many it skips.
 
     None where the data have no length.
@@ -356,23 +406,26 @@ def _alone(loader: DataLoader[Any], first: bool) -> tuple[DataLoader[Any], int |
         return same, None
     with unset_fake_temporarily():
         sampler = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        chosen, count = _differing(getattr(loader, sampler), first)
+        chosen, count = _differing(getattr(loader, sampler))
     same.__dict__[sampler] = chosen
     return same, count - len(chosen)
 
 
-def _differing(sampler: Any, first: bool) -> tuple[list[Any], int]:
-    """The first two (or the first), the longest and the last of what a sampler gives, and how many those are."""
-    begin = _FIRST if first else 1
+def _differing(sampler: Any) -> tuple[list[Any], int]:
+    """The first two, the longest and the last of what a sampler gives, and how many those are."""
     if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
         samples, size = len(sampler.sampler), int(sampler.batch_size)  # type: ignore[arg-type]
         starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
-        chosen = [*starts[:begin], *starts[max(begin, len(starts) - 1) :]]
+        chosen = [*starts[:_FIRST], *starts[max(_FIRST, len(starts) - 1) :]]
         return [list(range(start, min(samples, start + size))) for start in chosen], len(starts)
     every = list(sampler)
-    chosen = [*every[:begin], *every[max(begin, len(every) - 1) :]]
+    chosen = [*every[:_FIRST], *every[max(_FIRST, len(every) - 1) :]]
     longest = max(every, key=lambda batch: len(batch) if hasattr(batch, "__len__") else 0, default=None)
     return ([*chosen[:-1], longest, chosen[-1]] if longest not in (None, *chosen) else chosen), len(every)
+
+
+def _is_library(frame: types.FrameType) -> bool:
+    return any(part in ("site-packages", "dist-packages") for part in Path(frame.f_code.co_filename).parts)
 
 
 def _iterator_of(loader: DataLoader[Any]) -> Any:
@@ -415,7 +468,17 @@ class _Files:
         self._own[self._path(new)] = self._own.get(self._path(old), self._path(old))
 
     def made(self, *_more: Any, **_options: Any) -> None:
-        """No folder is needed."""
+        """No folder is needed, and nothing is changed."""
+
+    def listed(self, plain: Callable[..., list[Any]], path: Any = ".") -> list[Any]:
+        """Return the names in a folder: those of the user's, and what the script has written there."""
+        if isinstance(path, int):
+            return plain(path)
+        own = [Path(name).name for name in self._own if Path(name).parent == Path(self._path(path))]
+        try:
+            return [*plain(path), *own]
+        except FileNotFoundError:
+            return own
 
     def _copy(self, old: str, new: str) -> None:
         with self._open(old, "rb") as source, self._open(new, "wb") as target:

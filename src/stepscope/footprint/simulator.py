@@ -131,14 +131,13 @@ class Loading:
     B, least and most; `batches` lie in shared memory, and once more in the workers that make them.
     """
 
-    workers: int = 0
-    workers_at_once: int = 0  # at the least: of the loader that has most
+    workers: int = 0  # at once
     batches: tuple[int, int] = (0, 0)
     arrays: tuple[int, int] = (0, 0)
 
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of all workers, given the private bytes of one."""
-        return self.workers_at_once * worker[0] + self.batches[0], self.workers * worker[1] + self.batches[1]
+        return self.workers * worker[0] + self.batches[0], self.workers * worker[1] + self.batches[1]
 
 
 class Simulator:

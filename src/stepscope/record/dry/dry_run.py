@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from stepscope.record.dry import Job, Optimizers
+from stepscope.record.dry.made_up import FakeMode
 from stepscope.record.dry.storage_log import Hidden, Rule, StorageLog, nothing_hidden, peak_of
 from stepscope.record.ops.costs import convolution_backward_flops
 
@@ -86,19 +87,6 @@ def dry_run(
                 for log.step in range(steps):
                     job.step(model, optimizers, inputs)
     return DryRun(batch, log, tally.total // steps, time.perf_counter() - began, _segments(log, tally, steps))
-
-
-class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Tensors without numbers. A copy of a tensor (an EMA's, of a checkpoint) is of the same mode as the original.
-
-    torch copies the mode with the tensor, and each of its ops then takes memory for a tensor of another mode.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-
-    def __deepcopy__(self, memo: Any) -> FakeMode:
-        return self
 
 
 class FlopTally:

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from stepscope.record.dry.made_up import chosen, keep_numbers
 from stepscope.runfolder import MEMORY
 
 BUILDING, TRAINING, EVALUATION, SAVING = "building", "training", "evaluation", "saving"  # scenes of a program
@@ -192,10 +193,14 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if size is not None:
                 storage.bytes = storage.low = storage.high = size
 
-    def hold(self, size: int, op: str) -> None:
-        """Count so many bytes at the most, from now on, that no op of this run made."""
+    def hold(self, size: int, op: str, holder: Any = None) -> None:
+        """Count so many bytes at the most, from now on or until their holder ends, that no op of this run made."""
+        number = len(self.storages)
         self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
-        self.events.append((self.step, self.ops, len(self.storages) - 1, +1))
+        self.events.append((self.step, self.ops, number, +1))
+        if holder is not None:
+            end = functools.partial(self._end_seen, -1, number)
+            self._ends[number] = weakref.ref(holder, end)
 
     @contextlib.contextmanager
     def scene(self, name: str) -> Iterator[None]:
@@ -251,14 +256,11 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last_op = str(func)
         self.last_module = self._places.current()
         kwargs = kwargs or {}
-        if func is _LOOK and self._value_of is not None and self._outside():
-            self.looks += 1
-            return self._value_of(args[0])
-        if func is _LOOK and self._value_of is not None and self._optimizing:
-            return self._number_of_optimizer(args[0], self._value_of)
+        if func is _LOOK and self._value_of is not None and (self._optimizing or self._outside()):
+            return self._number(args[0], self._value_of)
         if (func in _IN_PLACE or (func is _ADD and not kwargs)) and self._places.may_be_autograds_own():
             self._note_sum(args[0])
-        out = _grouped_product(*args, **kwargs) if func is _GROUPED and _is_fake(args[0]) else func(*args, **kwargs)
+        out = self._result(func, args, kwargs)
         self._places.made_node()
         if isinstance(out, Tensor):
             if out.layout is torch.strided:
@@ -272,12 +274,24 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kernel_held(hidden, out)
         return out
 
-    @staticmethod
-    def _number_of_optimizer(tensor: Tensor, value_of: Callable[[Tensor], Any]) -> Any:
-        """A count of steps is known; a norm (Adafactor's) is made up: it scales an update, no size follows from it."""
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is _GROUPED and _is_fake(args[0]):
+            return _grouped_product(*args, **kwargs)
+        if self._value_of is not None and args and _is_fake(args[0]) and self._outside():
+            out = chosen(func, args)
+            if out is not NotImplemented:
+                self.looks += 1
+                return out
+        out = func(*args, **kwargs)
+        keep_numbers(func, args, kwargs, out)
+        return out
+
+    def _number(self, tensor: Tensor, value_of: Callable[[Tensor], Any]) -> Any:
+        """A count of steps, a size in a tensor are known; a loss, or a norm (Adafactor's), is made up."""
         try:
             return _LOOK(tensor)
         except DataDependentOutputException:
+            self.looks += not self._optimizing
             return value_of(tensor)
 
     def _kernel_held(self, hidden: Hidden, out: Any) -> None:
@@ -391,7 +405,7 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
 
 
-def _is_fake(tensor: Tensor) -> bool:
+def _is_fake(tensor: Any) -> bool:
     return isinstance(tensor, FakeTensor)
 
 

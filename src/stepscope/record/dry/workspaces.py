@@ -87,7 +87,7 @@ class Workspaces:
         """Return what is known of an op by name, by a probe of it, by one of its like, or else that little is known."""
         here = self.platform.known and self.platform.kind == "cpu"
         if not here or func.namespace not in _OWN:
-            if _calls_a_library(func):
+            if _calls_a_library(func) and bytes_of(args, kwargs, out):
                 self.not_modelled[str(func)] = self.not_modelled.get(str(func), 0) + 1
             return NOTHING
         if asks_for_nothing(func, args, kwargs):

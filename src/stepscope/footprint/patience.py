@@ -1,0 +1,100 @@
+"""How long a script is followed: an end to its processor time and its waiting, wherever it is by then.
+
+A timer interrupts loops, sleeps and waits of the main thread. A script that catches everything and goes on is stopped
+at the head of its next loop. What it waits for by `time.sleep` is not waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from stepscope.footprint.real_steps import EnoughSteps
+
+MOST_S = 45.0  # of processor time for the whole program
+_MOST_WALL_S = 150.0
+_IDLE_S, _IDLE_CPU_S = 20.0, 0.2  # so long with so little processor time: it waits for something
+_TICK_S = 1.0
+
+
+class OutOfPatience(EnoughSteps):
+    """The script was followed for long enough: `why`, and at which line it was."""
+
+    def __init__(self, why: str, line: int | None) -> None:
+        self.why, self.line = why, line
+        super().__init__(why)
+
+    def __str__(self) -> str:
+        return self.why if self.line is None else f"{self.why}, at line {self.line}"
+
+
+class Patience:
+    """The time of one script; `check` is called by its loops, and by a timer while it is `kept`."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._began = self._busy_at = time.monotonic()
+        self._began_cpu = self._busy_cpu = time.process_time()
+
+    @property
+    def used(self) -> float:
+        """Processor time so far, s."""
+        return time.process_time() - self._began_cpu
+
+    def check(self, frame: Any = None) -> bool:
+        """Return True; raise OutOfPatience at the end of it."""
+        now, cpu = time.monotonic(), time.process_time()
+        if cpu - self._busy_cpu > _IDLE_CPU_S:
+            self._busy_at, self._busy_cpu = now, cpu
+        why = None
+        if cpu - self._began_cpu > MOST_S:
+            why = f"{MOST_S:.0f} s of processor time are over"
+        elif now - self._began > _MOST_WALL_S:
+            why = f"{_MOST_WALL_S:.0f} s are over"
+        elif now - self._busy_at > _IDLE_S:
+            why = "it waits for something"
+        if why is not None:
+            raise OutOfPatience(why, self._line(frame or sys._getframe(1)))
+        return True
+
+    def _line(self, frame: Any) -> int | None:
+        while frame is not None and frame.f_code.co_filename != self._target:
+            frame = frame.f_back
+        return None if frame is None else frame.f_lineno
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Interrupt the main thread when the time is over; threads that the script leaves behind hold up no exit."""
+        start, sleep = threading.Thread.start, time.sleep
+
+        def started(thread: threading.Thread) -> None:
+            thread._daemonic = True  # type: ignore[attr-defined]
+            start(thread)
+
+        threading.Thread.start = started  # type: ignore[method-assign,assignment]
+        time.sleep = lambda seconds: sleep(0)
+        try:
+            with self._timer():
+                yield
+        finally:
+            threading.Thread.start, time.sleep = start, sleep  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def _timer(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+            yield
+            return
+        handler = signal.signal(signal.SIGALRM, lambda _number, frame: self.check(frame) and None)
+        left, every = signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if left:
+                signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - self._began)), every)

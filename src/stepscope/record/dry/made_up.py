@@ -1,0 +1,157 @@
+"""Tensors without numbers, and what a program gets that asks them for some.
+
+Small tensors that a program makes of nothing but numbers (masks, positions, sizes) keep them, so that a model which
+looks at its mask goes on as it would. All else is made up: a number, an array, a choice of elements. An array holds
+its tensor, whose memory it shares, and takes none of its own until it is written to. A choice takes all elements: the
+most that it can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+_aten = torch.ops.aten
+
+
+_KNOWN = 65_536  # elements at the most
+_MAKERS = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name, overloads in (
+        ("arange", ("default", "start", "start_step")), ("eye", ("default", "m")), ("full", ("default",)),
+        ("ones", ("default",)), ("scalar_tensor", ("default",)), ("zeros", ("default",)),
+    )
+    for overload in overloads
+)  # fmt: skip
+
+
+class FakeMode(FakeTensorMode):
+    """Tensors without numbers. A copy of a tensor (an EMA's, of a checkpoint) is of the same mode as the original.
+
+    torch copies the mode with the tensor, and each of its ops then takes memory for a tensor of another mode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._plain: list[contextlib.ExitStack] = []
+
+    def __deepcopy__(self, memo: Any) -> FakeMode:
+        return self
+
+    def __enter__(self) -> FakeMode:
+        self._plain.append(contextlib.ExitStack())
+        for owner, name, value in (
+            (torch.utils, "swap_tensors", _moved_into), (FakeTensor, "__deepcopy__", _copied),
+            (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _address),
+            (FakeTensor, "__format__", _formatted), (torch, "isfinite", _finite),
+        ):  # fmt: skip
+            self._plain[-1].callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._plain.pop().close()
+
+
+_plain_address, _plain_finite = torch.UntypedStorage.data_ptr, torch.isfinite
+
+
+def _formatted(tensor: FakeTensor, how: str) -> str:
+    with contextlib.suppress(DataDependentOutputException):
+        return tensor.item().__format__(how) if tensor.dim() == 0 else object.__format__(tensor, how)
+    return object.__format__(tensor, "")
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """A loss is taken to be finite: who asks would end the training."""
+    if isinstance(tensor, FakeTensor) and tensor.dim() == 0:
+        return torch.full((), True)
+    return _plain_finite(tensor)
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Tell storages without numbers apart: who saves a model looks for parameters that share one."""
+    return storage._cdata if storage.device.type == "meta" else _plain_address(storage)
+
+
+def _moved_into(old: Tensor, new: Tensor) -> None:
+    """Give a parameter what `model.to()` made of it: on one device without a swap, which refuses what is held twice."""
+    if old is not new:
+        old.data = new
+
+
+def _copied(tensor: FakeTensor, memo: Any) -> Tensor:
+    if tensor.constant is not None:
+        memo[id(tensor.constant)] = tensor.constant  # nothing writes to it
+    copied: Tensor = Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]
+    return copied
+
+
+def keep_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """Give a small tensor without numbers, made of nothing but numbers, its own."""
+    if func in _MAKERS and isinstance(out, FakeTensor) and out.constant is None and out.numel() <= _KNOWN:
+        with _disable_current_modes():
+            out.constant = func(*args, **kwargs)
+        out.fake_mode.fake_tensor_converter.add_constant_storage_mapping(out)
+
+
+class _Pages(mmap.mmap):
+    tensor: Tensor
+
+
+@contextlib.contextmanager
+def arrays_of_fakes(looked: Callable[[], None]) -> Iterator[None]:
+    """Let tensors without numbers be turned into arrays; `looked` hears of each."""
+    plain = Tensor.numpy
+
+    def numpy(tensor: Tensor, *, force: bool = False) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            return plain(tensor, force=force)
+        import numpy as np
+
+        if tensor.requires_grad and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        looked()
+        with _disable_current_modes():
+            kind = plain(torch.empty(0, dtype=tensor.dtype)).dtype
+        pages = _Pages(-1, max(1, tensor.numel() * kind.itemsize))
+        pages.tensor = tensor
+        return np.frombuffer(pages, dtype=kind, count=tensor.numel()).reshape(tuple(tensor.shape))
+
+    Tensor.numpy = numpy  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Tensor.numpy = plain  # type: ignore[method-assign]
+
+
+def chosen(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return what an op gives whose result depends on numbers, at its largest; NotImplemented for any other op."""
+    if func is _aten.equal.default:
+        return True
+    if func is _aten.nonzero.default:
+        return args[0].new_zeros((args[0].numel(), args[0].dim()), dtype=torch.long)
+    if func is _aten.masked_select.default:
+        return args[0].new_empty(torch.broadcast_tensors(args[0], args[1])[0].numel())  # type: ignore[no-untyped-call]
+    if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+        places = [place for index in args[1] for place in (_places(index) if _is_mask(index) else [index])]
+        return func(args[0], places)
+    return NotImplemented
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _places(mask: Tensor) -> list[Tensor]:
+    return [mask.new_zeros(mask.numel(), dtype=torch.long) for _ in range(mask.dim())]
