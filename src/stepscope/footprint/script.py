@@ -1,8 +1,8 @@
 """Follow a training script to its end on fake tensors: every phase, with loops cut to the rounds that can differ.
 
 A loop in which the optimizer steps, or that evaluates, runs its first rounds and its last. A DataLoader hands out its
-first two batches and its last, in this process whatever its workers. Nothing of the user's is written: files go into a
-folder that is thrown away, nothing is deleted, and what torch.save is given comes back from torch.load.
+first three batches and its last, in this process whatever its workers. Nothing of the user's is written: files go into
+a folder that is thrown away, nothing is deleted, and what torch.save is given comes back from torch.load.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 _NOTHING = object()
-_FIRST = 2  # batches of a loader, before its last
+_FIRST = 3  # batches of a loader, before its last: a batch that is fetched ahead and a first state are no growth
 
 
 class _Loops(ast.NodeTransformer):
@@ -412,7 +412,7 @@ def _alone(loader: DataLoader[Any]) -> tuple[DataLoader[Any], int | None]:
 
 
 def _differing(sampler: Any) -> tuple[list[Any], int]:
-    """The first two, the longest and the last of what a sampler gives, and how many those are."""
+    """The first, the longest and the last of what a sampler gives, and how many those are."""
     if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
         samples, size = len(sampler.sampler), int(sampler.batch_size)  # type: ignore[arg-type]
         starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
