@@ -368,8 +368,8 @@ class _Loops(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> ast.While:
         self.generic_visit(node)
-        asked = ast.Call(ast.Name(_PATIENCE, ast.Load()), [], [])
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [asked, node.test]), node.test)
+        question = ast.Call(ast.Name(_PATIENCE, ast.Load()), [], [])
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [question, node.test]), node.test)
         return node
 
 
