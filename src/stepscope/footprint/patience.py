@@ -1,4 +1,4 @@
-"""How long a script is followed: an end to its processor time and its waiting, wherever it is by then.
+"""Limits of the time for which a script is followed: an end to its processor time and its waiting, wherever it is then.
 
 A timer interrupts loops, sleeps and waits of the main thread. A script that catches everything and goes on is stopped
 at the head of its next loop. What it waits for by `time.sleep` is not waited for.

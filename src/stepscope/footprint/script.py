@@ -40,7 +40,7 @@ from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
 from stepscope.footprint.simulator import Loading
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
-from stepscope.record.dry.made_up import FakeMode, arrays_of_fakes
+from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import SAVING, Rule, StorageLog, nothing_hidden
 
 _MOST_UPDATES = 60

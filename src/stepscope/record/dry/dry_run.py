@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from stepscope.record.dry import Job, Optimizers
-from stepscope.record.dry.made_up import FakeMode
+from stepscope.record.dry.fake_numbers import FakeMode
 from stepscope.record.dry.storage_log import Hidden, Rule, StorageLog, nothing_hidden, peak_of
 from stepscope.record.ops.costs import convolution_backward_flops
 

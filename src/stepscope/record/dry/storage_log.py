@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.dry.made_up import chosen, keep_numbers
+from stepscope.record.dry.fake_numbers import chosen, keep_numbers
 from stepscope.runfolder import MEMORY
 
 BUILDING, TRAINING, EVALUATION, SAVING = "building", "training", "evaluation", "saving"  # scenes of a program
