@@ -20,7 +20,7 @@ from stepscope.analysis.caveats import not_measured, thinning_sentences
 from stepscope.analysis.energy import fit_span
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.analysis.run import Run
-from stepscope.runfolder import RunReader, RunWriter, keep, sample_dtype, samples
+from stepscope.runfolder import RunReader, RunWriter, checksums, keep, sample_dtype, samples
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.parts import to_bytes
 from stepscope.runfolder.thinning import thinned, thinned_steps
@@ -239,6 +239,21 @@ def test_a_thinned_part_that_is_damaged_costs_itself_and_is_not_thinned_further(
     assert run.damaged == [f"samples/{file.name}"]
     kept(writer, whole // 8)
     assert file.exists(), "what is damaged is left to who can mend it"
+
+
+def test_a_channel_of_which_a_thinned_part_lacks_a_column_was_not_read_there(writer: RunWriter) -> None:
+    parted(writer, 8)
+    kept(writer, 10**9)
+    whole = sum(path.stat().st_size for path in (writer.path / "samples").glob("*.parquet"))
+    kept(writer, whole // 2)
+    file = next((writer.path / "samples").glob("*.1s.parquet"))
+    before = RunReader(writer.path).sensor("meter")
+    frame = pl.read_parquet(file)
+    frame.rename({"heat~low": "x"}).write_parquet(file)
+    checksums.note(writer.path, file.relative_to(writer.path).as_posix())
+    now = RunReader(writer.path).sensor("meter")
+    assert now["heat"].null_count() > before["heat"].null_count()
+    assert now["watts"].null_count() == before["watts"].null_count()
 
 
 def test_a_reader_that_looks_while_parts_are_thinned_finds_them(writer: RunWriter) -> None:

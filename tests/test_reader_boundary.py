@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 from benchmarks.torture import mutate
 from benchmarks.torture_bases import packed, written
-from tests.fabricate import fabricate_run
+from tests.fabricate import CEILINGS, fabricate_run
 
 import stepscope
 from stepscope.analysis.result_cache import ResultCache
@@ -284,9 +284,11 @@ def test_a_step_that_seems_to_take_months_costs_no_memory(tmp_path: Path) -> Non
 
 
 def test_facts_of_another_form_are_dropped_and_named(run: Path) -> None:
-    _edit(run / "device.json", memory="\x00")
+    _edit(run / "device.json", memory="\x00", ceilings={**CEILINGS, "run_queue_share": "a third"})
     (run / "sources.json").write_text('{"step": 1, "sources": ["train.py:1"], "rows": 0.5}', encoding="utf-8")
-    assert {"device.json: memory", "sources.json: rows"} <= {*RunReader(run).damaged_files()}
+    assert {"device.json: memory", "device.json: ceilings.run_queue_share", "sources.json: rows"} <= {
+        *RunReader(run).damaged_files()
+    }
     assert stepscope.text(run)
 
 

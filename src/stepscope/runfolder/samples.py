@@ -382,7 +382,9 @@ def _thinned(path: Path, columns: list[str], counters: frozenset[str]) -> tuple[
         frame = pl.scan_parquet(path, low_memory=True).slice(first, count).collect()
         if frame.schema.get(COUNT) != pl.Int64 or [frame.schema.get(name) for name in names[:2]] != [pl.Int64] * 2:
             raise ValueError("it is not thinned as it should be")
-        values = [name for name in names[3:] if frame.schema.get(name) in (pl.Float64, pl.Float32)]
+        there = {name for name in names[3:] if frame.schema.get(name) in (pl.Float64, pl.Float32)}
+        partly = {name.partition("~")[0] for name in names[3:] if name not in there}  # its lowest without its highest
+        values = [name for name in names[3:] if name.partition("~")[0] not in partly]
         seen = [pl.when(pl.col(name).abs() <= _LARGEST_VALUE).then(name) for name in values]
         kept = pl.col(COUNT).is_between(1, _MOST_IN_A_ROW)
         return frame.select("t0_ns", "t1_ns", pl.when(kept).then(COUNT), *seen).filter(pl.col(COUNT).is_not_null())

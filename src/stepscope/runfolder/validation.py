@@ -123,6 +123,7 @@ DEVICE: dict[Any, Shape] = {
     "clusters": [[int]],
     **dict.fromkeys(("memory_bytes", "swap_bytes", "clock_ticks_per_second"), float),
     "memory": {"total_bytes": float},
+    "ceilings": {"run_queue_share": float},
     "governors": {...: str},
     "power_mode": str,
     "trip_points_celsius": {...: _NUMBERS},

@@ -63,7 +63,7 @@ def collective_time(run: RunReader) -> CollectiveTime | None:
     steps = profiled_steps(run)
     if steps.is_empty() or not has_collectives(run):
         return None
-    wanted = pl.LazyFrame({"step": steps["step"].cast(OPS["step"])})
+    wanted = pl.LazyFrame({"step": steps["step"].cast(OPS["step"], strict=False)})
     ops = run.scan_ops().select(_COLUMNS)
     rows = ops.join(wanted, on="step", how="semi", maintain_order="left").collect()  # a parent is a place in this order
     texts = [pl.col(name).cast(pl.String) for name in ("name", "module", "phase", "device")]
