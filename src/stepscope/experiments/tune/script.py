@@ -190,6 +190,11 @@ class _Loop:
             torch.cuda.synchronize()
 
 
+def _never_taken_back(first_ns: int, ends_ns: tuple[int, ...]) -> bool:
+    """Blocks were made of what had been taken for steps: that is not put together afterwards."""
+    return False
+
+
 class _Listener:
     """Hands on what the training does: to the rules that find steps, and to whom observes it."""
 
@@ -201,7 +206,9 @@ class _Listener:
         self._seen = seen
         self._trains = False
         self._ended = ended
-        self._finder = StepFinder(Trainers(), True, None, self._step_ended, lambda _: None, self._note_calls)
+        self._finder = StepFinder(
+            Trainers(), True, None, self._step_ended, _never_taken_back, lambda _: None, self._note_calls
+        )
 
     def _step_ended(self, t_ns: int, late: bool = False) -> None:
         self._finder.step_ended()
