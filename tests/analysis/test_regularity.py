@@ -9,7 +9,8 @@ import pytest
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.channels import Series
-from stepscope.analysis.metrics import _first_peak, period_of, regularity
+from stepscope.analysis.metrics import regularity
+from stepscope.analysis.periods import _first_peak, period_of
 from stepscope.analysis.run import Run
 
 

@@ -123,7 +123,7 @@ def occupancy(run: RunReader) -> Occupancy:
         limit_hits=_rate(run, "memory_limit_hits", "cgroup", 1e9),
         storage_read=_rate(run, "storage_read", "process", 1e9) if single_process else None,
         storage_written=_rate(run, "storage_written", "process", 1e9) if single_process else None,
-        clock=None if span is None else _clock(run, span),
+        clock=None if span is None or board_computes(run) else _clock(run, span),
     )  # fmt: skip
 
 

@@ -72,6 +72,9 @@ def _bars(run: Run) -> Bars:
     return Bars({"rows": rows, "metrics": metrics}, "Self time of each layer: layers inside it have bars of their own.")
 
 
+_Quantity = tuple[str, str, str, str, list[str], tuple[str, ...]]  # name, title, unit, column, parts, ends of its CI
+
+
 def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Each quantity with its rows: value, the parts of it by phase, and the ends of its CI."""
     mark = "simulated " if run.simulated else ""
@@ -80,9 +83,9 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
     phases = ("forward", "backward", "optimizer")
     times, joules = [f"{phase}_ns" for phase in phases], [f"joules_{phase}" for phase in phases]
     on_device = bool(layers["device_ns"].sum())  # what the step waits for, so it comes first
-    of_cpu = ("time", "CPU time" if on_device else "Time", "ns", "total_ns", times, ("low_ns", "high_ns"))
-    of_device = ("kernels", "Kernels", "ns", "device_ns", [], ())
-    known: tuple[tuple[str, str, str, str, list[str], tuple[str, ...]], ...] = (
+    of_cpu: _Quantity = ("time", "CPU time" if on_device else "Time", "ns", "total_ns", times, ("low_ns", "high_ns"))
+    of_device: _Quantity = ("kernels", "Kernels", "ns", "device_ns", [], ())
+    known: tuple[_Quantity, ...] = (
         *((of_device, of_cpu) if on_device else (of_cpu,)),
         ("energy", f"{mark}Energy".capitalize(), "J", "joules", joules, ("joules_low", "joules_high")),
         ("memory", f"Memory at peak{', computed' * computed}", "B", "live_bytes", [], ()),
