@@ -60,6 +60,12 @@ class Growing:
         _channel("gpu", "memory_total", "B", "gpu:0"),
         _channel("heat", "temperature", "degC", "zone:CPU-therm"),
         _channel("heat", "lateness", "ns", "sampler"),
+        _channel("limits", "core_frequency", "Hz", "core:0"),
+        _channel("limits", "core_frequency", "Hz", "core:1"),
+        _channel("limits", "frequency", "Hz", "gpu:0"),
+        _channel("limits", "cooling_state", "1", "cooling:cpufreq-0"),
+        _channel("limits", "fan_level", "1", "cooling:pwm-fan"),
+        _channel("queue", "run_delay", "ns", "thread", "counter"),
     )
 
     begun: ClassVar[list[RunWriter]] = []
@@ -68,7 +74,7 @@ class Growing:
         self.writer = RunWriter.create(out, "lenet")
         self.begun.append(self.writer)
         self.path = self.writer.path
-        self.writer.device({**JETSON, "memory_bytes": 8_000_000_000})
+        self.writer.device({**JETSON, "memory_bytes": 8_000_000_000, "power_mode": "MAXN"})
         self.describe(self.CHANNELS)
         workload = {"name": "lenet", "batch_size": 16}
         defaults = {"workload": workload, "argv": ["stepscope", "run", "lenet", "--steps", "200"], "pid": os.getpid()}
@@ -89,6 +95,8 @@ class Growing:
             self.row("mem", 4e8, 5e9)
             self.row("gpu", 0.8, 1e9, 4e9)
             self.row("heat", 85.0, 1.0)
+            self.row("limits", 1.2e9, 2.0e9, 1.3e9, 2.0, 0.4)
+            self.row("queue", idle / 5)
         self.writer.flush_steps()
 
     def row(self, sensor: str, *values: float) -> None:
@@ -192,6 +200,9 @@ def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None
     assert (now.resident_bytes, now.available_bytes, now.memory_bytes) == (4e8, 5e9, 8_000_000_000)
     assert now.accelerator_memory == (("gpu 0", 1e9, 4e9),)
     assert now.temperatures == (("CPU-therm", 85.0),)
+    assert dict(now.clocks) == {"core 0": 1.2e9, "core 1": 2.0e9, "gpu 0": 1.3e9}
+    assert (now.power_mode, now.throttled) == ("MAXN", ("cooling cpufreq-0",))
+    assert now.delayed == pytest.approx(0.2)
 
 
 def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
@@ -306,6 +317,12 @@ def test_the_screen_says_what_it_shows(growing: Growing) -> None:
         "VDD_SYS_GPU -",
         "of 8 GB",
         "gpu 0 1 GB of 4 GB",
+        "cores 1.2 GHz to 2 GHz",
+        "gpu 0 1.3 GHz",
+        "power mode MAXN",
+        "throttled: cooling cpufreq-0",
+        "waits for a core 20 % of the time",
+        "fan cooling pwm-fan 40.0 %",
     ):
         assert said in shown, said
     assert "85 °C" in shown

@@ -95,3 +95,19 @@ def test_pressure_is_the_total_of_some_and_of_all(tmp_path: Path) -> None:
     text = b"some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"
     assert scheduling._totals(("some", "full"), text) == [12_000, 5_000]
     assert math.isnan(scheduling._totals(("full",), text.split(b"\n")[0])[0])
+
+
+def test_a_fan_tells_its_level_and_is_no_throttling(tmp_path: Path) -> None:
+    for number, (kind, now, most) in enumerate((("pwm-fan", 3, 6), ("cpufreq-cpu0", 2, 9), ("fan-of-none", 1, 0))):
+        place = tmp_path / f"sys/class/thermal/cooling_device{number}"
+        for name, value in (("type", kind), ("cur_state", now), ("max_state", most)):
+            _write(place / name, f"{value}\n")
+    (sensor,) = (sensor for sensor in scheduling.SENSORS if sensor.NAME == "cpu_limits")
+    found = sensor.discover(tmp_path, Target(_PID))
+    assert isinstance(found, Found)
+    read: dict[str, list[float]] = {channel.quantity: [] for channel in found.channels}
+    for channel, value in zip(found.channels, found.read(), strict=True):
+        read[channel.quantity].append(float(value))
+    found.close()
+    assert read["cooling_state"] == [2.0]
+    assert read["fan_level"] == [0.5], "and what has no highest level is none"

@@ -235,7 +235,7 @@ def _affinity(root: Path, target: Target) -> Iterator[NumberFile]:
 
 
 def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
-    """Gauges and counters that tell a throttled core: the limit of its clock, Hz, and throttling events (x86)."""
+    """Limit of each clock, Hz, throttling events (x86), steps of cooling that take clocks away, and speed of fans."""
     cpus = root / "sys/devices/system/cpu"
     for policy in numbered(list((cpus / "cpufreq").glob("policy*"))):
         name, path = policy.name, policy / "scaling_max_freq"
@@ -249,10 +249,17 @@ def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
         yield NumberFile(path, (events,), lambda text: [natural(text, 1e15)], tried=True)
     for path in numbered(list((root / "sys/class/thermal").glob("cooling_device*/cur_state"))):
         kind = attribute(path.parent / "type") or "unnamed"
-        name = f"{path.parent.name}.state"
-        state = _channel(name, "cpu_limits", "cooling_state", f"cooling:{kind}", path, kind="gauge")
-        if not re.search("fan", kind, re.IGNORECASE):  # a fan that turns takes no clock away
-            yield NumberFile(path, (state,), lambda text: [natural(text, 1e6)], tried=True)
+        if re.search("fan", kind, re.IGNORECASE):  # one that turns takes no clock away
+            highest = natural(attribute(path.parent / "max_state").encode(), 1e6)
+            name, quantity, of = f"{path.parent.name}.level", "fan_level", highest if highest > 0 else NAN
+        else:
+            name, quantity, of = f"{path.parent.name}.state", "cooling_state", 1.0
+        state = _channel(name, "cpu_limits", quantity, f"cooling:{kind}", path, kind="gauge")
+        yield NumberFile(path, (state,), partial(_share_of, of), tried=True)
+
+
+def _share_of(whole: float, text: bytes) -> list[float]:
+    return [natural(text, 1e6) / whole]
 
 
 @dataclass

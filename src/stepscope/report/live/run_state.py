@@ -39,6 +39,10 @@ class Now:
     memory_bytes: float | None
     accelerator_memory: tuple[tuple[str, float, float | None], ...]  # used and all of it, bytes
     temperatures: tuple[Named, ...]  # degC
+    clocks: tuple[Named, ...]  # Hz
+    power_mode: str | None
+    throttled: tuple[str, ...]  # what takes clocks away at this moment
+    delayed: float | None  # share of the time in which the training thread waited for a core
     others: tuple[tuple[str, float | None, str], ...]  # label with scope, value, unit: what has no place of its own
     warnings: tuple[str, ...]
     simulated: str | None = None
@@ -115,6 +119,12 @@ class Watch:
             memory_bytes=self._device.content.get("memory_bytes"),
             accelerator_memory=self._accelerator_memory(),
             temperatures=self._of("temperature"),
+            clocks=(*self._of("core_frequency"), *self._of("frequency")),
+            power_mode=self._device.content.get("power_mode"),
+            throttled=tuple(
+                name for quantity in ("throttled", "cooling_state") for name, state in self._of(quantity) if state
+            ),
+            delayed=self._delayed(),
             others=tuple(self._others()),
             warnings=self._events.look(),
             simulated=None if simulated is None else str(simulated),
@@ -132,6 +142,11 @@ class Watch:
         if not self._several():
             return watched
         return None if watched is None or below is None else watched + below
+
+    def _delayed(self) -> float | None:
+        """Share of the time that the training thread spent in the run queue."""
+        rate = self._one("run_delay", "thread")
+        return None if rate is None else min(rate / _SHARE["ns"], 1.0)
 
     def _cores(self) -> tuple[Named, ...]:
         """Utilisation of each core, from the time that it was busy or idle."""

@@ -78,6 +78,7 @@ _LABEL, _BAR, _CELL = 9, 10, 26  # columns
 _FEW_CORES = 16  # with more, a core is a single character
 _STEPS_LATE = 4  # a step that takes so many times the usual is worth a word
 _HOT_C = 80.0
+_MUCH_DELAYED = 0.05  # of the time, in the run queue
 _PLAIN, _DIM, _BOLD = Style(), Style(dim=True), Style(bold=True)
 _GOOD, _BAD, _BUSY = Style(color="green"), Style(color="red", bold=True), Style(color="cyan")
 _STATUS = {"running": _BUSY, "ok": _GOOD}
@@ -115,6 +116,8 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
         limit = f" of {bytes_(whole)}" if whole else ""
         yield [*_label(""), *bar, (f"  {name} {bytes_(used)}{limit}", _PLAIN)]
     yield from _wrapped("heat", [_heat(sensor) for sensor in now.temperatures if sensor[1] is not None], width)
+    yield from _wrapped("clocks", [*_clocks(now)], width)
+    yield from _wrapped("limits", [*_limits(now)], width)
     known = [(name, value, unit) for name, value, unit in now.others if value is not None]
     yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in known], width)
     for warning in now.warnings:
@@ -198,6 +201,27 @@ def _heat(sensor: Named) -> Piece:
     name, degrees = sensor
     assert degrees is not None
     return f"{name} {degrees:.0f} °C", _BAD if degrees >= _HOT_C else _PLAIN
+
+
+def _clocks(now: Now) -> Iterator[Piece]:
+    """Clocks, those of all cores as one where they are the same or as their range."""
+    cores = [hertz for name, hertz in now.clocks if name.startswith("core ") and hertz is not None]
+    if cores:
+        low, high = (si(hertz, "Hz") for hertz in (min(cores), max(cores)))
+        yield f"cores {low if low == high else f'{low} to {high}'}", _PLAIN
+    for name, hertz in now.clocks:
+        if hertz is not None and not name.startswith("core "):
+            yield f"{name} {si(hertz, 'Hz')}", _PLAIN
+
+
+def _limits(now: Now) -> Iterator[Piece]:
+    """Power mode, what takes clocks away, and how long the training waits for a core."""
+    if now.power_mode is not None:
+        yield f"power mode {now.power_mode}", _PLAIN
+    if now.throttled:
+        yield f"throttled: {', '.join(now.throttled)}", _BAD
+    if now.delayed is not None:
+        yield f"waits for a core {percent(now.delayed, 0)} of the time", _BAD if now.delayed > _MUCH_DELAYED else _PLAIN
 
 
 def _wrapped(label: str, pieces: Sequence[Piece], width: int) -> Iterator[list[Piece]]:
