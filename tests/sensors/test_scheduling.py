@@ -106,8 +106,8 @@ def test_a_fan_tells_its_level_and_is_no_throttling(tmp_path: Path) -> None:
     found = sensor.discover(tmp_path, Target(_PID))
     assert isinstance(found, Found)
     read: dict[str, list[float]] = {channel.quantity: [] for channel in found.channels}
-    for channel, value in zip(found.channels, found.read(), strict=True):
-        read[channel.quantity].append(float(value))
+    for channel, reading in zip(found.channels, found.read(), strict=True):
+        read[channel.quantity].append(float(reading))
     found.close()
     assert read["cooling_state"] == [2.0]
     assert read["fan_level"] == [0.5], "and what has no highest level is none"
