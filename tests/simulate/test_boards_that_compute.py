@@ -154,6 +154,7 @@ def test_whatever_way_a_layer_is_called_its_work_is_marked(model: nn.Module, tmp
     beacon.remove()
     log.close()
     assert beacon.failure is None
+    assert not torch.nn.modules.module._global_forward_hooks_with_kwargs, "what torch.compile would warn of"
     states = StateReader(tmp_path / "states").read()
     seen = [states[mark] for mark in marks]
     for phase, times in (("forward", 1), ("backward", 2)):

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
@@ -516,7 +517,8 @@ def _array_bytes(log: StorageLog) -> int:
         if isinstance(inner, (bytes, bytearray)):
             found[id(inner)] = len(inner)
         elif isinstance(inner, Tensor):
-            if isinstance(inner, FakeTensor) or inner.device.type != "cpu" or inner.layout is not torch.strided:
+            strided = inner.device.type == "cpu" and inner.layout is torch.strided
+            if isinstance(inner, FakeTensor) or is_lazy(inner) or not strided:
                 continue
             if not log.knows(inner):
                 storage = inner.untyped_storage()

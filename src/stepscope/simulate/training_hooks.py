@@ -21,6 +21,7 @@ from stepscope.simulate.work import tensors_of, work_of_call, work_of_update
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 Backward = Callable[[Any], None]
 _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_WITH_KEYWORDS: dict[int, bool] = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
 
 class _Place:
@@ -64,6 +65,7 @@ class Beacon:
         """Take every hook off; nodes of a graph that lives on keep theirs, which then do nothing."""
         for handle in self._handles:
             handle.remove()
+            _WITH_KEYWORDS.pop(handle.id, None)  # torch forgets to: it would think of hooks for good
         self._handles = []
         if self._on:
             self._on = False
