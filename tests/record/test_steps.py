@@ -35,8 +35,8 @@ def rounds_and_doubt(calls: str, per_round: int | None = None) -> tuple[list[int
     ended: list[int] = []
     now = iter(range(1, 1000))
 
-    def joined(first: int, ends: tuple[int, ...]) -> bool:
-        ended[:] = [*(t for t in ended if t < first), *ends]
+    def joined(first: int, middle: int, last: int) -> bool:
+        ended[:] = [*(t for t in ended if t < first), middle, last]
         return True
 
     watch = OptimizerRounds(lambda t, late: ended.append(t), per_round, clock=lambda: next(now), joined=joined)
@@ -189,41 +189,6 @@ def test_a_rhythm_is_learnt_though_some_updates_are_only_counted(repeated: int) 
     for name in ["critic"] * 5 + ["generator"]:
         watch.stepped(name)
     assert len(ended) == before + 1
-
-
-def test_passes_before_the_first_update_are_no_steps_unless_parameters_changed_by_hand(tmp_path: Path) -> None:
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def sampled(_: object) -> None:
-        sample = torch.rand(4, 8, requires_grad=True)
-        for _ in range(6):
-            model.requires_grad_(False)
-            for _ in range(5):
-                model(sample).sum().backward()
-                assert sample.grad is not None
-                sample.data.sub_(sample.grad, alpha=0.1)
-                sample.grad = None
-            model.requires_grad_(True)
-            optimizer.zero_grad()
-            model(sample.detach()).sum().backward()
-            optimizer.step()
-
-    def by_hand_first(_: object) -> None:
-        for number in range(12):
-            model(torch.randn(4, 8)).sum().backward()
-            if number < 5:
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    parameter.data.sub_(parameter.grad, alpha=0.1)
-            else:
-                optimizer.step()
-            model.zero_grad()
-
-    run = record(sampled, tmp_path, steps="optimizer")
-    assert run.steps["samples"].to_list()[1:] == [4] * 5
-    assert run.ops["step"].unique().sort().to_list() == run.steps.filter("recorded")["step"].to_list()
-    assert record(by_hand_first, tmp_path, steps="optimizer").steps.height == 12
 
 
 def test_passes_for_an_attack_before_the_first_update_are_no_steps(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class StepFinder:
     ) -> None:
         self._trainers = trainers
         self._from_updates = from_updates
-        self._excluded, self._joined = excluded, joined
+        self._excluded = excluded
         self._identities = Identities()
         self._optimizers = OptimizerNumbers()
         self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._optimizers.alive, joined=joined)
@@ -75,7 +75,6 @@ class StepFinder:
         self._worked = False  # something with gradients ran since the last update
         self._step_pass_called = False
         self._given: set[int] = set()  # addresses of tensors that models were called with since the last pass
-        self._of_data = False  # the leaves that are watched are all among those
         self._aside = False  # the last pass was no training: its gradients are of none of the parameters
         self._direct_passes = 0  # gradients of what no module's call computed
         self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
@@ -155,8 +154,6 @@ class StepFinder:
 
     def before_update(self) -> None:
         """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
-        if not self._optimized and self._manual.steps and not self._manual.sure:  # of an attack, of a sampler, a trace
-            self._joined(0, ())
         self._optimized = True
         self._watched = None
         self._samples.updating()
@@ -182,15 +179,12 @@ class StepFinder:
         self._aside = _has_no_data(roots) or (bool(inputs) and self._none_is_trained(roots, inputs))
         if self._aside:
             return
-        given = set(self._given)
         self._given.clear()
         self.signs["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False
         if self._by_hand():
             self._watch_leaves(roots, inputs or ())
-            leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
-            self._of_data = all(id(leaf) in given for leaf in leaves)
             self._manual.begins(self._fingerprint())
         if self._samples.pending and self._gradients.are_gone() and not self._trainers.others():
             self._samples.passes_dropped()
@@ -381,9 +375,7 @@ class StepFinder:
             return Fingerprint(
                 tuple((id(leaf), leaf._version, value) for leaf, value in zip(leaves, values, strict=True)),
                 tuple(gradients),
-                any(value is not None for value in values),
-                tuple(map(id, leaves)),
-                self._of_data,
+                values_are_seen=any(value is not None for value in values),
             )
 
 
