@@ -317,7 +317,7 @@ def test_the_screen_says_what_it_shows(growing: Growing) -> None:
         "VDD_SYS_GPU -",
         "of 8 GB",
         "gpu 0 1 GB of 4 GB",
-        "cores 1.2 GHz to 2 GHz",
+        "fastest core 2 GHz, slowest 1.2 GHz",
         "gpu 0 1.3 GHz",
         "power mode MAXN",
         "throttled: cooling cpufreq-0",

@@ -204,11 +204,11 @@ def _heat(sensor: Named) -> Piece:
 
 
 def _clocks(now: Now) -> Iterator[Piece]:
-    """Clocks, those of all cores as one where they are the same or as their range."""
+    """Clocks, of the cores the highest and the lowest."""
     cores = [hertz for name, hertz in now.clocks if name.startswith("core ") and hertz is not None]
     if cores:
         low, high = (si(hertz, "Hz") for hertz in (min(cores), max(cores)))
-        yield f"cores {low if low == high else f'{low} to {high}'}", _PLAIN
+        yield f"cores {high}" if low == high else f"fastest core {high}, slowest {low}", _PLAIN
     for name, hertz in now.clocks:
         if hertz is not None and not name.startswith("core "):
             yield f"{name} {si(hertz, 'Hz')}", _PLAIN
