@@ -190,7 +190,7 @@ class _Loop:
             torch.cuda.synchronize()
 
 
-def _never_taken_back(first_ns: int, ends_ns: tuple[int, ...]) -> bool:
+def _never_taken_back(*_: int) -> bool:
     """Blocks were made of what had been taken for steps: that is not put together afterwards."""
     return False
 
