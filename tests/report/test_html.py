@@ -89,7 +89,7 @@ def test_a_page_asks_no_network_for_anything(whole: tuple[Run, str]) -> None:
 
 def test_the_numbers_of_the_page_are_those_of_the_run(whole: tuple[Run, str]) -> None:
     run, text = whole
-    said = " ".join(_Page(text).text)
+    said = " ".join(_Page(text).text).replace("\u00a0", " ")
     verdict = run.verdict()
     assert verdict.sentence in said
     for evidence in verdict.causes[0].evidence[:2]:

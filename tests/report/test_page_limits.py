@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fabricate import STEP, Op, fabricate_run
 from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import RUNS
@@ -16,6 +17,8 @@ from tests.test_words import Text, complaints
 from stepscope.analysis.run import Run
 from stepscope.report import html
 from stepscope.report.brief import brief
+from stepscope.report.screen import next_steps
+from stepscope.report.sections import overview
 
 SCREEN_PX, WORDS, BYTES = 900, 900, 3_000_000
 SCREENS = {"with power": 5, "of a simulated board": 5}  # with sensors; 2 without
@@ -102,6 +105,46 @@ def test_of_an_accelerator_the_layers_are_listed_by_their_kernels(chromium: Brow
     assert "framework" not in said
 
 
+def test_the_most_expensive_of_many_alike_is_told_with_its_type(tmp_path: Path) -> None:
+    run = Run(RUNS["of many layers"](tmp_path))
+    few = overview._most_expensive(run)
+    assert few.startswith("features.0 (Conv2d): ")
+    assert " layers: " not in few
+    names = [f"blocks.{number}" for number in range(200)]
+    ops = (*STEP[:1], *(Op("aten::addmm", name, "forward", 30) for name in names))
+    model = (("", "Net", None, 0), *((name, "Linear", "", 10) for name in names))
+    alike = overview._most_expensive(Run(fabricate_run(tmp_path / "alike", steps=20, ops=ops, model=model)))
+    assert re.fullmatch(r"blocks\.\d+ \(Linear\): 30 us, 0\.4 % of the step; all 200 Linear layers: \d\d %", alike)
+
+
+def test_of_several_ranks_throughput_is_of_one_and_the_sum_is_told(
+    chromium: Browser, pages: dict[str, Path], folders: dict[str, Path]
+) -> None:
+    chromium.open(pages["of two ranks"])
+    said = chromium.run("document.querySelector('#overview').innerText")
+    assert re.search(r"80 samples/s\s+of rank 0; the sum of 2 ranks is 160", said)
+    assert "80 samples/s, of rank 0; the sum of 2 ranks is 160" in " ".join(screen(folders["of two ranks"]).split())
+
+
+def test_of_compiled_layers_none_is_called_the_most_expensive_and_none_has_a_share_of_the_attainable(
+    folders: dict[str, Path],
+) -> None:
+    run = Run(folders["compiled"])
+    assert overview._most_expensive(run).startswith("cannot be told: torch.compile ran the layers as one")
+    assert run.layers()["attained"].is_null().all()
+
+
+def test_a_run_without_steps_is_offered_no_tuning(folders: dict[str, Path]) -> None:
+    (said,) = next_steps(Run(folders["empty"]))
+    assert said.startswith("Check that a step is seen")
+
+
+def test_no_line_breaks_in_an_option_nor_before_a_percent_sign() -> None:
+    assert html.coded("85 % of it; `x` --record-memory all") == (
+        '85\u00a0% of it; <code>x</code> <span class="whole">--record-memory</span> all'
+    )
+
+
 def test_what_is_not_there_is_one_line_at_the_end(pages: dict[str, Path]) -> None:
     text = pages["without sensors"].read_text(encoding="utf-8")
     (line,) = re.findall(r'id="absent">([^<]+)<', text)
@@ -131,7 +174,7 @@ def test_short_layers_have_microseconds_and_lists_without_source_no_empty_column
 ) -> None:
     chromium.open(pages["of a simulated board"])
     shown = chromium.run("[...document.querySelectorAll('.layers td.n')].map((cell) => cell.textContent)")
-    assert {value.split()[1] for value in shown} == {"ms", "µs"}
+    assert {value.split()[1] for value in shown} == {"ms", "us"}
     assert all(1 <= float(value.split()[0]) < 1000 for value in shown)
     beside = "document.querySelector('.layers table').getBoundingClientRect().right"
     assert chromium.run(f"{beside} - document.querySelector('.layers td.n').getBoundingClientRect().right") < 10

@@ -20,6 +20,7 @@ from stepscope.analysis.summary import main_rail, module_rows
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.quantities import KINDS, find
+from stepscope.units import number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -110,10 +111,19 @@ def _metric(run: Run, name: str) -> Headline | None:
         quantity, of_memory = find(name, row["unit"]), name == "peak_memory"
         low, high = (None, None) if of_memory else (row["low"], row["high"])
         whole = _memory_bytes(run) if of_memory else None
-        note = row["note"] or ""
+        note = _of_ranks(run) if name == "throughput" else row["note"] or ""
         shown = quantity.label, row["value"], quantity.shown_unit
         return Headline(name, *shown, low, high, kind.rstrip("_"), note, whole)
     return None
+
+
+def _of_ranks(run: Run) -> str:
+    """Return that a throughput is of one rank of several, with the sum over them; empty where one process trained."""
+    if len(run.ranks) < 2 or run.rank_table()["last_share"].is_null().all():
+        return ""
+    rates = run.rank_table()["samples_per_s"]
+    whole = "" if rates.has_nulls() else f"; the sum of {len(rates)} ranks is {number(float(rates.sum()))}"
+    return f"of rank {run.rank_table()['rank'][0]}{whole}"
 
 
 def _memory_bytes(run: Run) -> float | None:
@@ -152,6 +162,7 @@ def _accuracy(run: Run) -> Iterator[Headline]:
         yield Headline("accuracy", "Accuracy on test data", float(accuracy), "1", note=of)
 
 
+_MOSTLY_KNOWN = 0.5  # of the time of a layer: below it, what its known ops attain says nothing of it
 LAYER_SCHEMA = {
     **dict.fromkeys(("layer", "type", "parent", "source"), pl.String),
     "parameters": pl.Int64,
@@ -209,4 +220,4 @@ def _memory_of_layers(run: Run) -> pl.DataFrame:
 
 
 def _attained_by_layers(run: Run) -> pl.DataFrame:
-    return run.attained("module").select(layer="name", attained="attained", limit="limit")
+    return run.attained("module").filter(pl.col("known") >= _MOSTLY_KNOWN).select(layer="name", attained="attained", limit="limit")

@@ -46,6 +46,7 @@ class Entry:
 
 
 _BACKTICKS = re.compile(r"`([^`\n]+)`")
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)")
 
 
 def write(run: Run, path: str | Path) -> Path:
@@ -193,10 +194,11 @@ def embedded(data: object) -> str:
 
 
 def coded(escaped: str) -> str:
-    """Escaped text as HTML in which what stands between backticks is code."""
+    """Escaped text as HTML in which what stands between backticks is code; no line breaks in an option or before %."""
     from stepscope.units import visible
 
-    return _BACKTICKS.sub(r"<code>\1</code>", visible(str(escaped)))
+    whole = _OPTION.sub(r'<span class="whole">\1</span>', visible(str(escaped)).replace(" %", "\u00a0%"))
+    return _BACKTICKS.sub(r"<code>\1</code>", whole)
 
 
 def _hash(script: str) -> str:

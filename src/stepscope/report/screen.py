@@ -124,7 +124,7 @@ def figure_text(row: Headline) -> str:
         return f"accuracy {percent(row.value)}"
     value, _, interval = estimate(row.value, row.low, row.high, row.unit).partition(" [")
     said = f"{value}{_PER.get(row.metric, '')}{f' [{interval}' if interval else ''}"
-    held = f", {row.note}" if row.metric == "temperature" and row.note else ""
+    held = f", {row.note}" if row.metric in ("temperature", "throughput") and row.note else ""
     return f"{row.kind.upper()} {said}{held}".strip()
 
 
@@ -198,7 +198,7 @@ def next_steps(run: Run) -> list[str]:
     """Return what to change: what a tune run found, or how to find it; causes outside the training go before."""
     verdict, changes = run.verdict(), what_to_change(run)
     said = list(verdict.next)
-    if changes.tables or changes.untried:
+    if changes.tables or (changes.untried and len(run.steps)):
         names = ", ".join(name for name, _ in changes.untried)
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
         said = [line for line in said if "stepscope tune" not in line]

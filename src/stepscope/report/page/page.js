@@ -12,7 +12,7 @@ const make = (tag, attributes = {}, ...children) => {
 };
 
 /* A value in the prefix that keeps it short, with three digits. */
-const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
+const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"], [1e-9, "n"]];
 function spoken(value, unit) {
   if (value === null || value === undefined) return "-";
   if (unit === "1") return (100 * value).toFixed(value < 1 ? 1 : 0) + " %";

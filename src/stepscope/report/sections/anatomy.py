@@ -50,7 +50,7 @@ def build(run: Run) -> Section:
 def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame, step: int) -> str:
     lanes = ops["lane"].n_unique()
     said = [f"{lanes} lanes: threads, then streams." if lanes > 1 else "Layers, then ops below what called them."]
-    said.append("White: framework.")
+    said.append("Gaps: no op ran there.")
     said.append("Click a layer to mark it here and in the list, drag to zoom and list what is in view, Escape for all.")
     if tracks.is_empty():
         said.append("Nothing was sampled and no allocation recorded in this step.")

@@ -41,6 +41,7 @@ FIGURES = ("phases", "step-phases")
 
 _COMMAND = re.compile(r"^(stepscope .+?)(?= (?:tries|measures) )")
 _EVIDENCE, _NEXT = 2, 3
+_SMALL_LAYER = 0.1  # of the step
 _FEWEST_BARS, _MOST_BARS = 8, 150
 _TALLEST = 2.5  # times the median step: what is longer is cut
 _OF_TIME = ("step_time", "throughput")
@@ -82,7 +83,7 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
     unknown = [KeyFigure("Energy per step", NOT_MEASURED, note=_why_no_energy(run))]
     unknown = [] if "energy_per_step" in known or not len(run.steps) else unknown
     for row in rows:
-        note = row.note if row.metric in ("temperature", "accuracy") else ""
+        note = row.note if row.metric in ("temperature", "accuracy", "throughput") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
         label = _SHORT.get(row.metric, row.label)
         if row.metric not in _OF_TIME and unknown:
@@ -109,11 +110,25 @@ def _most_expensive(run: Run) -> str:
     for row in run.layers().head(1).iter_rows(named=True):
         on_device, ns = bool(row["device_ns"]), row["device_ns"] or row["total_ns"]
         if ns and row["layer"]:
-            where = "on the accelerator" if on_device else f"{percent(row['share'], 0)} of the step"
+            where = "on the accelerator" if on_device else f"{_share(row['share'])} of the step"
             source = [short_source(row["source"])] if row["source"] else []
             kind = f" ({row['type']})" if row["type"] else ""
-            return ", ".join([f"{row['layer']}{kind}: {duration(ns)}", where, *source])
+            return ", ".join([f"{row['layer']}{kind}: {duration(ns)}", where, *source]) + _of_its_type(run, row)
+        if ns and "compiled" in set(run.model["region"].drop_nulls() if "region" in run.model.columns else ()):
+            return "cannot be told: torch.compile ran the layers as one; a run without it lists them"
     return ""
+
+
+def _of_its_type(run: Run, row: dict[str, Any]) -> str:
+    """What all layers of a type take together, where a single one is a small part of the step; else nothing."""
+    alike = run.layers().filter(pl.col("type") == pl.lit(row["type"], pl.String))
+    if row["device_ns"] or len(alike) < 2 or (row["share"] or 1.0) >= _SMALL_LAYER:
+        return ""
+    return f"; all {len(alike):,} {row['type']} layers: {percent(alike['share'].sum(), 0)}"
+
+
+def _share(share: float | None) -> str:
+    return percent(share, 0 if share is None or share >= _SMALL_LAYER else 1)
 
 
 def _capital(text: str) -> str:
