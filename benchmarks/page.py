@@ -68,7 +68,7 @@ def _written(run: Path, target: Path, bar_s: float) -> Path:
 
 def hands(target: Path, folder: Path) -> None:
     """How long the page takes to be ready, to zoom and to sort in a browser."""
-    if browser.PATH is None:
+    if browser.found() is None:
         print("  no Chromium here: not opened")
         return
     with Browser(folder / "profile") as opened:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fabricate import fabricate_run
-from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import RUNS
 from tests.report.test_page_limits import SCREEN_PX, WORDS
@@ -26,14 +25,6 @@ HERE = {"Host": "localhost"}
 _GRAVE = ("serious", "critical")
 _OPENED = "document.querySelectorAll('details').forEach((fold) => { fold.open = true; })"
 _ASKED = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if browser.PATH is None:
-        pytest.skip("no Chromium here")
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def grave(chromium: Browser) -> list[tuple[str, list[str]]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("PIL")
 from PIL import Image
-from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.first_screen import ACROSS, DOWN, LIMIT, RUNS, STORED, drawn, worst_tile
 
@@ -23,14 +21,6 @@ CHANGES = {
     "a block lies 60 px to the right": "document.querySelector('.answer').style.marginLeft = '60px'",
     "it is dark": "document.documentElement.dataset.theme = 'dark'",
 }
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if browser.PATH is None:
-        pytest.skip("no Chromium here")
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +52,7 @@ def test_a_block_that_is_missing_or_moved_is_noticed(chromium: Browser, folder: 
 def test_how_letters_are_smoothed_makes_no_difference(chromium: Browser, folder: Path, name: str) -> None:
     blurred = "document.body.style.filter = 'blur(0.6px)'; document.body.style.transform = 'translate(0.5px, 0.5px)'"
     found = drawn(chromium, folder, name, blurred)
-    assert worst_tile(found, stored(name)) <= LIMIT
+    assert worst_tile(found, drawn(chromium, folder, name)) <= LIMIT
 
 
 def test_the_stored_pictures_are_small() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fabricate import MODEL, STEP, Op, every_step, fabricate_run
-from tests.report import browser
 from tests.report.browser import Browser
 
 from stepscope.analysis.run import Run
@@ -16,14 +14,6 @@ from stepscope.report import html
 
 HOSTILE = "</script><img src=x onerror=\"document.title='intruded'\">"
 DRAWN = "(() => { const c = document.querySelector('canvas'); return new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size; })()"  # noqa: E501 - one expression
-
-pytestmark = pytest.mark.skipif(browser.PATH is None, reason="no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fabricate import STEP, Op, fabricate_run
-from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import RUNS
 from tests.report.test_screen import screen
@@ -33,14 +31,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def pages(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     return {name: html.write(Run(path), folder / f"{name.replace(' ', '-')}.html") for name, path in folders.items()}
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if browser.PATH is None:
-        pytest.skip("no Chromium here")
-    with Browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.fabricate import Sampled, fabricate_run
-from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.stored_runs import READ, simulated_board
 
@@ -133,7 +132,6 @@ _PALETTE = (
 )
 
 
-@pytest.mark.skipif(browser.PATH is None, reason="no Chromium here")
 def test_check_boxes_choose_runs_and_quantities_and_no_two_lines_look_alike(
     server: BoundedServer, tmp_path: Path
 ) -> None:

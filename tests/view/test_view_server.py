@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fabricate import fabricate_run
 from tests.patience import HANG_S, until
-from tests.report.browser import PATH, Browser
+from tests.report.browser import Browser
 
 pytest.importorskip("altair")
 
@@ -123,7 +123,6 @@ def test_an_address_that_others_reach_needs_the_token(tmp_path: Path) -> None:
         server.server_close()
 
 
-@pytest.mark.skipif(PATH is None, reason="no Chromium here")
 def test_the_list_filters_sorts_and_compares_in_a_browser(server: BoundedServer, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.call("Page.navigate", url=f"http://127.0.0.1:{server.server_address[1]}/")

@@ -220,4 +220,8 @@ def _memory_of_layers(run: Run) -> pl.DataFrame:
 
 
 def _attained_by_layers(run: Run) -> pl.DataFrame:
-    return run.attained("module").filter(pl.col("known") >= _MOSTLY_KNOWN).select(layer="name", attained="attained", limit="limit")
+    return (
+        run.attained("module")
+        .filter(pl.col("known") >= _MOSTLY_KNOWN)
+        .select(layer="name", attained="attained", limit="limit")
+    )
