@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json as json_format
 import os
 import sys
 from collections.abc import Callable
@@ -26,6 +27,19 @@ NoNames = Annotated[
     bool,
     typer.Option("--no-names", help="Omit names of host and user; home folders become ~.", rich_help_panel="Advanced"),
 ]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, alone on stdout.")]
+
+
+def print_json(answer: Any) -> None:
+    """Print an answer as JSON; paths and dates become text."""
+    typer.echo(json_format.dumps(answer, indent=1, default=str))
+
+
+def print_written(path: Any, as_json: bool) -> None:
+    """Print where something was written: its path, or an object with it."""
+    print_json({"written": [path]}) if as_json else typer.echo(path)
 
 
 def _privacy(no_argv: NoArgv = False, no_names: NoNames = False) -> None:

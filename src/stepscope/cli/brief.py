@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from stepscope.cli._options import AsJson, print_json
 from stepscope.run_paths import NEWEST
 
 
 def brief(
     run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
+    as_json: AsJson = False,
 ) -> None:
     """Print a run in at most 1,500 tokens: findings with evidence, numbers with CI, what is unknown, what to do next.
 
@@ -19,4 +21,8 @@ def brief(
     """
     from stepscope.api.reading import brief as briefly
 
-    typer.echo(briefly(run), nl=False)
+    said = briefly(run)
+    if as_json:
+        print_json({"lines": said.splitlines()})
+    else:
+        typer.echo(said, nl=False)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from stepscope.api.requests import ExportRequest
-from stepscope.cli._options import command_of, private
+from stepscope.cli._options import AsJson, command_of, print_written, private
 
 if TYPE_CHECKING:
     from stepscope.report.exports._excerpt import Excerpt, ExportPlan
 
 
-def _export(request: ExportRequest) -> None:
+def _export(request: ExportRequest, as_json: AsJson = False) -> None:
     """Announce the export, write it, and print its path."""
     from stepscope.report.exports._excerpt import plan_export, write_export
 
@@ -21,7 +21,7 @@ def _export(request: ExportRequest) -> None:
     typer.echo(_announcement(plan), err=True)
     for line in _missing_parts(plan.part):
         typer.echo(line, err=True)
-    typer.echo(write_export(plan))
+    print_written(write_export(plan), as_json)
 
 
 export = private(command_of(ExportRequest, _export, "export"))

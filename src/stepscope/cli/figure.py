@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from stepscope.cli._options import AsJson, print_json
 from stepscope.errors import UsageError
 from stepscope.run_paths import NEWEST
 
@@ -24,6 +26,7 @@ def figure(
         str,
         typer.Option(help="Width on paper: 85mm is one column, 170mm two; also ieee, ieee-2, acm, acm-2."),
     ] = "170mm",
+    as_json: AsJson = False,
 ) -> None:
     """Write a chart as PNG, SVG, PDF, or as its Vega-Lite specification, in the size of a paper's column.
 
@@ -35,24 +38,33 @@ def figure(
     if name == _LIST:
         if runs:
             raise UsageError("'figure list' takes no run", "leave the run out, or name a figure")
+        if as_json:
+            print_json([{"name": entry.name, "title": entry.title} for entry in figures.entries()])
+            return
         for entry in figures.entries():
             typer.echo(f"{entry.name:<20} {entry.title}")
         return
     forms = form or ["png"]
     width_mm = figures.parse_width(width)
     figures.check(name, forms, width_mm)
-    _write(name, runs or [Path(NEWEST)], out, forms, width_mm)
+    written = []
+    for path in _write(name, runs or [Path(NEWEST)], out, forms, width_mm):
+        written.append(path)
+        if not as_json:
+            typer.echo(path)
+    if as_json:
+        print_json({"written": written})
 
 
-def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: float) -> None:
+def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: float) -> Iterator[Path]:
     from stepscope.analysis.run import Run
     from stepscope.report import figures
 
     opened_runs = [Run(run) for run in runs]
     if figures.is_shared(name):
         for form in forms:
-            typer.echo(figures.write_together(name, opened_runs, out, form, width))
+            yield figures.write_together(name, opened_runs, out, form, width)
         return
     for opened in opened_runs:
         for form in forms:
-            typer.echo(figures.write(name, opened, out, form, width))
+            yield figures.write(name, opened, out, form, width)

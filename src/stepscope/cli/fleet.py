@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.cli._options import AsJson, print_json
 from stepscope.errors import FleetError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def up(
             "--lives-with", metavar="PID", help="What is started here ends with this process, as in a CI job."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Start the scheduler here and a worker on each device over SSH; what runs already is left as it is.
 
@@ -40,8 +42,13 @@ def up(
 
     require_libraries()
     read = read_hosts(hosts)
-    refused = [state for state in fleet_up.up(read, _print_up, rotate, lives_with) if state.refused is not None]
-    typer.echo(f"scheduler at {scheduler_of_hosts(read).url}; use it with: stepscope suite run --fleet {hosts}")
+    states = fleet_up.up(read, _print_nothing if as_json else _print_up, rotate, lives_with)
+    refused = [state for state in states if state.refused is not None]
+    scheduler = scheduler_of_hosts(read).url
+    if as_json:
+        print_json({"scheduler": scheduler, "hosts": [_host(state) for state in states]})
+    else:
+        typer.echo(f"scheduler at {scheduler}; use it with: stepscope suite run --fleet {hosts}")
     if refused:
         raise FleetError(
             f"{len(refused)} of {len(read.hosts)} hosts are not up: {', '.join(state.host.name for state in refused)}",
@@ -54,6 +61,7 @@ def status(
     tls: Annotated[
         Path | None, typer.Option(help="With tls://...: folder of ca.pem, certificate.pem, key.pem.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show each device: board, whether it is there, at work or refused, versions, and how its clock differs."""
     from rich.console import Console
@@ -65,22 +73,29 @@ def status(
     require_libraries()
     found = scheduler_address(where, tls)
     states = fleet_up.devices(found)
-    rows = [_row(state) for state in states]
     seen = {state.device.name for state in states}
     missing = [host for host in (found.hosts.hosts if found.hosts else ()) if host.name not in seen]
-    rows += [(host.name, host.board, "not there", "", "", "") for host in missing]
-    Console(highlight=False).print(fleet_status_table(rows))
+    if as_json:
+        absent = [dict(_NO_FACTS, name=host.name, board=host.board, state="not there") for host in missing]
+        print_json([*map(_facts, states), *absent])
+    else:
+        rows = [_row(state) for state in states]
+        rows += [(host.name, host.board, "not there", "", "", "") for host in missing]
+        Console(highlight=False).print(fleet_status_table(rows))
     if missing:
         raise FleetError(f"{len(missing)} hosts are not there", f"start them: stepscope fleet up {where}")
 
 
-def down(hosts: _Hosts) -> None:
+def down(hosts: _Hosts, as_json: AsJson = False) -> None:
     """End the workers and the scheduler; runs that were not gathered stay on their devices for a later --resume."""
     from stepscope.experiments.fleet import devices as fleet_up
     from stepscope.experiments.fleet.hosts import read_hosts
 
     read = read_hosts(hosts)
-    left = [state for state in fleet_up.down(read, _print_down) if state.refused is not None]
+    states = fleet_up.down(read, _print_nothing if as_json else _print_down)
+    left = [state for state in states if state.refused is not None]
+    if as_json:
+        print_json([_host(state) for state in states])
     if left:
         raise FleetError(
             f"{len(left)} hosts were not reached: {', '.join(state.host.name for state in left)}",
@@ -88,17 +103,49 @@ def down(hosts: _Hosts) -> None:
         )
 
 
-def revoke(hosts: _Hosts, name: Annotated[str, typer.Argument(help="The host that is to be shut out.")]) -> None:
+def revoke(
+    hosts: _Hosts,
+    name: Annotated[str, typer.Argument(help="The host that is to be shut out.")],
+    as_json: AsJson = False,
+) -> None:
     """Let a device in no more: one that was lost, or taken over. Its connection ends within seconds."""
     from stepscope.experiments.fleet import devices as fleet_up
     from stepscope.experiments.fleet.hosts import read_hosts, require_libraries
 
     require_libraries()
     had = fleet_up.shut_out(read_hosts(hosts), name)
-    typer.echo(f"{name}: {'revoked' if had else 'had no certificate, and gets none'}")
+    if as_json:
+        print_json({"name": name, "had_certificate": had})
+    else:
+        typer.echo(f"{name}: {'revoked' if had else 'had no certificate, and gets none'}")
 
 
 SUBCOMMANDS = {"up": up, "status": status, "down": down, "revoke": revoke}
+
+
+def _print_nothing(state: HostState) -> None:
+    """Nothing is printed before the answer as a whole."""
+
+
+def _host(state: HostState) -> dict[str, Any]:
+    """A host with what it says of itself, or why it is not part of the fleet."""
+    refused = None if state.refused is None else str(state.refused)
+    return {"name": state.host.name, "about": state.about, "refused": refused}
+
+
+_NO_FACTS = dict.fromkeys(
+    ("name", "board", "state", "refused", "stepscope", "torch", "clock_offset_s", "clock_within_s")
+)
+
+
+def _facts(state: DeviceState) -> dict[str, Any]:
+    """A device, whether it is free, at work or not used, its versions, and how far its clock is ahead of ours."""
+    known = dict(_NO_FACTS, name=state.device.name, board=state.device.board, refused=state.refused)
+    if state.met is None:
+        return {**known, "state": "at work" if state.refused is None else "not used"}
+    versions = state.met.about["versions"]
+    clock = {"clock_offset_s": state.met.offset_s, "clock_within_s": state.met.within_s}
+    return {**known, "state": "free", "stepscope": versions["stepscope"], "torch": versions["torch"], **clock}
 
 
 def _print_up(state: HostState) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import typer
 
 from stepscope.api.requests import ImportRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import AsJson, command_of, print_json
 from stepscope.errors import UsageError
 
 
-def _import(request: ImportRequest) -> None:
+def _import(request: ImportRequest, as_json: AsJson = False) -> None:
     """Make the run, and print what was read, what is lacking and where it lies."""
     from stepscope.importers import Options, import_file
     from stepscope.importers.sensor_logs import Clock
@@ -26,13 +26,13 @@ def _import(request: ImportRequest) -> None:
         (request.time_column, request.power_column),
     )
     options = Options(request.kind, request.name, request.batch, request.warmup, request.board, clock)
-    _print_summary(import_file(request.file, request.with_, request.out, options))
+    _print_summary(import_file(request.file, request.with_, request.out, options), as_json)
 
 
 import_ = command_of(ImportRequest, _import, "import_")
 
 
-def _print_summary(path: Path) -> None:
+def _print_summary(path: Path, as_json: bool) -> None:
     """Print what was read and what is lacking, and where the run lies."""
     from stepscope.analysis.run import Run
     from stepscope.analysis.summary import write_summary
@@ -40,6 +40,10 @@ def _print_summary(path: Path) -> None:
     run = Run(path)
     write_summary(run)
     stated = run.meta["imported"]
+    if as_json:
+        counts = {"steps": len(run.steps), "op_calls": run.meta["recorder"]["rows"], "channels": len(run.channels)}
+        print_json({"run": path, "kind": stated["kind"], **counts, "lacks": stated["lacks"]})
+        return
     steps = f"{len(run.steps):,} steps, {run.meta['recorder']['rows']:,} op calls, {len(run.channels)} channels"
     typer.echo(f"{stated['kind']}: {steps}", err=True)
     for lack in stated["lacks"]:

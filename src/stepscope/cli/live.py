@@ -6,18 +6,22 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from stepscope.api.requests import LiveRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_json
 from stepscope.errors import RunNotFound
 from stepscope.run_paths import NEWEST, RUNS, find_run
 
 _NOT_OK = 1
 
 
-def _live(request: LiveRequest) -> None:
+def _live(
+    request: LiveRequest,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the state of this moment as JSON, and leave.")] = False,
+) -> None:
     """Watch until the run has ended; the exit code says how."""
     from rich.console import Console
 
@@ -25,6 +29,9 @@ def _live(request: LiveRequest) -> None:
 
     try:
         folder = _run_folder(request.run, request.wait)
+        if as_json:
+            print_json(_state(folder))
+            return
         with _gauges(folder, request.prometheus):
             status = watch(folder, Console(), lines=request.lines)
     except KeyboardInterrupt:
@@ -34,6 +41,18 @@ def _live(request: LiveRequest) -> None:
 
 
 live = command_of(LiveRequest, _live, "live")
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """The state of a run now; what has a name each (rails, zones, cores) is an object of them."""
+    from dataclasses import asdict
+
+    from stepscope.report.live.run_state import Watch
+
+    with contextlib.closing(Watch(folder)) as follows:
+        now = follows.look()
+    named = {name: dict(getattr(now, name)) for name in ("cores", "accelerators", "rails", "temperatures", "clocks")}
+    return {**asdict(now), **named, "left_s": now.left_s, "left_j": now.left_j}
 
 
 @contextlib.contextmanager

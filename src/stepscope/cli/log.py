@@ -8,11 +8,11 @@ from typing import Any
 import typer
 
 from stepscope.api.requests import LogRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import AsJson, command_of, print_json
 from stepscope.errors import UsageError
 
 
-def _log(request: LogRequest) -> None:
+def _log(request: LogRequest, as_json: AsJson = False) -> None:
     """Hand the run over, and print where it went."""
     from stepscope.analysis.run import Run
     from stepscope.integrations import logger
@@ -24,7 +24,11 @@ def _log(request: LogRequest) -> None:
         options["page"] = request.page
     if opened.status == "running":
         typer.echo("the run has not ended: what is on disk now is handed over", err=True)
-    typer.echo(chosen.log_run(opened, request.out, **options))
+    went = chosen.log_run(opened, request.out, **options)
+    if as_json:
+        print_json({"run": opened.id, "to": request.to, "went": went})
+    else:
+        typer.echo(went)
 
 
 log = command_of(LogRequest, _log, "log")

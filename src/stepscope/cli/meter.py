@@ -8,29 +8,33 @@ from pathlib import Path
 import typer
 
 from stepscope.api.requests import MeterRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import AsJson, command_of, print_json
 from stepscope.errors import StepscopeError, UsageError
 
 
-def _meter(request: MeterRequest) -> None:
+def _meter(request: MeterRequest, as_json: AsJson = False) -> None:
     """Add the log, and print what was read."""
     from stepscope.run_paths import find_run
 
-    typer.echo(read_log(find_run(request.run), request.log))
+    run = find_run(request.run)
+    channel = read_log(run, request.log)
+    if as_json:
+        print_json({"run": run, "log": request.log, "channel": channel})
+    else:
+        typer.echo(f"{request.log}: read as channel '{channel}' of {run}")
 
 
 meter = command_of(MeterRequest, _meter, "meter")
 
 
 def read_log(run: Path, log: Path) -> str:
-    """Add the log to the run; what was read, in a sentence."""
+    """Add the log to the run and return the name of its channel."""
     from stepscope.analysis.energy.alignment import align
     from stepscope.record.meter_log import import_csv
 
     if not log.is_file():
         raise UsageError(f"there is no meter log '{log}'", "give the path of its CSV file")
-    channel = import_csv(run, log, align)
-    return f"{log}: read as channel '{channel.id}' of {run}"
+    return str(import_csv(run, log, align).id)
 
 
 def read_logs(run: Path, logs: Sequence[Path]) -> list[str]:

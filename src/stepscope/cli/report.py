@@ -40,7 +40,7 @@ def report(
     if html:
         _page(opened, out or opened.path / "report.html", open_page)
     elif as_json:
-        _json(opened)
+        print_metrics(opened)
     else:
         _screen(opened, verbose)
     if attribution == "fit":
@@ -77,7 +77,8 @@ def _page(run: Run, path: Path, open_page: bool) -> None:
     show_page(written, open_page)
 
 
-def _json(run: Run) -> None:
+def print_metrics(run: Run) -> None:
+    """Print all that is known of a run as JSON."""
     import json
     from dataclasses import asdict
 

@@ -75,11 +75,14 @@ def _run(
     html: Annotated[bool, typer.Option("--html", help="Also write the page with pictures.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Show the run while it goes on, instead of a bar.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="At the end print the metrics as JSON, as report --json, instead.")
+    ] = False,
 ) -> None:
     """Measure, report, and end with the exit code of the training."""
     from stepscope import workloads
 
-    of_a_script = request.module or is_script(request.target)
+    of_a_script, quiet = request.module or is_script(request.target), quiet or as_json
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
@@ -109,10 +112,21 @@ def _run(
     if config is not None:
         RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
     if of_a_script:
-        raise typer.Exit(end_of_script(path, code, request, quiet, html))
+        code = end_of_script(path, code, request, quiet, html)
+        _print_metrics(path, as_json)
+        raise typer.Exit(code)
     _end_of_workload(path, code, request, config)
     report_run(path, request.meter_csv, quiet, html, False)
+    _print_metrics(path, as_json)
     raise typer.Exit(code)
+
+
+def _print_metrics(path: Path, as_json: bool) -> None:
+    if as_json:
+        from stepscope.analysis.run import Run
+        from stepscope.cli.report import print_metrics
+
+        print_metrics(Run(path))
 
 
 run = private(command_of(RunRequest, _run, "run"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import RunsRequest
-from stepscope.cli._options import command_of, private
+from stepscope.cli._options import AsJson, command_of, print_json, private
 from stepscope.errors import UsageError
 from stepscope.request import parse_amount
 
@@ -57,23 +57,24 @@ def _list(
 
 def show(
     run: Annotated[str, typer.Argument(help="The name of a run in the store.")],
+    as_json: Annotated[bool, typer.Option("--json", help="What is printed anyway.")] = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
     """Show what a store says of one run, as JSON: its facts, tags, files and checksums."""
-    import json
     from dataclasses import asdict
 
     from stepscope.store.index import find
 
     _, manifest = find(_place(store, timeout), run)
-    typer.echo(json.dumps({**asdict(manifest), "digest": manifest.digest, "folder": manifest.folder}, indent=1))
+    print_json({**asdict(manifest), "digest": manifest.digest, "folder": manifest.folder})
 
 
 def tag(
     names: RunsArgument,
     add: Annotated[list[str] | None, typer.Option("--add", help="A tag to add, such as baseline or power=15W.")] = None,
     drop: Annotated[list[str] | None, typer.Option("--drop", help="A tag to take away.")] = None,
+    as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
@@ -82,13 +83,18 @@ def tag(
         raise UsageError("no tag was given", "--add baseline, or --drop baseline")
     from stepscope.store import tag as tagged
 
-    for run_id, tags in tagged(_place(store, timeout), names, add or (), drop or ()).items():
+    found = tagged(_place(store, timeout), names, add or (), drop or ())
+    if as_json:
+        print_json([{"id": run_id, "tags": list(tags)} for run_id, tags in found.items()])
+        return
+    for run_id, tags in found.items():
         typer.echo(f"{run_id}: {' '.join(tags) or 'no tags'}")
 
 
 def rm(
     names: RunsArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
@@ -97,8 +103,12 @@ def rm(
 
     place = _place(store, timeout)
     if not yes:
-        typer.confirm(f"remove {len(names)} run(s) from {place.address} for good?", abort=True)
-    for run_id in remove(place, names):
+        typer.confirm(f"remove {len(names)} run(s) from {place.address} for good?", abort=True, err=as_json)
+    gone = list(remove(place, names))
+    if as_json:
+        print_json({"removed": gone})
+        return
+    for run_id in gone:
         typer.echo(f"{run_id}: removed")
 
 
@@ -106,31 +116,40 @@ def rm(
 def push(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, names in runs/, 'last', or folders of runs.")],
     tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
+    as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
     """Push runs into a store. Pushing a run again is harmless; a push that breaks off is gone on with."""
     from stepscope.store import push as pushed
 
-    pushed(_place(store, timeout), _folders(folders), tag or (), _print_pushed)
+    found = pushed(_place(store, timeout), _folders(folders), tag or (), None if as_json else _print_pushed)
+    if as_json:
+        print_json([vars(run) for run in found])
 
 
 def pull(
     names: RunsArgument,
     out: Annotated[Path, typer.Option("--out", help="The folder that the runs are put into.")] = Path("runs"),
     max_size: Annotated[str, typer.Option(help="Refuse a run that is larger.")] = "16GB",
+    as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
     """Pull runs out of a store, every checksum verified before a run is seen."""
     from stepscope.store import pull as pulled
 
-    for path in pulled(_place(store, timeout), names, out, round(parse_amount("--max-size", max_size, "B"))):
+    paths = pulled(_place(store, timeout), names, out, round(parse_amount("--max-size", max_size, "B")))
+    if as_json:
+        print_json({"written": list(paths)})
+        return
+    for path in paths:
         typer.echo(path)
 
 
 def verify(
     names: Annotated[list[str] | None, typer.Argument(help="Names of runs in the store; none: all.")] = None,
+    as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
@@ -139,10 +158,13 @@ def verify(
     from stepscope.store import verify as verified
     from stepscope.units import bytes_
 
-    found = verified(_place(store, timeout), names or None, _print_verified)
+    found = verified(_place(store, timeout), names or None, None if as_json else _print_verified)
     damaged = [run.id for run in found if run.wrong]
-    read = bytes_(sum(run.bytes for run in found))
-    typer.echo(f"{sum(run.files for run in found):,} files of {len(found):,} runs, {read}: {len(damaged)} runs damaged")
+    files, read = sum(run.files for run in found), sum(run.bytes for run in found)
+    if as_json:
+        print_json([vars(run) for run in found])
+    else:
+        typer.echo(f"{files:,} files of {len(found):,} runs, {bytes_(read)}: {len(damaged)} runs damaged")
     if damaged:
         raise StoreError(
             f"{len(damaged)} of {len(found):,} runs are not what was pushed: {', '.join(damaged[:3])}",
@@ -153,6 +175,7 @@ def verify(
 def gc(
     older_than: Annotated[float, typer.Option(help="Hours without a write after which a left-over is one.")] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: AsJson = False,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
 ) -> None:
@@ -161,6 +184,9 @@ def gc(
     from stepscope.units import bytes_
 
     found = collect(_place(store, timeout), older_than * 3600, dry_run)
+    if as_json:
+        print_json({**vars(found), "dry_run": dry_run})
+        return
     for path in found.removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path}")
     if found.too_young:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteShowRequest
-from stepscope.cli._options import check_page_options, command_of, print_wide, private
+from stepscope.cli._options import AsJson, check_page_options, command_of, print_wide, print_written, private
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
 
@@ -28,7 +28,11 @@ def suite() -> None:
 
 
 def _run(
-    request: SuiteRun, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False
+    request: SuiteRun,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of the table, as suite show --json.")
+    ] = False,
 ) -> None:
     """Run the sweep, with the line to go on with where it is interrupted, and print its table."""
     from stepscope.api.suite import run_sweep, sweep_path
@@ -40,8 +44,8 @@ def _run(
         on, end = (f" --fleet {request.fleet}", "; the devices end what they are at") if request.fleet else ("", "")
         sys.stderr.write(f"interrupted{end}; go on with: stepscope suite run{on} --resume --out {folder}\n")
         raise
-    if not quiet:
-        _show(SuiteShowRequest(folder))
+    if json or not quiet:
+        _show(SuiteShowRequest(folder), json)
 
 
 def _show(
@@ -69,14 +73,14 @@ def _show(
         print_wide(*render_results(results, against, models), width=_PAGE)
 
 
-def _export(request: SuiteExportRequest) -> None:
+def _export(request: SuiteExportRequest, as_json: AsJson = False) -> None:
     """Write the file, and print its path."""
     from stepscope.api.suite import default_export, refuse_export, write_export
     from stepscope.experiments.suite.results import read_results
 
     refuse_export(request.to, request.runs)
     out = request.out or default_export(request.path, request.to)
-    typer.echo(str(write_export(read_results(request.path), request.to, out, request.runs)))
+    print_written(write_export(read_results(request.path), request.to, out, request.runs), as_json)
 
 
 def _list(
