@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fabricate import fabricate_run
+from tests.importers.profiler_json import step as mark
+from tests.importers.profiler_json import write
+from typer.main import get_command
 
-from stepscope.__main__ import main
+from stepscope.__main__ import build_app, main
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -33,6 +38,10 @@ def documented(command: str) -> set[str]:
         ("workloads", ""),
         ("data list", ""),
         ("tune", ""),
+        ("brief", "{a}"),
+        ("live", "{a}"),
+        ("figure list", ""),
+        ("export", "{a} --to csv --out out"),
     ],
 )
 def test_a_command_prints_the_keys_that_are_documented(
@@ -48,6 +57,86 @@ def test_a_command_prints_the_keys_that_are_documented(
         main([*command.split(), *arguments.format(a=a, b=b).split(), "--json"])
         printed = json.loads(capsys.readouterr().out)
     assert set(printed[0] if isinstance(printed, list) else printed) == documented(command)
+
+
+SERVERS = {"view", "mcp"}  # which have no answer
+
+
+def test_every_command_has_it_and_is_on_the_page() -> None:
+    def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+        for word, inner in getattr(command, "commands", {}).items():
+            yield from leaves(inner, f"{name} {word}".strip())
+        if not getattr(command, "commands", {}):
+            yield name, command
+
+    found = dict(leaves(get_command(build_app())))
+    without = {name for name, command in found.items() if not any("--json" in option.opts for option in command.params)}
+    assert without == SERVERS
+    text = PAGE.read_text(encoding="utf-8")
+    named = {name for name in found if f"`{name}`" in text or f"`{name} " in text or f"`{name.split()[0]} ..." in text}
+    assert set(found) - named == set()
+
+
+def test_commands_of_a_store_print_the_keys_that_are_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPSCOPE_STORE", str(tmp_path / "store"))
+    name = fabricate_run(tmp_path / "runs", steps=20).name
+    for command, arguments in (
+        ("push", "last"),
+        ("show", name),
+        ("tag", f"{name} --add baseline"),
+        ("verify", ""),
+        ("pull", f"{name} --out pulled"),
+        ("gc", ""),
+        ("rm", f"{name} --yes"),
+    ):
+        assert main(["runs", command, *arguments.split(), "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        keys = set(printed[0] if isinstance(printed, list) else printed)
+        assert documented(f"runs {command}") <= keys, command
+        assert command == "show" or keys == documented(f"runs {command}"), command
+
+
+def test_the_state_of_a_fleet_has_the_keys_that_are_documented() -> None:
+    from stepscope.cli.fleet import _facts
+    from stepscope.experiments.fleet.devices import DeviceState
+    from stepscope.experiments.fleet.gatherer import Device, DeviceInfo
+
+    device = Device("pi-1", "pi5", "tls://1.2.3.4:5")
+    met = DeviceInfo({"versions": {"stepscope": "0.1.0", "torch": None}}, 0.02, 0.001)
+    free, busy, refused = (
+        _facts(state)
+        for state in (DeviceState(device, met), DeviceState(device, None), DeviceState(device, None, "old"))
+    )
+    assert set(free) == set(busy) == documented("fleet status")
+    assert [state["state"] for state in (free, busy, refused)] == ["free", "at work", "not used"]
+
+
+def test_an_import_prints_the_keys_that_are_documented_also_of_a_file_of_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = write(tmp_path / "trace.json", [mark(number, 1e4 * number, 1e4) for number in range(6)])
+    assert main(["import", str(trace), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == documented("import")
+    assert printed["steps"] == 6
+
+
+def test_run_prints_the_metrics_of_a_script_behind_what_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stepscope.cli import run as command
+
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    monkeypatch.setattr(command, "script_run", lambda *_: (path, 3))
+    monkeypatch.setattr(command, "end_of_script", lambda path, code, request, quiet, html: code if quiet else -1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    assert main(["run", "--json", "train.py"]) == 3
+    assert json.loads(capsys.readouterr().out)["id"] == path.name
 
 
 def test_fit_prints_the_keys_that_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,9 +30,7 @@ def suite() -> None:
 def _run(
     request: SuiteRun,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of the table, as suite show --json.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead, as suite show --json.")] = False,
 ) -> None:
     """Run the sweep, with the line to go on with where it is interrupted, and print its table."""
     from stepscope.api.suite import run_sweep, sweep_path

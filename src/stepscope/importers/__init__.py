@@ -353,6 +353,8 @@ def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
             "the times of this torch.profiler file do not count from 1970, so no log can be laid beside it",
             "import the two apart, or export the file with torch 2.3 or later",
         )
+    if not len(file.events.t0):
+        return  # marks of steps alone
     begin, end = int(file.events.t0.min()), int(file.events.t1.max())
     for log in logs:
         if int(log.t1_ns.max()) < begin or int(log.t0_ns.min()) > end:

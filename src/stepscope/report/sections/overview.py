@@ -124,7 +124,7 @@ def _of_its_type(run: Run, row: dict[str, Any]) -> str:
     alike = run.layers().filter(pl.col("type") == pl.lit(row["type"], pl.String))
     if row["device_ns"] or len(alike) < 2 or (row["share"] or 1.0) >= _SMALL_LAYER:
         return ""
-    return f"; all {len(alike):,} {row['type']} layers: {percent(float(alike["share"].sum()), 0)}"
+    return f"; all {len(alike):,} {row['type']} layers: {percent(float(alike['share'].sum()), 0)}"
 
 
 def _share(share: float | None) -> str:
