@@ -30,6 +30,7 @@ from stepscope.privacy import redacted
 from stepscope.report.live.folder import planned_steps
 from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter, checksums
+from stepscope.runfolder.pack import pack
 from stepscope.runfolder.schema import STEP_ROW
 from stepscope.runfolder.validation import DEEPEST, clean_text, parse
 
@@ -110,6 +111,25 @@ def test_an_event_that_was_changed_is_named(run: Path) -> None:
     broken = RunReader(run)
     assert [event["kind"] for event in broken.events] != ["gap"]
     assert broken.damaged == ["events.jsonl"], "the last line is not cut off: it has its seal"
+
+
+def test_lines_cut_off_the_end_of_the_events_are_named_and_those_written_later_are_none(run: Path) -> None:
+    RunWriter.attach(run).event("gap", "3 s without power")
+    pack(run)
+    whole = (run / "events.jsonl").read_bytes()
+    RunWriter.attach(run).event("kept-as-rows", "written after the run was packed", source="pack")
+    assert RunReader(run).events[-1]["kind"] == "kept-as-rows"
+    assert RunReader(run).damaged == []
+    (run / "events.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    cut = RunReader(run)
+    assert "gap" not in [event["kind"] for event in cut.events]
+    assert cut.damaged == ["events.jsonl"]
+    pack(run)
+    assert "events.jsonl" in stepscope.text(run), "packing it once more does not forgive it"
+    (run / "events.jsonl").unlink()
+    gone = RunReader(run)
+    assert gone.events == []
+    assert gone.damaged == ["events.jsonl"]
 
 
 def test_checksums_that_are_damaged_themselves_condemn_no_other_file(run: Path) -> None:

@@ -1,6 +1,7 @@
 """Sizes and CRC32 of the packed files of a run: a flipped bit costs the file that it is in, and the reader says which.
 
-Parts have checksums of their own, column by column; JSON is sealed (`stepscope.files.sealed`).
+Parts have checksums of their own, column by column; JSON is sealed (`stepscope.files.sealed`), and of events.jsonl,
+where each line has a seal, the number of lines is noted.
 """
 
 from __future__ import annotations
@@ -15,13 +16,33 @@ from stepscope.files import replace_json, unsealed
 from stepscope.runfolder.validation import MOST_BYTES, read_regular
 
 CHECKSUMS = "checksums.json"
+EVENTS = "events.jsonl"
 
 
 def note(run: Path, *names: str) -> None:
     """Write down the checksums of files that have just been written; those of files that are gone are dropped."""
     known = stated(run)
     known.update({name: of(run / name) for name in names})
-    replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known) if (run / name).exists()}, whole=True)
+    _write(run, {name: known[name] for name in known if name == EVENTS or (run / name).exists()})
+
+
+def note_events(run: Path) -> None:
+    """Write down how many events a run has at least, now that it has ended; more may follow."""
+    known = stated(run)
+    with contextlib.suppress(FileNotFoundError):
+        lines = (run / EVENTS).read_bytes().count(b"\n")
+        if lines > least_events(known):
+            _write(run, {**known, EVENTS: lines})
+
+
+def least_events(known: dict[str, Any]) -> int:
+    """Return the number of events that was noted, 0 where none was."""
+    lines = known.get(EVENTS)
+    return lines if isinstance(lines, int) else 0
+
+
+def _write(run: Path, known: dict[str, Any]) -> None:
+    replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known)}, whole=True)
 
 
 def stated(run: Path) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def _pack_folder(run: Path) -> Iterator[str]:
     for rows in row_files(run):
         if not rows.packed:
             yield from _pack_rows(run, rows)
+    checksums.note_events(run)
 
 
 def pack_closed_parts(run: Path) -> Iterator[PartName]:

@@ -19,7 +19,7 @@ from stepscope.privacy import cleaned
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
-from stepscope.runfolder.checksums import CHECKSUMS, agrees
+from stepscope.runfolder.checksums import CHECKSUMS, agrees, least_events
 from stepscope.runfolder.samples import (
     LongSensor,
     SampleFile,
@@ -403,10 +403,11 @@ class RunReader:
         return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:
-        try:
+        lines: list[bytes] = []
+        with contextlib.suppress(OSError):
             lines = self._bytes("events.jsonl").splitlines()
-        except OSError:
-            return
+        if len(lines) < least_events(self._checksums):
+            self._found_damaged("events.jsonl")
         for number, line in enumerate(lines, 1):
             try:
                 event, dropped = validation.parse(line, validation.EVENT)
