@@ -276,6 +276,16 @@ def test_a_longer_wait_for_a_core_amid_the_same_load_is_load(tmp_path: Path) -> 
     assert compare(paths).surroundings() == (), "threads of its own kept it waiting"
 
 
+def test_a_step_of_more_work_that_waits_for_the_same_share_of_its_time_is_no_difference_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    busy = Machine(0.4, 0.6, pressure={"cpu:some": 1.0}, own_cores=0.4, busy=_BUSY)
+    first, other = _run(tmp_path / "a", busy), _run(tmp_path / "b", busy, ops=_twice(STEP), residual_us=2000)
+    comparison = compare([first, other])
+    assert comparison.surroundings() == ()
+    assert "'features.0'" in comparison.sentences()[0]
+
+
 def test_a_slower_layer_on_a_machine_as_quiet_is_named_as_before(tmp_path: Path) -> None:
     first = _run(tmp_path / "a", Machine())
     other = _run(tmp_path / "b", Machine(), ops=(*STEP[:-2], *_twice(STEP[-2:-1]), STEP[-1]))

@@ -25,6 +25,7 @@ from stepscope.report.comparison import (
     overall_table,
     part_name,
     part_table,
+    program_table,
     quantity_rows,
     quantity_table,
     whole,
@@ -200,4 +201,6 @@ def _sides(comparison: Comparison) -> Section:
             rows += [(f"{name.capitalize()} (A, {letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()]
             rows += [] if unlike else [("Setting, device and data", "as those of A")]
         parts.append(Facts(((f"{letter(side)}", group.name), *rows)))
+        if side and (table := program_table(comparison, side)) is not None:
+            parts.append(More(f"What a step of {letter(side)} does otherwise ({len(table.rows)})", (table,)))
     return Section("What was compared, and in what the others differ from A.", tuple(parts))

@@ -19,6 +19,7 @@ from stepscope.analysis.answer import machine_name
 from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.analysis.compare.layers import LayerRow
+from stepscope.analysis.compare.program import ProgramChange
 from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
 from stepscope.report.table import Cell, Column, Fitting, Row, Table, terminal
@@ -34,6 +35,7 @@ from stepscope.units import (
     percent,
     plural,
     row_label,
+    si,
 )
 
 TITLES = {
@@ -172,6 +174,8 @@ def render(
         parts += [Text(""), *(_pair(comparison, index) if pair else [_quantities(comparison, index)])]
         if len(comparison.run_groups) > 2:
             parts += _layers(comparison, index, top or _PARTS_VERBOSE)
+        if verbose:
+            parts += _program(comparison, index)
         if len(comparison.settings) == 1:
             listed = top or (_PARTS_VERBOSE if verbose else _PARTS)
             parts += _explained(comparison, by if verbose else by[:1], listed, whats, verbose)
@@ -183,6 +187,7 @@ def render(
 
 
 _PARTS, _PARTS_VERBOSE = 4, 8
+_PROGRAM_ROWS = 20
 
 
 def _sides(comparison: Comparison) -> RenderableType:
@@ -297,6 +302,35 @@ def _layer_cell(row: LayerRow, side: int, unit: str, with_ends: bool) -> Cell:
 
 LAYER_MARKS = {"larger": ("▲", "red", "more than A"), "smaller": ("▼", "green", "less than A")}
 LAYER_NOTE = "▲ more, ▼ less than A: more than chance explains in a table of so many layers."
+
+
+def program_table(comparison: Comparison, other: int, setting: int = 0) -> Table | None:
+    """What a step of another side does otherwise than one of A, counted; None where nothing is known to differ."""
+    changes = comparison.program(other, setting).changes
+    if not changes:
+        return None
+    columns = (
+        Column("What", False, of=lambda row: row.what),
+        Column("Name", False, of=lambda row: row.name, names=True),
+        Column(letter(0), of=lambda row: _counted(row, row.first)),
+        Column(letter(other), of=lambda row: _counted(row, row.other)),
+    )
+    caption = "Counted in profiled steps, not timed: parameters of layers, calls of operators and FLOPs a step."
+    return Table.over(f"program, {letter(other)}", columns, changes, caption)
+
+
+def _counted(change: ProgramChange, value: float | None) -> Cell:
+    said = "absent" if value is None else si(value, "FLOP") if change.what == "FLOPs" else f"{value:,.0f}"
+    return Cell(said, value)
+
+
+def _program(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
+    """Draw what the steps of the sides do otherwise."""
+    for other in range(1, len(comparison.run_groups)):
+        if (table := program_table(comparison, other, setting)) is not None:
+            kept = replace(table, rows=table.rows[:_PROGRAM_ROWS])
+            yield Text("")
+            yield terminal(kept, heading=f"what a step does otherwise, {letter(other)} ({len(table.rows)})")
 
 
 def _explained(

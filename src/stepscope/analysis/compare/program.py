@@ -1,0 +1,199 @@
+"""What a step of two sides does otherwise: layers, operator calls, FLOPs and parameters, counted and not timed.
+
+Counts of the profiled steps do not depend on how busy a machine is, so that they tell a change of the program apart
+from one of its surroundings: a loss that is read each step, a clipped gradient, another precision, a layer more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import CPU
+from stepscope.arrays import Floats
+from stepscope.runfolder import AUTOGRAD_NODE
+from stepscope.units import number, plural, si
+
+_OTHER_MODEL = 0.5  # of all layers: where more of them differ, it is another model
+_NAMED = 3  # layers, and kinds of operator, in a sentence
+_ALIKE = 0.01  # FLOPs are those of shapes that were seen: what differs by less is no change
+
+
+@dataclass(frozen=True)
+class ProgramChange:
+    """One thing that a step does otherwise: "layer", "operator", "operator calls", "FLOPs" or "model".
+
+    first and other: parameters of the layer, calls of the operator a step (median), FLOPs a step, layers of the model;
+    None where a side has no such thing.
+    """
+
+    what: str
+    name: str
+    first: float | None
+    other: float | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """How the steps of two sides differ as programs. calls: operator calls of a step that both make, where they do not.
+
+    reason: why operator calls were not compared; layers are all the same.
+    """
+
+    changes: tuple[ProgramChange, ...]
+    calls: int | None = None
+    reason: str = ""
+
+    def sentence(self, letter: str) -> str:
+        """Return what differs, or that nothing does; empty where that is not known."""
+        said = [*self._layers(), *self._totals(), *self._operators()]
+        if said:
+            return f"The step of {letter} is not that of A: {'; '.join(said)}."
+        if self.calls is None:
+            return ""
+        return f"A and {letter} make the same {plural(self.calls, 'operator call')} a step, in the same layers."
+
+    def of(self, what: str) -> list[ProgramChange]:
+        """Return the changes of one sort."""
+        return [change for change in self.changes if change.what == what]
+
+    def _layers(self) -> Iterator[str]:
+        for change in self.of("model"):
+            yield f"another model, {number(change.other or 0)} layers (A: {number(change.first or 0)})"
+        changes = self.of("layer")
+        for verb, kept in (
+            ("more", [change for change in changes if change.first is None]),
+            ("fewer", [change for change in changes if change.other is None]),
+        ):
+            if kept:
+                yield f"{plural(len(kept), 'layer')} {verb} ({_few([change.name for change in kept])})"
+        sized = [change for change in changes if change.first is not None and change.other is not None]
+        if sized:
+            named = [f"{change.name} {_count(change.other)} (A: {_count(change.first)})" for change in sized]
+            yield f"other parameters in {_few(named)}"
+
+    def _totals(self) -> Iterator[str]:
+        for change in self.of("FLOPs"):
+            yield f"{si(change.other or 0.0, 'FLOP')} (A: {si(change.first or 0.0, 'FLOP')})"
+
+    def _operators(self) -> Iterator[str]:
+        named = [f"{change.name} {_count(change.other)} (A: {_count(change.first)})" for change in self.of("operator")]
+        for change in self.of("operator calls"):
+            yield f"{_count(change.other)} operator calls (A: {_count(change.first)}), above all {_few(named)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.0f}"
+
+
+def program_changes(first: Sequence[Run], other: Sequence[Run]) -> Program:
+    """Return what a step of the other side does otherwise: layers, then FLOPs, then operators by their time."""
+    layers = list(_layers(first[0], other[0]))
+    if any(change.what == "model" for change in layers):
+        return Program(tuple(layers))
+    sides = [_Calls.of(runs) for runs in (first, other)]
+    before, after = sides
+    if before is None or after is None:
+        return Program(tuple(layers), reason="no step of a side was profiled whole")
+    changes = (*layers, *_flops(before, after), *_operators(before, after))
+    return Program(changes, None if changes else round(float(np.median(after.total))))
+
+
+def _layers(first: Run, other: Run) -> Iterator[ProgramChange]:
+    """The layers that one side alone has, or that have other parameters; of another model their number alone."""
+    sides = [
+        {(name, kind): own for name, kind, own in run.model.select("module", "type", "parameters").iter_rows() if name}
+        for run in (first, other)
+    ]
+    if not all(sides):
+        return
+    keys = list(dict.fromkeys((*sides[0], *sides[1])))
+    changed = [key for key in keys if sides[0].get(key) != sides[1].get(key)]
+    if len(set(sides[0]) ^ set(sides[1])) > _OTHER_MODEL * len(keys):
+        yield ProgramChange("model", "layers", float(len(sides[0])), float(len(sides[1])))
+        return
+    within = {name for name, _ in changed}
+    for name, kind in changed:
+        if any(inner.startswith(f"{name}.") for inner in within) and all((name, kind) in side for side in sides):
+            continue  # a container of what changed
+        before, after = (None if (name, kind) not in side else float(side[name, kind] or 0) for side in sides)
+        yield ProgramChange("layer", f"{name} ({kind})", before, after)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Operator calls of the whole profiled steps of a side, kinds in columns: count and self time of each."""
+
+    kinds: list[str]
+    counts: Floats  # (steps, kinds)
+    ns: dict[str, float]
+    flops: float | None  # of a step, the median
+
+    @property
+    def total(self) -> Floats:
+        """All calls of each step."""
+        return np.asarray(self.counts.sum(axis=1))
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> _Calls | None:
+        """None where no step of a run was profiled whole."""
+        if not all(run.steps["recorded"].any() for run in runs):
+            return None
+        name = pl.col("name")
+        own = (pl.col("device") == CPU) & name.str.contains("::") & ~name.str.starts_with(AUTOGRAD_NODE)
+        tables = [run.self_times.filter(own).with_columns(run=pl.lit(place)) for place, run in enumerate(runs)]
+        table = pl.concat(tables)
+        steps = table.select("run", "step").unique(maintain_order=True)
+        if any(table.is_empty() for table in tables):
+            return None
+        summed = table.group_by("run", "step", "name").agg(pl.col("count", "self_ns").sum())
+        wide = steps.join(
+            summed.pivot("name", index=["run", "step"], values="count"), on=["run", "step"], how="left"
+        ).fill_null(0)
+        kinds = [name for name in wide.columns if name not in ("run", "step")]
+        ns = dict(summed.group_by("name").agg(pl.col("self_ns").sum() / len(steps)).iter_rows())
+        flops = table.group_by("run", "step").agg(pl.col("flops").sum())["flops"].median()
+        known = float(flops) if isinstance(flops, (int, float)) and flops > 0 else None
+        return cls(kinds, wide.select(kinds).to_numpy().astype(np.float64), ns, known)
+
+    def of_kind(self, kind: str) -> Floats:
+        """Calls of a kind in each step."""
+        found = self.counts[:, self.kinds.index(kind)] if kind in self.kinds else np.zeros(len(self.counts))
+        return np.asarray(found)
+
+
+def _flops(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
+    if first.flops and other.flops and abs(other.flops / first.flops - 1) > _ALIKE:
+        yield ProgramChange("FLOPs", "", first.flops, other.flops)
+
+
+def _operators(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
+    """The kinds whose number of calls differs in all steps: those first whose calls more or fewer take most time."""
+    kinds = dict.fromkeys((*first.kinds, *other.kinds))
+    apart = [kind for kind in kinds if _apart(first.of_kind(kind), other.of_kind(kind))]
+    if not apart:
+        return
+    yield ProgramChange("operator calls", "", float(np.median(first.total)), float(np.median(other.total)))
+    counts = {kind: [float(np.median(side.of_kind(kind))) for side in (first, other)] for kind in apart}
+
+    def cost(kind: str) -> float:
+        before, after = counts[kind]
+        ns, calls = (first.ns[kind], before) if before > after else (other.ns[kind], after)
+        return -abs(after - before) * ns / calls
+
+    for kind in sorted(apart, key=cost):
+        before, after = (count or None for count in counts[kind])
+        yield ProgramChange("operator", kind, before, after)
+
+
+def _apart(first: Floats, other: Floats) -> bool:
+    return bool(first.max() < other.min() or other.max() < first.min())
