@@ -1,4 +1,4 @@
-"""What a step of two sides does otherwise: layers, operator calls, FLOPs and parameters, counted and not timed.
+"""Differences between the steps of two sides as programs: layers, operator calls and FLOPs, counted and not timed.
 
 Counts of the profiled steps do not depend on how busy a machine is, so that they tell a change of the program apart
 from one of its surroundings: a loss that is read each step, a clipped gradient, another precision, a layer more.
@@ -39,7 +39,7 @@ class ProgramChange:
 
 @dataclass(frozen=True)
 class Program:
-    """How the steps of two sides differ as programs. calls: operator calls of a step that both make, where they do not.
+    """Differences between the steps of two sides as programs. calls: operator calls of a step that both make, where they do not.
 
     reason: why operator calls were not compared; layers are all the same.
     """
