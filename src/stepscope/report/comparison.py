@@ -305,7 +305,7 @@ LAYER_NOTE = "▲ more, ▼ less than A: more than chance explains in a table of
 
 
 def program_table(comparison: Comparison, other: int, setting: int = 0) -> Table | None:
-    """Return what a step of another side does otherwise than one of A, counted; None where nothing is known to differ."""
+    """Return what a step of another side does otherwise than one of A, counted; None where nothing differs."""
     changes = comparison.program(other, setting).changes
     if not changes:
         return None

@@ -39,9 +39,9 @@ class ProgramChange:
 
 @dataclass(frozen=True)
 class Program:
-    """Differences between the steps of two sides as programs. calls: operator calls of a step that both make, where they do not.
+    """Differences between the steps of two sides as programs.
 
-    reason: why operator calls were not compared; layers are all the same.
+    calls: operator calls of a step, where nothing differs. reason: why operator calls were not compared; layers were.
     """
 
     changes: tuple[ProgramChange, ...]
