@@ -92,7 +92,7 @@ def test_a_flipped_bit_in_json_is_named_and_costs_nothing(run: Path, name: str, 
     if two := name == "device.json":
         (run / name).write_bytes(content[:at] + bytes([content[at] ^ 1, content[at + 1] ^ 1]) + content[at + 2 :])
     opened = RunReader(run)
-    _ = opened.device, opened.model, opened.channels, opened.sources
+    _ = opened.device, opened.model, opened.channels, opened.sources, opened.accesses
     assert opened.damaged == [f"{name}: {CHANGED if two else MENDED}"]
     assert opened.steps.height == 12
     assert opened.ops.height > 0

@@ -41,6 +41,7 @@ from stepscope.analysis.metrics import metrics, regularity
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTime, collective_time
 from stepscope.analysis.time.correction import StepTimes, step_times
+from stepscope.analysis.time.dependencies import Dependencies, dependencies
 from stepscope.analysis.time.operators import self_times
 from stepscope.analysis.time.ranks import Ranks, ranks
 from stepscope.analysis.time.tables import anatomy, module_table, operator_table, phase_table
@@ -144,6 +145,10 @@ class Run(RunReader):
     def anatomy(self) -> pl.DataFrame:
         """Every op of the step that is nearest to the median."""
         return self._anatomy
+
+    def dependencies(self) -> Dependencies:
+        """Return which operator waits for which, the critical path, what could overlap, and idle time by cause."""
+        return self._dependencies
 
     def overhead(self) -> pl.DataFrame:
         """Return the profiling overhead, columns as `metrics`."""
@@ -302,6 +307,10 @@ class Run(RunReader):
     @cached_property
     def _anatomy(self) -> pl.DataFrame:
         return anatomy(self)
+
+    @cached_property
+    def _dependencies(self) -> Dependencies:
+        return dependencies(self)
 
     @cached_property
     def _overhead(self) -> pl.DataFrame:

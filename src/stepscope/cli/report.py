@@ -86,7 +86,7 @@ def print_metrics(run: Run) -> None:
     from stepscope.analysis.memory.headroom import SIZES, training_peak
     from stepscope.analysis.summary import energy_facts
 
-    peak = training_peak(run)
+    peak, waits = training_peak(run), run.dependencies()
     content: dict[str, Any] = {
         "id": run.id,
         "status": run.status,
@@ -101,6 +101,11 @@ def print_metrics(run: Run) -> None:
         "metrics": run.metrics().to_dicts(),
         "memory": None if peak is None else {**asdict(peak), "fits": {str(b): peak.verdict(b) for b in SIZES}},
         "overhead": run.overhead().to_dicts(),
+        "dependencies": {
+            "critical_path_ns": waits.critical_path_ns,
+            "work_ns": waits.work_ns,
+            **{name: getattr(waits, name).to_dicts() for name in ("units", "overlap", "idle")},
+        },
         "communication": run.communication().to_dicts(),
         "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],
         "energy_of_ops": energy_facts(run) if run.rails.lines else None,

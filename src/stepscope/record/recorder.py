@@ -22,9 +22,10 @@ from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.layer_times import LayerRecorder
 from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
 from stepscope.record.memory.watch import MemoryWatch, Watched
+from stepscope.record.ops.accesses import write_accesses
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces
-from stepscope.record.ops.rows import Labelled, ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.ops.rows import Rows, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToFind
 from stepscope.record.ops.updates import OptimizerCalls, UpdateBook
 from stepscope.record.plan import Plan
@@ -568,14 +569,14 @@ class OpRecorder:
         if self._spans:
             self._events.learn_from_steps()
         if window.memory and rows.labelled is not None and self._spans:
-            labelled = rows.labelled
-            self._watched(lambda: self._write_memory(caught, window.tree, watched, labelled))
+            self._watched(lambda: self._write_memory(caught, window.tree, watched, rows))
 
-    def _write_memory(self, caught: Window, tree: Any, watched: Watched, ops: Labelled) -> None:
-        events = read_tree(tree, caught.shapes)
+    def _write_memory(self, caught: Window, tree: Any, watched: Watched, rows: Rows) -> None:
+        events, ops = read_tree(tree, caught.shapes), rows.labelled
+        assert ops is not None
         part = memory_rows(caught, events, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
-        if len(part):
-            self.bytes_written += self._writer.memory(part)
+        self.bytes_written += self._writer.memory(part) if len(part) else 0
+        write_accesses(self._writer, tree, rows.part, caught)
 
     def _watched(self, action: Callable[[], None]) -> None:
         """Run an action of the memory watch; a failure ends the watch, and nothing else."""

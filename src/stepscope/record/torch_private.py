@@ -10,6 +10,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | torch._C._profiler.RecordScope | 1.13 | layers are not timed apart from operators |
 | torch.autograd.Variable._execution_engine.run_backward | 1.8 | a node of these costs as much as an operator's event |
 | _ProfilerResult.experimental_event_tree, _ExtraFields_Allocation, _TensorMetadata | 2.1 | no memory is recorded |
+| _TensorMetadata.allocation_id, torch._C._jit_get_schemas_for_operator (`ops/accesses.py`) | 2.1 | no dependencies |
 | FLAGS_caffe2_log_level of libc10 | 2.0 | c10 warns now and then while memory is recorded |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
 | torch._C._autograd._profiler_enabled | 1.6 | a profiler of the user's that runs already is found out by its error |

@@ -81,6 +81,7 @@ def render(run: Run) -> RenderableType:
         *utilisation(metrics),
         *operator_utilisation(run),
         *other_quantities(run.metrics()),
+        *dependencies(run),
         *memory(metrics, run.meta, training_peak(run)),
         *memory_at_peak(run.peak(), reserved_bytes(run)),
         *energy_notes(run.energy_tables.notes),
@@ -185,6 +186,24 @@ def operator_utilisation(run: Run) -> list[RenderableType]:
         of = "CPU of the process" if unit == "cores" else f"{scope} {str(quantity).replace('_', ' ')}"
         lines.append(f"{of}: {', '.join(shown)}")
     return [labelled("use of ops", *lines)] if lines else []
+
+
+def dependencies(run: Run) -> list[RenderableType]:
+    """Return the critical path, what could overlap, and what device or cores are idle for; empty where not known."""
+    found = run.dependencies()
+    if found.units.is_empty():
+        return []
+    path = f"{duration(found.critical_path_ns)} of {duration(found.work_ns)} of operators"
+    lines = [f"critical path {path} ({percent(found.critical_path_ns / found.step_ns, 0)} of the step)"]
+    for row in found.overlap.iter_rows(named=True):
+        saved = f"{duration(row['reached_ns'])} by a schedule, at most {duration(row['most_ns'])}"
+        lanes = f" on {row['lanes']} lanes" if row["lanes"] > 1 else ""
+        lines.append(f"{row['what']}{lanes}: saves {saved} ({percent(row['share'])})")
+    lines += [
+        f"{row['device']} idle, {row['cause']}: {duration(row['ns'])} ({percent(row['share'])})"
+        for row in found.idle.iter_rows(named=True)
+    ]
+    return [labelled("dependencies", *lines)]
 
 
 def _no_energy(run: Run, method: str) -> list[RenderableType]:

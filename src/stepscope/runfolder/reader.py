@@ -29,6 +29,7 @@ from stepscope.runfolder.samples import (
 )
 from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
+from stepscope.runfolder.tables import ACCESSES as ACCESSES
 from stepscope.runfolder.tables import MEMORY as MEMORY
 from stepscope.runfolder.tables import MODEL as MODEL
 from stepscope.runfolder.tables import OPS as OPS
@@ -150,6 +151,17 @@ class RunReader:
                 for turn, line in enumerate(lines)
             ]
         return pl.DataFrame(rows, schema=SOURCES, orient="row")
+
+    @cached_property
+    def accesses(self) -> pl.DataFrame:
+        """Storages that the op calls of one step read or wrote, columns as `ACCESSES`; empty where none were noted."""
+        content = self._json("accesses.json")
+        columns = [content.get(key) or [] for key in ("rows", "storages", "written")]
+        if content.get("step") is None or len({len(column) for column in columns}) != 1:
+            return pl.DataFrame(schema=ACCESSES)
+        values = dict(zip(("row", "storage", "written"), columns, strict=True))
+        whole = pl.DataFrame(values).with_columns(step=pl.lit(content["step"]))
+        return whole.select(pl.col(name).cast(kind) for name, kind in ACCESSES.items())
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -517,7 +529,13 @@ class RunReader:
         self.damaged = sorted({*self.damaged, *names})
 
 
-_REPLACED = ("device.json", "channels.json", "model.json", "sources.json")  # as a whole, also while a run goes on
+_REPLACED = (
+    "device.json",
+    "channels.json",
+    "model.json",
+    "sources.json",
+    "accesses.json",
+)  # as a whole, also while a run goes on
 _APPENDED = (".rows", ".jsonl")
 _TEXTS = (".json", ".jsonl")
 _MOST_TRIES = 100_000  # to read the parts of a stem: more than there can be

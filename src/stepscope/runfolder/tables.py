@@ -38,6 +38,7 @@ SOURCES = {  # turn: which of the calls of this op in the step; null is all of t
     "turn": pl.Int64,
     "source": pl.String,
 }
+ACCESSES = {"step": pl.Int64, "row": pl.Int64, "storage": pl.Int64, "written": pl.Boolean}  # row: within the step
 MODEL = {name: _PLAIN.get(kind, pl.String) for name, kind in MODEL_COLUMNS.items()}
 
 

@@ -167,6 +167,12 @@ MODEL: dict[Any, Shape] = {
     ]
 }
 SOURCES: dict[Any, Shape] = {"step": int, "sources": [str], "rows": [None]}
+ACCESSES: dict[Any, Shape] = {
+    "step": _COUNT,
+    "rows": [Within(0, 1 << 31)],
+    "storages": [_COUNT],
+    "written": [Within(0, 1)],
+}
 EVENT: dict[Any, Shape] = {
     **dict.fromkeys(("t_ns", "t0_ns", "t1_ns"), int),
     **dict.fromkeys(("source", "kind", "message", "sensor"), str),
@@ -177,6 +183,7 @@ SHAPES = {
     "channels.json": CHANNELS,
     "model.json": MODEL,
     "sources.json": SOURCES,
+    "accesses.json": ACCESSES,
 }
 
 

@@ -140,8 +140,15 @@ class RunWriter:
 
     def sources(self, content: dict[str, Any]) -> None:
         """Write sources.json: the lines of the training's code that call layers and operators."""
+        self._write_dense_json("sources.json", content)
+
+    def accesses(self, content: dict[str, Any]) -> None:
+        """Write accesses.json: the storages that the op calls of one step read and wrote."""
+        self._write_dense_json("accesses.json", content)
+
+    def _write_dense_json(self, name: str, content: dict[str, Any]) -> None:
         if self._is_mine():
-            with replaced(self.path / "sources.json") as part:  # not indented: a step has thousands of op calls
+            with replaced(self.path / name) as part:  # not indented: a step has thousands of op calls
                 part.write_text(sealed(json.dumps(cleaned(content), separators=(",", ":"))), encoding="utf-8")
 
     def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:

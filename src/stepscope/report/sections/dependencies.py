@@ -1,0 +1,91 @@
+"""Which operator waits for which: the critical path, what could overlap, and what device or cores are idle for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.report.charts.dependencies import build_schedules
+from stepscope.report.page.parts import Part, Section, figure
+from stepscope.report.table import Column, Table, bars, ends, figures, words
+from stepscope.units import milliseconds, page_name, percent, plural
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+    from stepscope.analysis.time.dependencies import Dependencies
+
+TITLE = "Dependencies"
+ORDER = 57
+FIGURES = ("schedules",)
+
+_MOST_ROWS = 300
+_CAPTION = (
+    "One step by phase: as recorded, with host code beside operators, and with independent operators on two lanes. "
+    "Operators keep their times."
+)
+AT_MOST = (
+    "Reached: by a schedule in which operators run as fast side by side as alone. At most: no order of these operators "
+    "saves more. On cores that operators share already it is less, and may be nothing."
+)
+
+
+def build(run: Run) -> Section:
+    """Tables of `run.dependencies()`."""
+    found = run.dependencies()
+    if found.units.is_empty():
+        return Section(found.why if len(run.steps) else "")
+    parts: list[Part] = []
+    if not found.timeline.is_empty():
+        parts.append(figure(lambda width: build_schedules(found.timeline, width), _CAPTION, FIGURES[0]))
+    parts += [overlap_table(found), *([idle_table(found)] if len(found.idle) else []), _path_table(found)]
+    return Section(path_sentence(found), tuple(parts), closed=True)
+
+
+def path_sentence(found: Dependencies) -> str:
+    """Return the length of the critical path beside the work and the step, as a sentence."""
+    path = f"{milliseconds(found.critical_path_ns)} ms of {milliseconds(found.work_ns)} ms of operators"
+    share = percent(found.critical_path_ns / found.step_ns, 0)
+    return f"Critical path along the data: {path}, {share} of the step; {plural(len(found.units), 'operator')}."
+
+
+def overlap_table(found: Dependencies) -> Table:
+    """What could run side by side, and how much of a step that would save."""
+    columns = (
+        words("Could overlap", "what"),
+        figures("Lanes", "lanes", str),
+        figures("Reached, ms", "reached_ns", milliseconds),
+        ends("reached_low_ns", "reached_high_ns", milliseconds),
+        figures("At most, ms", "most_ns", milliseconds),
+        bars("Of the step, at most", "share"),
+    )
+    return Table.over("overlap", columns, found.overlap.iter_rows(named=True), AT_MOST, lively=False)
+
+
+def idle_table(found: Dependencies) -> Table:
+    """What the accelerator, or the cores, are idle for."""
+    columns = (
+        words("Idle for", "cause"),
+        words("Device", "device"),
+        figures("ms a step", "ns", milliseconds),
+        bars("Share", "share"),
+    )
+    on_cpu = bool((found.idle["device"] == "cpu").all())
+    caption = (
+        "Idle core time, and its share of the time of all cores: one works while data load, between operators and "
+        "while they are dispatched; within operators it is what the measured CPU utilisation leaves."
+        if on_cpu
+        else "Time in which no kernel ran, by what the host did meanwhile, and its share of the step."
+    )
+    return Table.over("idle", columns, found.idle.iter_rows(named=True), caption, lively=False)
+
+
+def _path_table(found: Dependencies) -> Table:
+    waited = found.units["after"].list.len().alias("waits_for")
+    path = found.units.with_columns(waited).filter("critical").sort("duration_ns", descending=True)
+    columns: tuple[Column, ...] = (
+        words("On the critical path", "name", page_name),
+        words("Layer", "module", page_name, missing=""),
+        words("Phase", "phase"),
+        figures("ms", "duration_ns", milliseconds),
+        figures("Waits for", "waits_for", str, meaning="Operators whose results it needs, or must not overwrite early"),
+    )
+    return Table.over("critical-path", columns, path.head(_MOST_ROWS).iter_rows(named=True), lively=len(path) > 12)

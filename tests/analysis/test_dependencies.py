@@ -1,0 +1,152 @@
+"""Dependencies between operators: edges from tensors, a replay of the recorded step, schedules, idle time by cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.analysis.parts import Row, write_part
+
+from stepscope.analysis.run import Run
+from stepscope.analysis.time.dependencies import BRANCHES, DATA_BESIDE, NO_ACCESSES, data_edges, replay, replayed_ns
+from stepscope.analysis.time.idleness import DATA, HOST_CODE, SMALL, SYNC, gaps_by_cause
+from stepscope.analysis.time.schedule import Tasks, bound_ns, heads, schedule, tails
+from stepscope.analysis.time.units import Units, units_of
+from stepscope.runfolder import RunWriter
+
+LOAD = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+DIAMOND = (  # a batch, two branches of it, and what joins them; 10 us of host code before each
+    Row(LOAD, "data", 10, 110),
+    Row("aten::conv2d", "forward", 120, 420, module="a"),
+    Row("aten::convolution", "forward", 130, 400, module="a", parent=1),
+    Row("aten::conv2d", "forward", 430, 630, module="b"),
+    Row("aten::add", "forward", 640, 740),
+)
+READS, WRITES = False, True
+ACCESSES = ((0, 1, WRITES), (1, 1, READS), (2, 2, WRITES), (3, 1, READS), (3, 3, WRITES), (4, 2, READS), (4, 3, READS))
+
+
+def _diamond(out: Path) -> Run:
+    path = write_part(out, DIAMOND, 750, world=1, rank=None, header={"warmup_steps": 2})
+    rows, storages, written = zip(*ACCESSES, strict=True)
+    writer = RunWriter.attach(path)
+    writer.accesses({"step": 1, "rows": rows, "storages": storages, "written": [int(flag) for flag in written]})
+    return Run(path)
+
+
+def _units(*rows: Row, length_us: float) -> Units:
+    frame = pl.DataFrame(
+        {
+            "t0_ns": [round(row.t0 * 1000) for row in rows],
+            "t1_ns": [round(row.t1 * 1000) for row in rows],
+            "parent": pl.Series([row.parent for row in rows], dtype=pl.Int32),
+            "module": pl.Series([row.module for row in rows], dtype=pl.String),
+            **{name: [getattr(row, name) for row in rows] for name in ("name", "phase", "thread", "device")},
+        }
+    )
+    found = units_of(frame, 0, round(length_us * 1000))
+    assert found is not None
+    return found
+
+
+def test_an_operator_waits_for_what_wrote_its_tensors_and_for_nothing_else(tmp_path: Path) -> None:
+    units = _diamond(tmp_path).dependencies().units
+    after = dict(zip(units["name"] + units["module"].fill_null(""), units["after"].to_list(), strict=True))
+    assert after == {LOAD: [], "aten::conv2da": [0], "aten::conv2db": [0], "aten::add": [1, 2]}
+
+
+def test_critical_path_and_savings_of_two_branches_are_those_counted_by_hand(tmp_path: Path) -> None:
+    found = _diamond(tmp_path).dependencies()
+    assert found.critical_path_ns == pytest.approx(100e3 + 300e3 + 100e3)
+    assert found.work_ns == pytest.approx(700e3)
+    assert found.units.filter("critical")["module"].to_list() == [None, "a", None]
+    saved = {(row["what"], row["lanes"]): row for row in found.overlap.iter_rows(named=True)}
+    assert saved[DATA_BESIDE, 1]["reached_ns"] == pytest.approx(100e3)
+    # b runs beside a and ends before it; 10 us before the data and 10 before the branches stay, the others are hidden.
+    assert saved[BRANCHES, 2]["reached_ns"] == pytest.approx(750e3 - (10e3 + 100e3 + 10e3 + 300e3 + 100e3))
+
+
+def test_writing_in_place_waits_for_those_that_read_before() -> None:
+    units = _units(
+        *(Row(f"aten::{name}", "forward", 10 * n, 10 * n + 5) for n, name in enumerate("abcd")), length_us=40
+    )
+    rows = [(0, 1, True), (1, 1, False), (2, 1, False), (2, 1, True), (3, 1, False)]
+    accesses = pl.DataFrame(rows, schema=["row", "storage", "written"], orient="row")
+    assert [sorted(before) for before in data_edges(units, accesses)] == [[], [0], [0, 1], [2]]
+
+
+def test_a_run_without_noted_tensors_says_why(tmp_path: Path) -> None:
+    found = Run(write_part(tmp_path, DIAMOND, 750, world=1, rank=None)).dependencies()
+    assert found.why == NO_ACCESSES
+    assert found.overlap.is_empty()
+
+
+KERNEL = {"device": "cuda:0", "thread": 7}
+ON_A_GPU = (  # launched ahead; the host waits for the last kernel, launches, loads data, runs Python, launches anew
+    Row("aten::mm", "forward", 0, 10),
+    Row("aten::mm", "forward", 10, 20),
+    Row("gemm", "forward", 5, 40, parent=0, **KERNEL),
+    Row("gemm", "forward", 40, 70, parent=1, **KERNEL),
+    Row("aten::item", "other", 20, 75),
+    Row("Memcpy DtoH", "other", 70, 72, parent=4, **KERNEL),
+    Row("aten::mul", "forward", 80, 90),
+    Row("elementwise", "forward", 88, 95, parent=6, **KERNEL),
+    Row(LOAD, "data", 95, 115),
+    Row("aten::mul", "forward", 118, 128),
+    Row("elementwise", "forward", 125, 150, parent=9, **KERNEL),
+)
+
+
+def test_a_replay_with_the_lanes_that_a_step_had_gives_the_step_on_a_cpu_and_on_a_gpu() -> None:
+    for rows, length in ((DIAMOND, 750), (ON_A_GPU, 150)):
+        units = _units(*rows, length_us=length)
+        assert replayed_ns(units) == pytest.approx(length * 1000)
+        tasks, of_unit = replay(units)
+        lanes = dict.fromkeys(tasks.lane, 1)
+        again = schedule(tasks, lanes)
+        assert again.end[of_unit] == pytest.approx(units.t1)
+        assert again.length_ns == pytest.approx(length * 1000)
+
+
+def test_gaps_of_an_accelerator_are_put_to_what_the_host_did() -> None:
+    found = gaps_by_cause(_units(*ON_A_GPU, length_us=150), "cuda:0")
+    # 0-5 launch; 72-88 after a wait; 95-115 data; 115-118 Python; 118-125 launch.
+    assert found[SMALL] == pytest.approx(5e3 + 7e3)
+    assert found[SYNC] == pytest.approx(16e3)
+    assert found[DATA] == pytest.approx(20e3)
+    assert found[HOST_CODE] == pytest.approx(3e3)
+
+
+def _random_tasks(random: np.random.Generator, count: int) -> Tasks:
+    tasks = Tasks()
+    for task in range(count):
+        before = random.choice(task, size=min(task, int(random.integers(0, 3))), replace=False) if task else []
+        tasks.add(float(random.integers(1, 20)), "work", [int(earlier) for earlier in before])
+    return tasks
+
+
+def test_a_schedule_breaks_no_rule_and_lies_between_the_bound_and_twice_of_it() -> None:
+    random = np.random.default_rng(1)
+    for lanes in (1, 2, 3):
+        for _ in range(30):
+            tasks = _random_tasks(random, 40)
+            found, bound = schedule(tasks, {"work": lanes}), bound_ns(tasks, {"work": lanes})
+            assert bound <= found.length_ns <= (2 - 1 / lanes) * bound * (1 + 1e-12)  # Graham, 1966
+            for task, before in enumerate(tasks.after):
+                assert all(found.end[earlier] <= found.start[task] for earlier in before)
+            for lane in range(lanes):
+                mine = found.place == lane
+                order = np.argsort(found.start[mine], kind="stable")
+                assert (found.end[mine][order][:-1] <= found.start[mine][order][1:]).all()
+
+
+def test_the_longest_way_is_that_of_all_ways_tried() -> None:
+    tasks = _random_tasks(np.random.default_rng(2), 12)
+
+    def ways(task: int) -> float:
+        return tasks.duration[task] + max((ways(earlier) for earlier in tasks.after[task]), default=0.0)
+
+    assert (heads(tasks) + tasks.duration).tolist() == [ways(task) for task in range(12)]
+    assert tails(tasks).max() == max(ways(task) for task in range(12))
