@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -83,7 +84,7 @@ def test_a_run_without_noted_tensors_says_why(tmp_path: Path) -> None:
     assert found.overlap.is_empty()
 
 
-KERNEL = {"device": "cuda:0", "thread": 7}
+KERNEL: dict[str, Any] = {"device": "cuda:0", "thread": 7}
 ON_A_GPU = (  # launched ahead; the host waits for the last kernel, launches, loads data, runs Python, launches anew
     Row("aten::mm", "forward", 0, 10),
     Row("aten::mm", "forward", 10, 20),
@@ -122,8 +123,9 @@ def test_gaps_of_an_accelerator_are_put_to_what_the_host_did() -> None:
 def _random_tasks(random: np.random.Generator, count: int) -> Tasks:
     tasks = Tasks()
     for task in range(count):
-        before = random.choice(task, size=min(task, int(random.integers(0, 3))), replace=False) if task else []
-        tasks.add(float(random.integers(1, 20)), "work", [int(earlier) for earlier in before])
+        few = min(task, int(random.integers(0, 3)))
+        before = random.permutation(task)[:few].tolist()
+        tasks.add(float(random.integers(1, 20)), "work", before)
     return tasks
 
 

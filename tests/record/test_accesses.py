@@ -42,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def _ways_to(run: Run, unit: int) -> set[int]:
     after = run.dependencies().units["after"].to_list()
-    found, waiting = set(), [unit]
+    found: set[int] = set()
+    waiting = [unit]
     while waiting:
         new = set(after[waiting.pop()]) - found
         found |= new

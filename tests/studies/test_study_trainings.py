@@ -25,7 +25,8 @@ from stepscope.experiments.sweeps.optimizers import (
     state_bytes,
     with_every_optimizer,
 )
-from stepscope.experiments.sweeps.results import WINDOW, smoothed, steps_to
+from stepscope.experiments.sweeps.results import WINDOW, axis_sweep, loss_tables, smoothed, steps_to
+from stepscope.experiments.sweeps.trainings import TrainingRun
 from stepscope.report.charts.comparison import setting_charts
 from stepscope.report.study_results import render
 
@@ -76,6 +77,19 @@ def test_time_and_steps_to_a_target_are_of_those_that_reach_it(tmp_path: Path) -
     assert {row[0]: row[1] for row in findings.tables[0].rows}["time to the target, s"] == "bf16"
     never = answer_study(replace(asked, precisions=("fp32",), target=0.01), tmp_path / "far", child=CHILD)
     assert any("0 of 1 trainings reached the target" in note for note in never.notes)
+
+
+def test_the_loss_of_a_precision_is_compared_after_as_many_steps_from_the_same_seeds() -> None:
+    settings = [TrainingSetting("net", precision=name) for name in ("fp32", "int8")]
+    trainings = [
+        TrainingRun(setting, repeat, "ok", losses=[1.0 + 0.1 * repeat + extra] * steps)
+        for setting, extra, steps in zip(settings, (0.0, 0.5), (30, 20), strict=True)
+        for repeat in range(3)
+    ]
+    (table,) = loss_tables(axis_sweep("precision", "net"), trainings)
+    (row,) = table.rows
+    assert row[:2] == ("int8", 20)
+    assert row[3:6] == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_figures_and_page_of_trainings_are_drawn(tmp_path: Path) -> None:

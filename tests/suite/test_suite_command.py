@@ -58,7 +58,7 @@ def _run(*arguments: str) -> int:
         (["run", "--workloads", "lenett"], "did you mean lenet"),
         (["run", "--batch", "0"], "--batch 0: must be 1 or more"),
         (["run", "--repeats", "0"], "--repeats 0"),
-        (["run", "--precisions", "fp16"], "unknown precision 'fp16'"),
+        (["run", "--precisions", "fp8"], "unknown precision 'fp8'"),
         (["run", "--workloads", "lenet", "--optimizers", "adm"], "unknown optimizer of 'lenet' 'adm'"),
         (["run", "--device", "tpu"], "unknown device 'tpu'"),
         (["run", "--steps", "0"], "--steps 0"),

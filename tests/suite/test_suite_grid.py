@@ -84,8 +84,8 @@ def test_a_tier_is_narrowed_by_names_and_a_wrong_name_gets_the_nearest() -> None
 
 def test_words_are_checked_where_the_known_ones_are_given() -> None:
     assert SuiteRun(precisions="fp32,bf16").precisions == ("fp32", "bf16")  # type: ignore[arg-type]
-    with pytest.raises(UnknownName, match="precision 'fp16'"):
-        SuiteRun(precisions="fp16")  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="precision 'fp8'"):
+        SuiteRun(precisions="fp8")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="empty"):
         SuiteRun(workloads=" , ")  # type: ignore[arg-type]
 

@@ -39,7 +39,9 @@ class RunRequest(Request):
     optimizer: str | None = option(None, "Optimizer of a workload: sgd, momentum, adam, ...")
     lr: float | None = option(None, "Learning rate of a workload.", example="0.01")
     device: str | None = option(None, "Device of a workload: cpu (default) or cuda.")
-    precision: str | None = option(None, "Precision of a workload: fp32 (default) or bf16.")
+    precision: str | None = option(
+        None, "Precision of a workload: fp32 (default), bf16, fp16 or int8 (quantisation-aware)."
+    )
     threads: int | None = option(None, "Threads that torch computes with.", least=1, example="2")
     seed: int | None = option(None, "Seed of a workload: the same seed repeats the run.")
     out: Path = option(Path("runs"), "Folder that the run folder is made in.")

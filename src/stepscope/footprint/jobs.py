@@ -210,7 +210,7 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
     import polars as pl
 
     from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-    from stepscope.record.train import in_precision
+    from stepscope.record.precision import in_precision
     from stepscope.runfolder import MEMORY, RunReader
 
     try:

@@ -13,17 +13,12 @@ from stepscope.record import torch_private
 from stepscope.record.dry.flops import FlopCount, count_flops
 from stepscope.record.facts import status_of
 from stepscope.record.ops.events import DATA_SCOPE
+from stepscope.record.precision import describe_precision, in_precision
 from stepscope.record.session import Session
 from stepscope.record.settings import Settings
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Training, Workload
-from typing import TypeVar
-
-import torch
-
-from stepscope.errors import UnknownName
-
 EXIT_CODES = {"interrupted": 130, "oom": 8}  # results of a run in their own right, not faults
 Progress = Callable[[int, float | None], None]
 Stop = Callable[[], bool]  # asked after every step: was that the last one?
@@ -119,36 +114,3 @@ def _facts(workload: Workload, training: Training, counted: FlopCount, choices: 
         "seed": choices.seed,
         "flops_not_counted": counted.reason,
     }
-
-
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16 (autocast)"}
-Work = TypeVar("Work")
-
-
-def describe_precision(precision: str) -> str:
-    """Return its content for run.json."""
-    return PRECISIONS[precision]
-
-
-def in_precision(workload: Work, precision: str, device: str) -> Work:
-    """The workload with its forward and loss under autocast; weights, their gradients and the optimizer stay float32.
-
-    A step of the workload's own runs under autocast as a whole: what it computes is not known from outside.
-    bfloat16 has the exponents of float32, so no loss scaling is needed.
-    """
-    if precision not in PRECISIONS:
-        raise UnknownName("precision", precision, PRECISIONS)
-    if precision == "fp32":
-        return workload
-    known: Any = workload
-    kind = torch.device(device).type
-
-    def cast(function: Any) -> Any:
-        def called(*arguments: Any) -> Any:
-            with torch.autocast(kind, dtype=torch.bfloat16):
-                return function(*arguments)
-
-        return called
-
-    changed: Work = replace(known, loss=cast(known.loss), step=None if known.step is None else cast(known.step))
-    return changed

@@ -27,7 +27,7 @@ class SuiteRun(Request):
     )
     optimizers: tuple[str, ...] | None = option(None, "Optimizers: sgd,adam. Default: each workload's own.")
     precisions: tuple[str, ...] | None = option(
-        None, "Precisions: fp32,bf16. Default: fp32.", choices=PRECISIONS
+        None, "Precisions: fp32,bf16,fp16,int8. Default: fp32.", choices=PRECISIONS
     )  # fmt: skip
     threads: tuple[int, ...] | None = option(None, "Threads: 1,2,4. Default: torch's choice.", least=1, example="1,2,4")
     device: str | None = option(None, DEVICE, help="cpu (default) or cuda.")

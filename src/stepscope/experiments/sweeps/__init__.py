@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 TRAINING, INFERENCE = "training", "inference"
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ WORKLOAD = Option("A workload of the suite, or path/to/file.py:name.", argument=
 TRAINING_OF = Option("A workload, path/to/file.py:name, a script (train.py) or module:function.", argument=True)
 ARGUMENTS = Option("After `--`: the script's own arguments; {batch} is the setting's.", argument=True, stated=True)
 BATCH = Option("Batch size. Default: the workload's own.", least=1, example="4")
-PRECISION = Option("fp32 or bf16.", choices=PRECISIONS)
+PRECISION = Option("fp32, bf16, fp16 (scaled loss) or int8 (quantisation-aware).", choices=PRECISIONS)
 REPEATS = Option("Fresh processes for each setting: 3 (--quick: 2).", least=1, example="20", quick=2)
 STEPS = Option("Steps of each training; with --target, at most: 500.", least=1, example="20")
 SECONDS = Option("Seconds of steps of each training, unless --steps: 10.", above=0, unit="s", example="10")
@@ -226,7 +226,11 @@ class PrecisionSweep(TrainingSweep):
 
     workload: str = option(REQUIRED, TRAINING_OF)
     arguments: tuple[str, ...] = option((), ARGUMENTS)
-    precisions: tuple[str, ...] = option("fp32,bf16", "Kinds of arithmetic: fp32,bf16.", choices=PRECISIONS)
+    precisions: tuple[str, ...] = option(
+        "fp32,bf16",
+        "Kinds: fp32, bf16, fp16 (scaled loss), int8 (quantisation-aware).",
+        choices=PRECISIONS,
+    )
     batch: int | None = option(None, BATCH)
     optimizer: str | None = option(None, OPTIMIZER)
     threads: int | None = option(None, THREADS)

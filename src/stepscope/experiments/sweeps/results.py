@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import Estimate, over_repeats
+from stepscope.analysis.estimate import Estimate, mean_interval, null_if_nan, over_repeats
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.arrays import Floats
 from stepscope.experiments.engine.engine import Plan
@@ -373,7 +373,8 @@ def axis_plan(request: TrainingSweep) -> Plan:
 
     def judge(trainings: list[TrainingRun]) -> Findings:
         answer = _knee(setting_costs(trainings)) if request.axis == "batch" else ""
-        return build_findings(sweep, trainings, request.rules, answer=answer)
+        tables = loss_tables(sweep, trainings) if request.axis == "precision" else ()
+        return build_findings(sweep, trainings, request.rules, tables=tables, answer=answer)
 
     return training_plan(request.settings, request.rules, sweep.label, judge)
 
@@ -390,6 +391,35 @@ def axis_sweep(axis: str, workload: str) -> Sweep:
 
     judged = (SPEED, *JOULES.values(), MEMORY, *LEARNING)
     return Sweep(axis, _TITLES[axis].format(workload), axis, label, judged, place)
+
+
+def loss_tables(question: Sweep, trainings: Sequence[TrainingRun]) -> tuple[ResultTable, ...]:
+    """Return the loss of each setting less that of the first, after as many steps from the same seeds; or nothing."""
+    groups: dict[TrainingSetting, dict[int, TrainingRun]] = {}
+    for training in trainings:
+        if training.status == OK:
+            groups.setdefault(training.setting, {})[training.repeat] = training
+    if not groups:
+        return ()
+    first, *others = groups
+    rows = []
+    for setting in others:
+        pairs = [(groups[first][n], training) for n, training in groups[setting].items() if n in groups[first]]
+        curves = [(smoothed(a.losses), smoothed(b.losses)) for a, b in pairs]
+        steps = min((len(curve) for pair in curves for curve in pair), default=0)
+        if steps == 0:
+            continue
+        ends = np.array([[a[steps - 1], b[steps - 1]] for a, b in curves])
+        mean, low, high = mean_interval(ends[:, 1] - ends[:, 0])
+        own = float(ends[:, 1].mean())
+        row = (question.label(setting), steps + WINDOW - 1, own, mean, null_if_nan(low), null_if_nan(high), len(pairs))
+        rows.append(row)
+    if not rows:
+        return ()
+    name = question.label(first)
+    columns = (question.axis, "steps", "loss", f"less that of {name}", "low", "high", "repeats")
+    note = f"Losses are means of {WINDOW} steps, compared after as many steps from the same seeds; Student's 95 % CI."
+    return (ResultTable("loss", f"The loss beside {name}", columns, tuple(rows), note),)
 
 
 def _knee(every: Sequence[SettingCost]) -> str:
