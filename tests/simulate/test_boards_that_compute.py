@@ -24,7 +24,7 @@ from stepscope.record.device import describe_device
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
 from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_options
-from stepscope.simulate.chip import TX2, Activity, Changed, activity
+from stepscope.simulate.chip import RASPBERRY_PI_5, TX2, Activity, Changed, activity, governed_hz
 from stepscope.simulate.marks import FIXED, HOST, IDLE, State, StateLog, StateReader
 from stepscope.simulate.power import PowerTable
 from stepscope.simulate.training_hooks import Beacon
@@ -32,7 +32,7 @@ from stepscope.simulate.work import Work, work_of_call, work_of_update
 
 CONVOLUTION = State("Conv2d", "forward", "", "", flops=2e9, moved=2e7, kernels=1)
 RECURRENT = State("LSTM", "forward", "", "", flops=4e7, moved=3e7, kernels=64)
-COMPUTING = [name for name, board in BOARDS.items() if board.chip is not None]
+COMPUTING = {name: board.chip for name, board in BOARDS.items() if board.chip is not None}
 
 
 def doing(state: State, **changed: Any) -> Activity:
@@ -291,22 +291,59 @@ def values(board: Hand, sensor: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", COMPUTING)
 def test_every_sensor_of_a_computing_board_reads_what_is_true(name: str, tmp_path: Path) -> None:
-    chip = BOARDS[name].chip
-    assert chip is not None
+    chip = COMPUTING[name]
     with board_in_hand(name, tmp_path, **QUIET) as board:
         state = board.state("Conv2d")
         board.mark(state)
         board.go(100 * MS)
         before = values(board, "cpu_cores")
         board.go(S)
-        after, gpu, memory = values(board, "cpu_cores"), values(board, "jetson_gpu"), values(board, "jetson_emc")
-        truth, end = board.run.truth(), board.now_ns
-    assert gpu["gpu.0.utilisation"] == pytest.approx(truth.busy_share("gpu", end - S, end), abs=0.002)
-    assert gpu["gpu.0.frequency"] == chip.gpu_hz
-    assert memory["emc.utilisation"] == pytest.approx(truth.busy_share("emc", end - S, end), abs=0.002)
+        after, truth, end = values(board, "cpu_cores"), board.run.truth(), board.now_ns
+        if chip.gpu is not None:
+            gpu, memory = values(board, "jetson_gpu"), values(board, "jetson_emc")
+            assert gpu["gpu.0.utilisation"] == pytest.approx(truth.busy_share("gpu", end - S, end), abs=0.002)
+            assert gpu["gpu.0.frequency"] == chip.gpu_hz
+            assert memory["emc.utilisation"] == pytest.approx(truth.busy_share("emc", end - S, end), abs=0.002)
     for core in chip.cores:
         idle = (after[f"core{core}.idle"] - before[f"core{core}.idle"]) / S
         assert 1 - idle == pytest.approx(truth.busy_share(f"core{core}", end - S, end), abs=0.03)
+
+
+def test_a_clock_leaves_a_fifth_free_and_is_the_highest_under_load() -> None:
+    states = range(1500, 2400, 100)
+    assert [governed_hz(2400, states, load) for load in (0.0, 0.5, 0.6, 0.79, 1.0)] == [1500, 1500, 1800, 2400, 2400]
+
+
+def test_a_raspberry_pi_computes_on_four_cores_that_its_memory_can_hold_back() -> None:
+    even, starved = (
+        activity(RASPBERRY_PI_5, Changed(), State("Linear", "forward", "", "", flops=flops, moved=2e7), len(FIXED))
+        for flops in (1e10, 1e6)
+    )
+    shares = even.by_processor(RASPBERRY_PI_5, 0.3)
+    assert len(shares) == 5  # the memory and four cores
+    assert min(shares[1:]) > 0.95
+    assert even.memory < 0.1
+    assert starved.memory > 0.9
+
+
+def test_a_raspberry_pi_states_its_rails_clocks_and_throttling_as_its_firmware_does(tmp_path: Path) -> None:
+    seen: dict[float, tuple[float, ...]] = {}
+    for ambient in (30.0, 80.0):
+        home = tmp_path / f"{ambient:g}"
+        home.mkdir()
+        with board_in_hand("raspberry-pi-5", home, ambient=ambient, **QUIET) as board:
+            board.go(S)
+            idle = board.number("sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq")
+            board.mark(board.state("Conv2d"))
+            board.go(60 * S, tick_ns=100 * MS)
+            busy = board.number("sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq")
+            watts, bits = values(board, "rpi5_pmic"), values(board, "rpi_throttled")
+            truth = board.run.truth()
+            end = truth.end_ns
+            core = float(truth.energy_between("VDD_CORE", end - MS, end)) / 1e-3
+        assert watts["rail.VDD_CORE.power"] == pytest.approx(core, rel=0.01)
+        seen[ambient] = idle, busy, bits["throttle.soft-temperature-limit.throttled"]
+    assert seen == {30.0: (1_500_000, 2_400_000, 0), 80.0: (1_500_000, 1_680_000, 1)}
 
 
 def test_device_facts_of_a_tx2_are_a_tx2s(tmp_path: Path) -> None:

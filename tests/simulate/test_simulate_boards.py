@@ -14,12 +14,15 @@ from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import Found, Target
 from stepscope.simulate import BOARDS
+from stepscope.simulate.boards import BOARDS as SIMULATED
 from stepscope.simulate.layouts import BUILDS
 
+BOARD_RAILS = {name: set(board.rails) for name, board in SIMULATED.items()}
 SENSOR_OF = {
     "jetson-tx2": ("ina3221", {"VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI", "VDD_IN", "VDD_SYS_CPU", "VDD_SYS_DDR"}),
     "jetson-agx-xavier": ("ina3221", {"GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"}),
     "jetson-orin-nano": ("ina3221", {"VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC"}),
+    "raspberry-pi-5": ("rpi5_pmic", {*BOARD_RAILS["raspberry-pi-5"], "EXT5V", "BATT"}),
     "laptop-rapl": ("rapl", {"package-0", "core", "uncore", "dram", "psys"}),
     "laptop-battery": ("battery", {"BAT0"}),
     "gpu-counter": ("hwmon_power", {"card"}),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from tests.studies.tx2_board import Behaviour, board_evidence, days, memory
 
 from stepscope.experiments.observations import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict, discovered, every
-from stepscope.experiments.observations._evidence import Evidence
+from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence
 
 # All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.
 CONTRARY = Behaviour(
@@ -178,9 +180,24 @@ def test_the_cores_stand_for_the_accelerator_in_power(cpu: Evidence, tmp_path: P
 
 
 def test_runs_beside_other_programs_do_not_judge_the_cores(known: Evidence) -> None:
-    import polars as pl
-
     crowded = known.runs.with_columns(background=pl.lit("background CPU load of 1.7 cores"))
     found = judged(4, Evidence(runs=crowded, cores=known.cores, rhythm=known.rhythm))
     assert found.outcome == UNKNOWN
     assert "1.7 cores" in found.why
+
+
+def _beside_load(evidence: Evidence) -> Evidence:
+    """The same runs as those of a simulated board's GPU, on a machine that other programs kept busy."""
+    load = "background CPU load: the training waited for a core 60 % of the time"
+    return replace(evidence, runs=evidence.runs.with_columns(background=pl.lit(load), device=pl.lit(BOARDS_GPU)))
+
+
+def test_behind_a_simulated_gpu_shares_are_judged_beside_other_load_and_times_are_not(known: Evidence) -> None:
+    beside = _beside_load(known)
+    assert {number: outcome(number, beside) for number in (1, 3, 4, 5, 6)} == dict.fromkeys((1, 3, 4, 5, 6), HOLDS)
+    assert {number: outcome(number, beside) for number in (8, 10, 11)} == dict.fromkeys((8, 10, 11), UNKNOWN)
+
+
+def test_verdicts_behind_a_simulated_gpu_flip_with_the_board(tmp_path: Path) -> None:
+    beside = _beside_load(board_evidence(tmp_path, CONTRARY))
+    assert {number: outcome(number, beside) for number in (1, 3, 4, 5, 6)} == dict.fromkeys((1, 3, 4, 5, 6), FAILS)

@@ -14,6 +14,7 @@ from stepscope.analysis.result_cache import once_a_run
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 
+_CORES_ALONE = "raspberry-pi-5"  # simulated boards that compute without a GPU
 _TO_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _LONG_PERIODS, _LONG_NS = 20, 500_000_000  # a longer silence than both is a gap even where no row says so
 
@@ -49,7 +50,12 @@ class Windows:
 
 
 def board_computes(run: RunReader) -> bool:
-    """Return whether GPU and cores that were read are a simulated board's, and not this machine's."""
+    """Return whether the processors that were read are a simulated board's, and not this machine's."""
+    return board_has_gpu(run) or str(run.meta.get("simulated") or "").startswith(_CORES_ALONE)
+
+
+def board_has_gpu(run: RunReader) -> bool:
+    """Return whether a simulated board's GPU was read."""
     own = any(channel["id"] == "gpu.0.utilisation" for channel in run.channels)
     return own and run.meta.get("simulated") is not None
 

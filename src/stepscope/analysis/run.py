@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.answer import layers
 from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
-from stepscope.analysis.channels import board_computes, core_timeline
+from stepscope.analysis.channels import board_computes, board_has_gpu, core_timeline
 from stepscope.analysis.device import core_clusters
 from stepscope.analysis.device.ceilings import attained
 from stepscope.analysis.device.contract import Board
@@ -205,6 +205,11 @@ class Run(RunReader):
     def board_computes(self) -> bool:
         """Return whether that board has processors of its own: its GPU and cores are then not this machine's."""
         return board_computes(self)
+
+    @property
+    def board_has_gpu(self) -> bool:
+        """Return whether a GPU of that board was read: the training then counts as one on an accelerator."""
+        return board_has_gpu(self)
 
     def energy_totals(self) -> pl.DataFrame:
         """Energy over the steps after warm-up, a row a component, total first; empty without measured power."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.request import parse_amount
-from stepscope.simulate.chip import AGX_XAVIER, ORIN_NANO, TX2, Changed, Chip
+from stepscope.simulate.chip import AGX_XAVIER, ORIN_NANO, RASPBERRY_PI_5, TX2, Changed, Chip
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,21 @@ _XAVIER = {
     "rest": Component(1.4, 0.1),
 }
 _ORIN = {"compute": Component(0.60, 0.60), "soc": Component(1.00, 0.18), "rest": Component(0.70, 0.22)}
+# Idle power of the rails as one board stated it, but for VDD_CORE and the two of the memory, whose idle is assumed.
+_PI_5 = {
+    "VDD_CORE": Component(0.80, 0.75),
+    "DDR_VDD2": Component(0.01, 0.12),
+    "DDR_VDDQ": Component(0.0, 0.03),
+    "0V8_SW": Component(0.26, 0.04),
+    "0V8_AON": Component(0.005, 0.0),
+    "1V1_SYS": Component(0.19, 0.03),
+    "1V8_SYS": Component(0.29, 0.03),
+    "3V3_SYS": Component(0.21, 0.0),
+    "3V7_WL_SW": Component(0.05, 0.0),
+    "3V3_DAC": Component(0.001, 0.0),
+    "3V3_ADC": Component(0.001, 0.0),
+    "HDMI": Component(0.07, 0.0),
+}
 _LAPTOP = {
     "core": Component(0.8, 0.66),
     "uncore": Component(0.1, 0.02),
@@ -96,6 +111,14 @@ BOARDS: dict[str, Board] = {
             scale=1.2,
             tick_ns=2_200_000,
             chip=ORIN_NANO,
+        ),
+        Board(
+            "raspberry-pi-5",
+            _PI_5,
+            {name: (name,) for name in _PI_5},
+            scale=1.0,
+            tick_ns=2_200_000,
+            chip=RASPBERRY_PI_5,
         ),
         Board(
             "laptop-rapl",

@@ -7,7 +7,7 @@ States last as long as they do on the machine that really trains: the board's ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepscope.simulate.marks import HOST, IDLE, State
@@ -20,11 +20,12 @@ _LOADING_MEMORY = 0.1  # share of the bandwidth, while the host prepares data
 
 @dataclass(frozen=True)
 class Cluster:
-    """Cores of one kind: highest clock, Hz, and main identification register."""
+    """Cores of one kind: highest clock, Hz, main identification register, and the lower clocks of its governor."""
 
     cores: tuple[int, ...]
     hz: int
     midr: int
+    lower_hz: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,16 @@ class Draw:
 
 @dataclass(frozen=True)
 class Chip:
-    """Peaks by the data sheet: FLOP/s in fp32, B/s, Hz; time to launch a kernel, s; memory, B; power by component."""
+    """Peaks by the data sheet: FLOP/s in fp32, B/s, Hz; time to launch a kernel, s; memory, B; power by component.
 
-    gpu: str  # its folder below sys/devices
-    gpu_flops: float
+    flops: of the GPU; of all cores, where the board has no GPU that torch trains on.
+    """
+
+    gpu: str | None  # its folder below sys/devices
+    flops: float
     gpu_hz: int
     bandwidth: float
-    memory_hz: int
+    memory_hz: int | None  # None: nothing states how busy the memory controller is
     launch_s: float
     clusters: tuple[Cluster, ...]
     memory_bytes: int
@@ -53,6 +57,7 @@ class Chip:
     trip_celsius: float
     celsius_per_watt: float  # with the heat sink that it is sold with; assumed
     draw: Mapping[str, Draw]
+    gpu_lower_hz: tuple[int, ...] = ()  # clocks that its governor takes when it has less to do
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -62,7 +67,7 @@ class Chip:
     @property
     def processors(self) -> tuple[str, ...]:
         """Return the names of what can be busy: the GPU, the memory controller, each core."""
-        return (GPU, MEMORY, *(f"core{core}" for core in self.cores))
+        return (*(() if self.gpu is None else (GPU,)), MEMORY, *(f"core{core}" for core in self.cores))
 
 
 @dataclass(frozen=True)
@@ -83,23 +88,26 @@ class Changed:
 
 @dataclass(frozen=True)
 class Activity:
-    """Shares of time: GPU, its arithmetic, memory controller, and the thread that launches."""
+    """Shares of time: GPU, its arithmetic, memory controller, the thread that launches, and all cores at once."""
 
     gpu: float = 0.0
     compute: float = 0.0
     memory: float = 0.0
     host: float = 0.0
+    cores: float = 0.0
 
     def by_processor(self, chip: Chip, spread: float) -> list[float]:
         """Return the busy share of each of the chip's processors."""
-        cores = chip.cores
-        shared = self.host * spread / len(cores)
-        return [self.gpu, self.memory, self.host * (1 - spread) + shared, *[shared] * (len(cores) - 1)]
+        count = len(chip.cores)
+        shared = self.host * spread / count + self.cores
+        of_gpu = [] if chip.gpu is None else [self.gpu]
+        return [*of_gpu, self.memory, self.host * (1 - spread) + shared, *[shared] * (count - 1)]
 
-    def watts(self, draw: Draw, changed: Changed) -> float:
-        """Return the power above idle of a component, W."""
+    def watts(self, draw: Draw, changed: Changed, cores: int = 0) -> float:
+        """Return the power above idle of a component, W, of a board with so many cores."""
         of_gpu = changed.gpu_power * (draw.load * self.gpu + draw.compute * self.compute)
-        return of_gpu + changed.memory_power * draw.memory * self.memory + changed.core_power * draw.core * self.host
+        of_cores = changed.core_power * draw.core * (self.host + cores * self.cores)
+        return of_gpu + changed.memory_power * draw.memory * self.memory + of_cores
 
 
 def activity(chip: Chip, changed: Changed, state: State, state_id: int) -> Activity:
@@ -108,17 +116,37 @@ def activity(chip: Chip, changed: Changed, state: State, state_id: int) -> Activ
         return Activity()
     if state_id == HOST:
         return Activity(memory=_LOADING_MEMORY, host=1.0)
-    compute_s = state.flops / (chip.gpu_flops * changed.peak * _OF_THE_PEAK)
+    compute_s = state.flops / (chip.flops * changed.peak * _OF_THE_PEAK)
     memory_s = state.moved / (chip.bandwidth * changed.bandwidth * _OF_THE_BANDWIDTH)
-    gpu_s = max(compute_s, memory_s, state.kernels * _SHORTEST_KERNEL_S)
     host_s = state.kernels * (chip.launch_s if changed.launch_s is None else changed.launch_s)
+    if chip.gpu is None:  # a core calls the kernels, and all of them compute
+        kernels_s = max(compute_s, memory_s)
+        whole_s = kernels_s + host_s
+        return Activity(memory=memory_s / whole_s, host=host_s / whole_s, cores=kernels_s / whole_s)
+    gpu_s = max(compute_s, memory_s, state.kernels * _SHORTEST_KERNEL_S)
     whole_s = max(gpu_s, host_s)
     return Activity(gpu_s / whole_s, compute_s / whole_s, memory_s / whole_s, host_s / whole_s)
 
 
+def governed_hz(highest: int, lower: Sequence[int], load: float) -> int:
+    """Return the lowest clock that leaves a fifth of it free, as Linux's schedutil chooses (1.25 x load x highest)."""
+    return next((hz for hz in sorted(lower) if hz >= 1.25 * load * highest), highest)
+
+
+_TX2_GPU_MHZ = (114.75, 216.75, 318.75, 420.75, 522.75, 624.75, 726.75, 854.25, 930.75, 1032.75, 1122, 1236.75)
+_XAVIER_GPU_MHZ = (114.75, 216.75, 318.75, 420.75, 522.75, 624.75, 675.75, 828.75, 905.25, 1032.75, 1198.5, 1236.75,
+                   1338.75)  # fmt: skip
+_ORIN_GPU_MHZ = (306, 408, 510)
+
+
+def _hertz(megahertz: Sequence[float]) -> tuple[int, ...]:
+    return tuple(round(1e6 * number) for number in megahertz)
+
+
 TX2 = Chip(
+    gpu_lower_hz=_hertz(_TX2_GPU_MHZ),
     gpu="gpu.0",
-    gpu_flops=2 * 256 * 1.3005e9,
+    flops=2 * 256 * 1.3005e9,
     gpu_hz=1_300_500_000,
     bandwidth=59.7e9,
     memory_hz=1_866_000_000,
@@ -139,8 +167,9 @@ TX2 = Chip(
 )
 
 ORIN_NANO = Chip(
+    gpu_lower_hz=_hertz(_ORIN_GPU_MHZ),
     gpu="platform/bus@0/17000000.gpu",
-    gpu_flops=2 * 1024 * 0.6248e9,
+    flops=2 * 1024 * 0.6248e9,
     gpu_hz=624_750_000,
     bandwidth=68e9,
     memory_hz=2_133_000_000,
@@ -158,8 +187,9 @@ ORIN_NANO = Chip(
 )
 
 AGX_XAVIER = Chip(
+    gpu_lower_hz=_hertz(_XAVIER_GPU_MHZ),
     gpu="17000000.gv11b",
-    gpu_flops=2 * 512 * 1.377e9,
+    flops=2 * 512 * 1.377e9,
     gpu_hz=1_377_000_000,
     bandwidth=136.5e9,
     memory_hz=2_133_000_000,
@@ -176,5 +206,35 @@ AGX_XAVIER = Chip(
         "cv": Draw(),
         "ddr": Draw(memory=3.2),
         "rest": Draw(load=0.8, compute=1.2, memory=0.8, core=0.3),
+    },
+)
+
+# Four Cortex-A76 with two pipes of 128 bits: 16 FLOP in fp32 a cycle and core. LPDDR4X-4267 on 32 bits. The firmware
+# lowers clocks from 80 degrees on, further at 85. VideoCore VII trains nothing in torch.
+RASPBERRY_PI_5 = Chip(
+    gpu=None,
+    flops=4 * 16 * 2.4e9,
+    gpu_hz=0,
+    bandwidth=17.1e9,
+    memory_hz=None,
+    launch_s=8e-6,
+    clusters=(Cluster((0, 1, 2, 3), 2_400_000_000, 0x414FD0B1, _hertz(range(1500, 2400, 100))),),
+    memory_bytes=8_440_000_000,
+    system_bytes=700_000_000,
+    trip_celsius=80.0,
+    celsius_per_watt=4.5,
+    draw={
+        "VDD_CORE": Draw(core=1.15, memory=0.5),
+        "DDR_VDD2": Draw(memory=0.5),
+        "DDR_VDDQ": Draw(memory=0.1),
+        "0V8_SW": Draw(memory=0.05),
+        "0V8_AON": Draw(),
+        "1V1_SYS": Draw(memory=0.02),
+        "1V8_SYS": Draw(memory=0.05),
+        "3V3_SYS": Draw(),
+        "3V7_WL_SW": Draw(),
+        "3V3_DAC": Draw(),
+        "3V3_ADC": Draw(),
+        "HDMI": Draw(),
     },
 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.arrays import Floats
 from stepscope.simulate.boards import SAMPLES, Board, Options
-from stepscope.simulate.chip import Chip
+from stepscope.simulate.chip import GPU, Chip
 from stepscope.simulate.sensors import (
+    ADC_BYTES,
     CONVERSION_NS,
     DEGREES_PER_W,
     RAPL_UNIT_J,
@@ -20,9 +21,12 @@ from stepscope.simulate.sensors import (
     BatteryGauge,
     ChipFiles,
     ChipState,
+    ClockFile,
     CounterKind,
     EnergyCounters,
     Ina3221,
+    Pmic,
+    PmicRail,
     Publish,
     SensorModel,
     ThermalZones,
@@ -85,34 +89,34 @@ _ORIN_CHIP = (("VDD_IN", 5, 5.1), ("VDD_CPU_GPU_CV", 5, 5.1), ("VDD_SOC", 5, 5.1
 _ORIN_SAMPLES = 1  # 0x7127, the chip's own
 
 
+_Chips = Mapping[str, tuple[tuple[str, int, float], ...]]  # by address: rail, shunt mOhm and supply V of each channel
+
+
 def build_tx2(site: Site) -> Built:
     """/sys/bus/i2c/drivers/ina3221x/0-004{0,1}/iio:device{0,1}, with the device tree nodes of the channels."""
-    tree = site.tree
-    tree.static("etc", {"nv_tegra_release": "# R32 (release), REVISION: 7.1, BOARD: t186ref, EABI: aarch64"})
-    sensors = []
-    for number, (address, rails) in enumerate(_TX2_CHIPS.items()):
-        device = f"sys/devices/3160000.i2c/i2c-0/{address}"
-        _iio_static(tree, device, f"{device}/iio:device{number}", rails, site.options.samples or _TX2_SAMPLES)
-        tree.link(f"sys/bus/i2c/drivers/ina3221x/{address}", device)
-        tree.link(f"sys/bus/iio/devices/iio:device{number}", f"{device}/iio:device{number}")
-        publish = [_iio_files(tree, f"{device}/iio:device{number}", channel) for channel in range(_CHANNELS)]
-        sensors.append(_chip(site, rails, publish, site.options.samples or _TX2_SAMPLES))
+    sensors = _iio_chips(site, "3160000.i2c/i2c-0", _TX2_CHIPS)
     return _jetson(site, sensors, ("BCPU-therm", "MCPU-therm", "GPU-therm"), "quill", _TX2_COMPATIBLE)
 
 
 def build_agx_xavier(site: Site) -> Built:
     """/sys/bus/i2c/drivers/ina3221x/1-004{0,1}/iio:device{0,1}, under JetPack 4."""
-    tree = site.tree
+    sensors = _iio_chips(site, "c240000.i2c/i2c-1", _XAVIER_CHIPS)
+    return _jetson(site, sensors, ("CPU-therm", "GPU-therm", "AUX-therm"), "Jetson-AGX", _XAVIER_COMPATIBLE)
+
+
+def _iio_chips(site: Site, bus: str, chips: _Chips) -> list[SensorModel]:
+    """The INA3221 of a board under JetPack 4, each an iio device of NVIDIA's driver."""
+    tree, samples = site.tree, site.options.samples or _TX2_SAMPLES
     tree.static("etc", {"nv_tegra_release": "# R32 (release), REVISION: 7.1, BOARD: t186ref, EABI: aarch64"})
-    sensors = []
-    for number, (address, rails) in enumerate(_XAVIER_CHIPS.items()):
-        device = f"sys/devices/c240000.i2c/i2c-1/{address}"
-        _iio_static(tree, device, f"{device}/iio:device{number}", rails, site.options.samples or _TX2_SAMPLES)
+    sensors: list[SensorModel] = []
+    for number, (address, rails) in enumerate(chips.items()):
+        device = f"sys/devices/{bus}/{address}"
+        _iio_static(tree, device, f"{device}/iio:device{number}", rails, samples)
         tree.link(f"sys/bus/i2c/drivers/ina3221x/{address}", device)
         tree.link(f"sys/bus/iio/devices/iio:device{number}", f"{device}/iio:device{number}")
         publish = [_iio_files(tree, f"{device}/iio:device{number}", channel) for channel in range(_CHANNELS)]
-        sensors.append(_chip(site, rails, publish, site.options.samples or _TX2_SAMPLES))
-    return _jetson(site, sensors, ("CPU-therm", "GPU-therm", "AUX-therm"), "Jetson-AGX", _XAVIER_COMPATIBLE)
+        sensors.append(_chip(site, rails, publish, samples))
+    return sensors
 
 
 def build_orin_nano(site: Site) -> Built:
@@ -187,7 +191,14 @@ def _jetson(
 ) -> Built:
     """What all Jetsons have: zones, the device tree's names, and, where they compute, their own cores and memory."""
     chip = site.board.chip if site.options.computed else None
-    heat = _zones(site, zones, chip)
+    return _board(site, meters, _zones(site, zones, chip), model, compatible)
+
+
+def _board(
+    site: Site, meters: Sequence[SensorModel], heat: ThermalZones, model: str, compatible: tuple[str, ...]
+) -> Built:
+    """A board that is known by its device tree; its own cores and memory where it computes, else the machine's."""
+    chip = site.board.chip if site.options.computed else None
     proc = ProcFolder(site.tree.root, model, compatible, () if chip is None else ("meminfo",))
     if chip is None:
         link_real_machine(site.tree)
@@ -197,6 +208,41 @@ def _jetson(
     files = _chip_files(site.tree, chip)
     state = ChipState(chip, files, site.options.throttle, site.t0_ns, site.resident)
     return Built([*meters, heat, state], proc, lambda: heat.hot)
+
+
+_PI_5_COMPATIBLE = ("raspberrypi,5-model-b", "brcm,bcm2712")
+_PI_5_RAILS = {  # supply V, and the numbers of its current and its voltage
+    "3V7_WL_SW": (3.7, 0, 8),
+    "3V3_SYS": (3.31, 1, 9),
+    "1V8_SYS": (1.8, 2, 10),
+    "DDR_VDD2": (1.104, 3, 11),
+    "DDR_VDDQ": (0.603, 4, 12),
+    "1V1_SYS": (1.107, 5, 13),
+    "0V8_SW": (0.802, 6, 14),
+    "VDD_CORE": (0.87, 7, 15),
+    "3V3_DAC": (3.309, 17, 20),
+    "3V3_ADC": (3.304, 18, 21),
+    "0V8_AON": (0.799, 16, 19),
+    "HDMI": (5.08, 22, 23),
+}
+_VCGENCMD = """#!/bin/sh
+root=${0%/usr/bin/vcgencmd}
+case $1 in
+pmic_read_adc | get_throttled) exec cat "$root/firmware/$1" ;;
+*) echo 'error=1 error_msg="Command not registered"' ;;
+esac
+"""
+
+
+def build_raspberry_pi_5(site: Site) -> Built:
+    """usr/bin/vcgencmd, which answers what the firmware would; zone and cores in /sys."""
+    tree = site.tree
+    heat = _zones(site, ("cpu-thermal",), site.board.chip if site.options.computed else None)
+    tree.program("usr/bin/vcgencmd", _VCGENCMD)
+    rails = [PmicRail(name, site.column(name), *facts) for name, facts in _PI_5_RAILS.items()]
+    adc, throttled = tree.put_live("firmware/pmic_read_adc", ADC_BYTES), tree.put_live("firmware/get_throttled")
+    pmic = Pmic(rails, adc, throttled, heat, site.t0_ns)
+    return _board(site, [pmic], heat, "Raspberry Pi 5 Model B Rev 1.0", _PI_5_COMPATIBLE)
 
 
 def _zones(site: Site, names: Sequence[str], chip: Chip | None) -> ThermalZones:
@@ -216,25 +262,34 @@ def _zones(site: Site, names: Sequence[str], chip: Chip | None) -> ThermalZones:
 
 def _chip_files(tree: Tree, chip: Chip) -> ChipFiles:
     """Cores with their clusters, idle time and clocks; load and clock of GPU and memory controller; memory."""
-    cpus, gpu, debug = "sys/devices/system/cpu", f"sys/devices/{chip.gpu}", "sys/kernel/debug"
-    cores, clocks = chip.cores, {}
+    cpus, debug = "sys/devices/system/cpu", "sys/kernel/debug"
+    cores, clocks = chip.cores, list[ClockFile]()
+    places = {name: place for place, name in enumerate(chip.processors)}
     tree.static(cpus, {"online": f"{cores[0]}-{cores[-1]}", "possible": f"{cores[0]}-{cores[-1]}"})
     for number, cluster in enumerate(chip.clusters):
         policy = f"{cpus}/cpufreq/policy{cluster.cores[0]}"
         names = {"cpuinfo_max_freq": cluster.hz // 1000, "scaling_governor": "schedutil"}
         tree.static(policy, {**names, "related_cpus": " ".join(map(str, cluster.cores))})
-        for name in ("scaling_cur_freq", "scaling_max_freq"):
-            clocks[tree.put_live(f"{policy}/{name}")] = cluster.hz // 1000
+        driven = tuple(places[f"core{core}"] for core in cluster.cores)
+        now, limit = (tree.put_live(f"{policy}/scaling_{name}_freq") for name in ("cur", "max"))
+        clocks += [ClockFile(now, cluster.hz, 1000, cluster.lower_hz, driven), ClockFile(limit, cluster.hz, 1000)]
         for core in cluster.cores:
             folder = f"{cpus}/cpu{core}"
             tree.static(f"{folder}/topology", {"physical_package_id": 0, "cluster_id": number})
             tree.static(f"{folder}/regs/identification", {"midr_el1": f"0x{cluster.midr:016x}"})
             tree.link(f"{folder}/cpufreq", policy)
-    clocks[tree.put_live(f"{gpu}/devfreq/{chip.gpu.rpartition('/')[2]}/cur_freq")] = chip.gpu_hz
-    tree.static(f"{debug}/bpmp/debug/clk/emc", {"rate": chip.memory_hz})
+    load = activity = None
+    if chip.gpu is not None:
+        gpu = f"sys/devices/{chip.gpu}"
+        clock = tree.put_live(f"{gpu}/devfreq/{chip.gpu.rpartition('/')[2]}/cur_freq")
+        clocks.append(ClockFile(clock, chip.gpu_hz, 1, chip.gpu_lower_hz, (places[GPU],)))
+        load = tree.put_live(f"{gpu}/load")
+    if chip.memory_hz is not None:
+        tree.static(f"{debug}/bpmp/debug/clk/emc", {"rate": chip.memory_hz})
+        activity = tree.put_live(f"{debug}/cactmon/mc_all")
     return ChipFiles(
-        gpu_load=tree.put_live(f"{gpu}/load"),
-        memory_activity=tree.put_live(f"{debug}/cactmon/mc_all"),
+        gpu_load=load,
+        memory_activity=activity,
         clocks=clocks,
         idle_us=[tree.put_live(f"{cpus}/cpu{core}/cpuidle/state0/time") for core in cores],
         meminfo=tree.put_live("proc/meminfo", _MEMINFO_BYTES),
@@ -328,4 +383,4 @@ def build_card(site: Site) -> Built:
 _GPU_BUILDS = {"gpu-counter": build_card}
 
 
-BUILDS: dict[str, Build] = {**_JETSON_BUILDS, **_LAPTOP_BUILDS, **_GPU_BUILDS}
+BUILDS: dict[str, Build] = {**_JETSON_BUILDS, "raspberry-pi-5": build_raspberry_pi_5, **_LAPTOP_BUILDS, **_GPU_BUILDS}

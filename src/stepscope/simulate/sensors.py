@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.arrays import Floats
 from stepscope.simulate.boards import Options
-from stepscope.simulate.chip import Chip
+from stepscope.simulate.chip import GPU, MEMORY, Chip, governed_hz
 from stepscope.simulate.power import Stretch
 from stepscope.simulate.tree import LiveFile
 
@@ -305,6 +305,11 @@ class ThermalZones:
         self._write()
 
     @property
+    def celsius(self) -> float:
+        """Return the temperature of the hottest zone."""
+        return self._celsius
+
+    @property
     def next_ns(self) -> float:
         """Return infinity: heat is slow, so any time will do."""
         return math.inf
@@ -334,12 +339,26 @@ _MEMORY_REFRESH_NS = 100_000_000
 
 
 @dataclass(frozen=True)
+class ClockFile:
+    """A clock's file, its highest and lower values, Hz, and the places of the processors that it drives.
+
+    unit_hz: of the number in the file. Without processors it is a limit, which heat alone lowers.
+    """
+
+    file: LiveFile
+    highest_hz: int
+    unit_hz: int
+    lower_hz: tuple[int, ...] = ()
+    drives: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ChipFiles:
     """Where a chip states its activity: loads, clocks with their highest value, idle time of each core, memory."""
 
-    gpu_load: LiveFile  # permille
-    memory_activity: LiveFile  # kHz
-    clocks: Mapping[LiveFile, int]
+    gpu_load: LiveFile | None  # permille
+    memory_activity: LiveFile | None  # kHz
+    clocks: Sequence[ClockFile]
     idle_us: Sequence[LiveFile]
     meminfo: LiveFile
 
@@ -374,14 +393,20 @@ class ChipState:
         """Do nothing: a chip has no fault of its own."""
 
     def _write(self, shares: Floats, busy_s: Floats, throttled: bool) -> None:
-        files, cores = self._files, busy_s[2:].tolist()
-        files.gpu_load.write(str(round(1000 * float(shares[0]))))
-        files.memory_activity.write(str(round(float(shares[1]) * self._chip.memory_hz / 1000)))
+        files, chip = self._files, self._chip
+        share = dict(zip(chip.processors, shares.tolist(), strict=True))
+        cores = busy_s[-len(chip.cores) :].tolist()
+        if files.gpu_load is not None:
+            files.gpu_load.write(str(round(1000 * share[GPU])))
+        if files.memory_activity is not None and chip.memory_hz is not None:
+            files.memory_activity.write(str(round(share[MEMORY] * chip.memory_hz / 1000)))
         elapsed_us = (self._seen_ns - self._t0_ns) / 1000
         for file, busy in zip(files.idle_us, cores, strict=True):
             file.write(str(max(round(elapsed_us - busy * 1e6), 0) + 1))  # some core has idled before: not 0
-        for clock, highest in files.clocks.items():
-            clock.write(str(round(highest * (self._throttle if throttled else 1.0))))
+        for clock in files.clocks:
+            load = max((float(shares[place]) for place in clock.drives), default=1.0)
+            most = clock.highest_hz * (self._throttle if throttled else 1.0)
+            clock.file.write(str(round(min(governed_hz(clock.highest_hz, clock.lower_hz, load), most) / clock.unit_hz)))
 
     def _meminfo(self) -> str:
         chip = self._chip
@@ -389,3 +414,58 @@ class ChipState:
         names = {"MemTotal": chip.memory_bytes // 1024, "MemFree": free, "MemAvailable": free}
         lines = {**names, "SwapTotal": 0, "SwapFree": 0}
         return "".join(f"{name + ':':<16}{kilobytes:>8} kB\n" for name, kilobytes in lines.items())
+
+
+PMIC_REFRESH_NS = 22_600_000  # what a read of all converters takes
+ADC_BYTES = 2048
+_AMPERES = 0.00097593  # a step of the converter on most rails of one board; taken for all of them
+_LIMITED_C = 85.0
+
+
+@dataclass(frozen=True)
+class PmicRail:
+    """A rail of the power management chip: its column in the power table, supply, V, and numbers in brackets."""
+
+    name: str
+    column: int
+    supply_v: float
+    current: int
+    voltage: int
+
+
+class Pmic:
+    """What `vcgencmd pmic_read_adc` and `get_throttled` of a Raspberry Pi 5 answer: momentary currents and voltages."""
+
+    def __init__(
+        self, rails: Sequence[PmicRail], adc: LiveFile, throttled: LiveFile, heat: ThermalZones, t0_ns: int
+    ) -> None:
+        self._rails, self._adc, self._throttled, self._heat = rails, adc, throttled, heat
+        self._seen_ns = t0_ns
+        self._since_boot = 0
+        self._show(np.zeros(1 + max(rail.column for rail in rails)))
+
+    @property
+    def next_ns(self) -> float:
+        """Return the next reading of the converters."""
+        return float(self._seen_ns + PMIC_REFRESH_NS)
+
+    def advance(self, stretch: Stretch) -> None:
+        """Show the power of the last instant of this stretch."""
+        if stretch.end_ns >= self.next_ns and len(stretch.watts):
+            self._seen_ns = stretch.end_ns
+            self._show(stretch.watts[-1])
+
+    def fault(self, kind: str, on: bool) -> None:
+        """Do nothing: faults are those of its files."""
+
+    def _show(self, watts: Floats) -> None:
+        lines = []
+        for rail in self._rails:
+            amperes = round(float(watts[rail.column]) / rail.supply_v / _AMPERES) * _AMPERES
+            lines.append(f"{rail.name + '_A':>12} current({rail.current})={amperes:.8f}A")
+        lines += [f"{rail.name + '_V':>12} volt({rail.voltage})={rail.supply_v:.8f}V" for rail in self._rails]
+        lines += ["     EXT5V_V volt(24)=5.06788000V", "      BATT_V volt(25)=0.00000000V"]
+        self._adc.write("\n".join(lines))
+        now = (0b1000 if self._heat.hot else 0) | (0b0110 if self._heat.celsius >= _LIMITED_C else 0)
+        self._since_boot |= now << 16
+        self._throttled.write(f"throttled={now | self._since_boot:#x}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import tempfile
 from pathlib import Path
 
 LIVE_BYTES = 24  # room for any number of a sysfs file
@@ -83,6 +84,7 @@ class Tree:
     def __init__(self, root: Path, losses: Losses | None = None) -> None:
         self.root = root
         self._losses = losses
+        self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
         self.live: list[LiveFile] = []
 
     def static(self, folder: str, files: dict[str, object]) -> None:
@@ -98,6 +100,16 @@ class Tree:
             path = self.root / folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(value.to_bytes(4, "big"))
+
+    def program(self, path: str, script: str) -> None:
+        """A program of the board; below /tmp, with a link here, where no program may run in this file system."""
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if os.statvfs(place.parent).f_flag & os.ST_NOEXEC:
+            self._elsewhere = tempfile.TemporaryDirectory(prefix="stepscope-board-")
+            place.symlink_to(Path(self._elsewhere.name) / place.name)
+        place.write_text(script)
+        place.chmod(0o755)
 
     def put_live(self, path: str, width: int = LIVE_BYTES) -> LiveFile:
         """A file that a sensor model writes."""
@@ -148,6 +160,8 @@ class Tree:
         """Close every descriptor."""
         for file in self.live:
             file.close()
+        if self._elsewhere is not None:
+            self._elsewhere.cleanup()
 
 
 PROC_REFRESH_NS = 500_000_000

@@ -94,15 +94,32 @@ class Evidence:
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
-    def undisturbed(self) -> pl.DataFrame:
-        """The runs without background CPU load: whose use of all cores is the training's."""
+    def calm(self) -> pl.DataFrame:
+        """The runs without background CPU load: whose times, and energy with them, are the training's."""
         return self.runs.filter(pl.col("background").is_null())
 
     @property
+    def undisturbed(self) -> pl.DataFrame:
+        """The runs whose shares of use, and mean powers, are the training's.
+
+        Those are the calm ones, and all of a simulated board that computes: nothing else runs on its processors, and
+        what this machine's load lengthens are all states of the training alike.
+        """
+        return self.runs.filter(pl.col("background").is_null() | (pl.col("device") == BOARDS_GPU))
+
+    @property
     def disturbed(self) -> str:
-        """Return why there is no run of that kind; "" where there is one, or none at all."""
+        """Return why there is no undisturbed run; "" where there is one, or none at all."""
+        return self._all_disturbed(self.undisturbed)
+
+    @property
+    def disturbed_times(self) -> str:
+        """Return why there is no calm run; "" where there is one, or none at all."""
+        return self._all_disturbed(self.calm)
+
+    def _all_disturbed(self, kept: pl.DataFrame) -> str:
         others = self.runs["background"].drop_nulls()
-        return f"in all {len(others)} runs {others[0]}" if len(others) and self.undisturbed.is_empty() else ""
+        return f"in all {len(others)} runs {others[0]}" if len(others) and kept.is_empty() else ""
 
     @property
     def timed(self) -> TimedRuns:
@@ -111,7 +128,7 @@ class Evidence:
         Where there was some, and every training ran on one thread of the CPU, all runs by the CPU time of the training
         process, which background processes do not lengthen by taking the core.
         """
-        runs, kept = self.runs, self.undisturbed
+        runs, kept = self.runs, self.calm
         if len(kept) == len(runs):
             return TimedRuns(runs)
         single = (
@@ -159,7 +176,7 @@ def _about(run: Run) -> dict[str, Any]:
         "run": run.id,
         "workload": str(workload.get("name")),
         "kind": _kind(str(workload.get("name")), run.model["type"].to_list()),
-        "device": BOARDS_GPU if run.board_computes else str(workload.get("device") or "cpu").partition(":")[0],
+        "device": BOARDS_GPU if run.board_has_gpu else str(workload.get("device") or "cpu").partition(":")[0],
         "setting": ", ".join([*words, f"{run.meta.get('threads')} threads"]),
         "batch": workload.get("batch_size"),
         "threads": run.meta.get("threads"),

@@ -188,7 +188,7 @@ def judge_energy_grows_less(evidence: Evidence) -> Verdict:
 
     Energy is the whole device's: runs with background CPU load are not judged, whatever their threads.
     """
-    quiet, timed = evidence.undisturbed, evidence.timed
+    quiet, timed = evidence.calm, evidence.timed
     why = "" if evidence.runs["energy_per_step_j"].drop_nulls().len() else _no_energy(evidence)
     left = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
     alone = timed.disturbed or dict.fromkeys(left, "its runs were disturbed and are not judged")

@@ -29,7 +29,7 @@ _READING = "counterpart on a CPU: the use of the training process itself"
 
 def judge_use_is_periodic(evidence: Evidence) -> Verdict:
     """Accelerator and mean of the cores; on the CPU alone the cores that the training process keeps busy."""
-    alone = evidence.rhythm.join(evidence.undisturbed.select("run"), on="run", how="semi")
+    alone = evidence.rhythm.join(evidence.calm.select("run"), on="run", how="semi")
     if not evidence.accelerated:
         return verdict(
             USE_IS_PERIODIC, _core_parts(evidence, alone, "trainer", "use of the training process"), _READING
@@ -40,8 +40,8 @@ def judge_use_is_periodic(evidence: Evidence) -> Verdict:
 
 def _core_parts(evidence: Evidence, alone: pl.DataFrame, what: str, name: str) -> list[Part]:
     """Return the parts on cores, from runs that had the cores to themselves: a scheduler has a rhythm of its own."""
-    if evidence.disturbed:
-        return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed)]
+    if evidence.disturbed_times:
+        return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed_times)]
     return periodic(alone, evidence.runs, "use", what, name)
 
 

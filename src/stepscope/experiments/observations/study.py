@@ -110,7 +110,7 @@ _TEST = f"energy of a sample over that of each other network, geometric mean ove
 
 def judge_rankings(evidence: Evidence) -> list[Part]:
     """The paper's rankings by energy, each against every other convolutional network that was measured."""
-    runs = evidence.undisturbed.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
+    runs = evidence.calm.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
     known = cells_of(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
     found = []
     for claim, prefix, limits in (
@@ -317,7 +317,9 @@ def _limits(evidence: Evidence) -> Iterator[str]:
     if len(disturbed):
         which = f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed (the first: {disturbed[0]})"
         timed = evidence.timed
-        if timed.reading == AS_THE_PAPER:
+        if len(evidence.undisturbed) > len(evidence.calm):
+            yield f"{which}: they judge neither time nor energy; shares of use and power are the simulated board's"
+        elif timed.reading == AS_THE_PAPER:
             yield f"{which}: they judge neither time, energy nor the use of cores"
         else:
             yield f"{which}: they judge neither energy nor the use of cores; times are judged {timed.reading}"
