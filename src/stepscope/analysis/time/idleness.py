@@ -23,7 +23,7 @@ DATA, SMALL, SYNC, HOST_CODE, EXCHANGE, WITHIN = (
     "data loading",
     "small operators (launch and dispatch)",
     "synchronisation",
-    "host code between operators",
+    "host code outside operators",
     "communication",
     "within operators",
 )

@@ -70,7 +70,7 @@ def idle_table(found: Dependencies) -> Table:
     )
     on_cpu = bool((found.idle["device"] == "cpu").all())
     caption = (
-        "Idle core time, and its share of the time of all cores: one works while data load, between operators and "
+        "Idle core time, and its share of the time of all cores: one works while data load, outside operators and "
         "while they are dispatched; within operators it is what the measured CPU utilisation leaves."
         if on_cpu
         else "Time in which no kernel ran, by what the host did meanwhile, and its share of the step."
