@@ -1,7 +1,7 @@
 """List scheduling: when tasks start on lanes, given what each waits for.
 
 A lane runs one task at a time. Of the tasks that are ready, the one with the longest way to the end comes first (R. L.
-Graham, Bell System Technical Journal 45, 1966; T. C. Hu, Operations Research 9, 1961). No order of these tasks on these
+Graham, Bell System Technical Journal 45, 1966; T. C. Hu, 1961). No order of these tasks on these
 lanes ends before `bound_ns`, so the best one lies between the two.
 """
 

@@ -53,8 +53,8 @@ def check_own(request: TrainingSweep) -> None:
         raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or a workload's name")
     if is_function(target) and words:
         raise UsageError(f"a function takes no arguments: {' '.join(words)}", "give a script, or leave them out")
-    asked = getattr(request, "precisions", (request.base.precision,))
-    unknown = [name for name in asked if name not in ("fp32", "bf16")]
+    given_kinds = getattr(request, "precisions", (request.base.precision,))
+    unknown = [name for name in given_kinds if name not in ("fp32", "bf16")]
     if unknown and not _placed("precision", words):
         raise UsageError(
             f"{', '.join(unknown)}: '{target}' scales its loss and quantises its model itself, or not at all",
