@@ -17,8 +17,6 @@ from stepscope.errors import UnknownName, UsageError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from stepscope.workloads.contract import Batch, Training
-
 PRECISIONS = {
     "fp32": "float32",
     "bf16": "bfloat16 (autocast)",
@@ -71,7 +69,7 @@ def _under_autocast(kind: str, dtype: torch.dtype) -> Callable[[Any], Any]:
     return cast
 
 
-def _scaled_step(workload: Any, device: str) -> Callable[[Training, Batch], Tensor]:
+def _scaled_step(workload: Any, device: str) -> Callable[[Any, Any], Tensor]:
     """A training step whose loss is scaled, so that small gradients do not vanish in float16."""
     if workload.step is not None:
         raise UsageError(
@@ -83,11 +81,11 @@ def _scaled_step(workload: Any, device: str) -> Callable[[Training, Batch], Tens
     except (AttributeError, TypeError, RuntimeError) as error:
         raise UsageError(f"this torch has no scaled loss on {device}: {error}", "take bf16") from error
 
-    def step(training: Training, batch: Batch) -> Tensor:
+    def step(training: Any, batch: Any) -> Tensor:
         training.optimizer.zero_grad()
         try:
             loss = training.workload.loss(training.model, batch)
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss).backward()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):
                 raise
@@ -97,7 +95,8 @@ def _scaled_step(workload: Any, device: str) -> Callable[[Training, Batch], Tens
             ) from error
         scaler.step(training.optimizer)
         scaler.update()
-        return loss.detach()
+        detached: Tensor = loss.detach()
+        return detached
 
     return step
 
