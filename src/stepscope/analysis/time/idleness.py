@@ -1,4 +1,4 @@
-"""What an accelerator, or the cores, are idle for in a step: data, small operators, synchronisation, host code.
+"""Causes for which an accelerator, or the cores, are idle in a step: data, small operators, synchronisation, host code.
 
 An accelerator is idle where no kernel runs. Each instant of that counts as what the host did then: it loaded data, it
 launched operators, it ran code between them, or it had waited for the accelerator and had not launched anew since.

@@ -48,7 +48,7 @@ def path_sentence(found: Dependencies) -> str:
 
 
 def overlap_table(found: Dependencies) -> Table:
-    """What could run side by side, and how much of a step that would save."""
+    """Return the table of what could run side by side, and how much of a step that would save."""
     columns = (
         words("Could overlap", "what"),
         figures("Lanes", "lanes", str),
@@ -61,7 +61,7 @@ def overlap_table(found: Dependencies) -> Table:
 
 
 def idle_table(found: Dependencies) -> Table:
-    """What the accelerator, or the cores, are idle for."""
+    """Return the table of what the accelerator, or the cores, are idle for."""
     columns = (
         words("Idle for", "cause"),
         words("Device", "device"),
