@@ -434,7 +434,7 @@ class PmicRail:
 
 
 class Pmic:
-    """Answers of `vcgencmd pmic_read_adc` and `get_throttled` of a Raspberry Pi 5 answer: momentary currents and voltages."""
+    """Answers of a Raspberry Pi 5 to `vcgencmd pmic_read_adc` and `get_throttled`: momentary currents and voltages."""
 
     def __init__(
         self, rails: Sequence[PmicRail], adc: LiveFile, throttled: LiveFile, heat: ThermalZones, t0_ns: int

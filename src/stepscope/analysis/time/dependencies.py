@@ -53,7 +53,7 @@ BRANCHES = "independent operators side by side"
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Dependencies of the units of a step, and what follows from them; `why` says what is missing where there is nothing.
+    """Dependencies of the units of a step, and what follows from them; `why`: what is missing where there is nothing.
 
     units: name, module, phase, device, start_ns, duration_ns, after (rows that it waits for), critical.
     overlap: what could run side by side: saving of a schedule with its 95 % CI over steps, and the most that any order
