@@ -14,7 +14,17 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.clock import Clock, monotonic_ns
-from stepscope.record.sensors.contract import NAN, READ_ONLY, Channel, Found, Missing, Target, content, missing_because
+from stepscope.record.sensors.contract import (
+    NAN,
+    READ_ONLY,
+    Channel,
+    Found,
+    Missing,
+    Target,
+    content,
+    decoded_later,
+    missing_because,
+)
 
 READ_BYTES = 64  # more than any value that is believed; a longer text is cut, and then too great
 _COUNT_DIGITS = 15  # 31 years in us; a thousand petabytes in kB
@@ -44,6 +54,23 @@ def count(field: bytes) -> int:
     return int(field)
 
 
+def total(fields: Sequence[bytes]) -> int:
+    """The sum of fields of /proc, each as for `count`, which it is twice as fast as; raises ValueError."""
+    if not b"".join(fields).isdigit() or max(map(len, fields)) > _COUNT_DIGITS:
+        raise ValueError(f"{b' '.join(fields)[:60]!r} are no counts")
+    return sum(map(int, fields))
+
+
+def word_after(label: bytes, text: bytes) -> bytes:
+    """Return the word after a label that begins a line; empty where there is none. A pattern takes ten times as long."""
+    begin = 0 if text.startswith(label) else text.find(b"\n" + label) + 1
+    if not begin and not text.startswith(label):
+        return b""
+    end = text.find(b"\n", begin)
+    words = text[begin + len(label) : None if end < 0 else end].split(None, 1)
+    return words[0] if words else b""
+
+
 def unless_all_failed(values: Sequence[float | OSError]) -> list[float]:
     """NaN for each failed read; raises the first error where all failed and none is worth waiting for (EAGAIN)."""
     errors = [value for value in values if isinstance(value, OSError)]
@@ -54,6 +81,7 @@ def unless_all_failed(values: Sequence[float | OSError]) -> list[float]:
 
 RETRY_NS = 1_000_000_000
 _GONE = (errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE)
+_OF_THE_KERNEL = (Path("/proc"), Path("/sys"))
 
 
 class DeviceFile:
@@ -67,7 +95,7 @@ class DeviceFile:
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes from the beginning; raises OSError, ENODEV while the device is away."""
-        if self._file is not None and not os.fstat(self._file).st_nlink:
+        if self._may_be_replaced and self._file is not None and not os.fstat(self._file).st_nlink:
             self.close()  # a plain file of a simulated tree was replaced; the old one would be read for ever
             self._retry_at_ns = 0
         if self._file is None:
@@ -101,6 +129,7 @@ class DeviceFile:
         if path is None:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         self._file = os.open(path, READ_ONLY)
+        self._may_be_replaced = not any(map(path.is_relative_to, _OF_THE_KERNEL))
 
 
 def open_device_files(
@@ -170,7 +199,7 @@ class FileSensor:
             reasons.append(Missing("absent", str(root / self.absent)))
             return next((why for why in reasons if why.reason == "denied"), reasons[0])
         channels = tuple(channel for _, file in opened for channel in file.channels)
-        return Found(channels, partial(_read, opened), close, self.every_ns)
+        return decoded_later(channels, partial(_fetch, opened), partial(_decode, opened), close, self.every_ns)
 
 
 def _opened(file: NumberFile, clock: Clock) -> DeviceFile | Missing:
@@ -190,17 +219,24 @@ def _opened(file: NumberFile, clock: Clock) -> DeviceFile | Missing:
     return why
 
 
-def _read(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[float]:
-    values: list[float] = []
+def _fetch(opened: Sequence[tuple[DeviceFile, NumberFile]]) -> list[bytes | OSError]:
+    texts: list[bytes | OSError] = []
     errors: list[OSError] = []
     for device, file in opened:
         try:
-            values += file.values(device.read(file.size))
+            texts.append(device.read(file.size))
         except OSError as error:
-            values += [NAN] * len(file.channels)
+            texts.append(error)
             errors.append(error)
     if len(errors) == len(opened) and not any(isinstance(error, BlockingIOError) for error in errors):
         raise errors[0]
+    return texts
+
+
+def _decode(opened: Sequence[tuple[DeviceFile, NumberFile]], texts: Sequence[bytes | OSError]) -> list[float]:
+    values: list[float] = []
+    for (_, file), text in zip(opened, texts, strict=True):
+        values += [NAN] * len(file.channels) if isinstance(text, OSError) else file.values(text)
     return values
 
 

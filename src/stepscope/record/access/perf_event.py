@@ -81,9 +81,14 @@ def open_task_clocks(pid: int) -> list[int]:
     return descriptors
 
 
-def total_ns(descriptors: Sequence[int]) -> int:
-    """CPU time since opening, ns, over all descriptors."""
-    return sum([int.from_bytes(os.read(descriptor, 8), "little") for descriptor in descriptors])
+def counts(descriptors: Sequence[int]) -> list[bytes]:
+    """Read every event; raises OSError."""
+    return [os.read(descriptor, 8) for descriptor in descriptors]
+
+
+def total_ns(texts: Sequence[bytes]) -> list[int]:
+    """CPU time since opening, ns, over all events."""
+    return [sum([int.from_bytes(text, "little") for text in texts])]
 
 
 def _threads(pid: int) -> list[int]:

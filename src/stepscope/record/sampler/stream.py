@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stepscope.clock import Clock
 from stepscope.liveness import is_running
@@ -52,7 +53,8 @@ class Stream:
         self._liveness = Liveness(self.name, found.channels, events)
         self._sensor, self._found, self._target, self._root, self._events = sensor, found, target, root, events
         self._ids = [channel.id for channel in found.channels]
-        self._read = found.read
+        self._fetch, self._decode = found.fetch or found.read, found.decode
+        self._fetched: list[tuple[int, int, Any]] = []  # what the loop has read, and when, since it was decoded last
         self._clock = target.clock
         self._lost_ns: int | None = None
         self._loss: str | None = None  # not written yet: it may be the end of the training process
@@ -61,22 +63,31 @@ class Stream:
         self._rows_dropped = 0
 
     def sample(self) -> None:
-        """Read once and append the row; a sensor that is lost gives no row until it is tried again."""
+        """Read once; a sensor that is lost gives no row until it is tried again."""
         if self._lost_ns is not None or self.ended:
             return
         clock = self._clock
         before = clock()
         try:
-            values = self._read()
-            after = clock()
-            row = self.file.pack(before, after, *values)
+            values = self._fetch()
+            self._fetched.append((before, clock(), values))
         except ProcessEnded:
             self.ended = True
-            return
         except Exception as error:
+            self.decode()
             self._lose(before, error)
-            return
-        self.file.waiting += row
+
+    def decode(self) -> None:
+        """Make rows of what was read; a sensor that gave garbage is lost from then on."""
+        fetched, self._fetched = self._fetched, []
+        pack, decode = self.file.pack, self._decode
+        for before, after, values in fetched:
+            try:
+                row = pack(before, after, *(values if decode is None else decode(values)))
+            except Exception as error:
+                self._lose(before, error)
+                return
+            self.file.waiting += row
 
     def sample_slowly(self, now_ns: int) -> None:
         """Sample a sensor that has its own period; the period is stretched when reading takes much of a core.
@@ -86,6 +97,7 @@ class Stream:
         """
         start = time.thread_time_ns()
         self.sample()
+        self.decode()
         took_cpu_ns = time.thread_time_ns() - start
         cost_ns, self._last_cost_ns = min(took_cpu_ns, self._last_cost_ns), took_cpu_ns
         if self._deadlines is None:
@@ -116,6 +128,7 @@ class Stream:
 
     def flush(self) -> None:
         """Bring the rows to the disk; a full disk costs these rows and an event, not the run."""
+        self.decode()
         rows = len(self.file.waiting) // self.file.row_bytes
         if rows:
             self._liveness.look(self._clock(), self._unpack(self.file.waiting, (rows - 1) * self.file.row_bytes + 16))
@@ -144,6 +157,8 @@ class Stream:
             self._found.close()
 
     def _lose(self, before_ns: int, error: Exception) -> None:
+        if self._lost_ns is not None:
+            return  # by what was read before
         self._found.close()
         self._append_nothing(before_ns)
         self._lost_ns = before_ns
@@ -162,7 +177,7 @@ class Stream:
         self._found = found
         ids = [channel.id for channel in found.channels]
         if ids == self._ids:
-            self._read = found.read
+            self._fetch, self._decode = found.fetch or found.read, found.decode
             return
         # A channel whose name another sensor had taken carries the sensor's own name before it.
         named = {name: place for place, channel in enumerate(ids) for name in (f"{self.name}.{channel}", channel)}
@@ -172,7 +187,7 @@ class Stream:
             values = found.read()
             return [NAN if place is None else values[place] for place in places]
 
-        self._read = read
+        self._fetch, self._decode = read, None
 
     def _append_nothing(self, before_ns: int) -> None:
         self.file.waiting += self.file.pack(before_ns, self._clock(), *nothing_read(len(self._ids)))

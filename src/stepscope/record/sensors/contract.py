@@ -14,10 +14,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from stepscope.clock import Clock, monotonic_ns
 
+Raw = TypeVar("Raw")
 Kind = Literal["gauge", "counter", "estimate"]
 Reason = Literal["absent", "denied", "unsupported", "failed"]
 NAN = float("nan")  # in a reading: not read
@@ -109,6 +110,22 @@ class Found:
     close: Callable[[], None]
     every_ns: int = 0  # the sensor's own period; 0 is "as often as the sampler goes"
     blocking: bool = False  # a read may wait (a network, a bus, a child process): it gets a thread of its own
+    fetch: Callable[[], Any] | None = None  # the read without `decode`, which is pure: texts are parsed many at once
+    decode: Callable[[Any], Sequence[float]] | None = None
+
+
+def decoded_later(
+    channels: tuple[Channel, ...],
+    fetch: Callable[[], Raw],
+    decode: Callable[[Raw], Sequence[float]],
+    close: Callable[[], None],
+    every_ns: int = 0,
+) -> Found:
+    """Return a sensor whose read is `decode(fetch())`; the sampling loop takes the two apart.
+
+    A tick finds caches that the training has emptied, so that parsing costs it several times what it costs in a batch.
+    """
+    return Found(channels, lambda: decode(fetch()), close, every_ns, fetch=fetch, decode=decode)
 
 
 @dataclass(frozen=True)

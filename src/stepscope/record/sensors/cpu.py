@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from stepscope.record.access import count, natural
+from stepscope.record.access import count, natural, total
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -20,6 +21,7 @@ from stepscope.record.sensors.contract import (
     Target,
     close_files,
     content,
+    decoded_later,
     missing_because,
     numbered,
     open_files,
@@ -66,22 +68,27 @@ def _cpuidle(root: Path) -> Found | None:
     per_core = [[next(rest) for _ in states[core]] for core in cores]
     pread = os.pread
 
-    def idle_ns(core: int, files: Sequence[int], up: set[int]) -> float:
+    def texts_of(files: Sequence[int]) -> list[bytes]:
         try:
-            return 1000.0 * sum([natural(pread(file, 24, 0), _MOST_US) for file in files]) if core in up else NAN
+            return [pread(file, 24, 0) for file in files]
         except OSError:
-            return NAN
+            return [b""]  # no number: this core is lost, and no other
 
-    def read() -> list[float]:
+    def fetch() -> tuple[bytes, list[list[bytes]]]:
         now = pread(descriptors[0], 256, 0)
+        try:
+            return now, [[pread(file, 24, 0) for file in files] for files in per_core]
+        except OSError:
+            return now, [texts_of(files) for files in per_core]
+
+    def decode(fetched: tuple[bytes, list[list[bytes]]]) -> list[float]:
+        now, texts = fetched
+        idle_ns = [1000.0 * sum([natural(text, _MOST_US) for text in of_core]) for of_core in texts]
         if now == online:
-            try:
-                return [1000.0 * sum([natural(pread(file, 24, 0), _MOST_US) for file in files]) for files in per_core]
-            except OSError:
-                pass  # one core fails: read them one by one below, so that only this one is lost
+            return idle_ns
         # A core that went offline stops counting idle time: without this it would look busy.
         up = cores_online(now)
-        return [idle_ns(core, files, up) for core, files in zip(cores, per_core, strict=True)]
+        return [idle if core in up else NAN for core, idle in zip(cores, idle_ns, strict=True)]
 
     channels = tuple(
         Channel(
@@ -97,18 +104,18 @@ def _cpuidle(root: Path) -> Found | None:
         )
         for core in cores
     )
-    return Found(channels, read, lambda: close_files(descriptors))
+    return decoded_later(channels, fetch, decode, lambda: close_files(descriptors))
 
 
 def busy_ticks(text: bytes) -> dict[bytes, int]:
     """Busy ticks of each core named in /proc/stat (b"cpu0" and so on)."""
     busy: dict[bytes, int] = {}
-    for line in text.split(b"\n"):
+    for line in text.partition(b"\nintr")[0].split(b"\n"):
         if not line.startswith(b"cpu"):
             break  # the core lines come first
-        fields = line.split()
+        fields = line.split(None, 8)
         if fields[0] != b"cpu":
-            busy[fields[0]] = sum([count(fields[i]) for i in _BUSY_FIELDS])
+            busy[fields[0]] = total([fields[i] for i in _BUSY_FIELDS])
     return busy
 
 
@@ -126,8 +133,8 @@ def _stat_of_cores(root: Path) -> Found | Missing:
         return Missing("failed", f"{path}: {error}")
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
-    def read() -> list[float]:
-        busy = busy_ticks(os.pread(descriptors[0], size, 0))
+    def decode(text: bytes) -> list[float]:
+        busy = busy_ticks(text)
         return [busy[name] * tick_ns if name in busy else NAN for name in names]
 
     channels = tuple(
@@ -145,7 +152,9 @@ def _stat_of_cores(root: Path) -> Found | Missing:
         )
         for name in names
     )
-    return Found(channels, read, lambda: close_files(descriptors))
+    return decoded_later(
+        channels, partial(os.pread, descriptors[0], size, 0), decode, lambda: close_files(descriptors)
+    )
 
 
 PROCESS = "process_cpu"
@@ -183,13 +192,13 @@ def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
 
 def _perf(pid: int) -> Found | None:
     """Counts from now on; fresh at each read (about 1 us a thread that lives now)."""
-    from stepscope.record.access.perf_event import open_task_clocks, total_ns
+    from stepscope.record.access.perf_event import counts, open_task_clocks, total_ns
 
     descriptors = open_task_clocks(pid)
     if not descriptors:
         return None
     channel = _channel(f"perf_event_open task-clock, threads: {len(descriptors)}, and all that they start", 1, 1.0)
-    return Found((channel,), lambda: [total_ns(descriptors)], lambda: close_files(descriptors))
+    return decoded_later((channel,), partial(counts, descriptors), total_ns, lambda: close_files(descriptors))
 
 
 def _cpu_clock(pid: int) -> Found | None:
@@ -217,9 +226,10 @@ def _stat_of_process(root: Path, pid: int) -> Found | Missing:
         return Missing("failed", f"{path}: {error}")
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     channel = _channel(str(path), tick_ns, float(tick_ns))
-    return Found(
+    return decoded_later(
         (channel,),
-        lambda: [process_ticks(os.pread(descriptors[0], 1024, 0)) * tick_ns],
+        partial(os.pread, descriptors[0], 1024, 0),
+        lambda text: [process_ticks(text) * tick_ns],
         lambda: close_files(descriptors),
     )
 

@@ -20,6 +20,7 @@ from stepscope.record.access import (
     natural,
     signed,
     unless_all_failed,
+    word_after,
 )
 from stepscope.record.sensors.contract import (
     NAN,
@@ -139,11 +140,6 @@ def _memory_map(root: Path, target: Target) -> Iterator[NumberFile]:
         yield NumberFile(path, (channel,), partial(kilobytes, pattern), 4096, tried=True)
 
 
-_AVAILABLE_AND_SWAP = re.compile(
-    rb"MemAvailable:\s+(\d{1,15}) kB.*?SwapTotal:\s+(\d{1,15}) kB.*?SwapFree:\s+(\d{1,15}) kB", re.DOTALL
-)
-
-
 def _system_memory(root: Path, target: Target) -> Iterator[NumberFile]:
     """Two gauges, B; MemAvailable is the limit that ends a training run on a board with shared memory."""
     path = root / "proc/meminfo"
@@ -153,10 +149,10 @@ def _system_memory(root: Path, target: Target) -> Iterator[NumberFile]:
 
 def available_and_swap(meminfo: bytes) -> list[float]:
     """MemAvailable and SwapTotal - SwapFree, B; NaN where more is free than there is. Raises ValueError."""
-    match = _AVAILABLE_AND_SWAP.search(meminfo)
-    if match is None:
+    words = [word_after(label, meminfo) for label in (b"MemAvailable:", b"SwapTotal:", b"SwapFree:")]
+    if not all(words):
         raise ValueError("no MemAvailable, SwapTotal and SwapFree")
-    available, total, free = (int(number) * 1024.0 for number in match.groups())
+    available, total, free = (count(word) * 1024.0 for word in words)
     return [available, total - free if free <= total else NAN]
 
 

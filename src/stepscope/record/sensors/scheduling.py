@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access import FileSensor, NumberFile, count, natural
+from stepscope.record.access import FileSensor, NumberFile, count, natural, word_after
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -25,6 +25,7 @@ from stepscope.record.sensors.contract import (
     attribute,
     close_files,
     content,
+    decoded_later,
     missing_because,
     numbered,
     open_files,
@@ -34,6 +35,7 @@ from stepscope.record.sensors.cpu import cores_online
 _OFTEN_NS, _SELDOM_NS = 100_000_000, 1_000_000_000
 _US, _KHZ = 1000.0, 1000.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MOST_US = 1e18
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 # A sleep; Python's global lock (a futex with a time limit); other locks; a file, a page or swap; a pipe or a child.
 WAITS = ("timer", "interpreter", "lock", "disk", "process")
@@ -79,19 +81,26 @@ class TrainingThread:
                 wait_files += open_files([folder / name])
         calls = _SYSTEM_CALLS.get(platform.machine(), {})
 
-        def read() -> list[float]:
-            ran, delayed = os.pread(schedstat, 96, 0).split()[:2]
+        def fetch() -> tuple[bytes, str | None]:
+            times = os.pread(schedstat, 96, 0)
             text = os.pread(stat, 512, 0)
             state = text[text.rindex(b")") + 2 :][:1]
-            waits = "disk" if state == b"D" else _wait_of(wait_files, calls) if state == b"S" else None
+            return times, "disk" if state == b"D" else _wait_of(wait_files, calls) if state == b"S" else None
+
+        def decode(fetched: tuple[bytes, str | None]) -> list[float]:
+            times, waits = fetched
+            ran, delayed = times.split()[:2]
             return [count(ran), count(delayed), *(float(wait == waits) for wait in WAITS)]
 
+        found = decoded_later(
+            tuple(self._channels(folder)), fetch, decode, lambda: close_files([schedstat, stat, *wait_files])
+        )
         try:
-            read()
+            found.read()
         except (OSError, ValueError, IndexError) as error:
-            close_files([schedstat, stat, *wait_files])
+            found.close()
             return Missing("unsupported", f"{folder}/schedstat: {error}")
-        return Found(tuple(self._channels(folder)), read, lambda: close_files([schedstat, stat, *wait_files]))
+        return found
 
     def _channels(self, folder: Path) -> Iterator[Channel]:
         for quantity in ("thread_cpu_time", "run_delay"):
@@ -128,9 +137,6 @@ def _wait_of(wait_files: Sequence[int], calls: dict[int, str]) -> str | None:
     return found
 
 
-_TOTAL = re.compile(rb"^(some|full) .*?total=(\d{1,18})", re.MULTILINE)
-
-
 def _pressure(root: Path, target: Target) -> Iterator[NumberFile]:
     """Counters, ns: time in which some task, or every one, waited for the CPU, for memory or for a disk (PSI)."""
     for resource in ("cpu", "memory", "io"):
@@ -145,8 +151,8 @@ def _pressure(root: Path, target: Target) -> Iterator[NumberFile]:
 
 
 def _totals(kinds: Sequence[str], text: bytes) -> list[float]:
-    found = {kind.decode(): int(total) * _US for kind, total in _TOTAL.findall(text)}
-    return [found.get(kind, NAN) for kind in kinds]
+    stated = {line[:4].decode(): line.rpartition(b" total=")[2] for line in text.splitlines()}
+    return [natural(stated.get(kind, b""), _MOST_US) * _US for kind in kinds]
 
 
 def _steal(root: Path, target: Target) -> Iterator[NumberFile]:
@@ -159,11 +165,7 @@ def _steal(root: Path, target: Target) -> Iterator[NumberFile]:
     yield NumberFile(path, (channel,), lambda text: [count(text.split(None, 9)[8]) * _TICK_NS], 256, tried=True)
 
 
-_PAGES = {  # quantity: counters of /proc/vmstat, pages
-    "swap_in": ("pswpin",),
-    "swap_out": ("pswpout",),
-    "direct_reclaim": ("pgsteal_direct",),
-}
+_PAGES = {"swap_in": b"pswpin", "swap_out": b"pswpout", "direct_reclaim": b"pgsteal_direct"}  # of /proc/vmstat
 
 
 def _paging(root: Path, target: Target) -> Iterator[NumberFile]:
@@ -178,13 +180,8 @@ def _paging(root: Path, target: Target) -> Iterator[NumberFile]:
 
 
 def _pages(text: bytes) -> list[float]:
-    stated = dict(line.split(b" ", 1) for line in text.splitlines() if b" " in line)
-
-    def total(names: Sequence[str]) -> float:
-        known = [stated[name.encode()] for name in names if name.encode() in stated]
-        return float(sum(map(count, known))) * _PAGE_BYTES if known else NAN
-
-    return [total(names) for names in _PAGES.values()]
+    pages = (word_after(name + b" ", text) for name in _PAGES.values())
+    return [float(count(word)) * _PAGE_BYTES if word else NAN for word in pages]
 
 
 def _own_paging(root: Path, target: Target) -> Iterator[NumberFile]:
@@ -196,12 +193,12 @@ def _own_paging(root: Path, target: Target) -> Iterator[NumberFile]:
         return [float(count(text[text.rindex(b")") + 2 :].split(None, 10)[9]))]
 
     yield NumberFile(stat, (faults,), major_faults, 1024, tried=True)
-    names = {"storage_read": b"read_bytes", "storage_written": b"write_bytes"}
+    names = {"storage_read": b"read_bytes: ", "storage_written": b"write_bytes: "}
     moved = tuple(_channel(f"process.{name}", "process_paging", name, "process", io, unit="B") for name in names)
 
     def bytes_moved(text: bytes) -> list[float]:
-        stated = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
-        return [float(count(stated[name])) if name in stated else NAN for name in names.values()]
+        words = (word_after(name, text) for name in names.values())
+        return [float(count(word)) if word else NAN for word in words]
 
     yield NumberFile(io, moved, bytes_moved, 512, tried=True)
 
