@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stepscope.record.sampler.loop import Sampling, StreamOpener
+from stepscope.record.sampler.loop import SHORT_S, Sampling, StreamOpener, sleeps_between
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import RETRY_NS, Stream
 from stepscope.record.sensors import Survey, distinct, load
-from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target
+from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target, decoded_later
 from stepscope.runfolder import RunReader
 
 
@@ -164,6 +165,55 @@ def test_one_failing_sensor_does_not_stop_the_others(tmp_path: Path) -> None:
     assert bench.kinds() == ["sensor-lost"]
 
 
+def test_garbage_is_found_when_rows_are_made_and_what_was_read_after_it_is_dropped(bench: Bench) -> None:
+    texts = iter([b"1", b"garbage", b"3"])
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, Found)
+    found = decoded_later(found.channels, lambda: next(texts), lambda text: [float(text)] * 2, lambda: None)
+    stream = Stream(bench.sensor, found, bench.target, bench.run, bench.file, bench.events, 10)
+    for _ in range(3):
+        stream.sample()
+    assert not bench.file.waiting  # nothing is parsed in a tick
+    stream.close()
+    assert RunReader(bench.run).sensor("wobbly")["wobbly.a"].to_list() == [1.0, None]
+    assert bench.kinds() == ["sensor-lost"]
+
+
+def test_what_was_read_before_a_loss_comes_before_it(bench: Bench) -> None:
+    answers: list[Any] = [b"1", OSError(errno.EIO, "no answer")]
+
+    def fetch() -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return bytes(answer)
+
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, Found)
+    found = decoded_later(found.channels, fetch, lambda text: [float(text)] * 2, lambda: None)
+    stream = Stream(bench.sensor, found, bench.target, bench.run, bench.file, bench.events, 10)
+    Sampling([stream], bench.events, Pace(), 10).tick(0)
+    stream.sample()
+    stream.close()
+    assert RunReader(bench.run).sensor("wobbly")["wobbly.a"].to_list() == [1.0, None]
+
+
+def test_short_waits_sleep_and_ten_of_a_second_watch() -> None:
+    now_ns = 0
+    watched: list[float] = []
+
+    def watching(seconds: float) -> bool:
+        watched.append(seconds)
+        return False
+
+    wait = sleeps_between(watching, lambda: now_ns)
+    for _ in range(101):
+        assert not wait(0.0)
+        now_ns += 10_000_000
+    wait(2 * SHORT_S)
+    assert watched == [0.0] * 11 + [2 * SHORT_S]
+
+
 def test_missed_deadlines_are_counted_and_skipped_and_lateness_is_kept(tmp_path: Path) -> None:
     pace = Pace()
     sampling = Sampling([], EventLog(tmp_path / "events.jsonl"), pace, period_ns=1)
@@ -293,6 +343,7 @@ def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
     sampling = Sampling(streams, events, target.pace, 10_000_000)
     for tick in range(30):
         sampling.tick(tick * 10_000_000)
+    streams[0].decode()
     assert len(streams[0].file.waiting) == 3 * streams[0].file.row_bytes  # 0, 100 and 200 ms
     streams[0].close()
 

@@ -37,6 +37,19 @@ def test_a_quota_of_a_group_above_is_counted_from_the_first_read(tmp_path: Path)
     assert (read["throttled_time"], read["throttled_periods"], read["quota_periods"]) == (5e6, 5, 0)
 
 
+def test_a_quota_that_a_group_is_given_is_seen_within_ten_seconds(tmp_path: Path) -> None:
+    now_ns = 0
+    _write(tmp_path / "sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    _write(tmp_path / f"proc/{_PID}/cgroup", "0::/job\n")
+    found = scheduling.CgroupCpu().discover(tmp_path, Target(_PID, clock=lambda: now_ns))
+    assert isinstance(found, Found)
+    _write(tmp_path / "sys/fs/cgroup/job/cpu.max", "40000 100000\n")
+    assert math.isnan(found.read()[-1])
+    now_ns = 10_000_000_000
+    assert found.read()[-1] == 0.4
+    found.close()
+
+
 def test_a_process_that_moves_into_a_group_of_version_1_is_followed(tmp_path: Path) -> None:
     groups = tmp_path / "sys/fs/cgroup"
     _write(tmp_path / f"proc/{_PID}/cgroup", "2:cpu,cpuacct:/\n1:memory:/\n")
@@ -74,7 +87,8 @@ def test_what_a_thread_sleeps_in_is_told_by_its_system_call_or_the_kernel_functi
         (tmp_path / name).write_text(text)
         files.append(os.open(tmp_path / name, os.O_RDONLY))
     try:
-        assert scheduling._wait_of(files, scheduling._SYSTEM_CALLS["x86_64"]) == wait
+        calls = {str(number).encode(): name for number, name in scheduling._SYSTEM_CALLS["x86_64"].items()}
+        assert scheduling._wait_of(scheduling._waiting_in(files, calls), calls) == wait
     finally:
         for file in files:
             os.close(file)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.record.access import word_after
 from stepscope.record.sensors import cpu, load, number_files, processes
 from stepscope.record.sensors.contract import Found, Missing, Target
 
@@ -92,6 +93,25 @@ def test_without_counting_cpuidle_on_every_core_proc_stat_is_read_and_its_tick_s
     assert [channel.id for channel in sensor.channels] == ["core0.busy", "core1.busy"]
     assert list(sensor.read()) == [20 * tick_ns, 24 * tick_ns]  # no idle, iowait or steal
     sensor.close()
+
+
+@pytest.mark.parametrize(
+    "line", [b"cpu0 1_0 0 0 0 0 0 0 0", b"cpu0 +1 0 0 0 0 0 0 0", b"cpu0 1 0 " + b"9" * 40 + b" 0 0 0 0"]
+)
+def test_what_python_alone_would_take_for_a_number_is_none_in_proc_stat(line: bytes) -> None:
+    with pytest.raises(ValueError, match="no counts"):
+        cpu.busy_ticks(b"cpu  1 0 0 0 0 0 0\n" + line + b"\nintr 5\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (b"a 1\nab 2\n", b"2"), (b"ab 3", b"3"), (b"ab \nc 4\n", b""), (b"cab 5\n", b""), (b"", b""),
+        (b"x\nab   6 kB", b"6"),
+    ],
+)  # fmt: skip
+def test_the_word_after_a_label_is_of_its_line(text: bytes, word: bytes) -> None:
+    assert word_after(b"ab ", text) == word
 
 
 def test_a_core_that_leaves_proc_stat_reads_nan(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def total(fields: Sequence[bytes]) -> int:
 
 
 def word_after(label: bytes, text: bytes) -> bytes:
-    """Return the word after a label that begins a line; empty where there is none. A pattern takes ten times as long."""
+    """Return the word after a label that begins a line; empty where there is none. A pattern takes longer."""
     begin = 0 if text.startswith(label) else text.find(b"\n" + label) + 1
     if not begin and not text.startswith(label):
         return b""
@@ -95,14 +95,9 @@ class DeviceFile:
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes from the beginning; raises OSError, ENODEV while the device is away."""
-        if self._may_be_replaced and self._file is not None and not os.fstat(self._file).st_nlink:
-            self.close()  # a plain file of a simulated tree was replaced; the old one would be read for ever
-            self._retry_at_ns = 0
-        if self._file is None:
-            self._look_again()
         file = self._file
-        if file is None:
-            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        if file is None or self._may_be_replaced:
+            file = self._looked_after()
         try:
             return os.pread(file, size, 0)
         except OSError as error:
@@ -117,12 +112,16 @@ class DeviceFile:
             os.close(self._file)
             self._file = None
 
-    def _look_again(self) -> None:
-        now_ns = self._clock()
-        if now_ns < self._retry_at_ns:
-            return
-        self._retry_at_ns = now_ns + RETRY_NS
-        self._open()
+    def _looked_after(self) -> int:
+        if self._file is not None and not os.fstat(self._file).st_nlink:
+            self.close()  # a plain file of a simulated tree was replaced; the old one would be read for ever
+            self._retry_at_ns = 0
+        if self._file is None and (now_ns := self._clock()) >= self._retry_at_ns:
+            self._retry_at_ns = now_ns + RETRY_NS
+            self._open()
+        if self._file is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return self._file
 
     def _open(self) -> None:
         path = self._find()

@@ -6,7 +6,7 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Proc
 RETRY_NS = 1_000_000_000
 CPU_SHARE = 0.001  # a slow sensor is read so seldom that it takes no more than this of a core
 POWER_CPU_SHARE = 0.02  # the same for a power sensor: energy is what its readings are for
+DEAR_NS = 200_000  # a read and its decoding: then the decoding is counted, and not left for the flush
 WAITING_SHARE = 0.5  # of the time at most is spent in reads that wait: a bus has other users
 OF_THE_PROCESS = ("process", "children")  # sensors of these names end with the process that trains
 
@@ -47,6 +48,7 @@ class Stream:
         power = measures_power(found)
         self._share = POWER_CPU_SHARE if power else CPU_SHARE
         self._last_cost_ns = read_cost_ns(found)
+        self._dear = read_cost_ns(found) > DEAR_NS
         # A power sensor keeps to deadlines of its own; the others meet in one tick, which is cheaper.
         self._deadlines = Deadlines(target.clock(), self.every_ns, dither) if power or found.blocking else None
         self._unpack = struct.Struct(f"<{len(found.channels)}d").unpack_from
@@ -70,35 +72,53 @@ class Stream:
         before = clock()
         try:
             values = self._fetch()
-            self._fetched.append((before, clock(), values))
-        except ProcessEnded:
-            self.ended = True
         except Exception as error:
+            self.failed(before, error)
+        else:
+            self._fetched.append((before, clock(), values))
+
+    def failed(self, before_ns: int, error: Exception) -> None:
+        """Note that a read begun then has failed."""
+        if isinstance(error, ProcessEnded):
+            self.ended = True
+        else:
             self.decode()
-            self._lose(before, error)
+            self._lose(before_ns, error)
+
+    @property
+    def plan(self) -> Plan | None:
+        """Return what `sample` does, in parts, for a loop that has no time for its call; None where it does nothing."""
+        if self._lost_ns is not None or self.ended:
+            return None
+        return self, self._clock, self._fetch, self._fetched.append
 
     def decode(self) -> None:
         """Make rows of what was read; a sensor that gave garbage is lost from then on."""
-        fetched, self._fetched = self._fetched, []
-        pack, decode = self.file.pack, self._decode
+        fetched = self._fetched[:]
+        self._fetched.clear()
+        pack, decode, waiting = self.file.pack, self._decode, self.file.waiting
         for before, after, values in fetched:
             try:
                 row = pack(before, after, *(values if decode is None else decode(values)))
             except Exception as error:
                 self._lose(before, error)
                 return
-            self.file.waiting += row
+            waiting += row
 
-    def sample_slowly(self, now_ns: int) -> None:
+    def sample_slowly(self, now_ns: int, cpu_ns: int | None = None) -> int:
         """Sample a sensor that has its own period; the period is stretched when reading takes much of a core.
+
+        cpu_ns: CPU time of this thread, where it was just read. Return that after the reading.
 
         One dear read among cheap ones stretches nothing: on a virtual machine the time that the host took from it
         counts as CPU time, and a pause of a second after it would be a gap in the energy.
         """
-        start = time.thread_time_ns()
+        start = time.thread_time_ns() if cpu_ns is None else cpu_ns
         self.sample()
-        self.decode()
-        took_cpu_ns = time.thread_time_ns() - start
+        if self._dear:
+            self.decode()
+        end = time.thread_time_ns()
+        took_cpu_ns = end - start
         cost_ns, self._last_cost_ns = min(took_cpu_ns, self._last_cost_ns), took_cpu_ns
         if self._deadlines is None:
             self.due_ns = (now_ns // self.every_ns + 1) * self.every_ns
@@ -108,6 +128,7 @@ class Stream:
             self.due_ns = max(self._deadlines.at_ns, now_ns + int(took_ns / WAITING_SHARE))
         if cost_ns > self._share * self.every_ns:
             self.due_ns = max(self.due_ns, now_ns + int(cost_ns / self._share))
+        return end
 
     def retry(self) -> None:
         """Look for a lost sensor again, once a second; a row of NaN says that there is still nothing."""
@@ -192,6 +213,8 @@ class Stream:
     def _append_nothing(self, before_ns: int) -> None:
         self.file.waiting += self.file.pack(before_ns, self._clock(), *nothing_read(len(self._ids)))
 
+
+Plan = tuple[Stream, Clock, Callable[[], Any], Callable[[tuple[int, int, Any]], None]]
 
 SPREAD = 0.5  # a dithered deadline lies within so much of a period before or after its place on the grid
 _GOLDEN = 0.6180339887498949

@@ -72,6 +72,7 @@ class TrainingProcesses:
 
     def __init__(self, run: Path, root: Path, target: Target) -> None:
         self._run, self._proc, self._target = run, root / "proc", target
+        self._parts = run / _PARTS
         self._states: dict[str, tuple[int, int] | None] = {}  # of each run.json that was read
         self._seen: dict[str, int] = {}  # pid by part
         self._alive: list[_Process] = []
@@ -94,13 +95,13 @@ class TrainingProcesses:
 
     def _changed(self) -> Iterator[tuple[str, dict[str, object]]]:
         """Number and content of every run.json that is new, or was written again before it had a pid."""
-        headers = [("0", self._run / "run.json")]
+        names = ["0"]
         with contextlib.suppress(OSError):
-            names = sorted(os.listdir(self._run / _PARTS))  # noqa: PTH208 - the cheapest look
-            headers += [(name, self._run / _PARTS / name / "run.json") for name in names if name.isdigit()]
-        for part, path in headers:
+            names += sorted(filter(str.isdigit, os.listdir(self._parts)))  # noqa: PTH208 - the cheapest look
+        for part in names:
             if part in self._seen:
                 continue
+            path = self._run / "run.json" if part == "0" else self._parts / part / "run.json"
             try:
                 status = path.stat()
                 state = (status.st_mtime_ns, status.st_size)

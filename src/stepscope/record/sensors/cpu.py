@@ -152,9 +152,7 @@ def _stat_of_cores(root: Path) -> Found | Missing:
         )
         for name in names
     )
-    return decoded_later(
-        channels, partial(os.pread, descriptors[0], size, 0), decode, lambda: close_files(descriptors)
-    )
+    return decoded_later(channels, partial(os.pread, descriptors[0], size, 0), decode, lambda: close_files(descriptors))
 
 
 PROCESS = "process_cpu"
@@ -198,6 +196,9 @@ def _perf(pid: int) -> Found | None:
     if not descriptors:
         return None
     channel = _channel(f"perf_event_open task-clock, threads: {len(descriptors)}, and all that they start", 1, 1.0)
+    if len(descriptors) == 1:  # before the training has started threads, which its event counts too
+        fetch, decode = partial(os.read, descriptors[0], 8), lambda text: total_ns([text])
+        return decoded_later((channel,), fetch, decode, lambda: close_files(descriptors))
     return decoded_later((channel,), partial(counts, descriptors), total_ns, lambda: close_files(descriptors))
 
 

@@ -9,14 +9,16 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from stepscope.clock import Clock
 from stepscope.record.access import FileSensor, NumberFile, count, natural, word_after
 from stepscope.record.sensors.contract import (
     NAN,
+    READ_ONLY,
     Channel,
     Found,
     Kind,
@@ -47,6 +49,7 @@ def _channel(name: str, sensor: str, quantity: str, scope: str, source: Path | s
     return Channel(name, sensor, quantity, scope=scope, source=str(source), **facts)  # type: ignore[arg-type]
 
 
+_ANEW_NS = 10_000_000_000
 _SYSTEM_CALLS = {  # number of the call that a thread sleeps in: where the kernel names no function
     "x86_64": {202: "lock", 449: "lock", 35: "timer", 230: "timer", 0: "process", 7: "process", 23: "process",
                61: "process", 232: "process", 270: "process", 271: "process", 281: "process", 45: "process",
@@ -79,18 +82,21 @@ class TrainingThread:
         for name in ("syscall", "wchan"):
             with contextlib.suppress(OSError):
                 wait_files += open_files([folder / name])
-        calls = _SYSTEM_CALLS.get(platform.machine(), {})
+        calls = {b"%d" % call: wait for call, wait in _SYSTEM_CALLS.get(platform.machine(), {}).items()}
+        gauges = {waits: [float(wait == waits) for wait in WAITS] for waits in (None, *WAITS)}
+        pread = os.pread
 
-        def fetch() -> tuple[bytes, str | None]:
-            times = os.pread(schedstat, 96, 0)
-            text = os.pread(stat, 512, 0)
-            state = text[text.rindex(b")") + 2 :][:1]
-            return times, "disk" if state == b"D" else _wait_of(wait_files, calls) if state == b"S" else None
+        def fetch() -> tuple[bytes, bytes, list[bytes]]:
+            times, text = pread(schedstat, 96, 0), pread(stat, 512, 0)
+            place = text.rindex(b")") + 2
+            state = text[place : place + 1]
+            return times, state, _waiting_in(wait_files, calls) if state == b"S" else []
 
-        def decode(fetched: tuple[bytes, str | None]) -> list[float]:
-            times, waits = fetched
+        def decode(fetched: tuple[bytes, bytes, list[bytes]]) -> list[float]:
+            times, state, texts = fetched
             ran, delayed = times.split()[:2]
-            return [count(ran), count(delayed), *(float(wait == waits) for wait in WAITS)]
+            waits = "disk" if state == b"D" else _wait_of(texts, calls)
+            return [count(ran), count(delayed), *gauges[waits]]
 
         found = decoded_later(
             tuple(self._channels(folder)), fetch, decode, lambda: close_files([schedstat, stat, *wait_files])
@@ -113,28 +119,34 @@ class TrainingThread:
 _TIMED_FUTEX = re.compile(rb"^\d+ 0x[0-9a-f]+ 0x(?:8|18)?9 0x[0-9a-f]+ 0x[1-9a-f]")  # FUTEX_WAIT_BITSET and a time
 
 
-def _wait_of(wait_files: Sequence[int], calls: dict[int, str]) -> str | None:
+def _waiting_in(wait_files: Sequence[int], calls: Collection[bytes]) -> list[bytes]:
+    """Return what /proc/PID/syscall and, where that is no call that is known, wchan state of a sleeping thread."""
+    texts = []
+    for file in wait_files:
+        with contextlib.suppress(OSError):
+            texts.append(os.pread(file, 192, 0))
+            if texts[-1].partition(b" ")[0] in calls:
+                break
+    return texts
+
+
+def _wait_of(texts: Sequence[bytes], calls: Mapping[bytes, str]) -> str | None:
     """Return what a sleeping thread waits in, by /proc/PID/syscall or wchan; None where neither may be read or tells.
 
     A Python thread that wants the interpreter's lock sleeps in a futex with a time limit (its switch interval), one
     that waits for the threads of an operator in one without.
     """
-    found = None
-    for file in wait_files:
-        try:
-            text = os.pread(file, 192, 0)
-        except OSError:
-            continue
+    for text in texts:
         number, *arguments = text.split(b" ", 1)
         if arguments and number.isdigit():
-            found = calls.get(int(number))
+            found = calls.get(number)
             if found == "lock" and _TIMED_FUTEX.match(text):
                 return "interpreter"
         else:
             found = next((wait for pattern, wait in _WAITING_IN if pattern.search(text)), None)
         if found is not None:
-            break
-    return found
+            return found
+    return None
 
 
 def _pressure(root: Path, target: Target) -> Iterator[NumberFile]:
@@ -269,7 +281,7 @@ class CgroupCpu:
         """Counters (throttled ns over all cores, periods, throttled periods, hits of the memory limit), the quota."""
         own = root / f"proc/{target.pid}/cgroup"
         try:
-            held = _HeldBack(root, own)
+            held = _HeldBack(root, own, target.clock)
         except OSError as error:
             return missing_because(error, own)
         names = {"throttled_time": "ns", "throttled_periods": "1", "quota_periods": "1", "memory_limit_hits": "1"}
@@ -277,14 +289,19 @@ class CgroupCpu:
             _channel(f"cgroup.{name}", self.NAME, name, "cgroup", own, unit=unit) for name, unit in names.items()
         ]
         quota = _channel("cgroup.cpu_quota", self.NAME, "cpu_quota", "cgroup", own, unit="cores", kind="gauge")
-        return Found((*channels, quota), held.read, lambda: None, 2 * _OFTEN_NS)
+        return Found((*channels, quota), held.read, held.close, 2 * _OFTEN_NS)
 
 
 class _HeldBack:
-    """Sums over the groups that hold a process back; a process that moves into another group goes on counting."""
+    """Sums over the groups that hold a process back; a process that moves into another group goes on counting.
 
-    def __init__(self, root: Path, own: Path) -> None:
-        self._root, self._own = root, own
+    The files stay open, and are looked for anew when the process has moved, and every ten seconds.
+    """
+
+    def __init__(self, root: Path, own: Path, clock: Clock) -> None:
+        self._root, self._own, self._clock = root, own, clock
+        self._files: dict[Path, int | None] = {}
+        self._anew_ns = 0
         self._membership = b""
         self._groups: list[tuple[Path, Path]] = []  # of the CPU controller and of memory, at one depth
         self._last: dict[Path, list[float]] = {}
@@ -293,20 +310,57 @@ class _HeldBack:
 
     def read(self) -> list[float]:
         """Growth since the first read, and the least quota, cores; NaN where there is none."""
+        now_ns = self._clock()
         membership = content(self._own)
-        if membership != self._membership:
-            self._membership = membership
+        if membership != self._membership or now_ns >= self._anew_ns:
+            self.close()
+            self._membership, self._anew_ns = membership, now_ns + _ANEW_NS
             self._groups = list(_groups_of(self._root / "sys/fs/cgroup", membership))
         quotas = []
         for cpu, memory in self._groups:
-            counted = [*_throttled(cpu), _limit_hits(memory)]
+            counted = [*self._throttled(cpu), self._limit_hits(memory)]
             before = self._last.setdefault(cpu, counted)
             self._totals = [
                 total + max(0.0, now - then) for total, now, then in zip(self._totals, counted, before, strict=True)
             ]
             self._last[cpu] = counted
-            quotas += _quota(cpu)
+            quotas += self._quota(cpu)
         return [*self._totals, min(quotas, default=NAN)]
+
+    def close(self) -> None:
+        close_files([file for file in self._files.values() if file is not None])
+        self._files = {}
+
+    def _text(self, path: Path) -> bytes:
+        """What a file states; nothing where it is missing or does not answer."""
+        if path not in self._files:
+            self._files[path] = None
+            with contextlib.suppress(OSError):
+                self._files[path] = os.open(path, READ_ONLY)
+        file = self._files[path]
+        if file is not None:
+            with contextlib.suppress(OSError):
+                return os.pread(file, 4096, 0)
+        return b""
+
+    def _throttled(self, group: Path) -> list[float]:
+        """Time throttled, ns, throttled periods, and periods that the quota counted."""
+        stat = self._text(group / "cpu.stat")
+        microseconds, held_ns = _stated(b"throttled_usec ", stat), _stated(b"throttled_time ", stat)
+        return [microseconds * _US + held_ns, _stated(b"nr_throttled ", stat), _stated(b"nr_periods ", stat)]
+
+    def _limit_hits(self, group: Path) -> float:
+        """How often memory was refused or taken back because the group had reached its limit."""
+        events = self._text(group / "memory.events")
+        failed = natural(self._text(group / "memory.failcnt"), 1e15)
+        return _stated(b"max ", events) + _stated(b"high ", events) + (0.0 if failed != failed else failed)
+
+    def _quota(self, group: Path) -> list[float]:
+        """Cores that a group may use; empty where nothing limits it."""
+        words = self._text(group / "cpu.max").split()
+        words = words or [self._text(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        quota, period = (natural(word, 1e12) for word in (*words, b"", b"")[:2])
+        return [quota / period] if quota > 0 and period > 0 else []
 
 
 def _groups_of(top: Path, membership: bytes) -> Iterator[tuple[Path, Path]]:
@@ -324,33 +378,10 @@ def _groups_of(top: Path, membership: bytes) -> Iterator[tuple[Path, Path]]:
         yield folders[0] / place, top / "memory" / (memory if place == cpu else Path())
 
 
-def _stated(path: Path) -> dict[str, float]:
-    """Names and numbers of a file with one of each a line; empty where there is none."""
-    lines = [line.split() for line in attribute(path).splitlines()]
-    return {words[0]: float(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
-
-
-def _throttled(group: Path) -> list[float]:
-    """Time throttled, ns, throttled periods, and periods that the quota counted."""
-    stat = _stated(group / "cpu.stat")
-    held_ns = stat.get("throttled_usec", 0.0) * _US + stat.get("throttled_time", 0.0)
-    return [held_ns, stat.get("nr_throttled", 0.0), stat.get("nr_periods", 0.0)]
-
-
-def _limit_hits(group: Path) -> float:
-    """How often memory was refused or taken back because the group had reached its limit."""
-    events = _stated(group / "memory.events")
-    failed = natural(attribute(group / "memory.failcnt").encode(), 1e15)
-    return events.get("max", 0.0) + events.get("high", 0.0) + (0.0 if failed != failed else failed)
-
-
-def _quota(group: Path) -> list[float]:
-    """Cores that a group may use; empty where nothing limits it."""
-    words = attribute(group / "cpu.max").split() or [
-        attribute(group / "cpu.cfs_quota_us"), attribute(group / "cpu.cfs_period_us")
-    ]  # fmt: skip
-    quota, period = (natural(word.encode(), 1e12) for word in (*words, "", "")[:2])
-    return [quota / period] if quota > 0 and period > 0 else []
+def _stated(name: bytes, text: bytes) -> float:
+    """The number after a name that begins a line; 0 where there is none."""
+    value = natural(word_after(name, text), 1e18)
+    return 0.0 if value != value else value
 
 
 SENSORS = (
