@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from tests.patience import HANG_S
 
+from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.windows import RamAlarm
 from stepscope.runfolder import RunReader
 
@@ -242,3 +243,25 @@ for step in range(12):
 
 def test_a_step_like_those_before_it_is_profiled_whole_though_the_training_keeps_more_memory(tmp_path: Path) -> None:
     assert "step-profiled-in-part" not in events_of(KEEPING, "every:5", tmp_path)
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def thread_ends(self) -> None:
+        self.ended += 1
+
+
+def test_a_thread_has_not_ended_when_its_next_window_opens() -> None:
+    recorder, seen = _Recorder(), []
+
+    def work() -> None:
+        for _ in range(3):
+            at_end_of_thread(recorder.thread_ends)
+            seen.append(recorder.ended)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert (seen, recorder.ended) == ([0, 0, 0], 1)

@@ -37,17 +37,21 @@ class _AtEndOfThread:
     """Kept by a thread, which lets go of it as it ends."""
 
     def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
+        self.action = action
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self._action()
+            self.action()
 
 
 _of_this_thread = threading.local()
 
 
 def at_end_of_thread(action: Callable[[], None]) -> None:
-    """Run a function at the end of the calling thread; never for the main thread, which ends with the interpreter."""
-    if threading.current_thread() is not threading.main_thread():
+    """Run a function once at the end of the calling thread, or when the thread is given another one.
+
+    Never for the main thread, which ends with the interpreter.
+    """
+    kept = getattr(_of_this_thread, "ends", None)
+    if threading.current_thread() is not threading.main_thread() and (kept is None or kept.action != action):
         _of_this_thread.ends = _AtEndOfThread(action)
