@@ -68,18 +68,12 @@ def _cpuidle(root: Path) -> Found | None:
     per_core = [[next(rest) for _ in states[core]] for core in cores]
     pread = os.pread
 
-    def texts_of(files: Sequence[int]) -> list[bytes]:
-        try:
-            return [pread(file, 24, 0) for file in files]
-        except OSError:
-            return [b""]  # no number: this core is lost, and no other
-
     def fetch() -> tuple[bytes, list[list[bytes]]]:
         now = pread(descriptors[0], 256, 0)
         try:
             return now, [[pread(file, 24, 0) for file in files] for files in per_core]
         except OSError:
-            return now, [texts_of(files) for files in per_core]
+            return now, [_texts_of(files) for files in per_core]
 
     def decode(fetched: tuple[bytes, list[list[bytes]]]) -> list[float]:
         now, texts = fetched
@@ -105,6 +99,13 @@ def _cpuidle(root: Path) -> Found | None:
         for core in cores
     )
     return decoded_later(channels, fetch, decode, lambda: close_files(descriptors))
+
+
+def _texts_of(files: Sequence[int]) -> list[bytes]:
+    try:
+        return [os.pread(file, 24, 0) for file in files]
+    except OSError:
+        return [b""]  # no number: this core is lost, and no other
 
 
 def busy_ticks(text: bytes) -> dict[bytes, int]:
