@@ -128,6 +128,58 @@ def test_a_fault_after_the_end_of_a_script_is_said_and_changes_no_exit_code(
     assert capsys.readouterr().err.count("a fault in Stepscope") == 7
 
 
+@pytest.mark.parametrize(
+    ("command", "typed", "ours", "arguments"),
+    [
+        ("tune", "train.py --epochs 2 --minutes 1", {"minutes": "1"}, ["--epochs", "2"]),
+        ("tune", "--minutes 1 train.py data --rate=1", {"minutes": "1"}, ["data", "--rate=1"]),
+        ("tune", "train.py -- --minutes 1", {"minutes": "3.0"}, ["--minutes", "1"]),
+        ("study threads", "train.py --epochs 2 --repeats 1", {"repeats": "1"}, ["--epochs", "2"]),
+        ("fit", "train.py --epochs 2 --memory 2GB", {"memory": "2GB"}, ["--epochs", "2"]),
+    ],
+)
+def test_behind_a_script_what_is_no_option_of_ours_is_its_own_also_of_other_commands(
+    command: str, typed: str, ours: dict[str, str], arguments: list[str]
+) -> None:
+    found = get_command(build_app(command.split()[0]))
+    for name in command.split():
+        found = found.commands[name]  # type: ignore[attr-defined]
+    context = found.make_context(command, typed.split())
+    assert str(context.params["workload" if "study" in command else "target"]) == "train.py"
+    assert list(context.params.get("arguments", context.args)) == arguments
+    assert {name: context.params[name] or None for name in ours} == ours
+
+
+@pytest.mark.parametrize("command", ["tune lenet --epochs 2", "fit lenet --epochs 2", "study threads lenet --epochs 2"])
+def test_a_workload_has_no_options_of_its_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    assert "has no option --epochs" in capsys.readouterr().err
+
+
+def test_an_option_that_looks_like_one_of_ours_is_said_to_go_to_the_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    get_command(build_app("tune")).commands["tune"].make_context("tune", ["train.py", "--minuts", "5"])  # type: ignore[attr-defined]
+    assert "--minuts is an option of train.py; one of stepscope is --minutes" in capsys.readouterr().err
+
+
+def test_a_function_of_a_module_is_run_and_tuned_as_a_script_that_trains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepscope.experiments.tune import TuneRequest
+
+    orders = TuneRequest("mine:training", batch=16).orders()
+    assert Path(orders["script"]).name == "own_training.py"
+    assert orders["arguments"] == ["mine:training", "16"]
+    assert TuneRequest("mine:training").subject == "mine-training"
+    asked: list[object] = []
+    monkeypatch.setattr("stepscope.record.script.run_script", lambda *given, **more: asked.extend([*given, more]))
+    _script.script_run(RunRequest("mine:training", batch=16, steps=9), _script.settings_of(RunRequest("x")))
+    assert asked[1] == ["mine:training", "16"]
+    assert asked[-1] == {"name": "mine.training"}
+    assert '"steps": 9' in str(asked[2])
+
+
 def test_batch_has_the_name_that_other_tools_give_it(parser: PARSER) -> None:
     names = [parser.make_context("run", ["lenet", name, "8"]).params["batch"] for name in ("--batch", "--batch-size")]
     assert names == ["8", "8"]

@@ -67,6 +67,11 @@ class Option:
     default: Any = None
 
 
+def is_function(target: str) -> bool:
+    """Return whether a target is module:function, which returns the parts of a training."""
+    return ":" in target and not target.rpartition(":")[0].endswith(".py")
+
+
 def option(default: Any, about: str | Option, **known: Any) -> Any:
     """Return a field of a request: its default (None: none, REQUIRED: must be given), its help or a shared Option."""
     shared = about if isinstance(about, Option) else Option(about)

@@ -406,7 +406,7 @@ class FitRequest(Request):
     device. `--allocators` runs the step for real under each allocator.
     """
 
-    target: str = option(REQUIRED, "A workload, module:function, or a script; its options after --.", argument=True)
+    target: str = option(REQUIRED, "A workload, module:function, or a script, its options behind it.", argument=True)
     memory: str | None = option(None, "Memory the process may take: 8GB, 512MB, 7.5GiB.")
     account: str = option(
         "resident", "Who counts --memory: resident (RAM), cgroup, address-space (ulimit -v), data (-d)."

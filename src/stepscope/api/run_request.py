@@ -19,7 +19,7 @@ class RunRequest(Request):
     its own exit code is passed on.
     """
 
-    target: str = option(REQUIRED, "A workload (see `stepscope workloads`), or a Python script.", argument=True)
+    target: str = option(REQUIRED, "A workload (see `stepscope workloads`), script or module:function.", argument=True)
     arguments: tuple[str, ...] = option(
         (), "The script's own arguments, after its name or after `--`.", argument=True, stated=True
     )

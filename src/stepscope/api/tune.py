@@ -61,12 +61,15 @@ def tune(
 def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
     """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
+    from stepscope.experiments.sweeps.own_training import refuse_no_function
     from stepscope.experiments.tune.process import LastingPlace
 
     orders = request.orders()
     if request.of_a_script and not Path(request.target).is_file():
         raise UsageError(f"there is no script '{request.target}'", "give the path of a Python file, or a workload")
-    if not request.of_a_script:
+    if request.of_a_function:
+        refuse_no_function(request.target)
+    elif not request.of_a_script:
         workloads.refuse_unknown(request.target)
     if request.what_if is not None:
         return what_if(request, folder, progress), None
@@ -94,7 +97,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     orders = {**request.orders(), "facts": {}, "what_if": True}
     run = open_run(str(request.what_if))
     refuse_other_training(run, request.target, request.batch)
-    if not request.of_a_script:
+    if "workload" in orders:
         orders["batch"] = (run.meta.get("workload") or {}).get("batch_size")
     kept = StudyFolder(folder, STUDY, {name: value for name, value in request.to_dict().items() if name != "minutes"})
     with kept.locked(), _progress(progress) as tell:
@@ -147,7 +150,7 @@ def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path
     from stepscope.report.study_results import render, save_figures
     from stepscope.workloads import shipped
 
-    if not request.of_a_script and request.batch is None:
+    if not (request.of_a_script or request.of_a_function) and request.batch is None:
         about = shipped().get("rows", {}).get(request.target, {})
         request = replace(request, batch=about.get("default_batch"))
     findings = replace(

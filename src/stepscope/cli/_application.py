@@ -75,7 +75,7 @@ def _group(command: Command) -> typer.Typer:
     """A command with commands of its own below it."""
     group = typer.Typer(callback=command.function, no_args_is_help=True, pretty_exceptions_enable=False)
     for name, function in command.subcommands.items():
-        group.command(name, help=_help(function))(function)
+        group.command(name, help=_help(function), cls=command.parser)(function)
     return group
 
 
@@ -169,8 +169,7 @@ def _option_hint(option: str, called: str, context: Any) -> str:
     known = [name.removeprefix("--") for param in context.command.params for name in param.opts if name[:2] == "--"]
     near = str(UnknownName("option", option.lstrip("-"), known).hint)
     said = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""
-    end = "" if called == "stepscope run" else "-- "
-    of_a_script = f"options of a script go after its name: {called} train.py {end}{option}"
+    of_a_script = f"options of a script go after its name: {called} train.py {option}"
     return " ".join(part for part in (said, of_a_script * (called in _TAKE_SCRIPTS)) if part)
 
 

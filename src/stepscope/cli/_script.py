@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.api.run_request import RunRequest
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.request import parameters
+from stepscope.request import is_function, parameters
 from stepscope.runfolder.writer import has_steps
 
 if TYPE_CHECKING:
@@ -121,6 +121,13 @@ def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
 
         allocators.check(request.malloc)
     refuse_logs_without_a_folder(request.meter_csv)
+    if is_function(request.target) and not request.module:
+        from stepscope.experiments.sweeps.own_training import run_function
+
+        _refuse_for_a_script(replace(request, steps=None), "a function decides that itself")
+        return run_function(
+            request.target, request.batch, settings, request.steps or 100, request.threads, request.malloc
+        )
     _refuse_for_a_script(request)
     arguments = list(request.arguments)
     return run_script(request.target, arguments, settings, request.module, request.threads, request.malloc)
@@ -163,13 +170,13 @@ def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html:
     return end_as(code)
 
 
-def _refuse_for_a_script(request: RunRequest) -> None:
+def _refuse_for_a_script(request: RunRequest, hint: str = "give a script its own arguments after its name") -> None:
     """A script decides these itself: to take them in silence would be to lie about the run."""
     known = parameters(RunRequest)
     names = ("optimizer", "lr", "device", "seed", "precision", "steps", "until_resolved")
     given = [known[name].flag for name in names if getattr(request, name) is not None]
     if given:
-        raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after its name")
+        raise UsageError(f"{', '.join(given)}: of a workload only", hint)
 
 
 def refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from stepscope.api.requests import FitRequest
 from stepscope.cli._options import command_of
+from stepscope.cli._script_options import ScriptCommand
 from stepscope.errors import UsageError
 from stepscope.request import UNITS
 from stepscope.units import bytes_, percent
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
+PARSER = ScriptCommand
 
 
 def _fit(

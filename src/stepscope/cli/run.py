@@ -23,7 +23,9 @@ from stepscope.cli._script import (
     script_run,
     settings_of,
 )
+from stepscope.cli._script_options import values_of
 from stepscope.errors import UsageError
+from stepscope.request import is_function
 
 if TYPE_CHECKING:
     from stepscope.experiments.single_run import UntilResolved
@@ -41,12 +43,7 @@ class PARSER(TyperCommand):
         return super().parse_args(ctx, self._separated(args))
 
     def _separated(self, args: list[str]) -> list[str]:
-        takes_value = {
-            name: not getattr(option, "is_flag", False)
-            for option in self.params
-            for name in (*option.opts, *option.secondary_opts)
-            if name.startswith("-")
-        }
+        takes_value = values_of(self.params)
         place, of_a_module = 0, False
         while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):
             of_a_module |= args[place] in ("-m", "--module")
@@ -82,7 +79,8 @@ def _run(
     """Measure, report, and end with the exit code of the training."""
     from stepscope import workloads
 
-    of_a_script, quiet = request.module or is_script(request.target), quiet or as_json
+    of_a_function = is_function(request.target) and not request.module
+    of_a_script, quiet = of_a_function or request.module or is_script(request.target), quiet or as_json
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 

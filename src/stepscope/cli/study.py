@@ -11,6 +11,7 @@ import typer
 
 from stepscope.api.requests import STUDIES, StudyRequest
 from stepscope.cli._options import command_of, print_wide, private
+from stepscope.cli._script_options import ScriptCommand
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
 from stepscope.experiments.sweeps import PowerModes
@@ -18,6 +19,7 @@ from stepscope.experiments.sweeps import PowerModes
 if TYPE_CHECKING:
     from stepscope.experiments.sweeps.power_modes import Jetson
 
+PARSER = ScriptCommand
 _PAGE_WIDTH = 140  # columns, where nobody has a terminal
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli._options import command_of, print_wide
+from stepscope.cli._script_options import ScriptCommand
 from stepscope.experiments.tune import TuneRequest
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 _INTERRUPTED = 130
+PARSER = ScriptCommand
 _PAGE_WIDTH = 160  # columns, where nobody has a terminal
 
 
@@ -37,7 +39,7 @@ def _tune(
     from stepscope.errors import UsageError
     from stepscope.experiments.tune.config import refuse_path
 
-    if not request.of_a_script:
+    if not (request.of_a_script or request.of_a_function):
         workloads.refuse_unknown(request.target)
     if apply is not None:
         refuse_path(apply)

@@ -134,7 +134,7 @@ class Follower:
             if end.code not in (None, 0) and self._updates == 0:
                 raise UsageError(
                     f"'{self._target}' left with {end.code} before it trained anything",
-                    f"its own arguments stand after --: stepscope fit {self._target} -- ...",
+                    f"its own arguments stand behind it: stepscope fit {self._target} --epochs 1",
                 ) from end
         except Exception as error:
             if not self._fake:

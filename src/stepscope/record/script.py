@@ -44,6 +44,7 @@ def run_script(
     as_module: bool = False,
     threads: int | None = None,
     malloc: str = "default",
+    name: str | None = None,
 ) -> tuple[Path, int]:
     """(run folder, exit code) of a script, or of a module as with `python -m`; below 0 the signal that ended it.
 
@@ -54,7 +55,7 @@ def run_script(
     if not as_module and not from_stdin and not script.is_file() and not (script / "__main__.py").is_file():
         raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or the name of a workload")
     check_settings(settings)
-    name = "stdin" if from_stdin else target if as_module else script.stem
+    name = name or ("stdin" if from_stdin else target if as_module else script.stem)
     writer = RunWriter.create(settings.out, name)
     writer.update(
         argv=redacted(["stepscope", "run", target, "--", *arguments]),

@@ -78,7 +78,7 @@ class TrainingRules:
 
 WORKLOAD = Option("A workload of the suite, or path/to/file.py:name.", argument=True)
 TRAINING_OF = Option("A workload, path/to/file.py:name, a script (train.py) or module:function.", argument=True)
-ARGUMENTS = Option("After `--`: the script's own arguments; {batch} is the setting's.", argument=True, stated=True)
+ARGUMENTS = Option("The script's own arguments; {batch} is the setting's.", argument=True, stated=True)
 BATCH = Option("Batch size. Default: the workload's own.", least=1, example="4")
 PRECISION = Option("fp32, bf16, fp16 (scaled loss) or int8 (quantisation-aware).", choices=PRECISIONS)
 REPEATS = Option("Fresh processes for each setting: 3 (--quick: 2).", least=1, example="20", quick=2)

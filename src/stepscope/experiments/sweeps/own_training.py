@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.child import Orders, ended_run
+from stepscope.request import is_function
 
 if TYPE_CHECKING:
     from stepscope.experiments.sweeps import TrainingSweep
+    from stepscope.record.settings import Settings
 
 TASK = "stepscope.experiments.sweeps.own_training:train_own"
 _PREPARE = "stepscope.experiments.sweeps.own_training:prepare"
@@ -38,9 +41,22 @@ def is_script(target: str) -> bool:
     return target.endswith(".py") or (":" not in target and Path(target).is_file())
 
 
-def is_function(target: str) -> bool:
-    """Return whether a target is a function of a module that returns the parts of a training."""
-    return ":" in target and not target.rpartition(":")[0].endswith(".py")
+def refuse_no_function(target: str) -> None:
+    """Raise UsageError where the module, or the function in it, is not there or returns no parts of a training."""
+    from stepscope.footprint.jobs import job_of_function
+
+    job_of_function(target)
+
+
+def run_function(
+    target: str, batch: int | None, settings: Settings, steps: int | None, threads: int | None, malloc: str = "default"
+) -> tuple[Path, int]:
+    """Run what a function returns for some steps, as a script would be; return the run folder and the exit code."""
+    from stepscope.record.script import run_script
+
+    limited = replace(settings, prepare=(_PREPARE, json.dumps({"steps": steps, "seconds": None, "precision": "fp32"})))
+    words = [target, *([] if batch is None else [str(batch)])]
+    return run_script(_FUNCTIONS, words, limited, True, threads, malloc, name=target.replace(":", "."))
 
 
 def check_own(request: TrainingSweep) -> None:
@@ -156,4 +172,7 @@ def main(target: str, batch: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except UsageError as refused:
+        sys.exit(f"error: {refused}\nhint: {refused.hint}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.request import REQUIRED, Request, option
+from stepscope.request import REQUIRED, Request, is_function, option
 
 # The request of `stepscope tune`.
 
@@ -18,14 +18,18 @@ GOALS = ("time", "energy", "memory")
 class TuneRequest(Request):
     """Try changes on a training and measure each in pairs against it as it is: what makes it faster or smaller.
 
-    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py -- --epochs 1` within the loop of a
+    `stepscope tune lenet` tries them on a workload, `stepscope tune train.py --epochs 1` within the loop of a
     script, whose end is not waited for. Blocks of real steps, as is and changed, take turns in random order; a change
     that a process must begin with (an environment, an allocator) has processes of its own. Nothing of a change stays.
     Ctrl-C keeps what is known, and the same command with the same --out goes on.
     """
 
-    target: str = option(REQUIRED, "A workload (see `stepscope workloads`), or a Python script.", argument=True)
-    arguments: tuple[str, ...] = option((), "After `--`: the script's own arguments.", argument=True, stated=True)
+    target: str = option(
+        REQUIRED, "A workload (see `stepscope workloads`), a script (train.py) or module:function.", argument=True
+    )
+    arguments: tuple[str, ...] = option(
+        (), "The script's own arguments; behind `--` all of them.", argument=True, stated=True
+    )
     minutes: float = option(3.0, "How long it may take, minutes.", above=0, example="3")
     for_: str = option(
         "time",
@@ -51,15 +55,22 @@ class TuneRequest(Request):
         return self.target.endswith(".py")
 
     @property
+    def of_a_function(self) -> bool:
+        """Return whether the target is a function of the user's that returns the parts of a training."""
+        return is_function(self.target)
+
+    @property
     def subject(self) -> str:
         """The name of what is tuned, for its folder."""
-        return self.target.rpartition("/")[2].removesuffix(".py")
+        return self.target.rpartition("/")[2].removesuffix(".py").replace(":", "-")
 
     def orders(self) -> dict[str, Any]:
         """Return what the process of a training is told; UsageError for what cannot be."""
         refuse_energy(self.for_)
         if self.what_if is not None and (self.only or self.not_ or self.for_ != "time"):
             raise UsageError("--what-if tries no changes: --only, --not and --for do not apply", "leave them out")
+        if self.of_a_function:
+            return self._orders_of_a_function()
         if not self.of_a_script:
             if self.arguments:
                 raise UsageError(f"a workload takes no arguments of its own: {' '.join(self.arguments)}")
@@ -69,6 +80,16 @@ class TuneRequest(Request):
         if given:
             raise UsageError(f"{', '.join(given)}: of a workload only", "give a script its own arguments after --")
         return {"script": self.target, "arguments": list(self.arguments), "threads": self.threads}
+
+    def _orders_of_a_function(self) -> dict[str, Any]:
+        """The orders for the script that trains what a function returns, without end."""
+        given = [f"--{name}" for name in ("optimizer", "device") if getattr(self, name) is not None]
+        if given or self.arguments:
+            raise UsageError(f"{' '.join([*given, *self.arguments])}: a function decides that itself", "leave it out")
+        from stepscope.experiments.sweeps import own_training
+
+        batch = [] if self.batch is None else [str(self.batch)]
+        return {"script": own_training.__file__, "arguments": [self.target, *batch], "threads": self.threads}
 
 
 def refuse_energy(goal: str) -> None:
