@@ -65,6 +65,16 @@ def study(folder: Path) -> str:
     return study_results.render(findings, breakdown_charts(findings.frames))
 
 
+def tuned(folder: Path) -> str:
+    from tests.tune.fake_training import FakeTraining
+
+    from stepscope.experiments.tune.judge import judge
+    from stepscope.report.charts.comparison import tuning_charts
+
+    findings = judge(FakeTraining({"channels_last": 0.8, "bf16": 1.3}).tuning(), "What makes lenet faster")
+    return study_results.render(findings, tuning_charts(findings.frames))
+
+
 def viewed(address: str) -> Callable[[Path], str]:
     def page(folder: Path) -> str:
         for seed in range(2):
@@ -84,6 +94,7 @@ OTHERS = {
     "a comparison": compared,
     "a suite": suite,
     "a study": study,
+    "a tuning": tuned,
     "the list of runs": viewed("/"),
     "runs over time": viewed("/over-time"),
     "a run that is going on": viewed("/live/{running}"),
