@@ -15,6 +15,7 @@ from tests.report.test_page_limits import SCREEN_PX, WORDS
 from tests.report.test_suite_page import results
 
 import stepscope
+from stepscope.analysis.results import Findings
 from stepscope.analysis.run import Run
 from stepscope.experiments.suite.results import settings_table
 from stepscope.report import compare_page, html, study_results, suite_page
@@ -113,6 +114,12 @@ def test_nothing_grave_is_found_on_the_other_pages_and_they_are_short(
         assert chromium.run("document.documentElement.scrollWidth") <= width
         assert chromium.run("document.body.innerText.trim().split(/\\s+/).length") <= WORDS
         assert grave(chromium) == []
+
+
+def test_an_answer_without_a_figure_is_the_first_thing_on_its_page() -> None:
+    page = study_results.render(Findings("Faster", "Cannot tell yet.", (), ()), {})
+    assert "Not on this page" not in page
+    assert '<p class="aside">Cannot tell yet.</p>' in page
 
 
 def test_a_picture_without_a_name_is_found(chromium: Browser, tmp_path: Path) -> None:

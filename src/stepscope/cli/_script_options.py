@@ -12,7 +12,7 @@ from stepscope.cli._script import is_script, say
 
 
 class ScriptCommand(TyperCommand):
-    """What stands behind a script and is no option of ours is the script's own; what stands behind `--` always is."""
+    """Options and values: behind a script those that are not ours are its own, and behind `--` all are."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and let options pass that are not known where a script takes them."""

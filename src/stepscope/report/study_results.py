@@ -39,7 +39,9 @@ def render(findings: Findings, charts: Charts) -> str:
     settings = {**findings.versions, **findings.settings}
     facts = Facts(tuple((name.replace("_", " "), setting_text(value)) for name, value in settings.items()
                         if value not in (None, [], ())))  # fmt: skip
-    entries = [Entry("answer", "Answer", Section(findings.answer, figures))]
+    # Without a figure the answer is a part itself: a section without parts becomes a phrase at the end of the page.
+    answer = Section(findings.answer, figures) if figures else Section("", (Note(findings.answer),))
+    entries = [Entry("answer", "Answer", answer)]
     entries += [
         Entry(table.name, table.title, Section("", (result_table(table), *([Note(table.note)] if table.note else []))))
         for table in findings.tables
