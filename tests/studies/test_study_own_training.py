@@ -13,7 +13,8 @@ from stepscope.__main__ import main
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import answer_study
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
-from stepscope.experiments.sweeps.own_training import TASK, _End, filled, is_function, is_own
+from stepscope.experiments.sweeps.own_training import TASK, _End, filled, is_own
+from stepscope.request import is_function
 from stepscope.runfolder import RunReader
 
 SCRIPT = """
