@@ -380,8 +380,7 @@ def _groups_of(top: Path, membership: bytes) -> Iterator[tuple[Path, Path]]:
 
 def _stated(name: bytes, text: bytes) -> float:
     """The number after a name that begins a line; 0 where there is none."""
-    value = natural(word_after(name, text), 1e18)
-    return 0.0 if value != value else value
+    return 0.0 if (value := natural(word_after(name, text), 1e18)) != value else value
 
 
 SENSORS = (
