@@ -124,7 +124,7 @@ DENSE_FROM = 0.12  # share of non-zero weights from which a product of full bloc
 def covered(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
     """Readings whose whole kernel lies within the steps (M,)."""
     end, width = model.windows(readings)
-    back = width + (model.tail + model.hold) / 2 + model.reach
+    back = width + model.tail + model.reach
     inside = (end + model.reach <= timeline.end) & (end - back >= timeline.begin)
     if readings.mix is None:
         return np.asarray(inside)
