@@ -11,6 +11,8 @@ from benchmarks.hostile.plant import WARM_UP, Law, Pace, build
 from benchmarks.hostile.rows import GPU, Row, cells
 from benchmarks.hostile.sensors import Faults, read
 
+from stepscope.analysis.energy.readings import Readings as PowerReadings
+from stepscope.analysis.energy.sensor_model import SensorModel, covered, design
 from stepscope.analysis.energy.timeline import Keys, Lane, Scatter, Timeline, without_false_detail
 from stepscope.arrays import Floats
 
@@ -72,6 +74,19 @@ def test_a_sensor_that_sees_part_of_power_later_is_not_taken_for_a_window() -> N
     assert together([score.kinds]).error > 0.1  # what a window of 19 ms would make of it, which explains 99.3 %
     assert together([score.kinds]).called == 0
     assert score.note
+
+
+def test_what_a_slow_filter_saw_before_the_steps_is_not_given_to_the_time_between_operators() -> None:
+    step = np.array([0.0, 0.5])
+    lane = Lane(step, step + 0.5, np.array([0, 0]))
+    keys = Keys(np.arange(2), np.arange(2), np.zeros(2, dtype=bool))
+    timeline = Timeline((lane,), keys, step, step + 0.5, np.ones(2, dtype=bool))
+    stamp: Floats = np.linspace(0.0, 0.99, 200)
+    for model in (SensorModel(0.0, 0.001, rc=0.02), SensorModel(0.0, 0.001, rc=0.02, hold=0.01)):
+        readings = PowerReadings(stamp, np.ones(200))
+        inside = readings.kept(covered(timeline, readings, model))
+        assert inside.count > 150
+        assert design(timeline, inside, model).toarray()[:, keys.gap].max() < 2e-3
 
 
 @pytest.mark.parametrize("place", [670, 223])  # of the grid: 20 ms that nobody states, found 14 and 18 ms before
