@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
@@ -12,11 +13,10 @@ from stepscope.analysis.energy.calibration import (
     FEW_KEYS,
     TEMPER,
     Calibration,
-    Wobble,
     calibrate,
     recalibrate,
-    wobble,
 )
+from stepscope.analysis.energy.calibration_error import Wobble, wobble
 from stepscope.analysis.energy.calibration_store import KnownSource
 from stepscope.analysis.energy.clocks import (
     NEAR_STATED,
@@ -108,6 +108,7 @@ class Attribution:
     joules: Floats
     covariance: Floats
     statistical: Floats
+    before: Any  # (P, D), J, sparse: its product with itself is the covariance before any reading
     coarser: Floats
     sharper: Floats
     total: Total
@@ -197,8 +198,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight]))
     _, width = found.model.windows(readings)
     middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
-    weight = np.where(readings.watts != 0, rows.watts / np.where(readings.watts != 0, readings.watts, 1.0), 1.0)
-    bare = left if rows.theta else (rows.watts - rows.matrix @ fit.watts) / weight * readings.weight
+    bare = left / (np.ones(len(left)) if rows.theta or rows.trust is None else rows.trust)
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
     tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options, shape))
@@ -411,6 +411,7 @@ def _assemble(
         adjusted,
         covariance_closed,
         statistical,
+        onto @ sparse.diags(fit.spread),
         coarser,
         sharper,
         total,

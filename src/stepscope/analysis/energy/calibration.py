@@ -6,7 +6,6 @@ with powers by signature eliminated at each step (variable projection, Golub and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,8 +14,9 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.coarse_search import Prior, Start, coarse_search
+from stepscope.analysis.energy.likeliest_window import LikeliestWindow, likeliest_window
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.regression import ANY_SPREAD, Fit, Moments, log_evidence, regress
+from stepscope.analysis.energy.regression import ANY_SPREAD, Moments, log_evidence, regress
 from stepscope.analysis.energy.sensor_model import (
     BLUR_SIGMAS,
     SHORTEST_RC,
@@ -27,7 +27,6 @@ from stepscope.analysis.energy.sensor_model import (
     predicted_each,
     shared_error,
     slow_gain,
-    unwhitened,
     whitened,
 )
 from stepscope.analysis.energy.timeline import GAP, KIND, SIGNATURE, Timeline, condense, hierarchy, without_false_detail
@@ -107,11 +106,11 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     last = _distinct([_settled(problem.holding(descent.hold), descent.x, free) for descent in last])
     weighed = _weighed(problem, last, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
-    last = _distinct([_likeliest_filter(problem.holding(descent.hold), descent) for descent in last])
+    last = _distinct([_likeliest(problem.holding(descent.hold), descent, free) for descent in last])
     weighed = _weighed(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.holding(best.hold)
-    sd = own.learnt(best.x).uncertainty(best.x, free)
+    sd = _sd_of(own, best, free)
     rivals = tuple(
         Rival(problem.holding(descent.hold).model(descent.x), log - weighed[0][0])
         for log, descent in others
@@ -141,8 +140,19 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
     if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
         return near
-    found = _likeliest_filter(problem, _settled(problem, found.x, free))
-    return Calibration(problem.model(found.x), *problem.learnt(found.x).uncertainty(found.x, free), rivals=near.rivals)
+    found = _likeliest(problem, _settled(problem, found.x, free), free)
+    return Calibration(problem.model(found.x), *_sd_of(problem, found, free), rivals=near.rivals)
+
+
+def _sd_of(problem: _Problem, found: _Descent, free: Any) -> tuple[float, float, float]:
+    """Standard deviations of centre, width and rc, s."""
+    sd = problem.learnt(found.x).uncertainty(found.x, free)
+    best = found.likeliest
+    if best is None:
+        return sd
+    shown = best.sd_centre, best.sd_width, best.sd_rc
+    centre, width, rc = (own if known is None else min(own, known) for own, known in zip(sd, shown, strict=True))
+    return centre, width, rc
 
 
 _NEAR_STARTS = 3
@@ -155,6 +165,7 @@ class _Descent:
     cost: float
     x: Floats
     hold: float
+    likeliest: LikeliestWindow | None = None  # with standard deviations, where the readings tell
 
 
 def _diverse(starts: list[Start], prior: Prior) -> list[Start]:
@@ -298,6 +309,9 @@ def _affordable(timeline: Timeline, readings: Readings, width: float, most: int,
     return readings.kept(chosen)
 
 
+COMPARED_KEYS = 24, 72  # kinds and signatures
+
+
 @dataclass(frozen=True)
 class _Problem:
     """The first readings of a run, and the penalties of the powers by signature."""
@@ -423,7 +437,6 @@ class _Problem:
         return log_evidence(moments, regress(moments, hierarchy(coarse.keys, "signature"), most=ANY_SPREAD))
 
 
-COMPARED_KEYS = 24, 72  # kinds and signatures
 _SINGULAR = (
     1e-13  # of what the readings tell of the best known key: where no noise is left, nothing else tells two apart
 )
@@ -462,6 +475,18 @@ def _settled(problem: _Problem, x: Floats, free: Any) -> _Descent:
             break
         found = _descend(learnt, best, free, _POLISH_ROUNDS)
     return found
+
+
+def _likeliest(problem: _Problem, found: _Descent, free: Any) -> _Descent:
+    """The same with the filter, and then the window, under which the readings are likeliest whatever the powers."""
+    found = _likeliest_filter(problem, found)
+    seen, model = problem.readings, problem.model(found.x)
+    best = likeliest_window(problem.timeline, seen, model, bool(free[1]), bool(free[3]))
+    if best is None:
+        return found
+    x = _vector(best.model, seen)
+    x[2:] = found.x[2:]
+    return _Descent(problem.prepared(x).solved(x)[1], x, found.hold, best)
 
 
 def _likeliest_filter(problem: _Problem, found: _Descent) -> _Descent:
@@ -545,44 +570,3 @@ def _within(x: Floats) -> Floats:
     """Widths from 50 us, squares from 0, all bounded."""
     bounded: Floats = np.clip(x, [-1e3, 5e-5, 0, 0], [1e3, _MOST_WIDTH, _MOST_SMEAR**2, _MOST_RC**2])
     return bounded
-
-
-_MODEL_STEP = 1e-4  # s: finite difference in lag, width and rc
-
-
-@dataclass(frozen=True)
-class Wobble:
-    """Changes of the powers (P,) if the sensor model is off by one standard deviation.
-
-    A row each, the last without smear.
-    """
-
-    moved: Floats
-    without_smear: Floats
-
-
-def wobble(
-    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
-) -> Wobble:
-    """First-order effect of the calibration's error on the powers, W."""
-    model = found.model
-    plain = rows @ fit.watts  # scaled
-    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
-    near = [(other, sd / _MODEL_STEP) for other, sd in _neighbours(model, found) if sd > 0]
-    if model.smear:
-        near.append((replace(model, smear=0.0), 1.0))
-    moved = np.zeros((len(near), len(fit.watts)))
-    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
-        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
-        moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
-    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
-
-
-def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:
-    """The model moved by a step in its centre, in its width and in its filter, each about the same centre."""
-    lag, width = model.lag, model.width
-    near = [(replace(model, lag=lag + _MODEL_STEP), found.sd_centre)]
-    if width is not None:
-        near.append((replace(model, lag=lag - _MODEL_STEP / 2, width=width + _MODEL_STEP), found.sd_width))
-    near.append((replace(model, lag=lag - _MODEL_STEP, rc=model.rc + _MODEL_STEP), found.sd_rc))
-    return near

@@ -163,6 +163,7 @@ def _within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int]
 Z_95 = float(special.ndtri(0.975))
 CLAIM = float(special.ndtri(0.995)) / Z_95  # a table claims many parts at once: each is held to its 99 % CI
 _AS_DECIDED = 1.5  # standard deviations: the most that the coarser fit's disagreement adds
+_MADE_SMALLER = 0.25  # of the variance before any reading, below which the readings must bring that of a claim
 _ALWAYS = 0.01  # of a part's energy: what no term below sees, as power that is not the same all through an operator
 
 
@@ -176,6 +177,7 @@ class Parts:
     seconds: Floats
     correlation: Floats
     meanwhile: Floats  # J, that went through the rail while each ran, if what was found filters the rail
+    supposed: Flags  # whose variance the readings did not make much smaller than it was before any of them
 
     @property
     def half_width(self) -> Floats:
@@ -196,12 +198,13 @@ class Parts:
     def relative(self) -> Floats:
         """Half of the 99 % CI as a share of its lower end (G,), which claims go by; infinite where that is 0 J.
 
-        What came out too large by chance would look the better known for it.
+        What came out too large by chance would look the better known for it. Infinite too where not the readings, but
+        what is supposed of every operator, made the interval narrow.
         """
         half = CLAIM * self.half_width
         least = self.joules - half
         with np.errstate(invalid="ignore", divide="ignore"):
-            share: Floats = np.where(least > 0, half / least, np.inf)
+            share: Floats = np.where((least > 0) & ~self.supposed, half / least, np.inf)
         return share
 
     def resolved(self, within: float = 0.10) -> Flags:
@@ -222,8 +225,10 @@ def parts(found: Attribution, gather: Any) -> Parts:
     blunt = gather @ (found.sharper - found.joules) / 2
     meanwhile = joules if found.meanwhile is None else gather @ found.meanwhile
     sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
-    statistical = np.sqrt(np.minimum(np.maximum(np.diag(own), 0), variance))
-    return Parts(joules, sd, statistical, seconds, _correlation(spread), meanwhile)
+    shown = np.maximum(np.diag(own), 0)
+    before = sparse.csr_matrix(gather) @ found.before
+    supposed = np.asarray(shown > _MADE_SMALLER * np.asarray(before.multiply(before).sum(axis=1)).ravel())
+    return Parts(joules, sd, np.sqrt(np.minimum(shown, variance)), seconds, _correlation(spread), meanwhile, supposed)
 
 
 def _correlation(spread: Floats) -> Floats:
@@ -327,6 +332,8 @@ def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) 
     """The likeliest reason for a wide interval: always beside another part, or too short for the sensor."""
     if whole.joules[index] <= 0:
         return "no energy differs clearly from 0"
+    if whole.supposed[index]:
+        return "the readings hardly tell more of it than is supposed of every operator: train more steps"
     if found.floor * whole.seconds[index] > 0.5 * whole.sd[index]:
         return "the sensor's resolution is too low for so little power"
     others = np.where(np.arange(len(names)) == index, 0.0, whole.correlation[index])

@@ -14,6 +14,7 @@ from stepscope.analysis.energy.regression import MOST_OF_KINDS, Fit, Moments, re
 from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     design,
+    predicted_each,
     shared_error,
     slow_gain,
     unwhitened,
@@ -31,7 +32,7 @@ class Rows:
     """The regression's matrix (M, P), each row scaled by weight and gain, and the readings scaled alike.
 
     `theta` is the filter that makes the readings' errors independent (sensor_model.py); `spent` how many parameters
-    the readings have already decided, as gains of steps.
+    the readings have already decided, as gains of steps; `trust` the part of the weights that strays have less of.
     """
 
     matrix: Any
@@ -39,6 +40,7 @@ class Rows:
     watts: Floats
     theta: float
     spent: float = 0.0
+    trust: Floats | None = None
 
     def moments(self, mean_power: float) -> Moments:
         seen = whitened(self.watts, self.theta)
@@ -67,9 +69,69 @@ def scaled_rows(
     left = plain.left(first)
     theta = shared_error(left) if readings.carry else 0.0
     of_step, spent = _step_gain(timeline, readings, model, gain * (plain.matrix @ first.watts))
-    rows = weighted_rows(matrix, readings, gain * of_step, theta, _row_weights(timeline, readings, model, left))
-    rows = replace(rows, spent=spent)
-    return rows, regress(rows.moments(mean), coarse, first, most)
+    gain = gain * of_step
+    punctual, fit = np.ones(readings.count), first
+    for _ in range(_TIME_ROUNDS if _tells_times(timeline, readings, model) else 0):
+        weighted = weighted_rows(matrix, readings, gain, 0.0, punctual)
+        fit = regress(weighted.moments(mean), coarse, fit, most)
+        punctual = _time_weights(timeline, readings, model, weighted, punctual, fit)
+        left = (readings.watts * readings.weight - gain * (plain.matrix @ fit.watts)) * punctual
+        if np.ptp(punctual) == 0:
+            break
+    trust = _row_weights(timeline, readings, model, left)
+    weight = punctual * trust
+    rows = weighted_rows(matrix, readings, gain, theta, weight / weight.mean())
+    rows = replace(rows, spent=spent, trust=trust)
+    return rows, regress(rows.moments(mean), coarse, fit, most)
+
+
+_TIME_ROUNDS = 2
+UNFILTERED = 1e-3  # s: a time constant beside which updates and windows decide
+_TIME_STEP = 1e-4  # s: finite difference, about what updates are late by
+_TIME_RATIOS = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 21)])
+_SEEN_TIMES = 8.0  # natural logarithm: by how much likelier errors of times must be than none
+_LEAST_FREE = 0.02
+_OWN_RESIDUALS = 20  # readings for each parameter, from which a residual is hardly smaller than its error
+
+
+def _tells_times(timeline: Timeline, readings: Readings, model: SensorModel) -> bool:
+    """Return whether errors of the readings' times can be told from other noise: of windows with times of their own.
+
+    Behind a filter what looks like them is that it falls along another curve, which must show.
+    """
+    sharp = model.rc <= UNFILTERED
+    return sharp and readings.mix is None and not readings.carry and timeline.scatter is None
+
+
+def _time_weights(
+    timeline: Timeline, readings: Readings, model: SensorModel, rows: Rows, punctual: Floats, fit: Fit
+) -> Floats:
+    """Weight of each reading (M,), mean 1, by what an error of its time makes of it; 1 where none shows.
+
+    An update that comes a little late is off by the difference of the powers at both ends of its window: nothing where
+    these are alike. Weighted alike, the readings that are exact would count as little as those that are not.
+    """
+    ahead, behind = (replace(model, lag=model.lag + by) for by in (-_TIME_STEP / 2, _TIME_STEP / 2))
+    early, late = predicted_each(timeline, readings, [ahead, behind], fit.watts)
+    speed = ((late - early) * readings.weight) ** 2
+    left = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _free(rows, fit)
+    speed /= max(float(speed.mean()), 1e-30)
+    less = 1.0 + _TIME_RATIOS[:, None] * speed
+    likely = -0.5 * (np.log(less).sum(axis=1) + len(left) * np.log((left / less).mean(axis=1)))
+    best = int(np.argmax(likely))
+    if likely[best] < likely[0] + _SEEN_TIMES:
+        return np.ones(len(left))
+    weight = 1.0 / np.sqrt(less[best])
+    return np.asarray(weight / weight.mean())
+
+
+def _free(rows: Rows, fit: Fit) -> Floats:
+    """Share of each reading's error that is left of it in its residual (M,): the rest went into the powers."""
+    if len(rows.watts) > _OWN_RESIDUALS * len(fit.mean):
+        return np.ones(len(rows.watts))
+    seen = np.asarray(rows.matrix @ fit.hierarchy.mixing)
+    free: Floats = np.maximum(1.0 - np.einsum("ij,ij->i", seen @ fit.covariance, seen) / fit.noise, _LEAST_FREE)
+    return free
 
 
 _LONG = 0.5  # of a step: what sees more of the past tells nothing of single steps

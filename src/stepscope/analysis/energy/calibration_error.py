@@ -1,0 +1,58 @@
+"""Effect of a calibration's error on the powers that were fitted with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stepscope.analysis.energy.calibration import Calibration
+from stepscope.analysis.energy.readings import Readings
+from stepscope.analysis.energy.regression import Fit
+from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, predicted_each, unwhitened, whitened
+from stepscope.analysis.energy.timeline import Timeline
+from stepscope.arrays import Floats
+
+_MODEL_STEP = 1e-4  # s: finite difference in lag, width and rc
+
+
+@dataclass(frozen=True)
+class Wobble:
+    """Changes of the powers (P,) if the sensor model is off by one standard deviation.
+
+    A row each, the last without smear.
+    """
+
+    moved: Floats
+    without_smear: Floats
+
+
+def wobble(
+    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
+) -> Wobble:
+    """First-order effect of the calibration's error on the powers, W."""
+    model = found.model
+    plain = rows @ fit.watts  # scaled
+    pull = fit.hierarchy.mixing @ fit.covariance / fit.noise
+    near = [(other, sd / _MODEL_STEP) for other, sd in _neighbours(model, found) if sd > 0]
+    if model.smear:
+        near.append((replace(model, smear=0.0), 1.0))
+    moved = np.zeros((len(near), len(fit.watts)))
+    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
+        change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
+        moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
+    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
+
+
+def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:
+    """The model moved by a step in its centre, in its width and in its filter, each about the same centre."""
+    lag, width = model.lag, model.width
+    near = [(replace(model, lag=lag + _MODEL_STEP), found.sd_centre)]
+    if width is not None:
+        near.append((replace(model, lag=lag - _MODEL_STEP / 2, width=width + _MODEL_STEP), found.sd_width))
+    # A filter that was not found changes little until it is slow: no slope at 0 tells by how much.
+    slower = _MODEL_STEP if model.rc > SHORTEST_RC else max(found.sd_rc, SHORTEST_RC)
+    near.append((replace(model, lag=lag - slower, rc=model.rc + slower), found.sd_rc * _MODEL_STEP / slower))
+    return near
