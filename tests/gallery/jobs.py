@@ -20,7 +20,7 @@ MODES = ("run", "profile")
 RECORDS = (("adaptive", "auto"), ("all", "auto"), ("all", "all"), ("every:3", "all"))
 SAME = ("exit", "stdout", "exception", "files")  # what must be as without us
 OWN_FOLDER = "runs"
-LONG = ("compile", "execv", "export", "loop_of_plain", "spawn", "subprocess", "three_thousand")  # in names: start first
+LONG = ("compile", "every", "execv", "export", "loop_of_plain", "spawn", "subprocess", "three_thousand")  # start first
 Job = dict[str, Any]
 Results = dict[str, dict[str, Any]]
 

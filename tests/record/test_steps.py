@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from tests.patience import HANG_S
 from tests.record.loops import last_step, record, simple_loop
 from torch import nn
 
@@ -17,7 +19,7 @@ import stepscope
 from stepscope import Run
 from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import Gaps, Identities, OptimizerNumbers
-from stepscope.record.torch_private import first_bytes
+from stepscope.record.torch_private import first_bytes, runs_elsewhere, start_window
 from stepscope.record.update_rounds import Fingerprint, ManualRounds, OptimizerRounds
 
 
@@ -35,8 +37,8 @@ def rounds_and_doubt(calls: str, per_round: int | None = None) -> tuple[list[int
     ended: list[int] = []
     now = iter(range(1, 1000))
 
-    def joined(first: int, middle: int, last: int) -> bool:
-        ended[:] = [*(t for t in ended if t < first), middle, last]
+    def joined(first: int, ends: tuple[int, ...]) -> bool:
+        ended[:] = [*(t for t in ended if t < first), *ends]
         return True
 
     watch = OptimizerRounds(lambda t, late: ended.append(t), per_round, clock=lambda: next(now), joined=joined)
@@ -189,6 +191,41 @@ def test_a_rhythm_is_learnt_though_some_updates_are_only_counted(repeated: int) 
     for name in ["critic"] * 5 + ["generator"]:
         watch.stepped(name)
     assert len(ended) == before + 1
+
+
+def test_passes_before_the_first_update_are_no_steps_unless_parameters_changed_by_hand(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def sampled(_: object) -> None:
+        sample = torch.rand(4, 8, requires_grad=True)
+        for _ in range(6):
+            model.requires_grad_(False)
+            for _ in range(5):
+                model(sample).sum().backward()
+                assert sample.grad is not None
+                sample.data.sub_(sample.grad, alpha=0.1)
+                sample.grad = None
+            model.requires_grad_(True)
+            optimizer.zero_grad()
+            model(sample.detach()).sum().backward()
+            optimizer.step()
+
+    def by_hand_first(_: object) -> None:
+        for number in range(12):
+            model(torch.randn(4, 8)).sum().backward()
+            if number < 5:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.data.sub_(parameter.grad, alpha=0.1)
+            else:
+                optimizer.step()
+            model.zero_grad()
+
+    run = record(sampled, tmp_path, steps="optimizer")
+    assert run.steps["samples"].to_list()[1:] == [4] * 5
+    assert run.ops["step"].unique().sort().to_list() == run.steps.filter("recorded")["step"].to_list()
+    assert record(by_hand_first, tmp_path, steps="optimizer").steps.height == 12
 
 
 def test_passes_for_an_attack_before_the_first_update_are_no_steps(tmp_path: Path) -> None:
@@ -745,3 +782,23 @@ def test_one_step_over_three_optimizers_of_which_one_rests_is_a_step_each_time(t
 
     run = record(loop, tmp_path, steps="optimizer", record="every:5")
     assert run.steps["samples"].to_list() == [5] * 24
+
+
+def test_a_profile_of_another_thread_is_known_to_run_elsewhere() -> None:
+    runs, over = threading.Event(), threading.Event()
+    seen: list[bool] = []
+
+    def work() -> None:
+        window = start_window(shapes=False, cuda=False)
+        seen.append(runs_elsewhere())
+        runs.set()
+        over.wait(HANG_S)
+        window.stop()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert runs.wait(HANG_S)
+    seen.append(runs_elsewhere())
+    over.set()
+    thread.join()
+    assert [*seen, runs_elsewhere()] == [False, True, False]

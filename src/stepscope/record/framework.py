@@ -53,8 +53,8 @@ class TrainingSession(Protocol):
     def end_step(self, t1_ns: int, late: bool = False) -> None:
         """The open step ended then; late: the next one is under way by now."""
 
-    def join_steps(self, first_ns: int, middle_ns: int, last_ns: int) -> int | None:
-        """Make two steps, until `middle_ns` and `last_ns`, of those since the one in which `first_ns` lies.
+    def join_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> int | None:
+        """Make steps that end at these times of those since the one in which `first_ns` lies.
 
         Return the number of the first of them; None where that step is too long ago.
         """

@@ -260,11 +260,13 @@ class Session:
             if not self.profiled and self.number > WARMUP_STEPS:
                 recorder.may_repeat(samples, self._log.flushed_ns)
 
-    def join_steps(self, first_ns: int, middle_ns: int, last_ns: int) -> int | None:
-        """Make two steps, until `middle_ns` and `last_ns`, of those since the one in which `first_ns` lies."""
-        step = self._log.join(self.writer, first_ns, middle_ns, last_ns)
-        if step is not None:
-            self.number = step + 2
+    def join_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> int | None:
+        """Make steps that end at these times of those since the one in which `first_ns` lies."""
+        joined = self._log.join(self.writer, first_ns, ends_ns)
+        if joined is None:
+            return None
+        step, self.t0_ns = joined
+        self.number = step + len(ends_ns)
         return step
 
     def _write_model(self) -> None:

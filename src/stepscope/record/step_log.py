@@ -46,17 +46,19 @@ class StepLog:
                     "steps-lost", f"the times of some steps could not be written: {error}", step=self._last[-1][0]
                 )
 
-    def join(self, writer: RunWriter, first_ns: int, middle_ns: int, last_ns: int) -> int | None:
-        """Make two steps, until `middle_ns` and `last_ns`, of those since the one in which `first_ns` lies.
+    def join(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
+        """Make steps that end at these times of those since the one in which `first_ns` lies.
 
-        Return the number of the first of them; None where that step is too long ago, or cannot be taken back.
+        Return the number of the first of them, and when the open step begins; None where they cannot be taken back.
         """
         step, begin_ns, _ = next((known for known in self._last if known[2] >= first_ns), (None, 0, 0))
         if step is None or (step and step == self._last[0][0]) or not writer.take_back(step):
             return None
-        message = f"{self._last[-1][0] + 2 - step} updates since step {step} were found to be two rounds of optimizers"
-        self._note("steps-joined", message, step=step)
+        what = f"{len(ends_ns)} rounds of optimizers" if ends_ns else "none, since an optimizer updates"
+        count = self._last[-1][0] + 1 - step + (len(ends_ns) > 0)
+        self._note("steps-joined", f"{count} updates since step {step} were found to be {what}", step=step)
         self._last.clear()
-        self.write(writer, step, (begin_ns, middle_ns), None, None, False)
-        self.write(writer, step + 1, (middle_ns, last_ns), None, None, False)
-        return step
+        for number, end_ns in enumerate(ends_ns, step):
+            self.write(writer, number, (begin_ns, end_ns), None, None, False)
+            begin_ns = end_ns
+        return step, begin_ns

@@ -54,7 +54,7 @@ class StepFinder:
     ) -> None:
         self._trainers = trainers
         self._from_updates = from_updates
-        self._excluded = excluded
+        self._excluded, self._joined = excluded, joined
         self._identities = Identities()
         self._optimizers = OptimizerNumbers()
         self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._optimizers.alive, joined=joined)
@@ -72,9 +72,11 @@ class StepFinder:
         self._unbatched: tuple[int, int] | None = None  # a model that was called with a vector, and its length
         self._trained: set[int] = set()  # models that were called with gradients
         self._optimized = False  # an optimizer has begun to update, now or before
+        self._no_steps_by_hand = False  # those that were counted before an optimizer updated
         self._worked = False  # something with gradients ran since the last update
         self._step_pass_called = False
         self._given: set[int] = set()  # addresses of tensors that models were called with since the last pass
+        self._of_data = False  # the leaves that are watched are all among those
         self._aside = False  # the last pass was no training: its gradients are of none of the parameters
         self._direct_passes = 0  # gradients of what no module's call computed
         self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
@@ -154,13 +156,13 @@ class StepFinder:
 
     def before_update(self) -> None:
         """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
-        self._optimized = True
-        self._watched = None
+        self._begins_to_optimize()
         self._samples.updating()
 
     def after_update(self, optimizer: Any) -> None:
         """Note an update, which may have ended the step."""
         self.signs["updates"] += 1
+        self._take_back_steps_by_hand()
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
         self._samples.updated()
         if self._from_updates:
@@ -168,7 +170,8 @@ class StepFinder:
 
     def skipped_update(self) -> None:
         """A gradient scaler left an update of an optimizer out: what was computed for it is no step."""
-        self._optimized, self._watched = True, None
+        self._begins_to_optimize()
+        self._take_back_steps_by_hand()
         if self._from_updates:
             self._leave_out(monotonic_ns())
             self._samples.take()
@@ -179,12 +182,15 @@ class StepFinder:
         self._aside = _has_no_data(roots) or (bool(inputs) and self._none_is_trained(roots, inputs))
         if self._aside:
             return
+        given = set(self._given)
         self._given.clear()
         self.signs["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False
         if self._by_hand():
             self._watch_leaves(roots, inputs or ())
+            leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
+            self._of_data = all(id(leaf) in given for leaf in leaves)
             self._manual.begins(self._fingerprint())
         if self._samples.pending and self._gradients.are_gone() and not self._trainers.others():
             self._samples.passes_dropped()
@@ -212,6 +218,17 @@ class StepFinder:
         self._something_else()
         if samples is not None:
             self._samples.batch(self._identities.number(iterator), samples)
+
+    def _begins_to_optimize(self) -> None:
+        if not self._optimized:  # steps so far may have been of an attack, of a sampler, of a trace
+            self._no_steps_by_hand = self._from_updates and self._manual.steps > 0 and not self._manual.sure
+        self._optimized, self._watched = True, None
+
+    def _take_back_steps_by_hand(self) -> None:
+        """Drop steps that were none: after an update, where a step may end and so a profile may, and not before it."""
+        if self._no_steps_by_hand:
+            self._no_steps_by_hand = False
+            self._joined(0, ())
 
     def step_ended(self) -> int | None:
         """The samples of the step that has ended; what follows lies between steps until work begins."""
@@ -375,7 +392,9 @@ class StepFinder:
             return Fingerprint(
                 tuple((id(leaf), leaf._version, value) for leaf, value in zip(leaves, values, strict=True)),
                 tuple(gradients),
-                values_are_seen=any(value is not None for value in values),
+                any(value is not None for value in values),
+                tuple(map(id, leaves)),
+                self._of_data,
             )
 
 

@@ -203,6 +203,11 @@ def _disable(overtaken: KinetoWindow | None = None) -> Any:
     return result
 
 
+def runs_elsewhere() -> bool:
+    """Return whether a profile of ours runs in another thread, which alone may end it."""
+    return _running is not None and not _running.is_of_this_thread()
+
+
 def _leave_no_profile_behind() -> None:
     """The interpreter ends: a profile that still runs, since what should have stopped it failed, would crash it."""
     with _one_at_a_time:

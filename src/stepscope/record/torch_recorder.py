@@ -303,18 +303,20 @@ class TorchRecorder:
             now_ns = monotonic_ns()
         session.t0_ns = now_ns
 
-    def _joined(self, first_ns: int, middle_ns: int, last_ns: int) -> bool:
-        """What had been taken for steps since then were two: profiles of them are of none."""
+    def _joined(self, first_ns: int, ends_ns: tuple[int, ...]) -> bool:
+        """What had been taken for steps since then were others, or none: profiles of them are of none."""
         session = self._session
-        if self._ops is None or torch_private.in_backward():
+        if self._ops is None or torch_private.in_backward() or torch_private.runs_elsewhere():
             return False
-        step = session.join_steps(first_ns, middle_ns, last_ns)
+        step = session.join_steps(first_ns, ends_ns)
         if step is None:
             return False
-        self._finder.step_ended()
         self._ops.take_back(step)
-        self.step_ends(StepSpan(step + 1, middle_ns, last_ns, None))
-        session.begin_step()
+        session.profiled = False
+        if ends_ns:
+            self._finder.step_ended()
+            self.step_ends(StepSpan(session.number - 1, first_ns, ends_ns[-1], None))
+            session.begin_step()
         return True
 
     def _look(self, before_pass: bool = False) -> None:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from stepscope.clock import Clock, monotonic_ns
 
 Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
-Joined = Callable[[int, int, int], bool]  # (the first update of two rounds, ends of both, in ns): False where too late
+Joined = Callable[
+    [int, tuple[int, ...]], bool
+]  # (first update, ends of the steps that are there since): False: too late
 Alive = Callable[[Hashable], bool]
 _Update = tuple[Hashable, bool, int]  # by which optimizer, whether it joins the one before it, when in ns
 LONGEST_RHYTHM = 128  # updates of a round in which some optimizer comes more than once
@@ -36,7 +38,7 @@ class OptimizerRounds:
         steps_per_round: int | None = None,
         clock: Clock = monotonic_ns,
         alive: Alive = lambda _: True,
-        joined: Joined = lambda first_ns, middle_ns, last_ns: False,
+        joined: Joined = lambda first_ns, ends_ns: False,
     ) -> None:
         self._ended = ended
         self._joined = joined
@@ -96,7 +98,7 @@ class OptimizerRounds:
         (_, _, first_ns), uneven = rounds[0]
         (_, _, middle_ns), _ = rounds[len(rounds) // 2 - 1]
         self._seen.append(update)
-        if self._joined(first_ns, middle_ns, update[2]):
+        if self._joined(first_ns, (middle_ns, update[2])):
             self._before, self._seen, self._uneven = self._seen, [], uneven
             self._known.update(self._rhythm)
         else:
@@ -188,6 +190,8 @@ class Fingerprint(NamedTuple):
     values: tuple[Hashable, ...]
     gradients: tuple[Hashable, ...]
     values_are_seen: bool  # of one of them at least, so that an update shows in it
+    leaves: tuple[int, ...] = ()  # which parameters
+    of_data: bool = False  # a model was called with all of them
 
 
 class ManualRounds:
@@ -206,7 +210,8 @@ class ManualRounds:
         self._left: Fingerprint | None = None  # what the last pass left
         self._boundary_ns: int | None = None
         self._open = False  # a pass was made whose step has not ended
-        self.passes = 0
+        self.passes = self.steps = 0
+        self.sure = 0  # steps in which tensors that are no data changed
 
     @property
     def undecided(self) -> bool:
@@ -219,8 +224,7 @@ class ManualRounds:
             return
         now = self._clock()
         if self._changed(fingerprint):
-            self._open = False
-            self._ended(now, False)
+            self._end(fingerprint, now, late=False)
         else:
             self._boundary_ns = now
 
@@ -241,8 +245,14 @@ class ManualRounds:
 
     def _end_late(self, fingerprint: Fingerprint | None) -> None:
         if self._open and self._changed(fingerprint):
-            self._open = False
-            self._ended(self._boundary_ns or self._clock(), True)
+            self._end(fingerprint, self._boundary_ns or self._clock(), late=True)
+
+    def _end(self, fingerprint: Fingerprint | None, t_ns: int, late: bool) -> None:
+        self._open = False
+        self.steps += 1
+        if fingerprint is not None and self._left is not None and not fingerprint.of_data:
+            self.sure += fingerprint.leaves == self._left.leaves
+        self._ended(t_ns, late)
 
     def _changed(self, fingerprint: Fingerprint | None) -> bool:
         if fingerprint is None or self._left is None:
