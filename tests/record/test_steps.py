@@ -6,7 +6,7 @@ import contextlib
 import threading
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import pytest
@@ -17,8 +17,9 @@ from torch import nn
 
 import stepscope
 from stepscope import Run
+from stepscope.record.gradient_threads import Trainers
 from stepscope.record.sample_count import SampleCount, first_tensor
-from stepscope.record.steps import Gaps, Identities, OptimizerNumbers
+from stepscope.record.steps import Gaps, Identities, OptimizerNumbers, StepFinder
 from stepscope.record.torch_private import first_bytes, runs_elsewhere, start_window
 from stepscope.record.update_rounds import Fingerprint, ManualRounds, OptimizerRounds
 
@@ -802,3 +803,31 @@ def test_a_profile_of_another_thread_is_known_to_run_elsewhere() -> None:
     over.set()
     thread.join()
     assert [*seen, runs_elsewhere()] == [False, True, False]
+
+
+class _Looked(nn.Parameter):
+    """A parameter that notes each look at its gradient."""
+
+    looks: ClassVar[list[str]] = []
+
+    @property
+    def grad(self) -> Any:  # type: ignore[override]
+        self.looks.append("grad")
+        return None
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_gradients_are_not_looked_at_while_another_thread_trains(others: bool) -> None:
+    class Others(Trainers):
+        def others(self) -> bool:
+            return others
+
+    _Looked.looks.clear()
+    model = nn.Linear(2, 2, bias=False)
+    model.weight = _Looked(torch.zeros(2, 2))
+    finder = StepFinder(Others(), False, None, lambda *_: None, lambda *_: False, lambda _: None, lambda _: True)
+    for _ in range(2):
+        finder.called(model, (torch.ones(1, 2),), {})
+        finder.before_backward((model(torch.ones(1, 2)).sum(),), None)
+        finder.after_backward()
+    assert bool(_Looked.looks) != others

@@ -192,7 +192,7 @@ class StepFinder:
             leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
             self._of_data = all(id(leaf) in given for leaf in leaves)
             self._manual.begins(self._fingerprint())
-        if self._samples.pending and self._gradients.are_gone() and not self._trainers.others():
+        if self._samples.pending and not self._trainers.others() and self._gradients.are_gone():
             self._samples.passes_dropped()
         self._samples.backward()
 
@@ -200,7 +200,7 @@ class StepFinder:
         """Note that gradients are computed; replayed: reported late, when gradients may have been reset."""
         if self._aside:
             return
-        self._gradients.passed(replayed)
+        self._gradients.passed(replayed, may_look=not self._trainers.others())
         if self._by_hand():
             self._manual.passed(self._fingerprint())
 
@@ -529,10 +529,10 @@ class GradientWitness:
         with contextlib.suppress(TypeError):  # it takes no weak references
             self._model = number, weakref.ref(module)
 
-    def passed(self, replayed: bool) -> None:
-        """A pass is done."""
+    def passed(self, replayed: bool, may_look: bool = True) -> None:
+        """A pass is done; may_look: no other thread trains, whose model and gradients these may be."""
         model, self._model, self._last = self._model, None, None
-        if model is None:
+        if model is None or not may_look:
             return
         number, held = model
         known = self._parameters.get(number)
