@@ -1,8 +1,9 @@
 """Predicted against measured live peak of models outside the suite: `python -m benchmarks.memory_outside`.
 
 --of outside: models as users write them, at --batches; --of library: models of other people's libraries at the batch
-and with the optimizer of each; --of signatures: so many random operators (--only "0-499" are their seeds). Each is
-trained in a clean process of its own under the profiler, which sees every allocation and free of torch's.
+and with the optimizer of each; --of unseen: networks after papers, likewise (names apart by ";"); --of signatures: so
+many random operators (--only "0-499" are their seeds). Each is trained in a clean process of its own under the
+profiler, which sees every allocation and free of torch's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from benchmarks.library_cases import CASES
 from benchmarks.memory_truth import live_peak
 from benchmarks.operator_signatures import drawn
 from benchmarks.outside_models import JOBS
+from benchmarks.unseen_models import MODELS
+from benchmarks.unseen_models import job as unseen_job
 from stepscope.errors import StepscopeError
 from stepscope.footprint.calibration import calibration_path, load_calibration
 from stepscope.footprint.prediction import JobQuestion, predict_fit
@@ -67,6 +70,10 @@ def _library(names: str, _batches: list[int]) -> Iterator[tuple[str, int]]:
     yield from ((name, CASES[name].batch) for name in names.split(","))
 
 
+def _unseen(names: str, _batches: list[int]) -> Iterator[tuple[str, int]]:
+    yield from ((name, MODELS[name][1]) for name in names.split(";"))
+
+
 def _signatures(seeds: str, _batches: list[int]) -> Iterator[tuple[str, int]]:
     first, _, last = seeds.partition("-")
     yield from ((str(seed), drawn(seed)[2]) for seed in range(int(first), int(last or first) + 1))
@@ -75,6 +82,7 @@ def _signatures(seeds: str, _batches: list[int]) -> Iterator[tuple[str, int]]:
 SOURCES: dict[str, tuple[Callable[[str], Job], Callable[[str, list[int]], Iterator[tuple[str, int]]], str]] = {
     "outside": (lambda name: JOBS[name](), _outside, ",".join(JOBS)),
     "library": (lambda name: CASES[name].job(), _library, ",".join(CASES)),
+    "unseen": (unseen_job, _unseen, ";".join(MODELS)),
     "signatures": (lambda seed: drawn(int(seed))[1], _signatures, "0-499"),
 }
 

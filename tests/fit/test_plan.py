@@ -14,7 +14,7 @@ from torch import nn
 from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
 from stepscope.errors import UsageError
 from stepscope.footprint.measurements import prove
-from stepscope.footprint.plan import Plan, StepTime, make_plan, measured_step_time
+from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time
 from stepscope.footprint.prediction import JobQuestion
 from stepscope.footprint.transforms import Settings
 from stepscope.record.dry.allocator_costs import StepCost
@@ -28,11 +28,18 @@ def blocks() -> nn.Module:
     return nn.Sequential(jobs.Block(), jobs.Block(), nn.Linear(64, jobs.CLASSES))
 
 
+def question(size: str) -> JobQuestion:
+    return JobQuestion(jobs.job(blocks), BATCH, limit_of_memory(size), "default", Platform(), jobs.MEASURED, False)
+
+
+@functools.cache
+def search() -> Search:
+    return Search(question("1TB"))
+
+
 @functools.cache
 def planned(size: str, price: StepTime | None = None) -> Plan:
-    return make_plan(
-        JobQuestion(jobs.job(blocks), BATCH, limit_of_memory(size), "default", Platform(), jobs.MEASURED, False), price
-    )
+    return make_plan(question(size), price, search())
 
 
 def test_a_combination_is_found_where_no_single_change_fits() -> None:
@@ -65,6 +72,37 @@ def test_nothing_on_the_front_is_beaten_in_both_memory_and_time() -> None:
         ]
         assert better == []
     assert plan.frame()["nothing_beats"].sum() == len(plan.front)
+
+
+@pytest.mark.parametrize("size", ["345MB", "360MB", "380MB", "420MB"])
+def test_the_search_finds_what_a_look_at_every_combination_finds(size: str) -> None:
+    asked, price = question(size), StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3)
+    assert asked.limit is not None
+    found = [search().candidate(each, asked.limit, price) for each in search().combinations(("",))]
+    least = min((each.price for each in found if each is not None and each.verdict == "fits"), default=None)
+    chosen = make_plan(asked, price, search()).chosen
+    if least is None:
+        assert chosen is None or chosen.settings.change
+    else:
+        assert chosen is not None
+        assert chosen.price == pytest.approx(least)
+
+
+def test_where_nothing_fits_each_change_is_looked_at_once() -> None:
+    plan = make_plan(question("100MB"), None, search())
+    assert plan.chosen is None
+    smallest = {each.settings.parts for each in plan.candidates if each.settings.change}
+    assert smallest == {16}
+
+
+def test_two_passes_stand_for_four() -> None:
+    settings = Settings(4)
+    found = search().simulated(settings)
+    of, small = settings.apply(question("1TB").job, BATCH)
+    whole = search().simulator.run(of, small)
+    assert found is not None
+    assert found[0].bytes == whole.peak_bytes
+    assert found[1] == pytest.approx(whole.flops / search().plain.flops)
 
 
 def test_without_a_limit_there_is_nothing_to_plan_for() -> None:

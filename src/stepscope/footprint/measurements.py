@@ -120,18 +120,28 @@ _GROUPS = (("sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("sys/fs/cgroup", 
 
 def prove(command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")) -> str:
     """Train for real under a limit that the kernel keeps, where it can; what came of it, in words."""
-    with _kept_by_kernel(limit, root) as kind:
-        wrapped = () if kind is None else (sys.executable, "-c", _UNDER, kind, str(limit.bytes))
-        try:
-            cost = really_trained(command, allocator, wrapped)
-        except StepscopeError as error:
-            return f"it failed under the limit: {error}"
+    try:
+        kind, cost = trained_under(command, allocator, limit, root)
+    except StepscopeError as error:
+        return f"it failed under the limit: {error}"
     if kind is None:
         held = "within" if cost.peak_bytes <= limit.bytes else "above"
         return f"trained, {bytes_(cost.peak_bytes)} resident at its peak: {held} the limit, which nothing enforced here"
     by = ACCOUNTS.get(kind, "a control group")
     took = f"{bytes_(cost.peak_bytes)} resident, {cost.step_s:.3g} s of processor time a step"
     return f"trained under the limit, kept by the kernel ({by}); {took}"
+
+
+def trained_under(
+    command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")
+) -> tuple[str | None, StepCost]:
+    """Return what keeps the limit (an account, a control group's folder, None: nothing) and what the steps took.
+
+    StepscopeError where the training fails.
+    """
+    with _kept_by_kernel(limit, root) as kind:
+        wrapped = () if kind is None else (sys.executable, "-c", _UNDER, kind, str(limit.bytes))
+        return kind, really_trained(command, allocator, wrapped)
 
 
 @contextlib.contextmanager

@@ -8,29 +8,43 @@ models.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.memory.limits import ALLOCATORS, NO_FIT, VERDICTS, ProcessPeak, worst_verdict
+from stepscope.analysis.memory.limits import (
+    ALLOCATORS,
+    NO_FIT,
+    VERDICTS,
+    Allocator,
+    Limit,
+    ProcessPeak,
+    worst_verdict,
+)
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import transforms
 from stepscope.footprint.prediction import JobQuestion, unsure_of
+from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import CHANGES, Settings
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry.allocator_costs import StepCost
-from stepscope.record.dry.dry_run import DryRun, DryRunStopped
+from stepscope.record.dry.dry_run import DryRunStopped
 
-_PARTS = (1, 2, 4, 8, 16)
+_MOST_PARTS = 16
+_PASSES = 2  # that are simulated of a step: the second finds gradients of the first, and no later one finds more
 _DEFAULT = ALLOCATORS["default"]
-_MOST_S = 60.0  # of processor time for the dry runs
+_MOST_S = 60.0  # of processor time until something fits
+_PICTURE_S = 5.0  # of processor time, after which only what the answer needs is simulated
+_BY_FAR = 1.03  # of a limit: beyond it by a line that a peak lies on or below
+_EXPECTED_WITHIN = 0.97  # of a price: recomputation may stop before the last op of a module
 
 
 @dataclass(frozen=True)
@@ -67,8 +81,13 @@ class Candidate:
     @property
     def price(self) -> float:
         """Return the sort key of the price: seconds, or FLOPs where nothing was measured."""
-        low, high = self.seconds or ALLOCATORS.get(self.settings.allocator, _DEFAULT).time
-        return (low + high) / 2 * (1.0 if self.seconds else self.compute * (1 + 0.02 * (self.settings.parts - 1)))
+        return price_of(self.settings, self.compute, self.seconds)
+
+
+def price_of(settings: Settings, compute: float, seconds: tuple[float, float] | None) -> float:
+    """Return seconds in the middle; where nothing was measured FLOPs, against those of the present step."""
+    low, high = seconds or ALLOCATORS.get(settings.allocator, _DEFAULT).time
+    return (low + high) / 2 * (1.0 if seconds else compute * (1 + 0.02 * (settings.parts - 1)))
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     step_time: StepTime | None
     complete: bool  # whether every combination was simulated
+    search_s: float  # of processor time, for dry runs after the first
     proof: str | None = None
 
     def frame(self) -> pl.DataFrame:
@@ -109,77 +129,226 @@ class Plan:
         }
 
 
-def make_plan(question: JobQuestion, step_time: StepTime | None = None) -> Plan:
+class Search:
+    """Combinations of one job, batch and allocator: each is simulated once, for every limit that is asked about.
+
+    Of one way to recompute, more and smaller passes never take more memory: what takes more than one that fails fails
+    too, and most combinations are judged without a dry run.
+    """
+
+    def __init__(self, question: JobQuestion) -> None:
+        self.simulator = Simulator(question.platform, question.kept, question.allocator)
+        self.plain = self.simulator.run(question.job, question.batch)
+        self._question, self._before = question, live_peak(self.plain.log)
+        as_it_is = Settings(allocator=question.allocator)
+        self._simulated: dict[Settings, tuple[LivePeak, float] | None] = {as_it_is: (self._before, 1.0)}
+        self._took_s = {as_it_is: 0.0}
+
+    def simulated(self, settings: Settings) -> tuple[LivePeak, float] | None:
+        """Return live peak and FLOPs against the present step; None where fake tensors cannot run it."""
+        settings = replace(settings, allocator=self._question.allocator)
+        if settings not in self._simulated:
+            began = time.process_time()
+            self._simulated[settings] = self._run(settings)
+            self._took_s[settings] = time.process_time() - began
+        return self._simulated[settings]
+
+    @property
+    def all_s(self) -> float:
+        """Return the processor time of every dry run but the first."""
+        return sum(self._took_s.values())
+
+    def took_s(self, settings: Iterable[Settings]) -> float:
+        """Return the processor time of the dry runs of these, whenever they were made."""
+        runs = {replace(each, allocator=self._question.allocator) for each in settings}
+        return sum(self._took_s[run] for run in runs)
+
+    def _run(self, settings: Settings) -> tuple[LivePeak, float] | None:
+        passes = min(settings.parts, _PASSES)
+        job, small = replace(settings, parts=passes).apply(
+            self._question.job, passes * self._question.batch // settings.parts
+        )
+        try:
+            run = self.simulator.run(job, small)
+        except DryRunStopped:  # batch statistics of a single sample, for example
+            return None
+        flops = run.flops * settings.parts / passes
+        return live_peak(run.log), flops / self.plain.flops if self.plain.flops else 1.0
+
+    def candidate(self, settings: Settings, limit: Limit, step_time: StepTime | None) -> Candidate | None:
+        """Return what a combination takes of a limit, and its seconds; None where it cannot be simulated."""
+        found = self.simulated(settings)
+        if found is None:
+            return None
+        live, compute = found
+        by = self.allocators[settings.allocator]
+
+        def process(account: str) -> ProcessPeak:
+            return self.simulator.process(live, by, self._before, account)
+
+        verdict, decides = worst_verdict(process, limit, not unsure_of(self._question))
+        return Candidate(
+            settings, process(decides.account), verdict, compute, self._seconds(settings, compute, step_time)
+        )
+
+    def _seconds(self, settings: Settings, compute: float, step_time: StepTime | None) -> tuple[float, float] | None:
+        if step_time is None:
+            return None
+        low, high = step_time.of(self._question.batch, settings.parts)
+        factor = self.allocators[settings.allocator].time
+        return low * compute * factor[0], high * compute * factor[1]
+
+    def expected_price(self, settings: Settings, step_time: StepTime | None) -> float:
+        """Return the price of a combination before its dry run: a recomputed module has its FLOPs once more.
+
+        A change of the training is simulated alone first, unless even that cannot be.
+        """
+        again = sum(segment.flops for segment in self.plain.segments if segment.module in settings.recomputed)
+        alone = self.simulated(Settings(change=settings.change))
+        compute = (1.0 if alone is None else alone[1]) + (again / self.plain.flops if self.plain.flops else 0.0)
+        return price_of(settings, compute, self._seconds(settings, compute, step_time))
+
+    @functools.cached_property
+    def allocators(self) -> dict[str, Allocator]:
+        """Return the allocators of this question that are installed."""
+        if self.simulator.on_gpu:
+            return {self._question.allocator: self.simulator.allocator}
+        own = self._question.allocator
+        return {name: by for name, by in ALLOCATORS.items() if name == own or _installed(name)}
+
+    def combinations(self, changes: tuple[str, ...]) -> list[Settings]:
+        """Return every combination with one of these changes of the training."""
+        most = _MOST_PARTS if self._question.job.loss is not None else 1
+        parts = [n for n in range(1, most + 1) if self._question.batch % n == 0]
+        found = itertools.product(parts, self._recomputed, changes, self.allocators)
+        return [Settings(*each) for each in found]
+
+    @functools.cached_property
+    def _recomputed(self) -> tuple[tuple[str, ...], ...]:
+        plain = self.plain
+        root_flops = sum(segment.flops for segment in plain.segments if "." not in segment.module)
+        chosen = tuple(chosen_segments(plain.segments, root_flops))
+        blocks = tuple(transforms.blocks(self._question.job.build()[0]))
+        return tuple(dict.fromkeys(((), chosen, chosen[: len(chosen) // 2], blocks)))
+
+    def smallest(self, change: str) -> Settings:
+        """Return the combination that should take the least: most passes, and what saves most recomputed."""
+        saved = {segment.module: segment.saved_bytes for segment in self.plain.segments}
+
+        def least(settings: Settings) -> tuple[int, int]:
+            return settings.parts, sum(saved.get(name, 0) for name in settings.recomputed)
+
+        return max(self.combinations((change,)), key=least)
+
+
+def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: Search | None = None) -> Plan:
     """Search the combinations for the cheapest that fits; UsageError without a limit.
 
     The same training is preferred: what changes it is looked at only where nothing else fits. Raises DryRunStopped
-    where fake tensors cannot run the step as it is.
+    where fake tensors cannot run the step as it is. search: one that was made for this question before, whatever
+    its limit.
     """
     if question.limit is None:
         raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
-    simulator = Simulator(question.platform, question.kept, question.allocator)
-    plain = simulator.run(question.job, question.batch)
-    began, complete = time.process_time(), True
-    found: list[Candidate] = []
-    for changes in (("",), tuple(_changes(question))):
-        for settings in _combinations(question, plain, changes):
-            if time.process_time() - began > _MOST_S:
-                complete = False
-                break
-            found += _candidates(question, simulator, plain, settings, step_time)
-        if any(_fits(candidate) for candidate in found):
+    search = search or Search(question)
+    judged = _Judged(search, question.limit, step_time)
+    combinations: list[Settings] = []
+    for changes in (("",), changes_of(question)):
+        combinations = search.combinations(tuple(change for change in changes if judged.possible(change)))
+        if combinations and _cheapest(judged, combinations) is not None:
             break
+    for settings in sorted(combinations, key=judged.expected):  # the trade beside the answer, while there is time
+        if judged.took_s > _PICTURE_S:
+            break
+        judged.of(settings)
+    found = [candidate for candidate in judged.known.values() if candidate is not None]
     fitting = [candidate for candidate in found if _fits(candidate)]
     chosen = min(fitting, key=lambda choice: (VERDICTS.index(choice.verdict), choice.price), default=None)
-    return Plan(question.batch, chosen, tuple(_front(found)), tuple(found), step_time, complete)
+    complete = all(settings in judged.known for settings in combinations)
+    return Plan(question.batch, chosen, tuple(_front(found)), tuple(found), step_time, complete, judged.took_s)
+
+
+class _Judged:
+    """Candidates under one limit, as far as they were simulated."""
+
+    def __init__(self, search: Search, limit: Limit, step_time: StepTime | None) -> None:
+        self.known: dict[Settings, Candidate | None] = {}
+        self._search, self._limit, self._step_time = search, limit, step_time
+
+    @property
+    def took_s(self) -> float:
+        return self._search.took_s(self.known)
+
+    def expected(self, settings: Settings) -> float:
+        if settings.change:
+            self.of(replace(settings, parts=1, recomputed=()))  # its price is known from that
+        return self._search.expected_price(settings, self._step_time)
+
+    def of(self, settings: Settings) -> Candidate | None:
+        """The candidate; the dry run serves every allocator."""
+        for name in self._search.allocators:
+            same = replace(settings, allocator=name)
+            if same not in self.known:
+                self.known[same] = self._search.candidate(same, self._limit, self._step_time)
+        return self.known[settings]
+
+    def possible(self, change: str) -> bool:
+        """Whether the smallest combination with this change fits under any allocator, or could not be simulated."""
+        smallest = self._search.smallest(change)
+        found = [self.of(replace(smallest, allocator=name)) for name in self._search.allocators]
+        return any(candidate is None or _fits(candidate) for candidate in found)
+
+    def fits(self, settings: Settings) -> bool:
+        candidate = self.of(settings)
+        return candidate is not None and _fits(candidate)
+
+    def fails(self, settings: Settings) -> bool:
+        """Whether it is known without another dry run that it does not fit."""
+        if settings in self.known:
+            return not self.fits(settings)
+        like = replace(settings, parts=1)
+        same = [each for each in self.known if replace(each, parts=1) == like and self.known[each] is not None]
+        if any(each.parts >= settings.parts and not self.fits(each) for each in same):
+            return True
+        return self._by_line(settings, same)
+
+    def _by_line(self, settings: Settings, same: list[Settings]) -> bool:
+        """Whether a line in the samples of a pass, through the nearest that are known, is beyond the limit by far."""
+        highs = {1 / each.parts: known.process.high for each in same if (known := self.known[each]) is not None}
+        at = 1 / settings.parts
+        below = max((x for x in highs if x < at), default=None)
+        above = min((x for x in highs if x > at), default=None)
+        if below is None or above is None:
+            return False
+        between = highs[below] + (highs[above] - highs[below]) * (at - below) / (above - below)
+        return between > _BY_FAR * self._limit.bytes
+
+
+def _cheapest(judged: _Judged, combinations: list[Settings]) -> Candidate | None:
+    """The cheapest that fits, in the order of expected prices; None where none does, or time is over before."""
+    best: Candidate | None = None
+    smallest = max(settings.parts for settings in combinations)
+    for settings in sorted(combinations, key=judged.expected):
+        if best is not None and judged.expected(settings) * _EXPECTED_WITHIN >= best.price:
+            break
+        if judged.took_s > _MOST_S:
+            break
+        if settings.parts > 1 and not judged.fails(settings):
+            judged.of(replace(settings, parts=smallest))  # fails even this, then so do all with fewer passes
+        candidate = None if judged.fails(settings) else judged.of(settings)
+        if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
+            best = candidate
+    return best
 
 
 def _fits(candidate: Candidate) -> bool:
     return VERDICTS.index(candidate.verdict) < VERDICTS.index("too close")
 
 
-def _changes(question: JobQuestion) -> Iterator[str]:
+def changes_of(question: JobQuestion) -> tuple[str, ...]:
+    """Return the names of the changes of the training that its device can do."""
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
-    yield from (name for name in CHANGES if name != "bf16" or has_bf16)
-
-
-def _combinations(question: JobQuestion, plain: DryRun, changes: tuple[str, ...]) -> Iterator[Settings]:
-    root_flops = sum(segment.flops for segment in plain.segments if "." not in segment.module)
-    chosen = tuple(chosen_segments(plain.segments, root_flops))
-    blocks = tuple(transforms.blocks(question.job.build()[0]))
-    recomputed = tuple(dict.fromkeys(((), chosen, chosen[: len(chosen) // 2], blocks)))
-    parts = [n for n in _PARTS if question.batch % n == 0 and (n == 1 or question.job.loss is not None)]
-    for change, again, passes in itertools.product(changes, recomputed, parts):
-        yield Settings(passes, again, change, question.allocator)
-
-
-def _candidates(
-    question: JobQuestion, simulator: Simulator, plain: DryRun, settings: Settings, step_time: StepTime | None
-) -> Iterator[Candidate]:
-    """One dry run, under every allocator that is installed."""
-    job, small = settings.apply(question.job, question.batch)
-    try:
-        run = simulator.run(job, small)
-    except DryRunStopped:  # batch statistics of a single sample, for example
-        return
-    live, before = live_peak(run.log), live_peak(plain.log)
-    compute = run.flops / plain.flops if plain.flops else 1.0
-    on_gpu = {question.allocator: simulator.allocator} if simulator.on_gpu else None
-    for name, allocator in (on_gpu or ALLOCATORS).items():
-        if name != question.allocator and not _installed(name):
-            continue
-
-        def process(account: str, by: Any = allocator) -> ProcessPeak:
-            return simulator.process(live, by, before, account)
-
-        if question.limit is None:
-            return
-        verdict, decides = worst_verdict(process, question.limit, not unsure_of(question))
-        seconds = None
-        if step_time is not None:
-            low, high = step_time.of(question.batch, settings.parts)
-            seconds = low * compute * allocator.time[0], high * compute * allocator.time[1]
-        yield Candidate(replace(settings, allocator=name), process(decides.account), verdict, compute, seconds)
+    return tuple(name for name in CHANGES if name != "bf16" or has_bf16)
 
 
 def _installed(allocator: str) -> bool:

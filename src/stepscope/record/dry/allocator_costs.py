@@ -21,13 +21,14 @@ _WARMUP = 2  # steps: the optimizer's state and the kernels' plans exist afterwa
 class StepCost:
     """Cost of a step in one process: resident memory before the first step and at its peak, B; median CPU time, s.
 
-    wall_s: what each step took by the clock, without those of the warm-up.
+    wall_s, cpu_s: what each step took by the clock, and of the processor, without those of the warm-up.
     """
 
     before_bytes: int
     peak_bytes: int
     step_s: float
     wall_s: tuple[float, ...] = ()
+    cpu_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class StepClock:
     def cost(self) -> StepCost:
         """After the last step."""
         used, took = zip(*self._times[_WARMUP:], strict=True)
-        return StepCost(self._before, _peak_bytes(), statistics.median(used), took)
+        return StepCost(self._before, _peak_bytes(), statistics.median(used), took, used)
 
 
 def measured_steps(step: Callable[[], None], steps: int) -> StepCost:
