@@ -17,24 +17,21 @@ long. `--whole` takes 12 models and 15 limits.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
 from stepscope import workloads
 from stepscope.analysis.memory.limits import MARGIN, VERDICTS, Limit
-from stepscope.cli.fit import child_command
 from stepscope.errors import StepscopeError
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.measurements import really_trained, trained_under
 from stepscope.footprint.plan import Candidate, Search, StepTime, changes_of, make_plan, measured_step_time
 from stepscope.footprint.prediction import JobQuestion, question_of
+from stepscope.footprint.real_steps import RealSteps
 from stepscope.footprint.transforms import Settings
 from stepscope.record.dry.allocator_costs import StepCost
 
@@ -106,7 +103,7 @@ class Model:
 
     def __init__(self, name: str, optimizer: str, batch: int, changed: bool) -> None:
         self.name, self.batch, self.changed = name, batch, changed
-        self.words = [name, "--optimizer", optimizer, "--threads", "1", "--batch"]
+        self.real = RealSteps(name, batch, optimizer, threads=1)
         job = workload_job(workloads.find(name), optimizer)
         self.question = question_of(job, batch, "1TB", None, "default", options=False)
         priced = measured_step_time(self.small_step, batch)
@@ -118,7 +115,7 @@ class Model:
 
     def small_step(self, samples: int) -> StepCost:
         """Real steps with few samples; processor time in the place of the clock's."""
-        cost = really_trained(child_command([*self.words, str(samples)], _PRICED), "default")
+        cost = really_trained(replace(self.real, batch=samples).command(_PRICED), "default")
         return replace(cost, wall_s=cost.cpu_s)
 
     def candidates(self, combinations: Sequence[Settings], limit: Limit) -> list[Candidate]:
@@ -157,15 +154,12 @@ class Model:
             nothing, plan=chosen.settings.words, said=(chosen.process.low, chosen.process.high),
             said_s=(low * now, high * now), price=chosen.price,
         )  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder:
-            changed = Path(folder) / "settings.json"
-            changed.write_text(json.dumps(asdict(chosen.settings)), encoding="utf-8")
-            command = child_command([*self.words, str(self.batch), "--changed", str(changed)], _PROVEN)
-            try:
-                kind, cost = trained_under(command, chosen.settings.allocator, limit)
-            except StepscopeError as error:
-                print(f"{self.name}, {limit.bytes / 1e6:.0f} MB: {error}", flush=True)
-                return said
+        command = replace(self.real, changed=asdict(chosen.settings)).command(_PROVEN)
+        try:
+            kind, cost = trained_under(command, chosen.settings.allocator, limit)
+        except StepscopeError as error:
+            print(f"{self.name}, {limit.bytes / 1e6:.0f} MB: {error}", flush=True)
+            return said
         return replace(said, took=cost.peak_bytes, took_s=cost.step_s, enforced=kind is not None)
 
     def least(self, question: JobQuestion) -> float | None:

@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "importers": FOR_ALL | {"runfolder", "record", "analysis"},
     "cli": FOR_ALL
     | {"runfolder", "record", "analysis", "report", "experiments", "footprint", "workloads", "simulate"}
-    | {"integrations", "store", "importers", "api", "__main__"},  # `fit --really` and `forecast` start other commands
+    | {"integrations", "store", "importers", "api", "__main__"},  # `forecast` starts other commands
     "api": FOR_ALL
     | {"runfolder", "record", "analysis", "report", "experiments", "footprint", "workloads", "simulate"}
     | {"integrations"},

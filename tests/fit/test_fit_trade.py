@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,21 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import chart_data
 from stepscope.footprint.measurements import trade_allocators, trade_dicts, trade_frame
 from stepscope.footprint.prediction import JobQuestion, predict_fit
-from stepscope.footprint.real_steps import script_steps
+from stepscope.footprint.real_steps import RealSteps, script_steps
 from stepscope.footprint.simulator import Simulator
+from stepscope.footprint.transforms import Settings
 from stepscope.record.dry import Job, plain_step
 from stepscope.record.dry.allocator_costs import StepCost, report
 from stepscope.record.dry.workspaces import this_platform
 from stepscope.runfolder import CATEGORIES
 
+MINE = """
+import torch
+def training():
+    model = torch.nn.Linear(4, 2)
+    batch = lambda samples: (torch.randn(samples, 4), torch.zeros(samples, dtype=torch.long))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), batch, torch.nn.CrossEntropyLoss()
+"""
 LOOP = """
 import sys, torch
 model = torch.nn.Linear(4, 2)
@@ -78,11 +87,23 @@ def test_a_script_with_too_few_steps_is_refused(tmp_path: Path) -> None:
         script_steps(str(tmp_path / "loop.py"), ["2"], 3)
 
 
-def test_the_child_that_is_measured_does_not_load_the_libraries_of_the_answer() -> None:
-    """Polars alone would add 24 MB to every peak."""
-    code = "import sys, stepscope.footprint.real_steps, stepscope.footprint.jobs; print('polars' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
-    assert done.stdout.strip() == "False"
+def test_the_child_that_is_measured_loads_neither_the_libraries_of_the_answer_nor_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polars alone would add 24 MB to every peak, the command line 13."""
+    said = "print(*{'polars', 'typer', 'rich'} & set(sys.modules), file=sys.stderr)"
+    (tmp_path / "mine.py").write_text(f"{MINE}\nimport atexit, sys\natexit.register(lambda: {said})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = RealSteps("mine:training", 4, threads=1, changed=asdict(Settings(2))).command(1)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stderr.strip() == ""
+    assert len(json.loads(done.stdout)["cpu_s"]) == 1
+
+
+def test_a_child_that_cannot_train_says_why_in_its_last_line() -> None:
+    done = subprocess.run(RealSteps("lenett").command(1), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "lenet" in done.stderr.splitlines()[-1]
 
 
 def test_the_series_of_a_step_adds_up_to_its_peak() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.footprint.measurements import AllocatorTrade, Trial
     from stepscope.footprint.plan import Plan
     from stepscope.footprint.prediction import JobQuestion
+    from stepscope.footprint.real_steps import RealSteps
     from stepscope.footprint.result import FitResult
     from stepscope.record.dry import Job
     from stepscope.record.dry.allocator_costs import StepCost
@@ -41,8 +41,6 @@ def _fit(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every option and category.")] = False,
-    really: Annotated[int | None, typer.Option("--really", hidden=True)] = None,
-    changed: Annotated[str | None, typer.Option("--changed", hidden=True)] = None,
 ) -> None:
     from rich.console import Console
 
@@ -63,10 +61,10 @@ def _fit(
         of_a_unit = bool(request.memory) and left.lower() in UNITS["B"].factors
         hint = f"an amount is one word: --memory {request.memory}{left}" if of_a_unit else "that is for a script"
         raise UsageError(f"'{left}': a workload takes no arguments of its own", hint)
-    job = None if script else _with_precision(_job(target, request.optimizer), request.precision)
-    if really is not None:
-        _print_cost(job, batch, target, context.args, really, changed)
-        return
+    from stepscope.footprint.jobs import job_of_target
+    from stepscope.footprint.real_steps import RealSteps
+
+    job = None if script else job_of_target(target, request.optimizer, request.precision)
     console = Console(stderr=as_json, highlight=False)
     question, kept = None, _calibration(console, job, request)
     limit = _limit(request)
@@ -75,36 +73,35 @@ def _fit(
     else:
         question = _question(request, job, limit, kept)
         found = _answer(question)
-    sized = FitRequest(target=target, optimizer=request.optimizer, threads=request.threads, precision=request.precision)
-    words = sized.words()
-    traded = _allocator_trades(console, words, context.args, found, kept) if request.allocators else []
+    real = RealSteps(
+        target, found.batch or None, request.optimizer, request.precision, request.threads, tuple(context.args)
+    )
+    traded = measure_allocators(console, real, found, kept) if request.allocators else []
     if question is not None and (request.plan or request.prove):
-        found = replace(found, plan=_plan(console, question, request, words))
+        found = replace(found, plan=_plan(console, question, request, real))
     _print_all(console, found, traded, as_json, verbose)
     if request.figures is not None:
         from stepscope.cli._fit_answer import draw_figures
 
         drawn = draw_figures(
             request.figures, request.format or ["png"], found, question,
-            [_job(name, None) for name in request.beside or ()], traded,
+            [job_of_target(name, None) for name in request.beside or ()], traded,
         )  # fmt: skip
         console.print("\n".join(map(str, drawn)), soft_wrap=True)
     if request.probe and question is not None:
-        probe_and_store(console, question, words, kept)
+        probe_and_store(console, question, real, kept)
 
 
 fit = command_of(FitRequest, _fit, "fit")
 
 
-def _plan(console: Console, question: JobQuestion, request: FitRequest, words: Sequence[str]) -> Plan:
+def _plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:
     """The cheapest combination that fits, priced by real steps of small batches on this machine, and its proof."""
-    import tempfile
-
     from stepscope.footprint.measurements import prove, really_trained
     from stepscope.footprint.plan import make_plan, measured_step_time
 
     def step(batch: int) -> StepCost:
-        return really_trained(child_command([*words, "--batch", str(batch)], _PRICED), question.allocator)
+        return really_trained(replace(real, batch=batch).command(_PRICED), question.allocator)
 
     with console.status("the step really runs, with few samples"):
         elsewhere = request.board is not None or request.device != "cpu"
@@ -115,11 +112,10 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, words: S
         return plan
     if elsewhere:
         raise UsageError("--prove trains on this machine's processor", "run it on the board with --memory")
-    with console.status("the plan is proven"), tempfile.TemporaryDirectory() as folder:
-        changed = Path(folder) / "settings.json"
-        changed.write_text(json.dumps(asdict(plan.chosen.settings)), encoding="utf-8")
-        command = child_command([*words, "--batch", str(question.batch), "--changed", str(changed)], 3)
-        return replace(plan, proof=prove(command, plan.chosen.settings.allocator, question.limit))
+    settings = plan.chosen.settings
+    with console.status("the plan is proven"):
+        proof = prove(replace(real, changed=asdict(settings)).command(3), settings.allocator, question.limit)
+    return replace(plan, proof=proof)
 
 
 def _refuse_unknown(target: str) -> None:
@@ -170,31 +166,6 @@ def _refuse_for_a_script(**given: Any) -> None:
     said = [f"--{name}" for name, value in given.items() if value]
     if said:
         raise UsageError(f"a script chooses that itself: {', '.join(said)}", "give the script's own options after --")
-
-
-def _job(target: str, optimizer: str | None) -> Job:
-    if ":" in target:
-        from stepscope.footprint.jobs import job_of_function
-
-        return job_of_function(target)
-    from stepscope import workloads
-    from stepscope.footprint.jobs import workload_job
-
-    return workload_job(workloads.find(target), optimizer)
-
-
-def _with_precision(job: Job, precision: str) -> Job:
-    if precision == "float32":
-        return job
-    from dataclasses import replace
-
-    from stepscope.footprint.transforms import bf16
-
-    def build() -> Any:
-        model, optimizers = job.build()
-        return model, bf16(model, optimizers)
-
-    return replace(job, build=build)
 
 
 def _calibration(console: Console, job: Job | None, request: FitRequest) -> DeviceCalibration:
@@ -253,13 +224,6 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
     return predict_script_fit(request.target, arguments, limit, request.malloc, here)
 
 
-def _allocator_trades(
-    console: Console, words: list[str], arguments: list[str], found: FitResult, kept: DeviceCalibration
-) -> list[AllocatorTrade]:
-    sized = [*words, "--batch", str(found.batch)] if found.batch else words
-    return measure_allocators(console, sized, arguments, found, kept)
-
-
 def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool, verbose: bool) -> None:
     if as_json:
         from stepscope.footprint.measurements import trade_dicts
@@ -277,43 +241,18 @@ def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade],
         print_plan(console, found.plan)
 
 
-def _print_cost(
-    job: Job | None, batch: int | None, target: str, arguments: list[str], steps: int, changed: str | None
-) -> None:
-    """The child's part of --probe, --allocators and --plan; `changed`: a file of settings to train with."""
-    from stepscope.footprint.real_steps import job_steps, script_steps
-    from stepscope.record.dry.allocator_costs import report
-
-    if job is None:
-        typer.echo(report(script_steps(target, arguments, steps)))
-        return
-    size = batch or job.default_batch
-    if changed is not None:
-        from stepscope.footprint.transforms import Settings
-
-        settings = json.loads(Path(changed).read_text(encoding="utf-8"))
-        job, size = Settings(**{**settings, "recomputed": tuple(settings["recomputed"])}).apply(job, size)
-    typer.echo(report(job_steps(job, size, steps)))
-
-
 _PRICED = 7  # real steps of each of the two batches that price a plan
 
 
-def child_command(words: Sequence[str], steps: int, script_arguments: Sequence[str] = ()) -> list[str]:
-    """The command that runs so many timed steps and prints their cost as its last line."""
-    own = [sys.executable, "-m", "stepscope", "fit", *words, "--really", str(steps)]
-    return [*own, "--", *script_arguments] if script_arguments else own
-
-
 def measure_allocators(
-    console: Console, words: Sequence[str], script_arguments: Sequence[str], found: FitResult, kept: DeviceCalibration
+    console: Console, real: RealSteps, found: FitResult, kept: DeviceCalibration
 ) -> list[AllocatorTrade]:
     """Run them in turns, with a line that says which; the table is the caller's to show."""
     from stepscope.footprint.measurements import TIMED_STEPS, trade_allocators
     from stepscope.footprint.simulator import Simulator
     from stepscope.record.dry.workspaces import this_platform
 
-    command = child_command(words, TIMED_STEPS, script_arguments)
+    command = real.command(TIMED_STEPS)
     simulator = Simulator(this_platform(), kept, found.allocator)
     with console.status("allocators: the step really runs") as status:
         return trade_allocators(command, found, simulator, progress=lambda now: status.update(f"allocators: {now}"))
@@ -322,14 +261,14 @@ def measure_allocators(
 _RATIOS_STORED = 20  # ratios
 
 
-def probe_and_store(console: Console, question: JobQuestion, words: Sequence[str], kept: DeviceCalibration) -> None:
+def probe_and_store(console: Console, question: JobQuestion, real: RealSteps, kept: DeviceCalibration) -> None:
     """Train for real, batch after batch; keep how far the predictions were off."""
     from stepscope.footprint import calibration as kept_file
     from stepscope.footprint.measurements import probe_batches
     from stepscope.footprint.prediction import predict_fit
 
     def command(batch: int) -> list[str]:
-        return child_command([*words, "--batch", str(batch)], 1)
+        return replace(real, batch=batch).command(1)
 
     def predicted(batch: int) -> ProcessPeak:
         return predict_fit(replace(question, batch=batch, options=False, largest=False, limit=None)).process

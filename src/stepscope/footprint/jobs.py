@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,25 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.dim():
         raise UsageError("the model's output has no scalar loss", "give loss=, a function of (model, batch)")
     return found
+
+
+def job_of_target(target: str, optimizer: str | None, precision: str = "float32") -> Job:
+    """Return the training of "module:function", or of a workload by its name, in a precision that `fit` knows."""
+    if ":" in target:
+        job = job_of_function(target)
+    else:
+        from stepscope import workloads
+
+        job = workload_job(workloads.find(target), optimizer)
+    if precision == "float32":
+        return job
+    from stepscope.footprint.transforms import bf16
+
+    def build() -> tuple[nn.Module, Optimizers]:
+        model, optimizers = job.build()
+        return model, bf16(model, optimizers)
+
+    return replace(job, build=build)
 
 
 def workload_job(workload: Workload, optimizer: str | None = None) -> Job:

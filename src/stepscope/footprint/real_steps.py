@@ -1,22 +1,59 @@
 """Steps that really run, in a process of their own: the measurements of `--probe` and `--allocators`.
 
-Only torch is imported here: libraries that the answer needs (polars alone takes 24 MB) would be counted.
+Only torch is imported here: libraries that the answer needs (polars alone takes 24 MB) would be counted, and those of
+the command line (13 MB).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.dry import Job
-from stepscope.record.dry.allocator_costs import StepClock, StepCost, measured_steps
+from stepscope.record.dry.allocator_costs import StepClock, StepCost, measured_steps, report
+
+
+@dataclass(frozen=True)
+class RealSteps:
+    """A training that a child process makes so many timed steps of; changed: fields of `transforms.Settings`."""
+
+    target: str
+    batch: int | None = None
+    optimizer: str | None = None
+    precision: str = "float32"
+    threads: int | None = None
+    arguments: tuple[str, ...] = ()  # of a script
+    changed: dict[str, Any] | None = None
+
+    def command(self, steps: int) -> list[str]:
+        """Return the command that prints their cost as its last line."""
+        return [sys.executable, "-m", "stepscope.footprint.real_steps", json.dumps(asdict(self)), str(steps)]
+
+    def cost(self, steps: int) -> StepCost:
+        """Make them in this process; return what they took."""
+        from stepscope.footprint.jobs import is_script, job_of_target
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if is_script(self.target):
+            return script_steps(self.target, self.arguments, steps)
+        job = job_of_target(self.target, self.optimizer, self.precision)
+        size = self.batch or job.default_batch
+        if self.changed is not None:
+            from stepscope.footprint.transforms import Settings
+
+            job, size = Settings(**{**self.changed, "recomputed": tuple(self.changed["recomputed"])}).apply(job, size)
+        return job_steps(job, size, steps)
 
 
 def job_steps(job: Job, batch: int, steps: int) -> StepCost:
@@ -81,3 +118,16 @@ def as_main(target: str, arguments: Sequence[str]) -> Iterator[None]:
             yield
     finally:
         sys.argv, sys.path[:] = kept_argv, kept_path
+
+
+def main() -> None:
+    """The child's part: argv is the fields of RealSteps as JSON, and how many steps."""
+    try:
+        cost = RealSteps(**json.loads(sys.argv[1])).cost(int(sys.argv[2]))
+    except StepscopeError as error:
+        raise SystemExit(": ".join(filter(None, [str(error), error.hint]))) from None
+    sys.stdout.write(report(cost) + "\n")
+
+
+if __name__ == "__main__":
+    main()
