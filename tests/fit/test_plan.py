@@ -154,6 +154,11 @@ def test_more_samples_are_never_said_to_take_less_than_those_that_were_measured(
     assert found.of(64, 1)[0] >= 0.9
 
 
+def test_samples_are_never_said_to_take_more_than_in_proportion() -> None:
+    found = StepTime((8, 16), (0.05, 0.06, 0.07), (0.15, 0.16, 0.17))
+    assert found.of(64, 1)[1] == pytest.approx(4 * 0.17)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="resource limits of Linux")
 @pytest.mark.parametrize(("size", "words"), [(1 << 40, "trained under the limit"), (1 << 20, "failed under the limit")])
 def test_a_proof_runs_under_the_limit_that_the_kernel_keeps(size: int, words: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -59,10 +60,12 @@ class StepTime:
         """Least and most seconds of an update made of so many passes: the farther from the two, the less is known."""
         small, large = self.samples
         weight = (batch / parts - small) / (large - small)
-        least = max(self.small_s[0], self.large_s[0]) if weight > 1 else 0.0  # more samples take no less
+        # beyond the two: more samples take no less, and no more than in proportion, because what is fixed is no gain
+        least = max(self.small_s[0], self.large_s[0]) if weight > 1 else 0.0
+        most = max(least, self.large_s[2] * batch / parts / large) if weight > 1 else math.inf
         ends = (sorted(part * cost[end] for end in (0, 2)) for part, cost in self._parts(weight))
-        low, high = (sum(pair) for pair in zip(*ends, strict=True))
-        return parts * max(low, least), parts * max(high, least)
+        low, high = (min(max(sum(pair), least), most) for pair in zip(*ends, strict=True))
+        return parts * low, parts * high
 
     def _parts(self, weight: float) -> tuple[tuple[float, tuple[float, float, float]], ...]:
         return (1 - weight, self.small_s), (weight, self.large_s)
