@@ -163,7 +163,7 @@ class Search:
 
     def took_s(self, settings: Iterable[Settings]) -> float:
         """Return the processor time of the dry runs of these, whenever they were made."""
-        runs = {replace(each, allocator=self._question.allocator) for each in settings}
+        runs = {replace(choice, allocator=self._question.allocator) for choice in settings}
         return sum(self._took_s[run] for run in runs)
 
     def _run(self, settings: Settings) -> tuple[LivePeak, float] | None:
@@ -224,7 +224,7 @@ class Search:
         most = _MOST_PARTS if self._question.job.loss is not None else 1
         parts = [n for n in range(1, most + 1) if self._question.batch % n == 0]
         found = itertools.product(parts, self._recomputed, changes, self.allocators)
-        return [Settings(*each) for each in found]
+        return [Settings(*choices) for choices in found]
 
     @functools.cached_property
     def _recomputed(self) -> tuple[tuple[str, ...], ...]:
@@ -310,14 +310,14 @@ class _Judged:
         if settings in self.known:
             return not self.fits(settings)
         like = replace(settings, parts=1)
-        same = [each for each in self.known if replace(each, parts=1) == like and self.known[each] is not None]
-        if any(each.parts >= settings.parts and not self.fits(each) for each in same):
+        same = [choice for choice in self.known if replace(choice, parts=1) == like and self.known[choice] is not None]
+        if any(choice.parts >= settings.parts and not self.fits(choice) for choice in same):
             return True
         return self._by_line(settings, same)
 
     def _by_line(self, settings: Settings, same: list[Settings]) -> bool:
         """Whether a line in the samples of a pass, through the nearest that are known, is beyond the limit by far."""
-        highs = {1 / each.parts: known.process.high for each in same if (known := self.known[each]) is not None}
+        highs = {1 / choice.parts: known.process.high for choice in same if (known := self.known[choice]) is not None}
         at = 1 / settings.parts
         below = max((x for x in highs if x < at), default=None)
         above = min((x for x in highs if x > at), default=None)
