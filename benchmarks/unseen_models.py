@@ -12,15 +12,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.library_cases import OPTIMIZERS
-from benchmarks.unseen_sequences import Built, conformer, decaying, experts, mamba, perceiver, rwkv, wavenet
+from benchmarks.unseen_sequences import (
+    Built,
+    conformer,
+    decaying,
+    dropping,
+    experts,
+    mamba,
+    perceiver,
+    pictures,
+    rwkv,
+    swin,
+    wavenet,
+)
 from stepscope.footprint.jobs import job_of
 from stepscope.record.dry import Job
 
 _CROSS = nn.CrossEntropyLoss()
-
-
-def _pictures(side: int, classes: int = 10, channels: int = 3) -> Callable[[int], Any]:
-    return lambda n: (torch.randn(n, channels, side, side), torch.randint(classes, (n,)))
 
 
 class UNet3D(nn.Module):
@@ -187,52 +195,6 @@ def nerf() -> Built:
     )
 
 
-class Windows(nn.Module):
-    """Shifted windows with a relative bias, and merging (Swin, Liu et al., 2021)."""
-
-    def __init__(self, width: int, shift: int, side: int = 6, heads: int = 3) -> None:
-        super().__init__()
-        self.shift, self.side, self.heads = shift, side, heads
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.bias = nn.Parameter(torch.zeros((2 * side - 1) ** 2, heads))
-        at = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).flatten(1)
-        apart = at[:, :, None] - at[:, None] + side - 1
-        self.register_buffer("index", apart[0] * (2 * side - 1) + apart[1])
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Any:
-        n, h, w, c = x.shape
-        s = self.side
-        index: Any = self.index
-        y = torch.roll(self.norm(x), (-self.shift, -self.shift), (1, 2)) if self.shift else self.norm(x)
-        y = y.view(n, h // s, s, w // s, s, c).transpose(2, 3).reshape(-1, s * s, c)
-        q, k, v = self.qkv(y).view(-1, s * s, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        score = q @ k.transpose(-1, -2) / math.sqrt(c // self.heads) + self.bias[index].permute(2, 0, 1)
-        y = self.out((score.softmax(-1) @ v).transpose(1, 2).reshape(-1, s * s, c))
-        y = y.view(n, h // s, w // s, s, s, c).transpose(2, 3).reshape(n, h, w, c)
-        x = x + (torch.roll(y, (self.shift, self.shift), (1, 2)) if self.shift else y)
-        return x + self.mlp(x)
-
-
-def swin() -> Built:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.merge = nn.Conv2d(3, 48, 4, 4), nn.Linear(192, 96)
-            self.one = nn.Sequential(Windows(48, 0), Windows(48, 3))
-            self.two = nn.Sequential(Windows(96, 0), Windows(96, 3))
-            self.head = nn.Linear(96, 10)
-
-        def forward(self, x: Tensor) -> Any:
-            x = self.one(self.stem(x).permute(0, 2, 3, 1))
-            x = torch.cat([x[:, a::2, b::2] for a in (0, 1) for b in (0, 1)], -1)
-            return self.head(self.two(self.merge(x)).mean((1, 2)))
-
-    return Net(), _pictures(96), _CROSS
-
-
 class KAN(nn.Module):
     """A cubic spline on each edge, its bases by recursion (Liu et al., 2024)."""
 
@@ -310,7 +272,7 @@ class Equilibrium(nn.Module):
 
 
 def equilibrium() -> Built:
-    return Equilibrium(), _pictures(32), _CROSS
+    return Equilibrium(), pictures(32), _CROSS
 
 
 class Capsules(nn.Module):
@@ -338,7 +300,7 @@ class Capsules(nn.Module):
 
 
 def capsules() -> Built:
-    return Capsules(), _pictures(28, channels=1), nn.MultiMarginLoss()
+    return Capsules(), pictures(28, channels=1), nn.MultiMarginLoss()
 
 
 class PointNet(nn.Module):
@@ -370,34 +332,6 @@ def pointnet() -> Built:
         lambda n: (torch.randn(n, 3, 512), torch.randint(8, (n,))),
         nn.CrossEntropyLoss(label_smoothing=0.1),
     )
-
-
-class Dropping(nn.Module):
-    """A vision transformer that keeps half of its tokens by score after two blocks (as EViT, Liang et al., 2022)."""
-
-    def __init__(self, width: int = 96) -> None:
-        super().__init__()
-        self.stem, self.mark = nn.Conv2d(3, width, 8, 8), nn.Parameter(torch.zeros(1, 1, width))
-        self.place = nn.Parameter(torch.randn(1, 145, width) / 50)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 3, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
-            for _ in "1234"
-        )
-        self.score, self.head = nn.Linear(width, 1), nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.stem(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.mark.expand(len(x), -1, -1), x], 1) + self.place
-        for number, block in enumerate(self.blocks):
-            if number == 2:
-                kept = self.score(x[:, 1:])[..., 0].topk(72, 1)[1]
-                x = torch.cat([x[:, :1], x[:, 1:].gather(1, kept[..., None].expand(-1, -1, x.shape[-1]))], 1)
-            x = block(x)
-        return self.head(x[:, 0])
-
-
-def dropping() -> Built:
-    return Dropping(), _pictures(96), _CROSS
 
 
 class Flow(nn.Module):
