@@ -296,7 +296,7 @@ class _Judged:
         return self.known[settings]
 
     def possible(self, change: str) -> bool:
-        """Whether the smallest combination with this change fits under any allocator, or could not be simulated."""
+        """Return whether the smallest combination with this change fits under any allocator, or may."""
         smallest = self._search.smallest(change)
         found = [self.of(replace(smallest, allocator=name)) for name in self._search.allocators]
         return any(candidate is None or _fits(candidate) for candidate in found)
@@ -306,7 +306,7 @@ class _Judged:
         return candidate is not None and _fits(candidate)
 
     def fails(self, settings: Settings) -> bool:
-        """Whether it is known without another dry run that it does not fit."""
+        """Return whether it is known without another dry run that it does not fit."""
         if settings in self.known:
             return not self.fits(settings)
         like = replace(settings, parts=1)

@@ -233,11 +233,7 @@ def _silence_the_allocator() -> Callable[[], None]:
     except (OSError, ValueError):  # another build: the line appears now and then
         return lambda: None
     before, level.value = level.value, max(level.value, _ERRORS_ONLY)
-
-    def undo() -> None:
-        level.value = before
-
-    return undo
+    return lambda: setattr(level, "value", before)
 
 
 def _configured(shapes: bool, memory: bool, experimental: Any) -> Any:

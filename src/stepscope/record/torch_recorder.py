@@ -308,8 +308,7 @@ class TorchRecorder:
         session = self._session
         if self._ops is None or torch_private.in_backward() or torch_private.runs_elsewhere():
             return False
-        step = session.join_steps(first_ns, ends_ns)
-        if step is None:
+        if (step := session.join_steps(first_ns, ends_ns)) is None:
             return False
         self._ops.take_back(step)
         session.profiled = False

@@ -9,9 +9,7 @@ from typing import NamedTuple
 from stepscope.clock import Clock, monotonic_ns
 
 Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
-Joined = Callable[
-    [int, tuple[int, ...]], bool
-]  # (first update, ends of the steps that are there since): False: too late
+Joined = Callable[[int, tuple[int, ...]], bool]  # (first update, ends of the steps since, ns): False where too late
 Alive = Callable[[Hashable], bool]
 _Update = tuple[Hashable, bool, int]  # by which optimizer, whether it joins the one before it, when in ns
 LONGEST_RHYTHM = 128  # updates of a round in which some optimizer comes more than once

@@ -190,7 +190,7 @@ class _Loop:
             torch.cuda.synchronize()
 
 
-def _never_taken_back(*_: int) -> bool:
+def _never_taken_back(*_: object) -> bool:
     """Blocks were made of what had been taken for steps: that is not put together afterwards."""
     return False
 
