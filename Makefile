@@ -32,9 +32,12 @@ demo: $(READY)
 # Analysis and report have their tests where torch cannot be imported: on a machine that only reads runs it is not there.
 NO_TORCH := tests/analysis tests/report tests/without_torch
 
+# TESTS_UNTIL, in seconds since 1970: what slow tests are left out from, so many seconds earlier as the rest takes.
+slow_until = $(if $(TESTS_UNTIL),SLOW_TESTS_UNTIL=$$(($(TESTS_UNTIL) - $(1))))
+
 test: $(READY)
-	$(PYTEST) --ignore tests/gallery $(addprefix --ignore ,$(NO_TORCH))
-	$(PYTEST) -p tests.no_torch $(NO_TORCH)
+	$(call slow_until,250) $(PYTEST) --ignore tests/gallery $(addprefix --ignore ,$(NO_TORCH))
+	$(call slow_until,60) $(PYTEST) -p tests.no_torch $(NO_TORCH)
 	$(BIN)/python -m pytest tests/gallery  # forks for both cores by itself
 
 test-quick: $(READY)

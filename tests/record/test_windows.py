@@ -162,7 +162,7 @@ for step in range(4):
     loss = model(torch.ones(4, 8)).pow(2).mean()
     state = torch.zeros(4)
     with torch.no_grad():
-        for _ in range(150_000):
+        for _ in range(100_000):
             state = state * 0.5 + 1.0
     optimizer.zero_grad()
     loss.backward()
@@ -184,7 +184,7 @@ def test_a_step_of_many_operators_outside_of_modules_fills_no_memory(tmp_path: P
     assert bare is not None
     assert profiled is not None
     assert profiled[2] == bare[2]
-    assert int(profiled[1]) < int(bare[1]) + 800, "MB; all of its events take 2,400"
+    assert int(profiled[1]) < int(bare[1]) + 800, "MB; all of its events take 1,600"
     (run_folder,) = (tmp_path / "runs").glob("*loop*")
     events = [json.loads(line) for line in (run_folder / "events.jsonl").read_text("utf-8").splitlines()]
     assert {"step-profiled-in-part", "recording-stopped"} <= {event["kind"] for event in events}
