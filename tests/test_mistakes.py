@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake("run lenet --lr fast", 2, "--lr fast: not a number", "--lr 0.01"),
     Mistake("run lenet --lr -1", 2, "a learning rate of -1.0 cannot be trained with", "above 0"),
     Mistake("run lenet --optimizer adamm", 2, "unknown optimizer 'adamm'", "did you mean adam"),
-    Mistake("run lenet --precision int3", 2, "unknown precision 'int3'", "known: bf16, fp16, fp32, int8"),
+    Mistake("run lenet --precision double", 2, "unknown precision 'double'", "known: bf16, fp16, fp32, int8"),
     Mistake("run lenet --device cuda", 2, "device 'cuda' is not here: this torch", "--device cpu"),
     Mistake("run lenet --device jetson-tx2", 2, "unknown device 'jetson-tx2'", "--simulate"),
     Mistake("run lenet --simulate tx2", 2, "unknown simulated board 'tx2'", "did you mean jetson-tx2?"),

@@ -144,7 +144,7 @@ def test_a_script_that_wants_arguments_is_told_where_they_stand(
 ) -> None:
     with pytest.raises(UsageError, match="left with 2 before it trained") as told:
         followed(tmp_path, monkeypatch, "raise SystemExit(2)\n")
-    assert "stand after --" in str(told.value.hint)
+    assert "its own arguments stand behind it" in str(told.value.hint)
 
 
 def test_a_script_that_fails_by_itself_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
