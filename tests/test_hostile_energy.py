@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.hostile import rows as hostile_rows
 from benchmarks.hostile import sensors, structures
 from benchmarks.hostile.__main__ import Result, measure
 from benchmarks.hostile.folder import together
@@ -99,6 +100,12 @@ def test_a_filter_is_the_one_under_which_the_readings_are_likeliest(place: int) 
     assert sums.called > 0.5 * sums.energy
     assert sums.inside >= 0.9 * sums.stated
     assert sums.true == sums.called
+
+
+def test_nothing_is_claimed_of_readings_in_steps_of_a_watt() -> None:
+    score = measure(next(row for row in hostile_rows.ROWS if row.title == "steps of 1 W"), 0)
+    assert score.kinds is not None, score.refused
+    assert together([score.kinds]).called == 0
 
 
 def test_no_claim_is_false_where_the_step_is_hardly_longer_than_the_sensor_sees() -> None:

@@ -15,7 +15,7 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, log_evidence, regress
-from stepscope.analysis.energy.scaled_rows import FEWEST, UNFILTERED, Rows, scaled_rows
+from stepscope.analysis.energy.scaled_rows import FEWEST, UNFILTERED, Rows, is_coarse, scaled_rows
 from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, covered, design, slow_gain
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats
@@ -46,9 +46,10 @@ def likeliest_window(
 ) -> LikeliestWindow | None:
     """The likeliest delay and width near a start; None where there are too many readings to gain, or too few.
 
-    The filter stays as it is; behind a slow one nothing is changed, since its window and its curve would be confused.
+    The filter stays as it is; behind a slow one nothing is changed, since its window and its curve would be confused,
+    nor where readings come in coarse steps.
     """
-    if readings.count > _MOST_READINGS or readings.mix is not None or start.rc > UNFILTERED:
+    if readings.count > _MOST_READINGS or readings.mix is not None or start.rc > UNFILTERED or is_coarse(readings):
         return None
     fine = float(np.clip(np.median(start.windows(readings)[1]) * _OF_WINDOW, *_FINE))
     count = 2 if free_width and start.width is not None else 1

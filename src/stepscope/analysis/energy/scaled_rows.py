@@ -91,6 +91,7 @@ _TIME_STEP = 1e-4  # s: finite difference, about what updates are late by
 _TIME_RATIOS = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 21)])
 _SEEN_TIMES = 8.0  # natural logarithm: by how much likelier errors of times must be than none
 _LEAST_FREE = 0.02
+_COARSE = 0.2  # of how far readings spread, a step between their numbers
 _OWN_RESIDUALS = 20  # readings for each parameter, from which a residual is hardly smaller than its error
 
 
@@ -99,8 +100,14 @@ def _tells_times(timeline: Timeline, readings: Readings, model: SensorModel) -> 
 
     Behind a filter what looks like them is that it falls along another curve, which must show.
     """
-    sharp = model.rc <= UNFILTERED
+    sharp = model.rc <= UNFILTERED and not is_coarse(readings)
     return sharp and readings.mix is None and not readings.carry and timeline.scatter is None
+
+
+def is_coarse(readings: Readings) -> bool:
+    """Return whether the steps of a sensor's numbers are its noise: what they leave follows the power, not chance."""
+    steps = np.diff(np.unique(readings.watts))
+    return len(steps) == 0 or float(np.median(steps)) > _COARSE * float(readings.watts.std())
 
 
 def _time_weights(
