@@ -30,6 +30,7 @@ _PUBLIC = {
     "fit_workload": "stepscope.api.workloads",
     "forecast": "stepscope.api.reading",
     "import_file": "stepscope.importers",
+    "learn_power_model": "stepscope.api.reading",
     "live": "stepscope.api.reading",
     "log": "stepscope.api.reading",
     "measure": "stepscope.api.training",
@@ -73,6 +74,7 @@ __all__ = [
     "fleet",
     "forecast",
     "import_file",
+    "learn_power_model",
     "live",
     "log",
     "measure",
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
     from stepscope.api.reading import figure as figure
     from stepscope.api.reading import figures as figures
     from stepscope.api.reading import forecast as forecast
+    from stepscope.api.reading import learn_power_model as learn_power_model
     from stepscope.api.reading import live as live
     from stepscope.api.reading import log as log
     from stepscope.api.reading import meter as meter

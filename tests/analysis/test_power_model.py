@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.analysis.powered import TX2, channel, powered, rail, seconds, times, total
 from tests.fabricate import Core, Sampled
 
-from stepscope.analysis.energy.power_sources import ComponentPower, parse_power_model
+from stepscope.analysis.energy.power_model import ComponentPower, PowerModel, parse_power_model
 from stepscope.errors import UnknownName, UsageError
 from stepscope.report import html
 from stepscope.report.text_tables import energy_table
@@ -34,7 +34,7 @@ S = seconds(100)
     ],
 )
 def test_a_model_names_what_a_part_takes_idle_and_busy(spec: str, expected: list[tuple[str, float, float]]) -> None:
-    assert parse_power_model(spec) == tuple(ComponentPower(*one) for one in expected)
+    assert parse_power_model(spec) == PowerModel(tuple(ComponentPower(*one) for one in expected))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,10 @@ def test_a_model_names_what_a_part_takes_idle_and_busy(spec: str, expected: list
         "cpu=2kW..15kW",
         "cpu=nanW..infW",
         "cpu=2W..15W gpu=1W..2W",
+        "cpu=2W..15W+-",
+        "cpu=2W..15W+-10",
+        "cpu=2W..15W+-0%",
+        "cpu=2W..15W+-8%at30%",
     ],
 )
 def test_a_model_that_cannot_be_read_says_what_to_write(spec: str) -> None:
@@ -69,13 +73,13 @@ def test_a_part_that_does_not_exist_is_answered_with_those_that_do() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text(alphabet="cpugm=W.0123456789,- xe", max_size=30))
+@given(st.text(alphabet="cpugm=W.0123456789,-+%at xe", max_size=30))
 def test_any_text_is_a_model_or_a_usage_error(spec: str) -> None:
     try:
         model = parse_power_model(spec)
     except UsageError:
         return
-    assert all(0 <= one.idle_w <= one.busy_w for one in model)
+    assert all(0 <= one.idle_w <= one.busy_w for one in model.parts)
 
 
 def model(spec: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import resolved_ns, series_of, windows
-from stepscope.analysis.energy.power_sources import power_model_gaps
+from stepscope.analysis.energy.power_model import power_model_gaps
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.metrics import Measured, metric_frame
 from stepscope.analysis.processes import (

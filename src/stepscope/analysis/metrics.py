@@ -495,7 +495,7 @@ def _energy_measured(
     note: str,
 ) -> Measured:
     name = metric if row["kind"] == "measured" else f"{row['kind']}_{metric}"
-    note = f"{note}; {NO_INTERVAL}" if row["kind"] == ESTIMATED else note
+    note = f"{note}; {NO_INTERVAL}" if row["kind"] == ESTIMATED and row["low"] is None else note
     return Measured(name, scope, value, unit, low, high, row["windows"], row["source"], note)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import stepscope
 from stepscope.analysis import forecast as extrapolated
 from stepscope.analysis.compare import Check, Comparison
+from stepscope.analysis.energy import learned_power
 from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
@@ -33,6 +34,7 @@ from stepscope.report.live.run_state import Now, Watch
 from stepscope.report.live.screen import looks
 from stepscope.report.view.server import DEFAULT_PORT, BoundedServer, make_server
 from stepscope.report.view.site import is_loopback
+from stepscope.run_paths import find_run
 from stepscope.runfolder import RunReader
 from stepscope.simulate import sensor_root
 
@@ -186,6 +188,18 @@ def forecast_of(run: Run, request: ForecastRequest) -> Forecast:
 def requested_steps(run: Run, request: ForecastRequest) -> int:
     """Return how long the training is, in steps; of epochs, from the size of the data and of a batch."""
     return request.steps if request.steps is not None else extrapolated.steps_of(run, request.epochs or 1.0)
+
+
+def learn_power_model(*runs: str | Path | Run) -> str:
+    """Return the power model of the device that these runs measured, for `power_model` of later runs without a meter.
+
+    runs: at least three, of different workloads or batch sizes. The text has W at rest and busy, the 95 % CI of a run
+    that is none of them (each is predicted by the others), and the CPU use that was seen:
+    `cpu=2.1W..14W+-8%at30%..95%`.
+    Raises UsageError for too few runs, of several devices, simulated, or without a measured total.
+    """
+    paths = [run.path if isinstance(run, RunReader) else find_run(run) for run in runs]
+    return str(learned_power.learn_power_model(paths))
 
 
 def meter(run: str | Path | Run, log: str | Path) -> Run:

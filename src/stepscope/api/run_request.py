@@ -85,7 +85,11 @@ class RunRequest(Request):
         stated=True,
         advanced=True,
     )
-    power_model: str | None = option(None, "Estimate power from utilisation, labelled so: cpu=2W..15W,gpu=1W..10W.")
+    power_model: str | None = option(
+        None,
+        "Estimate power from utilisation, labelled so: cpu=2W..15W,gpu=1W..10W; or learn that from runs with a meter: "
+        "runs/a,runs/b,runs/c.",
+    )
     simulate: str | None = option(
         None,
         "Read a simulated board's sensors (all output says so): jetson-tx2, jetson-tx2,average=76,stuck=5s+3s.",

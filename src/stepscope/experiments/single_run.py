@@ -18,6 +18,7 @@ from stepscope.errors import StepscopeError
 from stepscope.files import read_object
 from stepscope.record.meters import parse_meters
 from stepscope.record.settings import Metering
+from stepscope.run_paths import find_run
 from stepscope.units import roughly
 
 FIRST, MOST = 60, 2_000  # steps before the first question; the bound where --steps gives none
@@ -162,9 +163,17 @@ def parse_metering(
     characterise: bool = True,
     dither: bool = True,
 ) -> Metering:
-    """Meters by address, commands that print watts, a model such as cpu=2W..15W; UsageError where one cannot be."""
-    if power_model is not None:
-        from stepscope.analysis.energy.power_sources import parse_power_model
+    """Meters by address, commands that print watts, a model such as cpu=2W..15W or the runs to learn it from.
+
+    UsageError where one cannot be.
+    """
+    if power_model is not None and "=" not in power_model and power_model.strip():
+        from stepscope.analysis.energy.learned_power import learn_power_model
+
+        named = [find_run(name.strip()) for name in power_model.split(",") if name.strip()]
+        power_model = str(learn_power_model(named))
+    elif power_model is not None:
+        from stepscope.analysis.energy.power_model import parse_power_model
 
         parse_power_model(power_model)
     return Metering(parse_meters(plugs, commands), power_model, characterise, dither)

@@ -208,7 +208,7 @@ def _kind(kind: str) -> str:
 
 
 def _power(row: Row) -> str:
-    sure = f" ({NO_INTERVAL})" if row["kind"] == ESTIMATED else ""
+    sure = f" ({NO_INTERVAL})" if row["kind"] == ESTIMATED and row["watts_low"] is None else ""
     return estimate(row["watts_mean"], row["watts_low"], row["watts_high"], "W") + sure
 
 

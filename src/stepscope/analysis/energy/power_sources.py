@@ -1,14 +1,12 @@
-"""The power and energy channels of a run, and the estimates of a power model, each as growth in joules.
+"""The power and energy channels of a run, each as growth in joules.
 
 Readings of power are integrated by trapezoids over their own times (Eq. 4 of the 2019 paper).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,18 +15,12 @@ import polars as pl
 from stepscope.analysis.channels import (
     CounterLimits,
     Growth,
-    Series,
-    core_busy_time,
     counter_growth,
     cut_spans,
-    resolved_ns,
-    series_of,
     still_spans,
-    windows,
 )
 from stepscope.analysis.time.steps import span_ns
 from stepscope.arrays import Floats, Ints
-from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.runfolder import RunReader
 
 _TO_SI = {"W": 1.0, "mW": 1e-3, "uW": 1e-6, "J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "Wh": 3600.0}
@@ -54,6 +46,7 @@ class PowerSource:
     spread_w: float = 0.0  # highest less lowest reading of a gauge
     notes: tuple[str, ...] = ()
     channel: dict[str, Any] | None = None  # as channels.json describes it; None of what a power model estimates
+    uncertainty: float | None = None  # of an estimate: half of its 95 % CI over its value, where that is known
 
     @property
     def resolved_ns(self) -> float:
@@ -230,149 +223,3 @@ def interruptions_ns(run: RunReader) -> Floats:
             since = event.get("since_ns")
             spans.append((float(since) if isinstance(since, int | float) else noticed - _NOTICED_WITHIN_NS, noticed))
     return np.array(spans, dtype=np.float64).reshape(-1, 2)
-
-
-# P = idle + (busy - idle) x utilisation x clock / highest clock. Whatever comes of it is called estimated everywhere.
-
-COMPONENTS = ("cpu", "gpu")
-SENSOR = "power model"
-_MOST_MODEL_W = 5000.0
-_MOST_WINDOWS = 20_000
-_WATTS = {"W": 1.0, "mW": 1e-3}
-_PART = re.compile(r"(?P<name>\w+)=(?P<idle>\d+(?:\.\d+)?)(?P<idle_unit>m?W)?\.\.(?P<busy>\d+(?:\.\d+)?)(?P<unit>m?W)")
-_HINT = "say what a part takes idle and fully busy: --power-model cpu=2W..15W or cpu=2W..15W,gpu=500mW..10W"
-
-
-@dataclass(frozen=True)
-class ComponentPower:
-    """Power of a component, W: idle, and fully busy at its highest clock."""
-
-    component: str
-    idle_w: float
-    busy_w: float
-
-
-def parse_power_model(spec: str) -> tuple[ComponentPower, ...]:
-    """The components of a power model; raises UsageError, with what to write instead."""
-    parts = [part.strip() for part in spec.split(",")]
-    model = tuple(_parse_component(part) for part in parts)
-    names = [component_power.component for component_power in model]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"the power model names '{twice[0]}' twice: '{spec}'", "give each component once")
-    return model
-
-
-def _parse_component(part: str) -> ComponentPower:
-    found = _PART.fullmatch(part.replace(" ", ""))
-    if found is None:
-        raise UsageError(f"cannot read '{part}' of the power model", _HINT)
-    if found["name"] not in COMPONENTS:
-        raise UnknownName("component of a power model", found["name"], COMPONENTS)
-    idle_w = float(found["idle"]) * _WATTS[found["idle_unit"] or found["unit"]]
-    busy_w = float(found["busy"]) * _WATTS[found["unit"]]
-    if not idle_w <= busy_w or not 0 < busy_w <= _MOST_MODEL_W:
-        why = f"the power model has '{part}': busy must be above 0, at most {_MOST_MODEL_W:g} W, and not below idle"
-        raise UsageError(why, _HINT)
-    return ComponentPower(found["name"], idle_w, busy_w)
-
-
-def modelled_sources(run: RunReader) -> list[PowerSource]:
-    """The estimated power of each component of the run's own power model that has a utilisation; empty without one."""
-    return [source for part in _model_of_run(run) if (source := _estimated_source(run, part)) is not None]
-
-
-def power_model_gaps(run: RunReader) -> Iterator[str]:
-    """Return why a power model of this run, or a component of it, gives nothing."""
-    spec = run.meta.get("power_model")
-    try:
-        model = parse_power_model(str(spec)) if spec else ()
-    except StepscopeError as error:
-        yield f"{error}"
-        return
-    for part in model:
-        if _estimated_source(run, part) is None:
-            yield f"the power model names '{part.component}', whose utilisation was not sampled in this run"
-
-
-def _model_of_run(run: RunReader) -> tuple[ComponentPower, ...]:
-    spec = run.meta.get("power_model")
-    try:
-        return parse_power_model(str(spec)) if spec else ()
-    except StepscopeError:
-        return ()  # `without_utilisation` says why
-
-
-def _estimated_source(run: RunReader, part: ComponentPower) -> PowerSource | None:
-    if part.component == "cpu":
-        edges, used = _cpu_use(run)
-        used = used * _relative_clock(series_of(run, "core_frequency"), edges, _highest_clock(run))
-    else:
-        edges, used = _gpu_use(run)
-        clocks = [series for series in series_of(run, "frequency") if series.scope.startswith("gpu:")]
-        used = used * _relative_clock(clocks, edges, None)
-    if len(used) == 0 or not np.isfinite(used).any():
-        return None
-    watts = part.idle_w + (part.busy_w - part.idle_w) * np.clip(used, 0, 1)
-    gap = np.isnan(watts)
-    length_ns = float(np.diff(edges).mean())
-    return PowerSource(
-        id=f"model.{part.component}.power",
-        sensor=SENSOR,
-        kind="estimate",
-        scope=f"model:{part.component}",
-        parent_scope=None,
-        rail=None,
-        growth=Growth(edges, np.where(gap, np.nan, watts * np.diff(edges) / 1e9), gap),
-        refresh_ns=length_ns,
-        spread_w=float(np.nanmax(watts) - np.nanmin(watts)),
-    )
-
-
-def _cpu_use(run: RunReader) -> tuple[Floats, Floats]:
-    """Edges of windows and the mean utilisation of all cores in each, NaN where one was not read."""
-    cores = core_busy_time(run)
-    if not cores:
-        return np.empty(0), np.empty(0)
-    begin, end = max(core.t_ns[0] for core in cores), min(core.t_ns[-1] for core in cores)
-    length = max(*(resolved_ns(core) for core in cores), (end - begin) / _MOST_WINDOWS)
-    if end - begin < length:
-        return np.empty(0), np.empty(0)
-    parts = [windows(core, begin, end, length) for core in cores]
-    return parts[0].edges_ns, np.clip(np.mean([part.rates for part in parts], axis=0), 0, 1)
-
-
-def _gpu_use(run: RunReader) -> tuple[Floats, Floats]:
-    """The readings of GPU utilisation as windows, the mean of all GPUs; NaN over gaps."""
-    gpus = [series for series in series_of(run, "utilisation") if series.scope.startswith("gpu:")]
-    if not gpus:
-        return np.empty(0), np.empty(0)
-    edges = gpus[0].t_ns
-    middles = (edges[1:] + edges[:-1]) / 2
-    used = np.mean([_gauge_at(gpu, middles) for gpu in gpus], axis=0)
-    return edges, used
-
-
-def _gauge_at(series: Series, t_ns: Floats) -> Floats:
-    """A gauge between its readings, NaN in its gaps."""
-    values = np.interp(t_ns, series.t_ns, series.values)
-    for begin, end in series.gaps_ns:
-        values[(t_ns > begin) & (t_ns < end)] = np.nan
-    return values
-
-
-def _relative_clock(clocks: list[Series], edges: Floats, highest_hz: float | None) -> Floats:
-    """Mean clock of each window over the highest (that the machine states, else that was seen); 1 where not sampled."""
-    middles = np.array([(a + b) / 2 for a, b in pairwise(edges)])
-    if not clocks or not len(middles):
-        return np.ones(len(middles))
-    hertz = np.mean([np.interp(middles, series.t_ns, series.values) for series in clocks], axis=0)
-    top = highest_hz or max(float(series.values.max()) for series in clocks)
-    return np.asarray(np.clip(hertz / top, 0, 1)) if top > 0 else np.ones(len(middles))
-
-
-def _highest_clock(run: RunReader) -> float | None:
-    """Mean of the highest clocks of all cores that the device states, Hz."""
-    cores = [core for core in run.device.get("cores") or [] if isinstance(core, dict)]
-    stated = [float(core["max_frequency_hz"]) for core in cores if core.get("max_frequency_hz")]
-    return sum(stated) / len(stated) if stated and len(stated) == len(cores) else None

@@ -11,7 +11,8 @@ import polars as pl
 from stepscope.analysis.channels import Growth, even_edges, series_of
 from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
 from stepscope.analysis.device.contract import Board, Rail, Total
-from stepscope.analysis.energy.power_sources import PowerSource, modelled_sources, power_sources
+from stepscope.analysis.energy.power_model import modelled_sources
+from stepscope.analysis.energy.power_sources import PowerSource, power_sources
 from stepscope.analysis.estimate import mean_interval
 from stepscope.analysis.processes import WATCHED, cpu_of_all, several
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,8 +169,8 @@ def _energy_row(
     rail: str | None = None,
 ) -> dict[str, Any]:
     kind = _source_kind(lines, simulated)
-    if kind == ESTIMATED:  # the spread of a model's output says nothing of how wrong the model is
-        energy = replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
+    if kind == ESTIMATED:
+        energy = _as_sure_as_the_model(energy, lines)
     step_j = None if energy.watts is None else energy.watts * per.length_s
     return {
         "component": component,
@@ -191,6 +192,20 @@ def _energy_row(
         "windows": energy.windows,
         "kind": kind,
     }
+
+
+def _as_sure_as_the_model(energy: Energy, lines: Sequence[Line]) -> Energy:
+    """Return the energy with the CI of its power model: the spread of what a model gives tells nothing of its error."""
+    stated = [line.best.uncertainty for line in lines]
+    if energy.joules is None or energy.watts is None or None in stated:
+        return replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
+    sure = max(share for share in stated if share is not None)
+    ends = {
+        name: value + sign * math.hypot(sure * value, (getattr(energy, name) or value) - value)
+        for value, names in ((energy.joules, ("low_j", "high_j")), (energy.watts, ("low_w", "high_w")))
+        for name, sign in zip(names, (-1, 1), strict=True)
+    }
+    return replace(energy, **{name: max(end, 0.0) for name, end in ends.items()})
 
 
 def _source_kind(lines: Sequence[Line], simulated: bool) -> str:
@@ -223,8 +238,12 @@ def _unattributed(tree: RailTree, of: dict[str, Energy]) -> Energy | None:
 
 
 def _table_notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[str]:
-    if estimated := [line.name for line in tree.lines if line.estimated]:
-        yield f"{', '.join(estimated)}: {NO_INTERVAL} by the power model that was given, which no reading checks"
+    estimated = [line for line in tree.lines if line.estimated]
+    if unsure := [line.name for line in estimated if line.best.uncertainty is None]:
+        yield f"{', '.join(unsure)}: {NO_INTERVAL} by the power model that was given, which no reading checks"
+    if sure := [line.name for line in estimated if line.best.uncertainty is not None]:
+        share = max(line.best.uncertainty or 0.0 for line in estimated)
+        yield f"{', '.join(sure)}: estimated by the power model; the CI is its own, +-{percent(share)}"
     for line in tree.lines:
         yield from line.best.notes
         for other in line.sources[1:]:

@@ -11,7 +11,7 @@ from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts import sensors as chart
 from stepscope.report.page.parts import Facts, Items, More, Part, Section, figure
-from stepscope.report.table import Cell, Column, Table, ends, figures, words
+from stepscope.report.table import Cell, Column, Row, Table, ends, figures, words
 from stepscope.units import bytes_, component_label, number
 
 if TYPE_CHECKING:
@@ -133,9 +133,14 @@ def _board(run: Run) -> list[Part]:
 
 
 def _ends(low: str, high: str, unit: str) -> Column:
-    """Return the column of a CI, which a power model does not have."""
+    """Return the column of a CI, which a power model need not have."""
     bounds = ends(low, high, unit)
-    return replace(bounds, of=lambda row: Cell(NO_INTERVAL, row[low]) if row["kind"] == ESTIMATED else bounds.of(row))
+
+    def cell(row: Row) -> Cell:
+        none = row["kind"] == ESTIMATED and row[low] is None
+        return Cell(NO_INTERVAL, row[low]) if none else bounds.of(row)
+
+    return replace(bounds, of=cell)
 
 
 def _sentence(text: str) -> str:

@@ -1,0 +1,124 @@
+"""A power model learned from runs that measured power, and how far off it is for a run that it has not seen.
+
+A plug or a meter that is there for a day teaches what the device takes; later runs without it are estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from stepscope.analysis.energy.power_model import COMPONENTS, ComponentPower, PowerModel, relative_use
+from stepscope.analysis.energy.rails import (
+    RailTree,
+    energy_over,
+    idle_stretch,
+    rail_tree,
+    sum_energies,
+    training_stretches,
+)
+from stepscope.arrays import Floats
+from stepscope.errors import UsageError
+from stepscope.runfolder import RunReader
+
+FEWEST_RUNS = 3  # below, leaving one out leaves nothing to be compared
+_GPU_RUNS = 4  # a second slope needs one more
+_SAME_DEVICE = ("board", "cpu", "machine", "power_mode")
+_HINT = (
+    f"train {FEWEST_RUNS} different workloads or batch sizes with a plug or meter (--plug, --meter-command), and name "
+    "their runs: --power-model runs/a,runs/b,runs/c"
+)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Mean use of each component (c,), and mean power of the device, W."""
+
+    use: Floats
+    watts: float
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One run: its training, and where there was such a time, the device at rest before it."""
+
+    training: _Stretch
+    rest: _Stretch | None
+
+    @property
+    def stretches(self) -> list[_Stretch]:
+        return [self.training, *([self.rest] if self.rest else [])]
+
+
+def learn_power_model(paths: Sequence[Path]) -> PowerModel:
+    """Return the power model of the device that these runs measured, with the CI of a run that is none of them.
+
+    Each run is predicted by a model of the others; the 95 % CI is Student's of these errors. UsageError where they are
+    too few, of several devices, simulated, or without a measured total.
+    """
+    if len(paths) < FEWEST_RUNS:
+        raise UsageError(f"a power model is learned from at least {FEWEST_RUNS} runs, not {len(paths)}", _HINT)
+    readers = [RunReader(path) for path in paths]
+    devices = {tuple(str(reader.device.get(name)) for name in _SAME_DEVICE) for reader in readers}
+    if len(devices) > 1:
+        raise UsageError("these runs are of different devices", "name runs of the device that is to be estimated")
+    gpu = len(readers) >= _GPU_RUNS and all(relative_use(reader, "gpu") is not None for reader in readers)
+    components = COMPONENTS if gpu else COMPONENTS[:1]
+    runs = [_measured(reader, components) for reader in readers]
+    errors = np.array([_error_left_out(runs, place) for place in range(len(runs))])
+    share = float(stats.t.ppf(0.975, len(runs) - 1) * np.sqrt(np.mean(errors**2)))
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"each of these runs is predicted by the others to +-{share:.0%} only: that is no model",
+            "power does not follow the use of processors here; measure it",
+        )
+    watts = _fitted([stretch for run in runs for stretch in run.stretches])
+    parts = tuple(
+        ComponentPower(name, float(watts[0]) * (place == 0), float(watts[0]) * (place == 0) + float(watts[1 + place]))
+        for place, name in enumerate(components)
+    )
+    use = [float(run.training.use[0]) for run in runs]
+    return PowerModel(parts, share, (min(use), max(use)))
+
+
+def _measured(reader: RunReader, components: Sequence[str]) -> _Measured:
+    if reader.meta.get("simulated"):
+        raise UsageError(f"{reader.path.name} has simulated sensors: nothing of this device is learned there", _HINT)
+    tree, spans = rail_tree(reader), training_stretches(reader)
+    training = _stretch(reader, tree, spans, components) if len(spans) else None
+    if training is None:
+        raise UsageError(f"{reader.path.name} has no measured power of the whole device in its steps", _HINT)
+    rest = idle_stretch(reader, [line.best for line in tree.total or ()])
+    return _Measured(training, _stretch(reader, tree, rest, components) if len(rest) else None)
+
+
+def _stretch(reader: RunReader, tree: RailTree, spans: Floats, components: Sequence[str]) -> _Stretch | None:
+    watts = sum_energies([energy_over(line.best, spans) for line in tree.total or ()]).watts
+    used = []
+    for component in components:
+        growth = relative_use(reader, component)
+        if growth is None:
+            return None
+        spent, known = (np.diff(growth.at(of, spans)).sum() for of in (growth.grown, growth.covered_ns))
+        used.append(1e9 * spent / known if known > 0 else np.nan)
+    return _Stretch(np.array(used), watts) if watts and np.isfinite(used).all() else None
+
+
+def _fitted(stretches: Sequence[_Stretch]) -> Floats:
+    """Watts of the device at rest, and what each component adds when it is busy, (1 + c,), none below 0."""
+    measured = np.array([stretch.watts for stretch in stretches])
+    terms = np.array([[1.0, *stretch.use] for stretch in stretches])
+    return np.asarray(nnls(terms / measured[:, None], np.ones(len(measured)))[0])  # errors are shares of the power
+
+
+def _error_left_out(runs: Sequence[_Measured], place: int) -> float:
+    """Return by what share the training of a run differs from what the others predict of it."""
+    others = [stretch for other, run in enumerate(runs) if other != place for stretch in run.stretches]
+    left_out = runs[place].training
+    predicted = float(_fitted(others) @ np.array([1.0, *left_out.use]))
+    return left_out.watts / predicted - 1 if predicted > 0 else np.inf
