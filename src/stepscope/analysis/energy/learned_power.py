@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.power_model import COMPONENTS, ComponentPower, PowerModel, relative_use
@@ -70,8 +70,8 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
     gpu = len(readers) >= _GPU_RUNS and all(relative_use(reader, "gpu") is not None for reader in readers)
     components = COMPONENTS if gpu else COMPONENTS[:1]
     runs = [_measured(reader, components) for reader in readers]
-    errors = np.array([_error_left_out(runs, place) for place in range(len(runs))])
-    share = float(stats.t.ppf(0.975, len(runs) - 1) * np.sqrt(np.mean(errors**2)))
+    errors = np.array([_error_held_out(runs, place) for place in range(len(runs))])
+    share = float(special.stdtrit(len(runs) - 1, 0.975) * np.sqrt(np.mean(errors**2)))
     if not 0 < share <= 1:
         raise UsageError(
             f"each of these runs is predicted by the others to +-{share:.0%} only: that is no model",
@@ -116,9 +116,9 @@ def _fitted(stretches: Sequence[_Stretch]) -> Floats:
     return np.asarray(nnls(terms / measured[:, None], np.ones(len(measured)))[0])  # errors are shares of the power
 
 
-def _error_left_out(runs: Sequence[_Measured], place: int) -> float:
+def _error_held_out(runs: Sequence[_Measured], place: int) -> float:
     """Return by what share the training of a run differs from what the others predict of it."""
     others = [stretch for other, run in enumerate(runs) if other != place for stretch in run.stretches]
-    left_out = runs[place].training
-    predicted = float(_fitted(others) @ np.array([1.0, *left_out.use]))
-    return left_out.watts / predicted - 1 if predicted > 0 else np.inf
+    held_out = runs[place].training
+    predicted = float(_fitted(others) @ np.array([1.0, *held_out.use]))
+    return held_out.watts / predicted - 1 if predicted > 0 else np.inf
