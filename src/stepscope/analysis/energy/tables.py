@@ -200,12 +200,17 @@ def _as_sure_as_the_model(energy: Energy, lines: Sequence[Line]) -> Energy:
     if energy.joules is None or energy.watts is None or None in stated:
         return replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
     sure = max(share for share in stated if share is not None)
-    ends = {
-        name: value + sign * math.hypot(sure * value, (getattr(energy, name) or value) - value)
-        for value, names in ((energy.joules, ("low_j", "high_j")), (energy.watts, ("low_w", "high_w")))
-        for name, sign in zip(names, (-1, 1), strict=True)
-    }
-    return replace(energy, **{name: max(end, 0.0) for name, end in ends.items()})
+
+    def half(value: float, end: float | None) -> float:
+        return math.hypot(sure * value, (value if end is None else end) - value)
+
+    return replace(
+        energy,
+        low_j=max(energy.joules - half(energy.joules, energy.low_j), 0.0),
+        high_j=energy.joules + half(energy.joules, energy.high_j),
+        low_w=max(energy.watts - half(energy.watts, energy.low_w), 0.0),
+        high_w=energy.watts + half(energy.watts, energy.high_w),
+    )
 
 
 def _source_kind(lines: Sequence[Line], simulated: bool) -> str:

@@ -136,7 +136,7 @@ def _ends(low: str, high: str, unit: str) -> Column:
     """Return the column of a CI, which a power model need not have."""
     bounds = ends(low, high, unit)
 
-    def cell(row: Row) -> Cell:
+    def cell(row: Row) -> Cell | str:
         none = row["kind"] == ESTIMATED and row[low] is None
         return Cell(NO_INTERVAL, row[low]) if none else bounds.of(row)
 
