@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -281,6 +282,23 @@ def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
     less = {name: getattr(whole, name) - getattr(inner, other) for name, other in (*pairs.items(), ("high_w", "low_w"))}
     covered_s, gap_s = min(whole.covered_s, inner.covered_s), max(whole.gap_s, inner.gap_s)
     return Energy(**less, covered_s=covered_s, gap_s=gap_s, windows=min(whole.windows, inner.windows))
+
+
+def modelled_energy(energy: Energy, uncertainty: float | None) -> Energy:
+    """Return the energy with the CI of its power model, None for none: the spread of what a model gives is no error."""
+    if energy.joules is None or energy.watts is None or uncertainty is None:
+        return replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
+
+    def half(value: float, end: float | None) -> float:
+        return math.hypot(uncertainty * value, (value if end is None else end) - value)
+
+    return replace(
+        energy,
+        low_j=max(energy.joules - half(energy.joules, energy.low_j), 0.0),
+        high_j=energy.joules + half(energy.joules, energy.high_j),
+        low_w=max(energy.watts - half(energy.watts, energy.low_w), 0.0),
+        high_w=energy.watts + half(energy.watts, energy.high_w),
+    )
 
 
 def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from stepscope.analysis.energy.rails import (
     RailTree,
     energy_over,
     idle_stretch,
+    modelled_energy,
     power_windows,
     subtract_energies,
     sum_energies,
@@ -170,7 +170,8 @@ def _energy_row(
 ) -> dict[str, Any]:
     kind = _source_kind(lines, simulated)
     if kind == ESTIMATED:
-        energy = _as_sure_as_the_model(energy, lines)
+        stated = [line.best.uncertainty for line in lines]
+        energy = modelled_energy(energy, None if None in stated else max(filter(None, stated)))
     step_j = None if energy.watts is None else energy.watts * per.length_s
     return {
         "component": component,
@@ -192,25 +193,6 @@ def _energy_row(
         "windows": energy.windows,
         "kind": kind,
     }
-
-
-def _as_sure_as_the_model(energy: Energy, lines: Sequence[Line]) -> Energy:
-    """Return the energy with the CI of its power model: the spread of what a model gives tells nothing of its error."""
-    stated = [line.best.uncertainty for line in lines]
-    if energy.joules is None or energy.watts is None or None in stated:
-        return replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
-    sure = max(share for share in stated if share is not None)
-
-    def half(value: float, end: float | None) -> float:
-        return math.hypot(sure * value, (value if end is None else end) - value)
-
-    return replace(
-        energy,
-        low_j=max(energy.joules - half(energy.joules, energy.low_j), 0.0),
-        high_j=energy.joules + half(energy.joules, energy.high_j),
-        low_w=max(energy.watts - half(energy.watts, energy.low_w), 0.0),
-        high_w=energy.watts + half(energy.watts, energy.high_w),
-    )
 
 
 def _source_kind(lines: Sequence[Line], simulated: bool) -> str:
