@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.analysis.attribution.simulated import Device, counted, execute, polled, resnet_step, sampled
 
 from stepscope.analysis.energy.clocks import UpdateClock, clock_of_residuals, fit_clock, is_periodic
+from stepscope.analysis.energy.coarse_search import Prior, coarse_search
 from stepscope.analysis.energy.readings import at_updates, by_clock, from_counter, from_gauge, surprises, taken_apart
 from stepscope.record.sampler.stream import Deadlines
 
@@ -44,6 +47,14 @@ def test_a_counter_gives_windows_between_its_updates_and_loses_no_energy() -> No
     assert (readings.watts * readings.width).sum() == pytest.approx(
         _true_joules(readings.stamp[:1] - 0.02, readings.stamp[-1:])[0], rel=0.02
     )
+
+
+def test_no_start_of_a_search_supposes_that_a_counter_shows_what_is_still_to_come() -> None:
+    readings = counted(RUN, 0, update=0.02, jitter=0.0, step=1e-6, poll=0.004, lag=0.0)
+    early = replace(readings, stamp=readings.stamp - 0.005)  # a counter that is 3 ms ahead would fit
+    starts = coarse_search(RUN.timeline, early, readings.period, Prior())
+    assert starts
+    assert min(start.centre for start in starts) >= -0.001
 
 
 def test_the_updates_of_a_counter_are_found_within_a_tenth_of_a_read() -> None:

@@ -47,8 +47,8 @@ class Prior:
 WIDTHS = (0.014, 0.05, 0.11, 0.25, 0.5, 1.0, 1.6, 2.5, 5.0, 10.0, 40.0)
 HELD_WIDTHS = (0.11, 0.5, 1.0, 2.5)  # of the hold: of what is read at unknown ages
 SHORTEST, LONGEST = 2.5e-4, 0.5  # s; from a start at the shortest the descent goes on to what is shorter still
-_EARLIEST, _LATEST = -0.004, 0.05  # s, of the lag; slow sources are given more
-_AHEAD = 0.001  # s: by how much the stamp of a read can come before the end of what it shows
+_LATEST = 0.05  # s, of the lag; slow sources are given more
+_AHEAD = 0.001  # s: by how much the stamp of a read can come before the end of what it shows; none shows the future
 _FINEST_GRID, _MOST_GRID = 2.5e-4, 60_000
 _INSIDE = 0.98  # of a window must lie within the steps
 _FINEST_LAG, _MOST_LAGS, _VALLEYS = 4e-4, 60, 3
@@ -143,8 +143,7 @@ def _best_lags(readings: Readings, spent: Spent, width: float | None, hold: floa
     whole = middle + hold
     latest = max(_LATEST, 1.5 * readings.period) + (whole / 2 if readings.width is None else 0.0)
     coarse = float(np.clip(whole / 8, _FINEST_LAG, max(1e-3, latest / _MOST_LAGS)))
-    # A gauge's window ends before it is read; what a counter grew by may be stamped a little early.
-    earliest = _EARLIEST if readings.width is not None else whole / 2 - _AHEAD
+    earliest = -_AHEAD if readings.width is not None else whole / 2 - _AHEAD
     lags = np.arange(earliest, max(latest, earliest + 8 * coarse), coarse)
 
     def error(lag: float, of: Readings, own: Floats) -> float:
