@@ -165,9 +165,7 @@ def compare(seed: int, folder: Path) -> Outcome:
         for part in one["parts"]
     }
     layers = sorted(name for name in parts if re.search(r"\w\.\w", name) and f"'{name}'" in said)
-    layers += re.findall(
-        r"\b(?:Conv\dd|Linear|LSTM|BatchNorm\dd|Embedding|ReLU6?|LayerNorm)\b|\b(?:layer|module)s?\b", said
-    )
+    layers += re.findall(r"\b(?:Conv\dd|Linear|LSTM|BatchNorm\dd|Embedding|ReLU6?|LayerNorm)\b", said)
     named = "load" if _LOAD.search(said) else ""
     state = "right" if named and not layers else "wrong"
     return Outcome(

@@ -21,7 +21,7 @@ from stepscope.runfolder.pack import pack
 
 # Of a slow device: the template's convolutions reach 2 of its 2.2 GFLOP/s, its products 1.1 of 1.2.
 CEILINGS: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "device": "cpu",
     "precision": "float32",
     "threads": 2,

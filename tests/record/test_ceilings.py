@@ -48,9 +48,7 @@ def test_they_are_measured_once_by_threads_and_precision(probe: Probe) -> None:
     assert ceilings.cached_ceilings("cpu", "bf16", 1) is not None
 
 
-def test_a_disturbed_probe_is_made_again_an_hour_later_and_the_highest_rate_is_kept(
-    probe: Probe, tmp_path: Path
-) -> None:
+def test_a_disturbed_probe_is_made_again_later_and_the_highest_rate_is_kept(probe: Probe, tmp_path: Path) -> None:
     probe.quiet = 0.5
     for _ in range(2):
         ceilings.ceilings(threads=1)
@@ -106,6 +104,24 @@ def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
 
 
 def test_a_slow_device_is_asked_for_the_small_products_and_convolutions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling_probe, "best_s", lambda *asked: 0.2)
+    monkeypatch.setattr(ceiling_probe, "best", lambda *asked: ceiling_probe.Timed(0.2, 0.0))
     rows = list(ceiling_probe.arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None))
     assert [row["kind"] for row in rows] == ["gemm", "convolution", "convolution backward"]
+
+
+def test_of_rates_that_were_disturbed_in_every_block_the_quiet_ones_of_their_kind_stay() -> None:
+    def row(kind: str, waited: float) -> dict[str, Any]:
+        return {"kind": kind, "waited": waited}
+
+    rows = [row("gemm", 0.0), row("gemm", 0.4), row("copy", 0.02), row("copy", 0.05)]
+    assert ceiling_probe.undisturbed(rows) == ([rows[0], *rows[2:]], 0.05)
+    nothing_quiet = [*rows, row("triad", 0.5), row("triad", 0.7)]
+    assert ceiling_probe.undisturbed(nothing_quiet)[1] == 0.7  # which withholds all
+
+
+def test_a_block_in_which_the_probe_waited_gives_way_to_a_slower_one_that_was_clean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = iter([ceiling_probe.Timed(1.0, 0.5), ceiling_probe.Timed(3.0, 0.0)] * 1000)
+    monkeypatch.setattr(ceiling_probe, "_block", lambda call, calls, wait: next(blocks))
+    assert ceiling_probe.best(lambda: None, seconds=0.0).seconds == 3.0

@@ -236,8 +236,8 @@ def _print_ceilings(console: Console, found: dict[str, Any] | None) -> None:
     waited = found.get("run_queue_share")
     if waited is not None and waited > QUIET:
         console.print(
-            f"Background processes took {percent(waited, 0)} of the time meanwhile: these are lower bounds, "
-            "withheld from every report, and a run in an hour measures again."
+            f"Its threads waited for a core in {percent(waited, 0)} of the time: these are lower bounds, "
+            "withheld from every report, and a run in ten minutes measures again."
         )
 
 

@@ -6,11 +6,13 @@ one op call costs before it computes anything. Of each the fastest block counts:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.record.ops.costs import convolution_flops, product_flops
+from stepscope.runfolder.schema import QUIET
 
 Call = Callable[[], Any]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,37 +28,71 @@ SIDES = (32, 64, 128, 256, 512, 1024, 2048)
 CONVOLUTIONS = ((8, 16, 32, 3), (16, 32, 32, 3), (16, 64, 32, 3), (32, 128, 16, 3), (32, 256, 16, 1))
 _ARRAY_BYTES = (16_384, 131_072, 524_288, 2_097_152, 8_388_608, 67_108_864)
 _BLOCK_S, _BLOCKS_S, _FEWEST, _MOST_ONCE_S = 1e-3, 0.06, 4, 0.4
+_CLEAN = 0.01  # share of a block in run queues
+_PATIENCE = 5  # times the usual time, until a clean block comes
+_BUSY = 0.3  # share of a thread's time in run queues: beyond, caches and cores are others' also in a clean block
 _TINY_CALLS, _CHAIN = 2_000, 200
 
 
-def best_s(call: Call, wait: Call = lambda: None, seconds: float = _BLOCKS_S) -> float:
-    """Seconds a call takes in the fastest of many short blocks, the first calls excluded."""
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a call, and the share of them in which threads of the probe waited for a core."""
+
+    seconds: float
+    waited: float
+
+    @property
+    def clean(self) -> bool:
+        """Return whether nothing that matters was in the way."""
+        return self.waited <= _CLEAN
+
+
+def best(call: Call, wait: Call = lambda: None, seconds: float = _BLOCKS_S) -> Timed:
+    """Time a call in the fastest of many short blocks, the first calls excluded.
+
+    Blocks in which a thread waited for a core count where there is no other: on a busy machine it is looked for one
+    some times longer.
+    """
     call()
     wait()
-    once = _block_s(call, 1, wait)
-    calls = max(1, round(_BLOCK_S / max(once, 1e-9)))
-    best, end, blocks = once, time.perf_counter() + seconds, 0
-    while blocks < _FEWEST or time.perf_counter() < end:
-        best = min(best, _block_s(call, calls, wait))
-        blocks += 1
-    return best
+    blocks = [_block(call, 1, wait) for _ in range(2)]
+    calls = max(1, round(_BLOCK_S / max(min(block.seconds for block in blocks), 1e-9)))
+    began = time.perf_counter()
+    while (
+        len(blocks) < _FEWEST
+        or (elapsed := time.perf_counter() - began) < seconds
+        or (elapsed < _PATIENCE * seconds and not any(block.clean for block in blocks))
+    ):
+        blocks.append(_block(call, calls, wait))
+    return min([block for block in blocks if block.clean] or blocks, key=lambda block: block.seconds)
 
 
-def _block_s(call: Call, calls: int, wait: Call) -> float:
+def _block(call: Call, calls: int, wait: Call) -> Timed:
+    before = _waited_ns()
     began = time.perf_counter()
     for _ in range(calls):
         call()
     wait()
-    return (time.perf_counter() - began) / calls
+    elapsed = time.perf_counter() - began
+    return Timed(elapsed / calls, (_waited_ns() - before) / 1e9 / max(elapsed, 1e-9))
+
+
+def _waited_ns() -> int:
+    """Return how long all threads of this process have waited for a core, ns; 0 where the kernel does not say."""
+    waited = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for task in Path("/proc/self/task").iterdir():
+            waited += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    return waited
 
 
 def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int] = SIDES) -> Iterator[dict[str, Any]]:
     """FLOP/s of square products and of convolutions, forward and backward: kind, what, flops a call, flops_per_s."""
     for side in sides:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        seconds = best_s(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
-        yield _rate("gemm", f"{side} x {side} matrices", product_flops(side, side, side), seconds)
-        if seconds > _MOST_ONCE_S / 8:  # the next one is eight times slower
+        timed = best(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
+        yield _rate("gemm", f"{side} x {side} matrices", product_flops(side, side, side), timed)
+        if timed.seconds > _MOST_ONCE_S / 8:  # the next one is eight times slower
             break
     rate = math.inf
     for batch, channels, side, kernel in CONVOLUTIONS:
@@ -73,14 +110,14 @@ def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int]
         def backward(grad: Tensor = grad, x: Tensor = x, w: Tensor = w, how: Any = how) -> Any:
             return torch.ops.aten.convolution_backward(grad, x, w, None, *how, [True, True, False])
 
-        seconds = best_s(forward, wait)
-        rate = flops / seconds
-        yield _rate("convolution", what, flops, seconds)
-        yield _rate("convolution backward", what, 2 * flops, best_s(backward, wait))
+        timed = best(forward, wait)
+        rate = flops / timed.seconds
+        yield _rate("convolution", what, flops, timed)
+        yield _rate("convolution backward", what, 2 * flops, best(backward, wait))
 
 
-def _rate(kind: str, what: str, flops: int, seconds: float) -> dict[str, Any]:
-    return {"kind": kind, "what": what, "flops": flops, "flops_per_s": flops / seconds}
+def _rate(kind: str, what: str, flops: int, timed: Timed) -> dict[str, Any]:
+    return {"kind": kind, "what": what, "flops": flops, "flops_per_s": flops / timed.seconds, "waited": timed.waited}
 
 
 def bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[dict[str, Any]]:
@@ -98,7 +135,8 @@ def bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[dict[str,
         }
         for kind, (call, arrays) in calls.items():
             moved = arrays * a.nbytes
-            yield {"kind": kind, "bytes": moved, "bytes_per_s": moved / best_s(call, wait)}
+            timed = best(call, wait)
+            yield {"kind": kind, "bytes": moved, "bytes_per_s": moved / timed.seconds, "waited": timed.waited}
 
 
 def dispatch(device: str) -> dict[str, float]:
@@ -111,7 +149,7 @@ def dispatch(device: str) -> dict[str, float]:
         return None
 
     def repeated(call: Call) -> float:
-        return best_s(lambda: [call() for _ in range(_TINY_CALLS // 100)], seconds=_BLOCKS_S) / (_TINY_CALLS // 100)
+        return best(lambda: [call() for _ in range(_TINY_CALLS // 100)]).seconds / (_TINY_CALLS // 100)
 
     def chain() -> Tensor:
         y = wanted
@@ -120,7 +158,7 @@ def dispatch(device: str) -> dict[str, float]:
         return y
 
     graph = chain()
-    node = best_s(lambda: torch.autograd.grad(graph, wanted, retain_graph=True)) / _CHAIN
+    node = best(lambda: torch.autograd.grad(graph, wanted, retain_graph=True)).seconds / _CHAIN
     seconds = {
         "op_ns": repeated(lambda: x.neg()),
         "module_ns": repeated(lambda: module(x)),
@@ -137,19 +175,17 @@ def _waiter(device: str) -> Call:
     return accelerator.synchronize if kind not in ("cpu", "meta") and accelerator is not None else lambda: None
 
 
-def _disturbed(began_s: float, run_before_ns: tuple[int, int]) -> float | None:
-    """Share of the probe's time in which its main thread waited for a core; None where the kernel does not say."""
-    waited_ns = _schedstat()[1] - run_before_ns[1]
-    elapsed = time.perf_counter() - began_s
-    return None if not any(run_before_ns) else waited_ns / 1e9 / max(elapsed, 1e-9)
+def undisturbed(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
+    """Return the rates without those of which each block was disturbed, and the share of waiting in those that stay.
 
-
-def _schedstat() -> tuple[int, int]:
-    try:
-        ran, waited, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 0, 0
-    return int(ran), int(waited)
+    A long call meets other load in every block, a short one in few: of each kind the quiet ones stay, all where there
+    is none.
+    """
+    kept: list[dict[str, Any]] = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        kept += [row for row in own if row["waited"] <= QUIET] or own
+    return kept, max((row["waited"] for row in kept), default=0.0)
 
 
 def probe(device: str, precision: str, threads: int | None) -> dict[str, Any]:
@@ -157,16 +193,20 @@ def probe(device: str, precision: str, threads: int | None) -> dict[str, Any]:
     if threads is not None:
         torch.set_num_threads(threads)
     dtype, wait = DTYPES[precision], _waiter(device)
-    began, before = time.perf_counter(), _schedstat()
+    began, waited_ns = time.perf_counter(), _waited_ns()
     with torch.no_grad():
-        rates, moved = list(arithmetic(device, dtype, wait)), list(bandwidth(device, dtype, wait))
+        rates, rates_waited = undisturbed(list(arithmetic(device, dtype, wait)))
+        moved, moved_waited = undisturbed(list(bandwidth(device, dtype, wait)))
+    seconds = time.perf_counter() - began
+    throughout = (_waited_ns() - waited_ns) / 1e9 / seconds / torch.get_num_threads()
+    share = max(rates_waited, moved_waited) if throughout <= _BUSY else throughout
     return {
         "arithmetic": rates,
         "bandwidth": moved,
         "dispatch": dispatch(device),
         "threads": torch.get_num_threads(),
-        "run_queue_share": _disturbed(began, before),
-        "seconds": time.perf_counter() - began,
+        "run_queue_share": share,
+        "seconds": seconds,
     }
 
 

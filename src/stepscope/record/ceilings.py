@@ -19,9 +19,9 @@ from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import installed_version
 from stepscope.runfolder.schema import QUIET
 
-FORMAT = 1  # of the probe: another number is measured anew
+FORMAT = 2  # of the probe: another number is measured anew
 SWITCH = "STEPSCOPE_CEILINGS"  # "off": nothing is measured after a run, as with --no-ceilings
-_AGAIN_S = 3600  # after which one that was disturbed is made again
+_AGAIN_S = 600  # after which one that was disturbed is made again
 _TIMEOUT_S = 120
 _IDENTITY = ("board", "cpu", "machine", "kernel", "power_mode", "governors", "frequency_limits_hz")
 _PRECISIONS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
@@ -34,8 +34,9 @@ def ceilings(
     """Return the ceilings of this device, measured now unless they are known (seconds); None where they cannot be.
 
     `arithmetic`: FLOP/s by kind and size of the call; `bandwidth`: B/s by working set; `dispatch`: ns of a call;
-    `run_queue_share`: how much of the probe's time background processes took. A probe that was disturbed
-    is made again an hour later, and of each rate the highest that was seen is kept. threads: those of torch where
+    `run_queue_share`: how long its threads waited for a core, of the time of the rate that was disturbed most; rates
+    without a quiet moment are not there. A probe that was disturbed is made again ten minutes later, and of each rate
+    the highest that was seen is kept. threads: those of torch where
     None, which are measured in any case. again: measure in any case.
     """
     conditions: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}

@@ -261,8 +261,14 @@ def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
     power a kind does not tell which is the deepest; and a filter lies far from the window of the same centre.
     """
     refresh = prior.refresh or problem.readings.period
-    known = problem.readings.width is not None or prior.width is not None
-    if known or problem.timeline.step_length > _SHORT * refresh:
+    if problem.readings.width is not None:  # of a counter the window is known, and a coarse grid misses its delay
+        if problem.timeline.step_length > _SHORT * max(refresh, problem.readings.period):
+            return []
+        own = float(np.median(problem.readings.width))
+        vectors = [np.array([late * refresh, own, 1e-8, 1e-8]) for late in _USUAL_DELAYS]
+        held = problem.holding(prior.hold)
+        return _distinct([_Descent(held.solved(x)[1], x, prior.hold) for x in vectors])
+    if prior.width is not None or problem.timeline.step_length > _SHORT * refresh:
         return []
     few = _Problem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).holding(prior.hold)
     chosen, sharp = [], 1e-4
