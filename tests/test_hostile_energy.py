@@ -102,6 +102,17 @@ def test_a_filter_is_the_one_under_which_the_readings_are_likeliest(place: int) 
     assert sums.true == sums.called
 
 
+@pytest.mark.parametrize("place", [13, 377])  # of the grid: RAPL with steps of 10 ms, read each 10 ms
+def test_the_delay_of_a_counter_is_found_where_a_step_is_as_long_as_the_time_between_two_reads(place: int) -> None:
+    row, seed = list(cells(place + 1))[place]
+    score = measure(row, seed)
+    assert score.kinds is not None, score.refused
+    sums = together([score.kinds])
+    assert sums.error < 0.02  # 13 and 21 % with the delays that a coarse search had found
+    assert sums.true == sums.called
+    assert sums.inside >= 0.9 * sums.stated
+
+
 def test_nothing_is_claimed_of_readings_in_steps_of_a_watt() -> None:
     score = measure(next(row for row in hostile_rows.ROWS if row.title == "steps of 1 W"), 0)
     assert score.kinds is not None, score.refused
