@@ -36,8 +36,8 @@ NO_TORCH := tests/analysis tests/report tests/without_torch
 slow_until = $(if $(TESTS_UNTIL),SLOW_TESTS_UNTIL=$$(($(TESTS_UNTIL) - $(1))))
 
 test: $(READY)
-	$(call slow_until,360) $(PYTEST) --ignore tests/gallery $(addprefix --ignore ,$(NO_TORCH))
-	$(call slow_until,150) $(PYTEST) -p tests.no_torch $(NO_TORCH)
+	$(call slow_until,420) $(PYTEST) --ignore tests/gallery $(addprefix --ignore ,$(NO_TORCH))
+	$(call slow_until,190) $(PYTEST) -p tests.no_torch $(NO_TORCH)
 	$(BIN)/python -m pytest tests/gallery  # forks for both cores by itself
 
 test-quick: $(READY)
