@@ -63,7 +63,7 @@ def harness(workload: str, batch: int, steps: int, rounds: int) -> dict[str, lis
 
 def kills(count: int, seed: int) -> tuple[bool, int]:
     """(the tables have the same runs, settings and ends, how often it was killed while it ran)."""
-    options = ["--workloads", "lenet", "--batch", "1,2,4", "--repeats", "2", "--steps", "8", "--threads", "1"]
+    options = ["lenet", "--batch", "1,2,4", "--repeats", "2", "--steps", "8", "--threads", "1"]
     chance, killed = random.Random(seed), 0
     with tempfile.TemporaryDirectory() as folder:
         whole, broken = Path(folder) / "whole", Path(folder) / "broken"
@@ -109,7 +109,7 @@ def _alike(whole: Path, broken: Path) -> bool:
 
 
 def _sweep(workload: str, batch: int, steps: int, repeats: int, out: Path) -> tuple[float, float]:
-    options = ["--workloads", workload, "--batch", str(batch), "--steps", str(steps), "--threads", "1"]
+    options = [workload, "--batch", str(batch), "--steps", str(steps), "--threads", "1"]
     wall, cpu, _ = _timed([*SWEEP, *options, "--repeats", str(repeats), "--out", str(out)])
     return wall, cpu
 

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "files": {"liveness"},
     "plugins": {"errors"},
     "request": {"errors"},
-    "run_paths": {"errors"},
+    "run_paths": {"errors", "part_names"},
     "part_names": set[str](),
     "runfolder": FOR_ALL,
     "workloads": FOR_ALL,

@@ -168,12 +168,19 @@ def test_a_function_of_a_module_is_run_and_tuned_as_a_script_that_trains_it(
 ) -> None:
     from stepscope.experiments.tune import TuneRequest
 
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
     orders = TuneRequest("mine:training", batch=16).orders()
     assert Path(orders["script"]).name == "own_training.py"
     assert orders["arguments"] == ["mine:training", "16"]
     assert TuneRequest("mine:training").subject == "mine-training"
     asked: list[object] = []
-    monkeypatch.setattr("stepscope.record.script.run_script", lambda *given, **more: asked.extend([*given, more]))
+
+    def run_script(*given: object, **more: object) -> tuple[Path, int]:
+        asked.extend([*given, more])
+        return tmp_path, 0
+
+    monkeypatch.setattr("stepscope.record.script.run_script", run_script)
     _script.script_run(RunRequest("mine:training", batch=16, steps=9), _script.settings_of(RunRequest("x")))
     assert asked[1] == ["mine:training", "16"]
     assert asked[-1] == {"name": "mine.training"}
@@ -209,9 +216,10 @@ def test_compare_means_the_last_two_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunNotFound, match="there are 0 runs"):
+    with pytest.raises(RunNotFound, match="there are 0 runs with steps"):
         last_runs(2)
     first, second = (fabricate_run(Path("runs"), steps=20) for _ in range(2))
+    fabricate_run(Path("runs"), steps=0, ops=(), samples=False)  # the newest, of which nothing can be compared
     assert {path.name for path in last_runs(2)} == {first.name, second.name}
     assert main(["compare", "--json"]) == 0
     said = capsys.readouterr().out

@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--sizes", "8", "--out", "kernels",
     ),
     "suite": (
-        "suite", "run", "--workloads", "lenet,autoencoder-640,activity-cnn-6x100", "--batch", "2", "--steps", "6",
+        "suite", "run", "lenet,autoencoder-640,activity-cnn-6x100", "--batch", "2", "--steps", "6",
         "--repeats", "1", "--out", "suite",
     ),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class StepscopeError(Exception):
@@ -42,6 +43,14 @@ class UnknownName(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
         super().__init__(f"unknown {kind} '{name}'", hint or _nearest(name, sorted(known)))
+
+
+def no_script(target: str, noun: str = "script") -> UsageError:
+    """Return the refusal of a script that is not there, with the one beside it whose name is alike."""
+    path = Path(target)
+    near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], n=1)
+    hint = f"did you mean {path.with_name(near[0])}?" if near else None
+    return UsageError(f"there is no {noun} '{target}'", hint or "give the path of a script, or a workload's name")
 
 
 _MOST_NAMES = 24  # of a list in a hint: more is read by nobody

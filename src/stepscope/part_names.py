@@ -11,9 +11,11 @@ each is complete before what it was made of is removed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 _NAME = re.compile(
     r"(?P<stem>.+?)(?:\.(?P<first>\d{6,12})(?:-(?P<last>\d{6,12}))?(?:\.(?P<grain>\d{1,9})(?:s|th))?)?\.(?P<kind>rows|parquet)"
@@ -92,3 +94,10 @@ def next_number(names: Iterable[str], stem: str | None = None) -> int:
     """Return the part to go on with: the newest one that has rows, or the one after what was packed."""
     parts = [part for part in map(parsed, names) if part is not None and stem in (None, part.stem)]
     return max((part.last + part.packed for part in parts), default=0)
+
+
+def has_steps(run: Path) -> bool:
+    """Return whether any step of a run was written: a run without one has no such file, or an empty one."""
+    with contextlib.suppress(OSError):
+        return any(path.stat().st_size for kind in ("rows", "parquet") for path in run.glob(f"{STEPS}.*{kind}"))
+    return False

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.errors import RunNotFound
+from stepscope.part_names import has_steps
 
 RUNS = Path("runs")
 NEWEST = "last"
 
 
 def last_runs(count: int, runs: str | Path = RUNS) -> list[Path]:
-    """The newest runs below a folder, the oldest of them first. Raises RunNotFound where there are fewer."""
-    folders = sorted(header.parent for header in Path(runs).glob("*/run.json"))
+    """The newest runs below a folder that have steps, the oldest of them first. RunNotFound where there are fewer."""
+    folders = sorted(header.parent for header in Path(runs).glob("*/run.json") if has_steps(header.parent))
     if len(folders) < count:
-        found = f"{len(folders)} run{'' if len(folders) == 1 else 's'}"
+        found = f"{len(folders)} run{'' if len(folders) == 1 else 's'} with steps"
         raise RunNotFound(f"there are {found} below '{runs}', not {count}", "name the runs, or record one more")
     return folders[-count:]
 

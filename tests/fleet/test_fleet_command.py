@@ -40,7 +40,7 @@ def test_a_lab_of_one_machine_from_up_to_down(local: Path, stepscope_cli: Comman
     assert (done.returncode, "here: started" in done.stdout) == (0, True), done.stderr
     done = stepscope_cli("fleet", "status", "hosts.toml")
     assert (done.returncode, "free" in done.stdout) == (0, True), done.stderr
-    sweep = ("--workloads", "lenet", "--batch", "2", "--steps", "6", "--repeats", "1", "--threads", "1", "--out", "lab")
+    sweep = ("lenet", "--batch", "2", "--steps", "6", "--repeats", "1", "--threads", "1", "--out", "lab")
     done = stepscope_cli("suite", "run", "--fleet", "hosts.toml", *sweep)
     assert done.returncode == 0, done.stderr
     assert "here 1/1 on here: lenet batch 2 " in done.stderr

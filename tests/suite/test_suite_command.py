@@ -55,11 +55,11 @@ def _run(*arguments: str) -> int:
     ("arguments", "said"),
     [
         (["run", "--tier", "smok"], "did you mean smoke?"),
-        (["run", "--workloads", "lenett"], "did you mean lenet"),
+        (["run", "lenett"], "did you mean lenet"),
         (["run", "--batch", "0"], "--batch 0: must be 1 or more"),
         (["run", "--repeats", "0"], "--repeats 0"),
         (["run", "--precisions", "fp8"], "unknown precision 'fp8'"),
-        (["run", "--workloads", "lenet", "--optimizers", "adm"], "unknown optimizer of 'lenet' 'adm'"),
+        (["run", "lenet", "--optimizers", "adm"], "unknown optimizer of 'lenet' 'adm'"),
         (["run", "--device", "tpu"], "unknown device 'tpu'"),
         (["run", "--steps", "0"], "--steps 0"),
         (["run", "--seconds", "-1"], "--seconds -1"),
@@ -86,7 +86,7 @@ def test_a_sweep_is_run_shown_exported_and_resumed(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
     names = "lenet,mine.py:broken,mine.py:needy"
-    options = ("--workloads", names, "--precisions", "bf16", "--batch", "2,2", "--out", "s")
+    options = (names, "--precisions", "bf16", "--batch", "2,2", "--out", "s")
     assert _run(*options) == 0
     assert "asked for more than once" in capsys.readouterr().err
     assert _suite("show", "s", "--json") == 0
@@ -125,7 +125,7 @@ def _resumed(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> No
     assert json.loads(before)["workload"]["precision"] == "bfloat16 (autocast)"
     assert _run(*options, "--resume") == 0
     assert run.read_bytes() == before, "what has ended is not run again"
-    assert _suite("run", "--resume", "--out", "s", "--steps", "9", "--workloads", "lenet") == 2
+    assert _suite("run", "--resume", "--out", "s", "--steps", "9", "lenet") == 2
     said = capsys.readouterr().err
     assert "steps: 7 -> 9" in said
     assert "leave these options out" in said
@@ -138,7 +138,7 @@ def _resumed(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> No
 
 def test_a_training_that_exceeds_the_memory_limit_is_out_of_memory(tmp_path: Path) -> None:
     out = tmp_path / "s"
-    assert _run("--workloads", "vgg16-c32", "--batch", "256", "--memory", "700MB", "--out", str(out)) == 0
+    assert _run("vgg16-c32", "--batch", "256", "--memory", "700MB", "--out", str(out)) == 0
     result = json.loads(next((out / "points").glob("*.json")).read_text())
     assert result["status"] == "oom", result
     assert "numbers" not in result

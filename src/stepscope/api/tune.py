@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UnknownName, UsageError
+from stepscope.errors import UnknownName, UsageError, no_script
 from stepscope.experiments.tune import TuneRequest, refuse_energy
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
 
     orders = request.orders()
     if request.of_a_script and not Path(request.target).is_file():
-        raise UsageError(f"there is no script '{request.target}'", "give the path of a Python file, or a workload")
+        raise no_script(request.target)
     if request.of_a_function:
         refuse_no_function(request.target)
     elif not request.of_a_script:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.api.run_request import RunRequest
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.part_names import has_steps
 from stepscope.request import is_function, parameters
-from stepscope.runfolder.writer import has_steps
 
 if TYPE_CHECKING:
     from stepscope.record.settings import Settings

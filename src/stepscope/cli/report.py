@@ -25,7 +25,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON instead.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print all tables: operators, energy, utilisation, what is missing.")
+        bool, typer.Option("--verbose", "-v", help="Print all tables, and with --json each unit of the dependencies.")
     ] = False,
     attribution: Annotated[
         str, typer.Option(help="How energy is attributed to operators: fit (ours), overlap, nearest (2019) or model.")
@@ -40,7 +40,7 @@ def report(
     if html:
         _page(opened, out or opened.path / "report.html", open_page)
     elif as_json:
-        print_metrics(opened)
+        print_metrics(opened, verbose)
     else:
         _screen(opened, verbose)
     if attribution == "fit":
@@ -77,8 +77,8 @@ def _page(run: Run, path: Path, open_page: bool) -> None:
     show_page(written, open_page)
 
 
-def print_metrics(run: Run) -> None:
-    """Print all that is known of a run as JSON."""
+def print_metrics(run: Run, verbose: bool = False) -> None:
+    """Print what is known of a run as JSON; verbose: with each unit of the dependencies, of which there are many."""
     import json
     from dataclasses import asdict
 
@@ -104,7 +104,7 @@ def print_metrics(run: Run) -> None:
         "dependencies": {
             "critical_path_ns": waits.critical_path_ns,
             "work_ns": waits.work_ns,
-            **{name: getattr(waits, name).to_dicts() for name in ("units", "overlap", "idle")},
+            **{name: getattr(waits, name).to_dicts() for name in ("units", "overlap", "idle")[not verbose :]},
         },
         "communication": run.communication().to_dicts(),
         "ranks": run.rank_table().to_dicts() if len(run.ranks) > 1 else [],

@@ -36,7 +36,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
 from stepscope.footprint.simulator import Loading
@@ -74,7 +74,7 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
     UsageError where there is no script, or where it ends without having trained anything.
     """
     if not Path(target).is_file():
-        raise UsageError(f"there is no script '{target}'", "give the path of a Python file")
+        raise no_script(target)
     began = time.perf_counter()
     follower = Follower(StorageLog(hidden, value_of=_number), target, fake=True)
     stopped = None

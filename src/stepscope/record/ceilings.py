@@ -85,8 +85,8 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
     Nothing is written into a run of no step, of other sensors than this machine's, or that has them already.
     measure: False, and the environment's STEPSCOPE_CEILINGS=off, take only what is known already.
     """
+    from stepscope.part_names import has_steps
     from stepscope.runfolder import RunWriter
-    from stepscope.runfolder.writer import has_steps
 
     try:
         writer = RunWriter.attach(run)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import anchors
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import StepscopeError, no_script
 from stepscope.privacy import redacted
 from stepscope.record.allocators import child_environment
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
@@ -53,7 +53,7 @@ def run_script(
     script = Path(target)
     from_stdin = target == STDIN and not as_module
     if not as_module and not from_stdin and not script.is_file() and not (script / "__main__.py").is_file():
-        raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or the name of a workload")
+        raise no_script(target)
     check_settings(settings)
     name = name or ("stdin" if from_stdin else target if as_module else script.stem)
     writer = RunWriter.create(settings.out, name)

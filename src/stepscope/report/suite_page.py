@@ -67,7 +67,11 @@ def _curves(table: pl.DataFrame) -> Iterator[Part]:
     """A chart for each number of which a workload has two batch sizes."""
     several = differing_axes(table)
     for column, title in _DRAWN:
-        points = [_point(row, column, several) for row in table.iter_rows(named=True) if (row[column] or 0) > 0]
+        points = [
+            _point(row, column, several)
+            for row in table.iter_rows(named=True)
+            if row["batch"] is not None and (row[column] or 0) > 0
+        ]
         frame = pl.DataFrame(points, infer_schema_length=None)
         if frame.is_empty() or frame.group_by("line").len()["len"].max() == 1:
             continue

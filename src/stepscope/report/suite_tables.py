@@ -24,7 +24,7 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
     columns = [
         words("Workload", "workload"),
         *([Column("Setting", False, of=lambda row: setting_words(row, several), fold=True)] if several else []),
-        figures("Batch", "batch", str),
+        figures("Batch", "batch", str, missing="own"),
         *([words("board", "board", fold=True)] if "board" in table.columns else []),
         *map(_measured, measured_columns(table)),
         Column(
@@ -48,7 +48,8 @@ def notes(table: pl.DataFrame) -> list[str]:
     """A sentence for each setting that did not end well, and one for each kind of flag with all that have it."""
     failed, kinds, several = [], dict[str, dict[str, str]](), differing_axes(table)
     for row in table.iter_rows(named=True):
-        who = f"{row['workload']} batch {row['batch']} {setting_words(row, several)}".strip()
+        batch = "" if row["batch"] is None else f" batch {row['batch']}"
+        who = f"{row['workload']}{batch} {setting_words(row, several)}".strip()
         if row["reason"]:
             failed.append(f"{who}: {row['status']}: {row['reason']}")
         for flag in (row["flags"] or "").split("; "):
@@ -164,7 +165,8 @@ def mlperf(runs: Sequence[Mapping[str, Any]], device: Mapping[str, Any], version
         about = {key: point[key] for key in ("workload", "precision", "threads", "device", "repeat")}
         time_ms = run.get("ended_unix_ms") or first_ms
         yield _log_line(time_ms, "submission_benchmark", point["workload"], about)
-        yield _log_line(time_ms, "global_batch_size", point["batch"], about)
+        if point["batch"] is not None:
+            yield _log_line(time_ms, "global_batch_size", point["batch"], about)
         yield _log_line(time_ms, "opt_name", point["optimizer"], about)
         for name, measured in (run.get("numbers") or {}).items():
             yield _log_line(time_ms, f"stepscope_{name}", measured["value"], {**about, **_interval(measured)})

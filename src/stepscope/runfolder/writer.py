@@ -374,12 +374,3 @@ def _next_number(folder: Path) -> int:
 
 def _nan(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def has_steps(run: Path) -> bool:
-    """Return whether any step of a run was written: a run without one has no such file, or an empty one."""
-    for name in ("steps.parquet", "steps.rows"):
-        with contextlib.suppress(OSError):
-            if (run / name).stat().st_size:
-                return True
-    return False

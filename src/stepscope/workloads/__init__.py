@@ -5,7 +5,6 @@ Looking for a workload imports torch; importing this package does not.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import json
 import sys
@@ -15,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import MissingDependency, UnknownName, UsageError
+from stepscope.errors import MissingDependency, UnknownName, UsageError, no_script
 from stepscope.files import digest_of
 from stepscope.plugins import discover
 
@@ -74,12 +73,10 @@ def _unknown(name: str, rows: Iterable[str]) -> UsageError:
     if path.is_dir():
         return UsageError(f"'{name}' is a folder, not a script", "name the script in it, or a workload")
     if path.is_file():
-        takers = "stepscope run, tune, fit, and study threads, batch, precision and power-modes take scripts"
+        takers = "stepscope run, tune, fit, suite run, and study threads, batch, precision and power-modes take scripts"
         return UsageError(f"'{name}' is a script, and this needs a workload", takers)
     if path.suffix.startswith(".py") or len(path.parts) > 1:
-        near = difflib.get_close_matches(path.name, [script.name for script in path.parent.glob("*.py")], n=1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else "give the path of a script, or a workload's name"
-        return UsageError(f"there is no file '{name}'", hint)
+        return no_script(name, "file")
     found = UnknownName("workload", name, rows)
     hint = found.hint or ""
     if "did you mean" in hint:

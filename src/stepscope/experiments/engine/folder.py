@@ -32,7 +32,8 @@ from stepscope.experiments.engine.points import Entry, SweepPoint
 from stepscope.files import read_object, replace_json, replaced
 from stepscope.runfolder.pack import disk_errors
 
-STUDY_SCHEMA, SWEEP_SCHEMA = 1, 1
+STUDY_SCHEMA = 1
+SWEEP_SCHEMA = 2  # since 2 a sweep may hold trainings of the user's own, whose batch is null
 _REQUEST_FILE, _PLAN_FILE = "study.json", "sweep.json"
 _MOST_LINES = 20
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 ALL = "all"
+OWN = "own"  # the optimizer of a training of the user's own, which a sweep does not choose
 Setting = TypeVar("Setting")
 
 
@@ -40,7 +41,7 @@ class Entry:
 
     name: str
     tiers: tuple[str, ...]
-    default_batch: int
+    default_batch: int | None  # null: it decides that itself
     default_optimizer: str
     optimizers: tuple[str, ...]
     definition: Mapping[str, Any] = field(default_factory=dict)
@@ -50,10 +51,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a sweep; `threads` null is torch's own choice. Repeats count from 0."""
+    """One run of a sweep; `threads` null is torch's choice, `batch` null the script's own. Repeats count from 0."""
 
     workload: str
-    batch: int
+    batch: int | None
     optimizer: str
     precision: str
     threads: int | None
@@ -61,7 +62,7 @@ class SweepPoint:
     repeat: int
 
     @property
-    def setting(self) -> tuple[str, int, str, str, int | None, str]:
+    def setting(self) -> tuple[str, int | None, str, str, int | None, str]:
         """Return the facts that the repeats have in common."""
         return (self.workload, self.batch, self.optimizer, self.precision, self.threads, self.device)
 
@@ -70,7 +71,9 @@ class SweepPoint:
         """The run in few words, for people."""
         threads = "" if self.threads is None else f" {self.threads} threads"
         precision = "" if self.precision == "fp32" else f" {self.precision}"
-        return f"{self.workload} batch {self.batch} {self.optimizer}{precision}{threads}, repeat {self.repeat + 1}"
+        batch = "" if self.batch is None else f" batch {self.batch}"
+        optimizer = "" if self.optimizer == OWN else f" {self.optimizer}"
+        return f"{self.workload}{batch}{optimizer}{precision}{threads}, repeat {self.repeat + 1}"
 
     @property
     def id(self) -> str:
@@ -79,12 +82,13 @@ class SweepPoint:
         if name != self.workload:
             name = f"{name[-40:]}-{hashlib.sha256(self.workload.encode()).hexdigest()[:6]}"
         threads = "auto" if self.threads is None else self.threads
-        return f"{name}-b{self.batch}-{self.optimizer}-{self.precision}-t{threads}-{self.device}-r{self.repeat}"
+        batch = OWN if self.batch is None else self.batch
+        return f"{name}-b{batch}-{self.optimizer}-{self.precision}-t{threads}-{self.device}-r{self.repeat}"
 
     def would_need_more_than(self, other: SweepPoint) -> bool:
         """Return whether this is the same training with a batch at least as large: it needs at least as much memory."""
         alike = self.setting[:1] + self.setting[2:] == other.setting[:1] + other.setting[2:]
-        return alike and self.batch >= other.batch
+        return alike and (self.batch or 0) >= (other.batch or 0)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -140,15 +140,20 @@ def _timeout_status(folder: Path, time_limit_s: float) -> tuple[str, str]:
     """A library that is refused memory may stand still instead of ending."""
     late = f"did not end within {time_limit_s:g} s"
     printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
-    starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
+    starved = starved_line(printed)
     return ("timeout", late) if starved is None else ("oom", f"{starved}, and then {late}")
+
+
+def starved_line(printed: str) -> str | None:
+    """Return the line in which a process said that memory was refused; None where it said nothing of that."""
+    return next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
 
 
 def _status_from_exit(code: int, folder: Path) -> tuple[str, str]:
     """Return the status of a child that wrote no outcome, from its exit code and last output."""
     printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()
     last = printed.splitlines()[-1][-300:] if printed else "it printed nothing"
-    starved = next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
+    starved = starved_line(printed)
     if starved is not None:
         return "oom", starved[-300:]
     if code == -signal.SIGKILL:

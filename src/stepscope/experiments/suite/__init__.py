@@ -13,15 +13,19 @@ from stepscope.request import Request, option, parameters
 
 @dataclass(frozen=True)
 class SuiteRun(Request):
-    """Run a sweep: every workload, batch, optimizer, precision and number of threads, in shuffled fresh processes.
+    """Run a sweep: every training, batch, optimizer, precision and number of threads, in shuffled fresh processes.
+
+    `stepscope suite run lenet train.py mine:training` runs a workload, a script and a function; without a name, a tier.
 
     Out of memory, a kill, a crash, a hang and a library that is not installed are results; a batch larger than one
     that did not fit is skipped and says so. Interrupt it as you like: `--resume` repeats nothing that has ended.
     Without --steps, --seconds and --interval a run ends when ms a step is known within 2 %, or after 60 s.
     """
 
+    workloads: tuple[str, ...] | None = option(
+        None, "Workloads, scripts (train.py) and module:function. Default: the tier.", argument=True, stated=True
+    )
     tier: str | None = option(None, "smoke (default), paper-2019, paper-low-power, edge or all.")
-    workloads: tuple[str, ...] | None = option(None, "These alone: a,b,path/to/file.py:mine.")
     batch: tuple[int, ...] | None = option(
         None, "Batch sizes: 1,2,4,...,256. Default: each workload's own.", least=1, example="1,2,4"
     )
@@ -61,6 +65,9 @@ class SuiteRun(Request):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.workloads is not None:  # also `a,b c`
+            split = (name for given in self.workloads for name in given.split(","))
+            object.__setattr__(self, "workloads", tuple(filter(None, split)) or None)
         if self.fleet is None and (self.boards is not None or self.tls is not None):
             raise UsageError("--boards and --tls belong to --fleet", "name the fleet: --fleet hosts.toml")
 

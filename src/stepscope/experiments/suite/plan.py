@@ -24,6 +24,7 @@ from stepscope.experiments.engine.child import Orders, ended_run, limit_accelera
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.suite import SuiteRun
+from stepscope.experiments.suite.own import is_own, own_entry, refuse_what_is_its_own, run_own
 from stepscope.privacy import cleaned_fields, redacted
 from stepscope.record.device import changing_facts
 from stepscope.request import parse_amount
@@ -137,6 +138,8 @@ def parse_cooldown(text: str | None, root: Path | None = Path("/")) -> tuple[flo
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train as ordered; returns how the run ended."""
     rules = Rules(**orders["rules"])
+    if is_own(orders["workload"]):
+        return _train_own(orders, rules)
     if rules.memory_bytes is not None:
         _start_libraries()
         limit_memory(rules.memory_bytes)
@@ -152,6 +155,20 @@ def train_point(orders: Orders) -> dict[str, Any]:
         return {"status": "oom", "reason": str(error)}
     _mark_steady_start(path)
     return ended_run(path)
+
+
+def _train_own(orders: Orders, rules: Rules) -> dict[str, Any]:
+    """Run a script or a function of the user's own, which makes a run folder too."""
+    from stepscope.experiments.engine.process import LOG_FILE, run_in, starved_line
+
+    ended, out = run_own(orders, rules), Path(orders["out"])
+    path = run_in(out)
+    if ended["status"] == "failed" and rules.memory_bytes is not None:  # also before its first step
+        starved = starved_line((out / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
+        ended = ended if starved is None else {"status": "oom", "reason": starved[-300:]}
+    if path is not None:
+        _mark_steady_start(path)
+    return ended
 
 
 def _start_libraries() -> None:
@@ -202,8 +219,23 @@ def _mark_steady_start(path: Path) -> None:
 
 
 def chosen_entries(request: SuiteRun) -> list[Entry]:
-    """The workloads that were asked for; the smoke tier by default."""
-    return workload_entries(names_of_tier(workload_tiers(), request.name, request.workloads or ()))
+    """The trainings that were asked for, in this order; the workloads of the smoke tier by default."""
+    from stepscope import workloads
+
+    wanted = list(dict.fromkeys(request.workloads or ()))
+    own = [name for name in wanted if is_own(name)]
+    refuse_what_is_its_own(request, own)
+    named = [name for name in wanted if name not in own]
+    tiers = workload_tiers()
+    for name in named:
+        if name not in tiers:
+            workloads.find(name)
+    of_tier = names_of_tier(tiers, request.name, named)
+    return _entries(wanted or of_tier)
+
+
+def _entries(names: Sequence[str]) -> list[Entry]:
+    return [own_entry(name) if is_own(name) else workload_entries([name])[0] for name in names]
 
 
 def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
@@ -342,15 +374,13 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
         if other:
             said = f"the sweep in '{out}' was begun otherwise than {' '.join(request.given)} asks:\n" + "\n".join(other)
             raise UsageError(said, "leave these options out, or begin a new sweep with another --out")
-    folder.refuse_changes(workload_entries([name for name in folder.plan["workloads"] if _is_known(name)]))
+    folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _known_entries(name)])
     return folder
 
 
-def _is_known(name: str) -> bool:
-    from stepscope import workloads
-
+def _known_entries(name: str) -> list[Entry]:
+    """The training of this name as it is now; empty where there is none any more."""
     try:
-        workloads.find(name)
+        return _entries([name])
     except UsageError:
-        return False
-    return True
+        return []

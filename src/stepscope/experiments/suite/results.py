@@ -19,7 +19,7 @@ from stepscope.files import replace_json
 from stepscope.quantities import SUITE_COLUMNS
 
 COLUMNS = tuple(column.name for column in SUITE_COLUMNS)
-RESULT_SCHEMA = 1
+RESULT_SCHEMA = 2  # since 2 the batch of a training of the user's own is null
 KIND = "stepscope suite result"
 SETTING = ("workload", "batch", "optimizer", "precision", "threads", "device")
 WAITING = "not run yet"
@@ -286,7 +286,8 @@ def _estimate(row: Mapping[str, Any], column: str) -> Estimate:
 def _model(results: Results, workload: str) -> object:
     """Return what the times of two devices must have in common."""
     definition = results.workloads.get(workload, {}).get("definition", {})
-    return {key: definition.get(key) for key in ("model_sha256", "input_shape", "parameters")}
+    own = ("own", "source_sha256") if "own" in definition else ("model_sha256", "input_shape", "parameters")
+    return {key: definition.get(key) for key in own}
 
 
 def corrected_models(results: Results) -> list[dict[str, Any]]:

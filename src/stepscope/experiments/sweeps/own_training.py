@@ -7,16 +7,19 @@ A script decides its batch and all else itself. Where its arguments hold {batch}
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
-from stepscope.errors import UsageError
-from stepscope.experiments.engine.child import Orders, ended_run
+from stepscope.errors import UsageError, no_script
+from stepscope.experiments.engine.child import Orders, ended_run, limit_memory
+from stepscope.part_names import has_steps
 from stepscope.request import is_function
 
 if TYPE_CHECKING:
@@ -51,12 +54,34 @@ def refuse_no_function(target: str) -> None:
 def run_function(
     target: str, batch: int | None, settings: Settings, steps: int | None, threads: int | None, malloc: str = "default"
 ) -> tuple[Path, int]:
-    """Run what a function returns for some steps, as a script would be; return the run folder and the exit code."""
+    """Run what a function returns for some steps, as a script would be; return the run folder and the exit code.
+
+    Where there is no such function no folder is left: UsageError, or the end of this process once the other said it.
+    """
     from stepscope.record.script import run_script
 
+    _refuse_no_module(target)
     limited = replace(settings, prepare=(_PREPARE, json.dumps({"steps": steps, "seconds": None, "precision": "fp32"})))
     words = [target, *([] if batch is None else [str(batch)])]
-    return run_script(_FUNCTIONS, words, limited, True, threads, malloc, name=target.replace(":", "."))
+    path, code = run_script(_FUNCTIONS, words, limited, True, threads, malloc, name=target.replace(":", "."))
+    if code == UsageError.exit_code and not has_steps(path):
+        shutil.rmtree(path, ignore_errors=True)
+        raise SystemExit(code)
+    return path, code
+
+
+def _refuse_no_module(target: str) -> None:
+    """Raise UsageError where the module of a function is not there; it is not imported, since torch would come too."""
+    module = target.partition(":")[0]
+    sys.path.insert(0, "")
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    finally:
+        sys.path.remove("")
+    if found is None:
+        raise UsageError(f"there is no module '{module}' here", "run in the folder of its file")
 
 
 def check_own(request: TrainingSweep) -> None:
@@ -66,7 +91,7 @@ def check_own(request: TrainingSweep) -> None:
     if request.rules.target_loss is not None:
         raise UsageError("--target: the loss of a script is not known to a study", "leave --target out")
     if is_script(target) and not Path(target).is_file():
-        raise UsageError(f"there is no script '{target}'", "give the path of a Python file, or a workload's name")
+        raise no_script(target)
     if is_function(target) and words:
         raise UsageError(f"a function takes no arguments: {' '.join(words)}", "give a script, or leave them out")
     given_kinds = getattr(request, "precisions", (request.base.precision,))
@@ -108,7 +133,8 @@ def train_own(orders: Orders) -> dict[str, Any]:
     target, words = str(orders["workload"]), list(orders["arguments"])
     placed = {name for name in _OWN if _placed(name, words)}
     precision = "fp32" if "precision" in placed else orders["precision"]
-    limit = {"steps": orders["steps"], "seconds": orders["seconds"], "precision": precision}
+    limit = {name: orders.get(name) for name in ("steps", "seconds", "interval", "memory_bytes")}
+    limit["precision"] = precision
     metering = Metering(simulated=orders.get("simulate"), characterise=False)
     settings = Settings(out=orders["out"], prepare=(_PREPARE, json.dumps(limit)), metering=metering)
     if is_function(target):
@@ -133,14 +159,24 @@ def prepare(text: str) -> None:
         from stepscope.experiments.tune.config import make_in_script
 
         make_in_script([offered({})["bf16"]])
-    register_optimizer_step_pre_hook(_End(about["steps"], about["seconds"]))
+    if about.get("memory_bytes") is not None:
+        limit_memory(about["memory_bytes"])
+    narrow = None
+    if about.get("interval") is not None:
+        from stepscope.experiments.suite.plan import Rules, StopCondition
+
+        narrow = StopCondition(Rules(interval=about["interval"]))
+    register_optimizer_step_pre_hook(_End(about["steps"], about["seconds"], narrow))
 
 
 class _End:
-    """Ends the script before the update that would be one too many; of several optimizers the first counts."""
+    """Ends the script before the update that would be one too many; of several optimizers the first counts.
 
-    def __init__(self, steps: int | None, seconds: float | None) -> None:
-        self._steps, self._seconds = steps, seconds
+    narrow: asked at each update but the first whether the time of a step is known well enough.
+    """
+
+    def __init__(self, steps: int | None, seconds: float | None, narrow: Callable[[], bool] | None = None) -> None:
+        self._steps, self._seconds, self._narrow = steps, seconds, narrow
         self._first: int | None = None
         self._updates = 0
         self._began_ns = 0
@@ -153,6 +189,8 @@ class _End:
         over = self._steps is not None and self._updates >= self._steps
         if self._seconds is not None and self._updates > _WARMUP:
             over |= monotonic_ns() - self._began_ns >= self._seconds * 1e9
+        if self._narrow is not None and self._updates:
+            over |= self._narrow()
         if over:
             raise SystemExit(0)
         self._updates += 1
@@ -175,4 +213,5 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except UsageError as refused:
-        sys.exit(f"error: {refused}\nhint: {refused.hint}")
+        sys.stderr.write(f"error: {refused}\nhint: {refused.hint}\n")
+        sys.exit(refused.exit_code)
