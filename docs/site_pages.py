@@ -10,6 +10,11 @@ DOCS = Path(__file__).parent
 _OUTWARDS = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
 _PAGES = (".md", ".ipynb")
 _FIRST = ("index.md", "install.md", "guide.md", "reading-a-report.md", "coming-from.md", "glossary.md")
+_NAMELESS = {
+    'data-md-component="search" role="dialog"': "Search",
+    'id="__search"': "Search",
+    'id="__drawer"': "Navigation",
+}
 # (title of the part, how the names of its pages begin)
 _PARTS = (
     ("Case studies", "cases/"),
@@ -41,6 +46,18 @@ def on_post_build(config: Any) -> None:
     """Write the index of the search as a script too: a page that is opened from a folder can read no other file."""
     index = Path(config["site_dir"]) / "search" / "search_index.json"
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name for screen readers what the theme leaves without a name."""
+    for part, name in _NAMELESS.items():
+        output = output.replace(part, f'{part} aria-label="{name}"')
+    return output
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Name it on the page for addresses that do not exist too."""
+    return on_post_page(output_content)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

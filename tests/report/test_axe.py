@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,26 @@ import stepscope
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import Run
 from stepscope.experiments.suite.results import settings_table
+from stepscope.experiments.sweeps import BatchSweep
+from stepscope.experiments.sweeps.results import axis_sweep, build_findings
+from stepscope.experiments.sweeps.trainings import TrainingRun
 from stepscope.report import compare_page, html, study_results, suite_page
+from stepscope.report.charts.comparison import setting_charts
 from stepscope.report.view.site import Access, Site
 
 HERE = {"Host": "localhost"}
 
 _GRAVE = ("serious", "critical")
 _OPENED = "document.querySelectorAll('details').forEach((fold) => { fold.open = true; })"
-_ASKED = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
+_ALL = "{resultTypes: ['violations']}"
 
 
-def grave(chromium: Browser) -> list[tuple[str, list[str]]]:
+def grave(chromium: Browser, rules: str = _ALL) -> list[tuple[str, list[str]]]:
     """What axe-core finds grave on the page that is open, with every fold open: rule, and the places."""
     script = pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT
     chromium.run(_OPENED)
     chromium.run(script + ";0")
-    found: list[dict[str, Any]] = chromium.run(_ASKED)
+    found: list[dict[str, Any]] = chromium.run(f"axe.run(document, {rules}).then((found) => found.violations)")
     return [
         (rule["id"], [place["html"][:120] for place in rule["nodes"][:3]]) for rule in found if rule["impact"] in _GRAVE
     ]
@@ -57,13 +62,26 @@ def suite(folder: Path) -> str:
 
 
 def study(folder: Path) -> str:
-    pytest.importorskip("torch")
-    from stepscope.experiments.breakdown import Breakdown
-    from stepscope.experiments.engine.engine import answer_study
-    from stepscope.report.charts.operators import breakdown_charts
+    """Two batch sizes of a workload, as `study batch` judges and draws them."""
+    asked = BatchSweep("lenet", batch=(4, 32), repeats=2, steps=60)
+    runs = [_trained(asked, batch, repeat) for batch in (4, 32) for repeat in range(2)]
+    findings = build_findings(axis_sweep("batch", "lenet"), runs, asked.rules)
+    assert "Best by" in findings.answer
+    return study_results.render(findings, setting_charts(findings.frames))
 
-    findings = answer_study(Breakdown(("lenet",), batch=4, memory_only=True), folder, child=("false",))
-    return study_results.render(findings, breakdown_charts(findings.frames))
+
+def _trained(asked: BatchSweep, batch: int, repeat: int) -> TrainingRun:
+    speed, joules = 900.0 * batch**0.5 + 9 * repeat, 0.01 / batch**0.5
+    numbers = {
+        "samples_per_s": {"value": speed, "low": speed - 20, "high": speed + 20},
+        "step_time_ms": {"value": 1e3 * batch / speed, "low": 990 * batch / speed, "high": 1010 * batch / speed},
+        "energy_per_sample_j": {"value": joules, "low": 0.9 * joules, "high": 1.1 * joules},
+        "peak_process_bytes": {"value": 3e8 + 1e6 * batch, "low": None, "high": None},
+    }
+    setting, steps = replace(asked.base, batch=batch), range(60)
+    losses = [2.3 / (1 + step / 9) for step in steps]
+    times = [step * batch / speed for step in steps]
+    return TrainingRun(setting, repeat, "ok", numbers=numbers, losses=losses, times_s=times)
 
 
 def tuned(folder: Path) -> str:
