@@ -28,6 +28,16 @@ def fails() -> float:
     raise ValueError
 
 
+def lazy_rounds(calls: str) -> tuple[list[int], bool]:
+    """The same as `rounds_and_doubt`, where a capital letter is an update with a penalty."""
+    ended: list[int] = []
+    watch = OptimizerRounds(lambda t, late: ended.append(t), clock=iter(range(1, 1000)).__next__)
+    for name in calls:
+        watch.stepped(name.lower(), penalty=name.isupper())
+    watch.finish(over=True)
+    return ended, watch.uncertain
+
+
 def rounds(calls: str, per_round: int | None = None) -> list[int]:
     """Times at which rounds end when optimizers step in this order, one time unit apart; + is one that joins."""
     return rounds_and_doubt(calls, per_round)[0]
@@ -129,6 +139,22 @@ def test_an_optimizer_that_updates_more_often_than_another_makes_no_step_of_its_
 )
 def test_steps_of_which_no_two_rounds_were_the_same_are_uncertain(calls: str, uncertain: bool) -> None:
     assert rounds_and_doubt(calls)[1] == uncertain
+
+
+@pytest.mark.parametrize(
+    ("calls", "ends"),
+    [
+        ("cCgcgcg" * 3, [3, 5, 7, 10, 12, 14, 17, 19, 21]),  # a lazy penalty of the critic
+        ("cgcgcCg" * 2, [2, 4, 7, 9, 11, 14]),
+        ("gGcCgcgc" * 2, [4, 6, 8, 11, 14, 16]),  # of both
+        ("CgCgCg", [2, 4, 6]),  # with each update of the critic
+        ("cCcC", [1, 2, 3, 4]),  # by the one optimizer that there is
+    ],
+)
+def test_an_update_for_a_penalty_alone_belongs_to_the_one_before_it_where_there_are_several_optimizers(
+    calls: str, ends: list[int]
+) -> None:
+    assert lazy_rounds(calls) == (ends, False)
 
 
 @pytest.mark.parametrize("calls", ["a+ba+ba+b+c" * 8, "a+ba+bc+a+b" * 8, "aaa+c" * 8, "a+c+baa" * 8])
@@ -281,6 +307,18 @@ def test_gradients_that_are_dropped_are_an_update_only_where_values_cannot_be_re
         manual.passed(state("values", "made", seen))
     manual.finish(state("values", "made", seen))
     assert len(ended) == steps
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_passes_of_copies_with_the_same_values_are_of_one_step_where_values_can_be_read(read: bool) -> None:
+    ended: list[int] = []
+    manual = ManualRounds(lambda t, late: ended.append(t), clock=lambda: 1)
+    for choice, values in enumerate((b"old", b"old", b"old", b"new", b"new")):
+        manual.something_else(None)
+        copied = Fingerprint((choice,), (), read, contents=(values if read else None,), choice=choice)
+        manual.begins(copied)
+        manual.passed(copied)
+    assert len(ended) == (1 if read else 4)
 
 
 def test_a_model_that_is_called_with_changed_parameters_has_a_step_before_it() -> None:

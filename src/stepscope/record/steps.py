@@ -63,6 +63,7 @@ class StepFinder:
         self._gradients = GradientWitness()
         self._samples = SampleCount()
         self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
+        self._choice = 0  # of these leaves, counted
         self._note_calls = note_calls
         self._axis: dict[int, int] = {}  # of models: the axis of the input that has the batch
         self._call: tuple[int, tuple[Any, ...], BatchWitness | None] | None = (
@@ -78,6 +79,7 @@ class StepFinder:
         self._given: set[int] = set()  # addresses of tensors that models were called with since the last pass
         self._of_data = False  # the leaves that are watched are all among those
         self._aside = False  # the last pass was no training: its gradients are of none of the parameters
+        self._penalty = False  # there was such a pass since the last update
         self._direct_passes = 0  # gradients of what no module's call computed
         self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
         self.input_shape: list[int] | None = None
@@ -166,7 +168,8 @@ class StepFinder:
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
         self._samples.updated()
         if self._from_updates:
-            self._rounds.stepped(self._optimizers.number(optimizer, joins), joins)
+            self._rounds.stepped(self._optimizers.number(optimizer, joins), joins, self._penalty)
+        self._penalty = False
 
     def skipped_update(self) -> None:
         """A gradient scaler left an update of an optimizer out: what was computed for it is no step."""
@@ -181,9 +184,9 @@ class StepFinder:
         self._work_begins()
         self._aside = _has_no_data(roots) or (bool(inputs) and self._none_is_trained(roots, inputs))
         if self._aside:
+            self._penalty = True
             return
-        given = set(self._given)
-        self._given.clear()
+        given, self._given = self._given, set()
         self.signs["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False
@@ -356,14 +359,14 @@ class StepFinder:
         watched = {id(leaf) for leaf in (reference() for reference in self._watched or ()) if leaf is not None}
         leaves = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.is_leaf]
         if leaves and watched.isdisjoint(map(id, leaves)):  # functional training makes parameters anew in each step
-            self._watched = [weakref.ref(leaf) for leaf in leaves[:8]]
+            self._watched, self._choice = [weakref.ref(leaf) for leaf in leaves[:8]], self._choice + 1
             return
         if watched:
             return
-        if self._watched is None or self._manual.passes < 50:  # functional training has none: looked for now and then
+        if self._watched is None or self._manual.passes < 50 or self._manual.of_copies:  # functional training has none
             found = torch_private.leaves_of(roots)
             leaves = [leaf for leaf in found if isinstance(leaf, nn.Parameter)] or found  # others come and go
-            self._watched = [weakref.ref(leaf) for leaf in leaves]
+            self._watched, self._choice = [weakref.ref(leaf) for leaf in leaves], self._choice + 1
 
     def swaps(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
@@ -395,6 +398,8 @@ class StepFinder:
                 any(value is not None for value in values),
                 tuple(map(id, leaves)),
                 self._of_data,
+                tuple(values),
+                self._choice,
             )
 
 

@@ -427,7 +427,10 @@ def first_bytes(tensor: torch.Tensor, most: int = 64) -> bytes | None:
         offset = tensor.storage_offset() * tensor.element_size()
         there, begin = storage.nbytes() - offset, storage.data_ptr()
     except (NotImplementedError, RuntimeError):  # a wrapper of torch.func has no storage
-        return None
+        try:
+            return first_bytes(torch._C._functorch.get_unwrapped(tensor), most)
+        except (AttributeError, RuntimeError):  # it is none
+            return None
     count = min(most, there, tensor.numel() * tensor.element_size())  # a storage may have been given back
     return ctypes.string_at(int(begin + offset), int(count)) if count > 0 and begin else None
 

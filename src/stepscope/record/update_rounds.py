@@ -51,12 +51,20 @@ class OptimizerRounds:
         self._before: list[_Update] = []  # of the step that ended last
         self._rhythm: tuple[Hashable, ...] = ()
         self._uneven = 0  # times that a step shared some of its optimizers, but not all, with the one before it
+        self._last: tuple[Hashable, bool] | None = None  # the optimizer that updated last, and whether with a penalty
         self._taken_over = False  # by an optimizer that updated once, when the training ended
 
-    def stepped(self, key: Hashable, joins: bool = False) -> None:
-        """An optimizer has just stepped; joins: nothing was computed since the last update."""
+    def stepped(self, key: Hashable, joins: bool = False, penalty: bool = False) -> None:
+        """An optimizer has just stepped; joins: nothing was computed since the last update.
+
+        penalty: gradients of what is no parameter were computed for it.
+        """
         now = self._clock()
         update = key, joins, now
+        if self._fixed is None and self._is_lazy(key, joins, penalty):
+            if not self._known:  # whether there is another optimizer is still open
+                self._seen.append(update)
+            return
         if self._fixed is not None:
             self._seen.append(update)
             if len(self._seen) >= self._fixed:
@@ -89,6 +97,14 @@ class OptimizerRounds:
         self._seen.append(update)
         if key == self._closer:
             self._close()
+
+    def _is_lazy(self, key: Hashable, joins: bool, penalty: bool) -> bool:
+        """Return whether this is the other half of an update: one with a penalty and one without, of one of several."""
+        before, self._last = self._last, (key, penalty)
+        lazy = not joins and before == (key, not penalty) and self._known != {key}
+        if lazy:
+            self._last = None
+        return lazy
 
     def _learnt(self, update: _Update) -> None:
         """Two rounds were the same, of which this update ends the second."""
@@ -190,6 +206,8 @@ class Fingerprint(NamedTuple):
     values_are_seen: bool  # of one of them at least, so that an update shows in it
     leaves: tuple[int, ...] = ()  # which parameters
     of_data: bool = False  # a model was called with all of them
+    contents: tuple[bytes | None, ...] = ()  # what their first values are
+    choice: int = 0  # another number where these were chosen anew, at addresses that may be those of others
 
 
 class ManualRounds:
@@ -199,7 +217,8 @@ class ManualRounds:
     backward pass (a batch is fetched, a model called) and finds another one than the pass left, the step has ended.
     Where values cannot be read, some updates do not show in it until gradients are reset: those are seen when the next
     pass begins, and the step ended, late, when that something else began. Where they can, gradients that were dropped
-    are no update. Without parameters to look at (None) every pass is a step.
+    are no update, nor are passes of other tensors with the same values (torch.func copies). Without parameters
+    to look at (None) every pass is a step.
     """
 
     def __init__(self, ended: Ended, clock: Clock = monotonic_ns) -> None:
@@ -208,6 +227,7 @@ class ManualRounds:
         self._left: Fingerprint | None = None  # what the last pass left
         self._boundary_ns: int | None = None
         self._open = False  # a pass was made whose step has not ended
+        self.of_copies: bool | None = None  # passes were of other tensors that had the same values; None: not known
         self.passes = self.steps = 0
         self.sure = 0  # steps in which tensors that are no data changed
 
@@ -221,7 +241,9 @@ class ManualRounds:
         if not self.undecided:
             return
         now = self._clock()
-        if self._changed(fingerprint):
+        if fingerprint is None and self.of_copies is not False:  # they are gone: the next pass tells
+            self._boundary_ns = now
+        elif self._changed(fingerprint):
             self._end(fingerprint, now, late=False)
         else:
             self._boundary_ns = now
@@ -255,5 +277,10 @@ class ManualRounds:
     def _changed(self, fingerprint: Fingerprint | None) -> bool:
         if fingerprint is None or self._left is None:
             return True
+        if fingerprint.choice != self._left.choice:  # other tensors
+            read = fingerprint.values_are_seen and None not in (*fingerprint.contents, *self._left.contents)
+            same = read and fingerprint.contents == self._left.contents
+            self.of_copies = self.of_copies or same
+            return not same
         shown = fingerprint.values_are_seen and self._left.values_are_seen
         return fingerprint.values != self._left.values or (not shown and fingerprint.gradients != self._left.gradients)

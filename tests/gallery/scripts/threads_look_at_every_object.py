@@ -52,7 +52,7 @@ def hunt():
                 if type(found) is torch.Tensor or type(found) is nn.Parameter:
                     found.shape, found.requires_grad, found.is_leaf
                 elif isinstance(found, nn.Module):
-                    found.training
+                    getattr(found, "training", None)  # none while it is made
                 elif type(found) is dict:
                     len(found)
             for frame in sys._current_frames().values():
