@@ -512,9 +512,11 @@ def test_the_methods_say_how_a_sensor_reads_and_how_far_off_it_is(tmp_path: Path
     assert "No power was measured." in _written("latex", excerpt(none), tmp_path).read_text(encoding="utf-8")
 
 
-_PAPER = r"""\documentclass[10pt,twocolumn]{article}
-\usepackage{graphicx,booktabs}
+_PLAIN = r"""\documentclass[10pt,twocolumn]{article}
 \setlength{\textwidth}{177mm}\setlength{\columnsep}{8mm}\setlength{\oddsidemargin}{-10mm}
+"""
+_TEMPLATES = {"acm": _PLAIN, "ieee": r"\documentclass[conference]{IEEEtran}"}
+_PAPER = r"""\usepackage{graphicx,booktabs}
 \begin{document}
 \input{run.tex}
 %s
@@ -523,14 +525,17 @@ _PAPER = r"""\documentclass[10pt,twocolumn]{article}
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
-def test_tables_and_three_figures_fit_a_paper_of_two_columns_unscaled(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", _TEMPLATES)
+def test_tables_and_three_figures_fit_a_paper_of_two_columns_unscaled(run: Run, tmp_path: Path, width: str) -> None:
+    if width == "ieee" and subprocess.run(["kpsewhich", "IEEEtran.cls"], capture_output=True).returncode != 0:
+        pytest.skip("no IEEEtran here: texlive-publishers")
     _written("latex", excerpt(run), tmp_path).rename(tmp_path / "run.tex")
     names = [
-        write_together(name, [run], tmp_path, "pdf", parse_width("acm")).name
+        write_together(name, [run], tmp_path, "pdf", parse_width(width)).name
         for name in ("layer-bars", "step-ecdf", "energy-breakdown")
     ]
     figures = "\n".join(rf"\begin{{figure}}[t]\includegraphics{{{name}}}\caption{{It}}\end{{figure}}" for name in names)
-    (tmp_path / "paper.tex").write_text(_PAPER % figures, encoding="utf-8")
+    (tmp_path / "paper.tex").write_text(_TEMPLATES[width] + _PAPER % figures, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert said.returncode == 0, said.stdout[-2_000:]

@@ -153,6 +153,8 @@ def _of_options(error: Any, arguments: Sequence[str]) -> StepscopeError:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities") and context is not None:
         return UsageError(f"{called} has no option {option}", _option_hint(option, called, context) or usage)
+    if option is not None and context is None:  # it is the last word, and no command is told
+        return UsageError(f"{option} needs a value", f"{_called(arguments)} -h lists the options")
     about = str(getattr(parameter, "help", None) or "").rstrip(".")
     if about and not about[1:2].isupper():
         about = about[0].lower() + about[1:]
@@ -162,6 +164,13 @@ def _of_options(error: Any, arguments: Sequence[str]) -> StepscopeError:
     if parameter is not None and not error.message:
         message += f": {about}"
     return UsageError(f"{message[:1].lower()}{message[1:]}", usage)
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """Return the command that was typed, with its group."""
+    command, *below = arguments
+    named = below[:1] if below and below[0] in load_commands(command)[0].subcommands else []
+    return " ".join(["stepscope", command, *named])
 
 
 def _option_hint(option: str, called: str, context: Any) -> str:
