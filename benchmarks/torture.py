@@ -7,7 +7,8 @@ shows, a run that has ended and reads as one that goes on. Half of the binary on
 attacker would leave them. It is read by `text`, `compare`, `forecast`, the list of `view`, one export, and in one of
 32 cases by `page` (with `--all` by all of them). Wrong is whatever is neither a result nor a StepscopeError: another
 exception, an abort, more than 30 s, more than 1 GB. Cases are read by child processes, a hundred each: one that dies
-costs its case. Without RUN, the small runs of `benchmarks.torture_bases` are mutated.
+costs its case. A fault that costs a part of a report, or one answer with an error that names it, is contained: it is
+counted apart. Without RUN, the small runs of `benchmarks.torture_bases` are mutated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Any, BinaryIO
 
 import polars as pl
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import AnalysisFailed, StepscopeError
 from stepscope.liveness import identity
 from stepscope.runfolder import checksums, parts
 
@@ -288,7 +289,7 @@ def _made_to_fit(folder: Path, path: Path, draw: random.Random) -> str:
 
 
 def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | None = None) -> list[str]:
-    """Call every reader; returns the traceback of each call that ended in what is no StepscopeError.
+    """Call every reader; returns each call that ended in what is no StepscopeError, and each fault that was contained.
 
     draw: a page in one of 32 cases and one of the exports, drawn at random: a tenth of the time.
     """
@@ -304,8 +305,8 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         return opened[0]
 
     calls: dict[str, Callable[[], Any]] = {
-        "text": lambda: stepscope.text(run()),
-        "page": lambda: stepscope.page(opened[0], out / "page.html"),
+        "text": lambda: stepscope.text(run(), verbose=draw is not None and draw.random() < 0.5),
+        "page": lambda: stepscope.page(opened[0], out / "page.html").read_text(encoding="utf-8"),
         "compare": lambda: stepscope.text(compare([_reference(base), folder])),
         "forecast": lambda: stepscope.forecast(opened[0], steps=1000),
         "list": lambda: Listing(folder.parent).look(),
@@ -319,7 +320,11 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
     for name, call in calls.items():
         began = time.process_time()
         try:
-            call()
+            result = call()
+            if name in ("text", "compare", "page"):
+                wrong += [f"{CONTAINED}{name}: {fault}" for fault in _CANNOT.findall(result)]
+        except AnalysisFailed as error:
+            wrong.append(f"{CONTAINED}{name}: {str(error).rpartition(': ')[2]}")
         except StepscopeError:
             pass
         except BaseException as error:
@@ -329,6 +334,11 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         if (took := time.process_time() - began) > SECONDS:
             wrong.append(f"{name}: took {took:.0f} s")
     return wrong
+
+
+CONTAINED = "contained: "
+_CANNOT = re.compile(r"cannot be shown: (\w+(?: in\s+[\w/.]+:\d+)?)")
+# what a report says in place of a part
 
 
 _REFERENCES: dict[Path, Any] = {}  # of this process
@@ -446,6 +456,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="every reader in every case")
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    os.environ.pop("STEPSCOPE_FAULTS", None)  # as a user has it
     os.environ.setdefault("POLARS_MAX_THREADS", "1")  # tables of a few rows
     _import_all()
     if Path("/dev/shm").is_dir():
@@ -487,7 +498,7 @@ def _report(cases: Cases, writer: int) -> None:
 def _collect(readers: Sequence[BinaryIO], most: int) -> int:
     """Print each kind of fault once, and how far it is; returns how many cases went wrong or were not run."""
     places: Counter[str] = Counter()
-    began, done, failed, took_s = time.monotonic(), 0, 0, 0.0
+    began, done, failed, contained, took_s = time.monotonic(), 0, 0, 0, 0.0
     with selectors.DefaultSelector() as selector:
         for each in readers:
             selector.register(each, selectors.EVENT_READ)
@@ -498,15 +509,18 @@ def _collect(readers: Sequence[BinaryIO], most: int) -> int:
                     selector.unregister(key.fileobj)
                     continue
                 seed, said, wrong, cpu_s = json.loads(line)
-                done, failed, took_s = done + 1, failed + bool(wrong), took_s + cpu_s
+                faulty = any(not text.startswith(CONTAINED) for text in wrong)
+                done, failed, took_s = done + 1, failed + faulty, took_s + cpu_s
+                contained += bool(wrong) and not faulty
                 for text in wrong:
-                    call, _, rest = text.partition(": ")
+                    call, _, rest = text.removeprefix(CONTAINED).partition(": ")
+                    call = f"{CONTAINED}{call}" if text.startswith(CONTAINED) else call
                     if not places[rest[:60]]:
                         print(f"{seed}: {'; '.join(said)}\n    {call}: {rest}", flush=True)
                     places[rest[:60]] += 1
                 if done % 100 == 0 or done == most:
                     each_s, rate = took_s / done, done / (time.monotonic() - began)
-                    faults = f"{failed} with a fault, {len(places)} kinds of fault"
+                    faults = f"{failed} with a fault, {contained} with one that was contained, {len(places)} kinds"
                     print(
                         f"{done} mutated folders, {faults}; {each_s:.2f} s of CPU each, {rate:.2f} a second", flush=True
                     )

@@ -30,6 +30,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")  # a machine that does something else is no fault of a test
 
+os.environ["STEPSCOPE_FAULTS"] = "raise"  # a fault that is contained would be no failure
 os.environ["STEPSCOPE_CEILINGS"] = "off"  # a probe of some seconds, which only its own tests ask for
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]

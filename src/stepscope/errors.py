@@ -7,7 +7,8 @@ StepscopeError                  1
 ├── RunError                    4   a run folder cannot be read
 │   ├── RunNotFound             4
 │   ├── RunDamaged              4
-│   └── SchemaTooNew            4
+│   ├── SchemaTooNew            4
+│   └── AnalysisFailed          4   the analysis of what a run holds ended in a fault
 ├── OutputNotWritable           5   nowhere to write the run
 ├── DataUnavailable             6   a data set is neither packaged, cached nor reachable
 ├── SamplerFailed               7   the sampling process did not start
@@ -98,6 +99,10 @@ class RunDamaged(RunError):
 
 class SchemaTooNew(RunError):
     """The run was written by a newer Stepscope than this one."""
+
+
+class AnalysisFailed(RunError):
+    """The analysis of a run ended in a fault: it holds what contradicts itself, or the analysis is wrong."""
 
 
 class OutputNotWritable(StepscopeError):

@@ -15,6 +15,7 @@ from stepscope.analysis.metrics import Measured
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
+from stepscope.containment import analysed
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
 from stepscope.units import duration, plural
@@ -72,6 +73,7 @@ def watched_steps(numbers: Floats, seed: int = 0) -> Flags:
     return chosen
 
 
+@analysed
 def forecast(
     run: RunReader,
     steps: int,

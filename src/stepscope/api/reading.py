@@ -23,6 +23,7 @@ from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
 from stepscope.api.requests import DoctorRequest, ForecastRequest
+from stepscope.containment import analysed
 from stepscope.errors import UnknownName, UsageError
 from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.forecast import Forecast
 
 
+@analysed
 def text(
     shown: str | Path | Run | Comparison | Check | Findings = "last", width: int = 100, *, verbose: bool = False
 ) -> str:
@@ -60,6 +62,7 @@ def text(
     return captured.get()
 
 
+@analysed
 def brief(run: str | Path | Run = "last") -> str:
     """Return a run in few words, for a script or an assistant: findings, evidence, numbers with CI, what is unknown.
 
@@ -71,6 +74,7 @@ def brief(run: str | Path | Run = "last") -> str:
     return briefly(open_run(run))
 
 
+@analysed
 def page(
     shown: str | Path | Run | Comparison = "last", path: str | Path | None = None, *, attribution: str = "fit"
 ) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.cli._options import check_page_options, private, show_page
+from stepscope.containment import contained
 from stepscope.errors import OutputNotWritable
 from stepscope.run_paths import NEWEST
 
@@ -54,7 +55,7 @@ def _write_missing_summary(run: Run) -> None:
     if run.status == "running" or has_summary(run):
         return
     with suppress(OSError):  # a folder that is only read from is shown all the same
-        write_summary(run)
+        contained("the summary", lambda: write_summary(run), lambda _: None)
 
 
 def _screen(run: Run, verbose: bool) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.containment import analysed
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import run_figures, sections
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
@@ -71,6 +72,7 @@ def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_
         raise UsageError(f"--width {width_mm:g}: must be {limits} mm", "for example --width 170")
 
 
+@analysed
 def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
     """Write one figure of a run as png, svg, pdf or vega into a folder, which is made; returns its path.
 
@@ -84,6 +86,7 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
     return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
 
 
+@analysed
 def write_together(name: str, runs: Sequence[Run], folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
     """Write a figure of several runs (`run_figures.FIGURES`) into a folder; returns its path, raises as `write`."""
     _check_folder(folder)

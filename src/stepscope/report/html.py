@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
 from stepscope.analysis.answer import setting
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.containment import SEE, contained
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import replaced
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
@@ -147,7 +148,17 @@ def _check_needed() -> None:
 def _sections(run: Run, modules: Iterable[ModuleType]) -> list[Entry]:
     entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in modules]
     ordered = sorted(entries, key=lambda entry: entry[:2])
-    return [Entry(name.replace("_", "-"), module.TITLE, module.build(run)) for _, name, module in ordered]
+    return [Entry(name.replace("_", "-"), module.TITLE, _section(module, run)) for _, name, module in ordered]
+
+
+def _section(module: ModuleType, run: Run) -> Section:
+    """Return what a section has to show; one with a fault says so in its place."""
+    from stepscope.report.page.parts import Note, Section
+
+    def failed(said: str) -> Section:
+        return Section("", (Note(f"{said[:1].upper()}{said[1:]}; {SEE}."),))
+
+    return contained("this section", lambda: cast("Section", module.build(run)), failed)
 
 
 def _title(run: Run) -> str:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -26,6 +27,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
 from stepscope.analysis.tuning import what_to_change
 from stepscope.analysis.verdict import TITLES
+from stepscope.containment import contained
 from stepscope.errors import StepscopeError
 from stepscope.quantities import simulated_badge
 from stepscope.report.table import Column, Fitting, Table, figures, labels, words
@@ -69,13 +71,25 @@ class _Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run = self.run
-        below = [*_not_measured(run), *_footer(run)]
+        below = [*_part("what is not measured", lambda: _not_measured(run)), *_footer(run)]
         for cautions, following in _ROOM:
-            above = [*_heading(run), *_headline(run), *_answer(run, cautions), *_next(run, following), *_phases(run)]
+            above = [
+                *_part("the setting", lambda: _heading(run)),
+                *_part("the headline", lambda: _headline(run)),
+                *_part("the bottleneck", partial(_answer, run, cautions)),
+                *_part("what to change", partial(_next, run, following)),
+                *_part("the phases", lambda: _phases(run)),
+            ]
             left = LINES - 1 - len(console.render_lines(Group(*above, *below), options, pad=False))
             if left >= _LEAST_LAYERS:
                 break
-        yield from (*above, *_layers(run, min(max(left, _LEAST_LAYERS), _MOST_LAYERS)), *below)
+        most = min(max(left, _LEAST_LAYERS), _MOST_LAYERS)
+        yield from (*above, *_part("the layers", lambda: _layers(run, most)), *below)
+
+
+def _part(name: str, make: Callable[[], list[RenderableType]]) -> list[RenderableType]:
+    """Return a part of the answer, or the line that says why it is none."""
+    return contained(name, make, lambda said: [Text(f"{said[:1].upper()}{said[1:]}", style="red")])
 
 
 def _heading(run: Run) -> list[RenderableType]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
 from stepscope.analysis.tuning import what_to_change
+from stepscope.containment import SEE, contained
 from stepscope.quantities import simulated_badge
 from stepscope.report.study_results import result_table
 from stepscope.report.table import Column, Fitting, Row, Table, figures, terminal, words
@@ -62,34 +64,36 @@ _STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
 def render(run: Run) -> RenderableType:
     """Everything that the terminal shows of a run, whatever of it exists; `screen` has the answer alone."""
-    metrics = run.metrics()
-    parts = [
-        *_heading(run),
-        *_verdict(run),
-        *_change(run),
-        *_sensor_log(run),
-        *speed(metrics, run.meta),
-        *phase_table(run.phases(), whole_steps(run)),
-        *communication(run),
-        *ranks(run),
-        *module_table(run.modules()),
-        *operator_table(run.operators()),
-        *shares_note(run.phases(), run.modules(), run.operators()),
-        *energy_table(run.energy_totals()),
-        *operator_energy(run),
-        Text(""),
-        *utilisation(metrics),
-        *operator_utilisation(run),
-        *other_quantities(run.metrics()),
-        *dependencies(run),
-        *memory(metrics, run.meta, training_peak(run)),
-        *memory_at_peak(run.peak(), reserved_bytes(run)),
-        *energy_notes(run.energy_tables.notes),
-        *profiling_overhead(run.overhead(), profiled_sentence(run)),
-        *missing(run.not_measured()),
-        Text(_run_path(run), style="dim", overflow="fold"),
-    ]
-    return Group(*parts)
+    parts: dict[str, Callable[[], Iterable[RenderableType]]] = {
+        "the setting": lambda: _heading(run),
+        "the bottleneck": lambda: _verdict(run),
+        "what to change": lambda: _change(run),
+        "the sensor log": lambda: _sensor_log(run),
+        "speed": lambda: speed(run.metrics(), run.meta),
+        "phases": lambda: phase_table(run.phases(), whole_steps(run)),
+        "communication": lambda: communication(run),
+        "ranks": lambda: ranks(run),
+        "modules": lambda: module_table(run.modules()),
+        "operators": lambda: operator_table(run.operators()),
+        "shares": lambda: shares_note(run.phases(), run.modules(), run.operators()),
+        "energy": lambda: energy_table(run.energy_totals()),
+        "energy of operators": lambda: operator_energy(run),
+        "utilisation": lambda: [Text(""), *utilisation(run.metrics())],
+        "utilisation of operators": lambda: operator_utilisation(run),
+        "other quantities": lambda: other_quantities(run.metrics()),
+        "dependencies": lambda: dependencies(run),
+        "memory": lambda: memory(run.metrics(), run.meta, training_peak(run)),
+        "memory at the peak": lambda: memory_at_peak(run.peak(), reserved_bytes(run)),
+        "notes on energy": lambda: energy_notes(run.energy_tables.notes),
+        "profiling overhead": lambda: profiling_overhead(run.overhead(), profiled_sentence(run)),
+        "what is not measured": lambda: missing(run.not_measured()),
+    }
+    shown = [contained(name, lambda make=make: [*make()], _failed) for name, make in parts.items()]  # type: ignore[misc]
+    return Group(*itertools.chain(*shown), Text(_run_path(run), style="dim", overflow="fold"))
+
+
+def _failed(said: str) -> list[RenderableType]:
+    return [Text(""), Text(f"{said[:1].upper()}{said[1:]}; {SEE}", style="red")]
 
 
 def _run_path(run: Run) -> str:

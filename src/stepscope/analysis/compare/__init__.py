@@ -35,6 +35,7 @@ from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surro
 from stepscope.analysis.estimate import Estimate, overall
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
+from stepscope.containment import analysed
 from stepscope.errors import RunError, UnknownName, UsageError
 from stepscope.plugins import draw_in_notebook
 from stepscope.quantities import find, in_order
@@ -181,6 +182,7 @@ class Comparison:
         }  # fmt: skip
 
 
+@analysed
 def compare(runs: Sequence[str | Path | Run], per: str = "step", attribution: str = "fit") -> Comparison:
     """Compare two to ten runs, folders of runs (repeats, or a device's) or folders of sweeps with the first of them.
 

@@ -14,6 +14,7 @@ import polars as pl
 
 from stepscope.analysis.run import Run, open_run
 from stepscope.analysis.time.layers import with_sources
+from stepscope.containment import analysed
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.files import replaced
 from stepscope.report import exports
@@ -214,6 +215,7 @@ class ExportPlan:
     target: Path
 
 
+@analysed
 def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | None = None) -> ExportPlan:
     """Return what will be written where; UnknownName or UsageError before anything is."""
     kind, source = exports.find(to), open_run(run)
@@ -224,6 +226,7 @@ def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | 
     return ExportPlan(kind, part, target)
 
 
+@analysed
 def write_export(plan: ExportPlan) -> Path:
     """Write it and return its path; OutputNotWritable where the disk refuses.
 

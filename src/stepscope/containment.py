@@ -1,0 +1,62 @@
+"""Faults while a run is analysed: what fails is named in its place, and the rest goes on.
+
+A run folder can hold what its checks let through and no analysis expects, and an analysis can have a fault. Neither
+takes a whole report with it, nor the server of `view`. $STEPSCOPE_FAULTS=raise lets each exception through, with its
+traceback; the tests run so.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from stepscope.errors import AnalysisFailed, StepscopeError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SEE = "STEPSCOPE_FAULTS=raise shows the fault whole; please open an issue with it"
+_PACKAGE = Path(__file__).parent
+
+
+def contained(part: str, make: Callable[[], T], instead: Callable[[str], T]) -> T:
+    """Return what `make` gives; where it has a fault, `instead` of a sentence that names the part and the fault."""
+    try:
+        return make()
+    except BaseException as error:
+        if not _is_fault(error):
+            raise
+        return instead(f"{part} cannot be shown: {_said(error)}")
+
+
+def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
+    """Raise AnalysisFailed in place of a fault of this function; errors of ours pass as they are."""
+
+    @functools.wraps(analyse)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return analyse(*args, **kwargs)
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+            raise AnalysisFailed(f"what this run holds cannot be analysed: {_said(error)}", SEE) from error
+
+    return call
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Return whether an exception is a fault that is to be contained; a panic of Polars is no Exception."""
+    if os.environ.get("STEPSCOPE_FAULTS") == "raise" or isinstance(error, StepscopeError):
+        return False
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _said(error: BaseException) -> str:
+    """Return what went wrong and in which line of ours: "ValueError in analysis/metrics.py:12"."""
+    places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [f"{file.relative_to(_PACKAGE).as_posix()}:{line}" for file, line in places if file.is_relative_to(_PACKAGE)]
+    return f"{type(error).__name__}{f' in {ours[-1]}' if ours else ''}"
