@@ -312,7 +312,7 @@ def _absent_sensors(absent: list[str]) -> Iterator[str]:
 
 def _missing_sensors(run: RunReader) -> list[dict[str, Any]]:
     """Sensors that gave nothing, as the sampler wrote them: sensor, reason, detail, remedy."""
-    return [entry for entry in run.sampling.get("missing", []) if isinstance(entry, dict)]
+    return [entry for entry in run.sampling.get("missing") or [] if isinstance(entry, dict)]
 
 
 def _stated_reason(entry: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.estimate import CONFIDENCE
 from stepscope.arrays import Floats, Ints
+from stepscope.errors import RunError
 
 BLOCK_STEPS = 20  # steps whose mean is one observation
 _MOST_BLOCKS = 64
@@ -168,6 +169,10 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
     for spread, forgets, chance in _wanderings():
         parts.append(_mixture(blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes))
     evidence, mean, variance = (np.stack([part[k] for part in parts]) for k in range(3))
+    if not np.isfinite(evidence).any():
+        raise RunError(
+            "what this run measured is beyond what can be extrapolated", "stepscope report says what is damaged"
+        )
     weight = np.exp(evidence - evidence.max())
     weight /= weight.sum()
     variance = variance + targets.noise / scale**2

@@ -586,7 +586,7 @@ _TRUE_TIMES = (
 ).fill_null(False)
 _TRUE_STEP = (
     _TRUE_TIMES
-    & pl.col("step").is_between(0, 1 << 53).fill_null(False)
+    & pl.col("step").is_between(0, (1 << 32) - 1).fill_null(False)
     & pl.col("step").is_first_distinct()
     & pl.col("samples").is_between(0, 1 << 53).fill_null(True)
     & pl.col("recorded").is_not_null()

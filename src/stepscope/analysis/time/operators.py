@@ -332,12 +332,13 @@ def _part(instance: Ints, count: int) -> Ints:
 
 
 def callers(rows: pl.DataFrame) -> Ints:
-    """Row of each op's caller in the whole table; `parent` counts within the step."""
+    """Row of each op's caller in the whole table; `parent` counts within the step, and one that is not there is none."""
     step = rows["step"].to_numpy()
     first = np.append(0, np.flatnonzero(np.diff(step)) + 1)
     size = np.diff(np.append(first, len(step)))
     above = rows["parent"].fill_null(_NONE).to_numpy().astype(np.int64)
-    return np.where(above == _NONE, _NONE, above + np.repeat(first, size))
+    inside = (above != _NONE) & (above < np.repeat(size, size))
+    return np.where(inside, above + np.repeat(first, size), _NONE)
 
 
 def _depths(parent: Ints) -> Ints:
