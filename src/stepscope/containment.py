@@ -11,26 +11,41 @@ import functools
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from stepscope.errors import AnalysisFailed, StepscopeError
+from stepscope.errors import AnalysisFailed, RunError, StepscopeError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SEE = "STEPSCOPE_FAULTS=raise shows the fault whole; please open an issue with it"
+_SEE = "STEPSCOPE_FAULTS=raise shows the fault whole; please open an issue with it"
 _PACKAGE = Path(__file__).parent
 
 
-def contained(part: str, make: Callable[[], T], instead: Callable[[str], T]) -> T:
-    """Return what `make` gives; where it has a fault, `instead` of a sentence that names the part and the fault."""
+@dataclass(frozen=True)
+class NotShown:
+    """Why a part of a report is not there: what is damaged, or the fault."""
+
+    why: str
+
+    def sentence(self, *parts: str) -> str:
+        """Return "The modules and energy cannot be shown: why"."""
+        names = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        return f"{names[:1].upper()}{names[1:]} cannot be shown: {self.why}"
+
+
+def contained(make: Callable[[], T]) -> T | NotShown:
+    """Return what `make` gives, or why a fault of ours or the damage of the run prevents it."""
     try:
         return make()
+    except RunError as error:
+        return NotShown(str(error))
     except BaseException as error:
         if not _is_fault(error):
             raise
-        return instead(f"{part} cannot be shown: {_said(error)}")
+        return NotShown(f"{_said(error)}; {_SEE}")
 
 
 def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
@@ -43,7 +58,7 @@ def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             if not _is_fault(error):
                 raise
-            raise AnalysisFailed(f"what this run holds cannot be analysed: {_said(error)}", SEE) from error
+            raise AnalysisFailed(f"what this run holds cannot be analysed: {_said(error)}", _SEE) from error
 
     return call
 

@@ -157,6 +157,8 @@ def idle_residency(run: RunReader) -> list[Measured]:
         busy = windows(series, *span, resolved_ns(series))
         seen = busy.rates[~np.isnan(busy.rates)]
         length_ns = float(busy.edges_ns[1] - busy.edges_ns[0])
+        if length_ns <= 0:  # steps without a length
+            continue
         idle = int((seen <= max(_ASLEEP, series.refresh_ns / 2 / length_ns)).sum())
         share, low, high = (null_if_nan(value) for value in share_interval(idle, len(seen)))
         note = f"windows of {length_ns / 1e6:.3g} ms"

@@ -169,7 +169,7 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
     for spread, forgets, chance in _wanderings():
         parts.append(_mixture(blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes))
     evidence, mean, variance = (np.stack([part[k] for part in parts]) for k in range(3))
-    if not np.isfinite(evidence).any():
+    if not np.isfinite(evidence.max()):
         raise RunError(
             "what this run measured is beyond what can be extrapolated", "stepscope report says what is damaged"
         )

@@ -55,7 +55,7 @@ def _write_missing_summary(run: Run) -> None:
     if run.status == "running" or has_summary(run):
         return
     with suppress(OSError):  # a folder that is only read from is shown all the same
-        contained("the summary", lambda: write_summary(run), lambda _: None)
+        contained(lambda: write_summary(run))
 
 
 def _screen(run: Run, verbose: bool) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from stepscope.analysis.answer import setting
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
-from stepscope.containment import SEE, contained
+from stepscope.containment import NotShown, contained
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import replaced
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
@@ -155,10 +155,8 @@ def _section(module: ModuleType, run: Run) -> Section:
     """Return what a section has to show; one with a fault says so in its place."""
     from stepscope.report.page.parts import Note, Section
 
-    def failed(said: str) -> Section:
-        return Section("", (Note(f"{said[:1].upper()}{said[1:]}; {SEE}."),))
-
-    return contained("this section", lambda: cast("Section", module.build(run)), failed)
+    built: Section | NotShown = contained(lambda: module.build(run))
+    return Section("", (Note(f"{built.sentence('this section')}."),)) if isinstance(built, NotShown) else built
 
 
 def _title(run: Run) -> str:

@@ -27,7 +27,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
 from stepscope.analysis.tuning import what_to_change
 from stepscope.analysis.verdict import TITLES
-from stepscope.containment import contained
+from stepscope.containment import NotShown, contained
 from stepscope.errors import StepscopeError
 from stepscope.quantities import simulated_badge
 from stepscope.report.table import Column, Fitting, Table, figures, labels, words
@@ -89,7 +89,8 @@ class _Screen:
 
 def _part(name: str, make: Callable[[], list[RenderableType]]) -> list[RenderableType]:
     """Return a part of the answer, or the line that says why it is none."""
-    return contained(name, make, lambda said: [Text(f"{said[:1].upper()}{said[1:]}", style="red")])
+    part = contained(make)
+    return [Text(part.sentence(name), style="red")] if isinstance(part, NotShown) else part
 
 
 def _heading(run: Run) -> list[RenderableType]:

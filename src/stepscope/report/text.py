@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
 from stepscope.analysis.tuning import what_to_change
-from stepscope.containment import SEE, contained
+from stepscope.containment import NotShown, contained
 from stepscope.quantities import simulated_badge
 from stepscope.report.study_results import result_table
 from stepscope.report.table import Column, Fitting, Row, Table, figures, terminal, words
@@ -64,36 +63,40 @@ _STATUS_STYLES = {"ok": "green", "running": "cyan"}
 
 def render(run: Run) -> RenderableType:
     """Everything that the terminal shows of a run, whatever of it exists; `screen` has the answer alone."""
-    parts: dict[str, Callable[[], Iterable[RenderableType]]] = {
-        "the setting": lambda: _heading(run),
-        "the bottleneck": lambda: _verdict(run),
-        "what to change": lambda: _change(run),
-        "the sensor log": lambda: _sensor_log(run),
-        "speed": lambda: speed(run.metrics(), run.meta),
-        "phases": lambda: phase_table(run.phases(), whole_steps(run)),
-        "communication": lambda: communication(run),
-        "ranks": lambda: ranks(run),
-        "modules": lambda: module_table(run.modules()),
-        "operators": lambda: operator_table(run.operators()),
-        "shares": lambda: shares_note(run.phases(), run.modules(), run.operators()),
-        "energy": lambda: energy_table(run.energy_totals()),
-        "energy of operators": lambda: operator_energy(run),
+    parts: dict[str, Callable[[], list[RenderableType]]] = {
+        "the setting": lambda: [*_heading(run)],
+        "the bottleneck": lambda: [*_verdict(run)],
+        "what to change": lambda: [*_change(run)],
+        "the sensor log": lambda: [*_sensor_log(run)],
+        "speed": lambda: [*speed(run.metrics(), run.meta)],
+        "phases": lambda: [*phase_table(run.phases(), whole_steps(run))],
+        "communication": lambda: [*communication(run)],
+        "ranks": lambda: [*ranks(run)],
+        "modules": lambda: [*module_table(run.modules())],
+        "operators": lambda: [*operator_table(run.operators())],
+        "shares": lambda: [*shares_note(run.phases(), run.modules(), run.operators())],
+        "energy": lambda: [*energy_table(run.energy_totals())],
+        "energy of operators": lambda: [*operator_energy(run)],
         "utilisation": lambda: [Text(""), *utilisation(run.metrics())],
-        "utilisation of operators": lambda: operator_utilisation(run),
-        "other quantities": lambda: other_quantities(run.metrics()),
-        "dependencies": lambda: dependencies(run),
-        "memory": lambda: memory(run.metrics(), run.meta, training_peak(run)),
-        "memory at the peak": lambda: memory_at_peak(run.peak(), reserved_bytes(run)),
-        "notes on energy": lambda: energy_notes(run.energy_tables.notes),
-        "profiling overhead": lambda: profiling_overhead(run.overhead(), profiled_sentence(run)),
-        "what is not measured": lambda: missing(run.not_measured()),
+        "utilisation of operators": lambda: [*operator_utilisation(run)],
+        "other quantities": lambda: [*other_quantities(run.metrics())],
+        "dependencies": lambda: [*dependencies(run)],
+        "memory": lambda: [*memory(run.metrics(), run.meta, training_peak(run))],
+        "memory at the peak": lambda: [*memory_at_peak(run.peak(), reserved_bytes(run))],
+        "notes on energy": lambda: [*energy_notes(run.energy_tables.notes)],
+        "profiling overhead": lambda: [*profiling_overhead(run.overhead(), profiled_sentence(run))],
+        "what is not measured": lambda: [*missing(run.not_measured())],
     }
-    shown = [contained(name, lambda make=make: [*make()], _failed) for name, make in parts.items()]  # type: ignore[misc]
-    return Group(*itertools.chain(*shown), Text(_run_path(run), style="dim", overflow="fold"))
-
-
-def _failed(said: str) -> list[RenderableType]:
-    return [Text(""), Text(f"{said[:1].upper()}{said[1:]}; {SEE}", style="red")]
+    shown: list[RenderableType] = []
+    missed: dict[NotShown, list[str]] = {}
+    for name, make in parts.items():
+        part = contained(make)
+        if isinstance(part, NotShown):
+            missed.setdefault(part, []).append(name)
+        else:
+            shown += part
+    shown += [Text(why.sentence(*names), style="red") for why, names in missed.items()]
+    return Group(*shown, Text(_run_path(run), style="dim", overflow="fold"))
 
 
 def _run_path(run: Run) -> str:

@@ -58,7 +58,7 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
         return None
     period_ns = float((run.meta.get("sampler") or {}).get("period_ns") or _USUAL_PERIOD_NS)
     rows = int(run.scan_ops().select(pl.len()).collect().item())
-    step_ns = float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / steps_made(run))
+    step_ns = max(float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / steps_made(run)), 1.0)
     most = max(min(MOST_READINGS * period_ns / step_ns, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)
     usable = _whole_stretches(run, steps)
     if len(steps) <= most and usable == [(0, len(steps))]:

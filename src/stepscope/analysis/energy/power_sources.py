@@ -99,7 +99,8 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     else:
         growth = integrate_power(t_ns, values, refresh_ns)
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
-    seen = np.empty(0) if is_counter else values[np.isin(t_ns, growth.t_ns)]
+    _, once = np.unique(t_ns, return_index=True)  # of two readings of one moment, one counts
+    seen = np.empty(0) if is_counter else values[once][np.isin(t_ns[once], growth.t_ns)]
     if kind == "gauge" and not refresh_ns:
         refresh_ns = seen_refresh_ns(growth.t_ns, seen)
     return PowerSource(

@@ -175,7 +175,7 @@ def _repeated(watts: Floats) -> Flags:
     """
     change = np.diff(watts)
     apart = np.abs(change[change != 0])
-    begin = np.flatnonzero(np.append(True, change != 0))
+    begin = np.flatnonzero(np.append(True, change != 0)[: len(watts)])
     size = np.diff(np.append(begin, len(watts)))
     again = np.ones(len(watts), dtype=bool)
     again[begin] = False

@@ -15,7 +15,7 @@ import polars as pl
 
 from stepscope.analysis.time.steps import profiled_steps, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
-from stepscope.errors import StepscopeError
+from stepscope.errors import RunDamaged
 from stepscope.runfolder import (
     AUTOGRAD_NODE,
     COLLECTIVE,
@@ -332,7 +332,7 @@ def _part(instance: Ints, count: int) -> Ints:
 
 
 def callers(rows: pl.DataFrame) -> Ints:
-    """Row of each op's caller in the whole table; `parent` counts within the step, and one that is not there is none."""
+    """Row of each op's caller in the whole table; `parent` counts within the step, and may name a row that is lost."""
     step = rows["step"].to_numpy()
     first = np.append(0, np.flatnonzero(np.diff(step)) + 1)
     size = np.diff(np.append(first, len(step)))
@@ -342,7 +342,7 @@ def callers(rows: pl.DataFrame) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """Return how many callers each row has in its own thread; StepscopeError where they form a circle."""
+    """Return how many callers each row has in its own thread; RunDamaged where they form a circle."""
     depth: Ints = (parent != _NONE).astype(np.int64)
     above = parent.copy()
     for _ in range(len(parent).bit_length() + 1):  # each turn looks twice as far up
@@ -352,7 +352,7 @@ def _depths(parent: Ints) -> Ints:
         further = above[inside]
         depth[inside] += depth[further]
         above[inside] = above[further]
-    raise StepscopeError("the callers of this run's operators form a circle", "record the run again")
+    raise RunDamaged("the callers of this run's operators form a circle", "record the run again")
 
 
 def join_tracks(tracks: list[Track]) -> list[Track]:
