@@ -22,6 +22,7 @@ HEAVY = {"torch", "polars", "altair", "numpy", "scipy", "vl_convert", "jinja2"}
 # The rooms, and what each may import of the others. What everybody may import is not repeated.
 FOR_ALL = {
     "errors",
+    "containment",
     "arrays",
     "units",
     "quantities",
@@ -36,6 +37,7 @@ FOR_ALL = {
 }
 MAY_IMPORT = {
     "errors": set[str](),
+    "containment": {"errors"},
     "units": set[str](),
     "arrays": set[str](),
     "quantities": {"units"},
