@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class NotShown:
-    """Why a part of a report is not there: what is damaged, or the fault."""
+    """A part of a report that is not there, and why: what is damaged, or the fault."""
 
     why: str
 
