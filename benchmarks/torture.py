@@ -257,6 +257,8 @@ def _raw(folder: Path, draw: random.Random) -> str:
 def _alive(folder: Path, draw: random.Random) -> str:
     """The run goes on, in this process."""
     path = folder / "run.json"
+    if not path.is_file():  # an earlier mutation made it a link to /dev/zero, or a pipe
+        return "run.json: no file any more"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**content, "status": "running", **identity(os.getpid())}), encoding="utf-8")

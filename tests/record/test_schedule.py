@@ -168,3 +168,18 @@ def test_shapes_are_looked_at_one_step_later_where_the_first_could_not_be_profil
         asked[step] = plan.records(step, 0), plan.wants_shapes(step, 0)
         plan.took(asked[step][0] and step != 1, MS)
     assert asked == {0: (False, False), 1: (True, True), 2: (True, True)}
+
+
+def test_shapes_are_looked_at_one_step_later_where_the_first_was_profiled_in_parts() -> None:
+    plan = Plan(parse_schedule("adaptive"))
+    plan.events_per_step = 700
+    assert not plan.records(0, 0)
+    plan.took(False, MS)
+    assert plan.records(1, 0)
+    assert plan.wants_shapes(1, 0)
+    plan.took_no_shapes()
+    assert plan.records(2, 0)
+    assert plan.wants_shapes(2, 0)
+    plan.took_no_shapes()
+    plan.records(3, 0)
+    assert not plan.wants_shapes(3, 0), "a step that is too large stays so"

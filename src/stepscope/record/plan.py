@@ -176,8 +176,8 @@ class Plan:
             self._left, self._steady, self._missed = self._left + 1, self._steady - 1, self._missed + 1
         elif recorded:
             self._missed = 0
-        if self._shapes_wanted and not recorded and self._shapes_at < _FIRST:
-            self._shapes_at += 1  # the first step of a script is known to have ended only with the second update
+        if not recorded:  # the first step of a script is known to have ended only with the second update
+            self.took_no_shapes()
         self._wanted = self._shapes_wanted = False
         times = self._recorded_ns if recorded else self._layer_steps_ns if self.layers_timed else self._plain_ns
         if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
@@ -185,6 +185,11 @@ class Plan:
             del times[:-_LENGTHS]
         self.recorded += recorded
         self._first = self._first and (self._steady == 0 or self._left > 0)
+
+    def took_no_shapes(self) -> None:
+        """The step that was to be profiled with its shapes was not, or not whole: the next one is, still in warm-up."""
+        if self._shapes_wanted and self._shapes_at < _FIRST:
+            self._shapes_at += 1
 
     def spent(self, ns: int, events: int = 0, layer_steps: int = 0) -> None:
         """Wall time spent between steps on starting, stopping and writing; events or steps of layers written in it."""

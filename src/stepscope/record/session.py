@@ -242,7 +242,9 @@ class Session:
         span = StepSpan(self.number, t0_ns, t1_ns, samples)
         if self.profiled:
             recorder.after_step(span)
-        if not recorder.step_ends(span):
+        if recorder.step_ends(span):
+            self.plan.took_no_shapes()
+        else:
             self.plan.took(self.profiled, t1_ns - t0_ns)
         self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, self.profiled)
         self._log.flush(self.writer, t1_ns)
