@@ -72,7 +72,8 @@ if __name__ == "__main__":
 def test_a_script_and_its_children_see_nothing_of_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.delenv("STEPSCOPE_CEILINGS", raising=False)  # set for the tests
+    for ours in ("STEPSCOPE_CEILINGS", "STEPSCOPE_FAULTS"):  # set for the tests
+        monkeypatch.delenv(ours, raising=False)
     Path("seen.py").write_text(SEEN)
     _, code = run_script("seen.py", [], Settings(out=tmp_path / "runs"))
     assert code == 0
