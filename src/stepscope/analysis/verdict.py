@@ -91,6 +91,7 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
 _UNEQUAL_RANKS = (
     "find out what the last rank does before it arrives: more or longer samples, a slower or shared device",
 )
+_WAITED = "Times of layers and operators include the waiting for a core."
 _IN_PARTS = "A step is too large to be profiled whole: shares are of parts of it."
 _LOG_ALONE = ("lay it beside the torch.profiler file of the same time: stepscope import TRACE --with LOG",)
 _FEW_STEPS = "first run longer, or with --record all: so few profiled steps may mislead"
@@ -142,6 +143,7 @@ def verdict(run: Run) -> Verdict:
     cautions = (
         *_damaged(run),
         *(_profiling(run) if profiled else ()),
+        *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
         *_uneven(run),
         *(() if by_others else _background(run)),
         *_simulated(run),
