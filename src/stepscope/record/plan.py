@@ -51,7 +51,9 @@ _LENGTHS = 50  # of steps that are kept
 _LOOK_AHEAD = 200  # steps
 _EVENT_WITHIN_NS = 400  # that an event adds to its step, until profiled steps tell
 _SHAPES_COST = 3  # times as much to profile a step with the shapes of its tensors
-_SHAPES_STEPS = 2  # unprofiled steps that it may cost: without shapes a run has no FLOPs, and its bottleneck no evidence
+_SHAPES_STEPS = (
+    2  # unprofiled steps that it may cost: without shapes a run has no FLOPs, and its bottleneck no evidence
+)
 _MEMORY_NS = 5_000_000  # to list the live tensors before a window
 _MEMORY_EVENT_NS = 25_000  # to write the allocations of a window, an op call
 _SEED = 20_190_606

@@ -210,14 +210,15 @@ def _next(run: Run, most: int) -> list[RenderableType]:
 
 
 def next_steps(run: Run) -> list[str]:
-    """Return what to change: what a tune run found, or how to find it; causes outside the training go before."""
+    """Return what to change: what a tune run found, or how to find it; causes outside of the step go before."""
     verdict, changes = run.verdict(), what_to_change(run)
     said = list(verdict.next)
     if changes.tables or (changes.untried and len(run.steps)):
         names = ", ".join(name for name, _ in changes.untried)
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
         said = [line for line in said if "stepscope tune" not in line]
-        said.insert(0 if verdict.causes and verdict.causes[0].bound not in SYSTEM else len(said[:1]), tune)
+        first = bool(verdict.causes) and verdict.causes[0].bound not in {*SYSTEM, "input"}
+        said.insert(0 if first else len(said[:1]), tune)
     if changes.gain:
         said.insert(1, changes.gain)
     return [line if _is_code(line.partition(" ")[0]) else f"{line[:1].upper()}{line[1:]}" for line in said]

@@ -85,6 +85,7 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
     for row in rows:
         note = row.note if row.metric in ("temperature", "accuracy", "throughput") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
+        note = note or ("achieved, long steps included" if row.metric == "throughput" else "")
         label = _SHORT.get(row.metric, row.label)
         if row.metric not in _OF_TIME and unknown:
             yield unknown.pop()
