@@ -45,7 +45,12 @@ _SMALL_LAYER = 0.1  # of the step
 _FEWEST_BARS, _MOST_BARS = 8, 150
 _TALLEST = 2.5  # times the median step: what is longer is cut
 _OF_TIME = ("step_time", "throughput")
-_SHORT = {"temperature": "Hottest zone", "accuracy": "Accuracy", "mean_power": "Power"}
+_SHORT = {
+    "temperature": "Hottest zone",
+    "accuracy": "Accuracy",
+    "mean_power": "Power",
+    "throughput": "Throughput, achieved",
+}
 
 _WHOLE = ("run", "cpu", "system", "total", "device")  # scopes that go without saying
 _SAID = {WATCHED: " of the training process", CHILDREN: " of child processes", ALL: " of all processes"}
@@ -85,7 +90,6 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
     for row in rows:
         note = row.note if row.metric in ("temperature", "accuracy", "throughput") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
-        note = note or ("achieved, long steps included" if row.metric == "throughput" else "")
         label = _SHORT.get(row.metric, row.label)
         if row.metric not in _OF_TIME and unknown:
             yield unknown.pop()
