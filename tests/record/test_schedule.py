@@ -183,14 +183,3 @@ def test_shapes_are_looked_at_one_step_later_where_the_first_was_profiled_in_par
     plan.took_no_shapes()
     plan.records(3, 0)
     assert not plan.wants_shapes(3, 0), "a step that is too large stays so"
-
-
-@pytest.mark.parametrize(("step_ms", "seen"), [(2.0, False), (60.0, True)])
-def test_shapes_may_cost_as_much_as_two_steps_and_no_more_where_little_is_affordable(
-    step_ms: float, seen: bool
-) -> None:
-    plan = Plan(parse_schedule("adaptive"), events_per_step=8000, event_ns=4000)  # 106 ms with shapes
-    plan.records(0, 0)
-    plan.took(False, int(step_ms * MS))
-    plan.records(1, 0)
-    assert plan.wants_shapes(1, 0) is seen

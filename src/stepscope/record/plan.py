@@ -51,9 +51,6 @@ _LENGTHS = 50  # of steps that are kept
 _LOOK_AHEAD = 200  # steps
 _EVENT_WITHIN_NS = 400  # that an event adds to its step, until profiled steps tell
 _SHAPES_COST = 3  # times as much to profile a step with the shapes of its tensors
-_SHAPES_STEPS = (
-    2  # unprofiled steps that it may cost: without shapes a run has no FLOPs, and its bottleneck no evidence
-)
 _MEMORY_NS = 5_000_000  # to list the live tensors before a window
 _MEMORY_EVENT_NS = 25_000  # to write the allocations of a window, an op call
 _SEED = 20_190_606
@@ -148,7 +145,7 @@ class Plan:
             return step < WARMUP_STEPS
         if step != self._shapes_at or self.together:
             return False
-        cheap = 0 < _SHAPES_COST * self._cost_of_step_ns() <= max(_CHEAP_NS, _SHAPES_STEPS * self.step_ns())
+        cheap = 0 < _SHAPES_COST * self._cost_of_step_ns() <= _CHEAP_NS
         return cheap or self._affordable(elapsed_ns) >= _SHAPES_COST + _FIRST_BLOCK
 
     def affords_shapes_again(self, elapsed_ns: int) -> bool:

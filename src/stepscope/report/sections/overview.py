@@ -45,12 +45,7 @@ _SMALL_LAYER = 0.1  # of the step
 _FEWEST_BARS, _MOST_BARS = 8, 150
 _TALLEST = 2.5  # times the median step: what is longer is cut
 _OF_TIME = ("step_time", "throughput")
-_SHORT = {
-    "temperature": "Hottest zone",
-    "accuracy": "Accuracy",
-    "mean_power": "Power",
-    "throughput": "Throughput, achieved",
-}
+_SHORT = {"temperature": "Hottest zone", "accuracy": "Accuracy", "mean_power": "Power"}
 
 _WHOLE = ("run", "cpu", "system", "total", "device")  # scopes that go without saying
 _SAID = {WATCHED: " of the training process", CHILDREN: " of child processes", ALL: " of all processes"}
