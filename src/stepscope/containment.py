@@ -65,8 +65,8 @@ def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
 
 def _is_fault(error: BaseException) -> bool:
     """Return whether an exception is a fault that is to be contained; a panic of Polars is no Exception."""
-    if os.environ.get("STEPSCOPE_FAULTS") == "raise" or isinstance(error, StepscopeError):
-        return False
+    if os.environ.get("STEPSCOPE_FAULTS") == "raise" or isinstance(error, (StepscopeError, ImportError)):
+        return False  # a library that is not installed has a message of its own
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

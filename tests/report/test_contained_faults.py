@@ -68,7 +68,7 @@ def test_what_cannot_be_answered_in_part_is_an_error_with_the_line_that_failed(
 
 
 @pytest.mark.usefixtures("_as_users_have_it")
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), ModuleNotFoundError("no altair", name="altair")])
 def test_what_is_no_fault_is_not_contained(run: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     _breaks(monkeypatch, error)
     with pytest.raises(type(error)):
