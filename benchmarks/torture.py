@@ -310,7 +310,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
     calls: dict[str, Callable[[], Any]] = {
         "text": lambda: stepscope.text(run(), verbose=draw is not None and draw.random() < 0.5),
         "page": lambda: stepscope.page(opened[0], out / "page.html").read_text(encoding="utf-8"),
-        "compare": lambda: stepscope.text(compare([_reference(base), folder])),
+        "compare": lambda: stepscope.text(compare([_reference(base), opened[0]])),
         "forecast": lambda: stepscope.forecast(opened[0], steps=1000),
         "list": lambda: Listing(folder.parent).look(),
     }

@@ -82,6 +82,11 @@ class Comparison:
         frames = [quantities(setting.sides).with_columns(setting=pl.lit(setting.label)) for setting in self.settings]
         return pl.concat(frames)
 
+    @cached_property
+    def _explained(self) -> dict[tuple[str, str, int, int], Explanation]:
+        """Explanations that were given before: sentences and tables ask for the same ones."""
+        return {}
+
     def overall_ratios(self) -> Iterator[tuple[str, int, Estimate]]:
         """Title of each metric, number of a side, and its ratio to the first over all settings."""
         for metric in in_order(self.quantities["metric"]):
@@ -105,6 +110,12 @@ class Comparison:
             raise UnknownName("thing to explain", what, WHAT)
         if by not in WHAT[what]:
             raise UnknownName(f"way to divide {what}", by, WHAT[what])
+        asked = (what, by, other, setting)
+        if asked not in self._explained:
+            self._explained[asked] = self._explain(*asked)
+        return self._explained[asked]
+
+    def _explain(self, what: str, by: str, other: int, setting: int) -> Explanation:
         sides = self.settings[setting].sides
         first, second, per_sample = sides[0], sides[other], self.per == "sample"
         if what == "memory":
