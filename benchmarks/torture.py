@@ -325,7 +325,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         try:
             result = call()
             if name in ("text", "compare", "page"):
-                wrong += [f"{CONTAINED}{name}: {fault}" for fault in _CANNOT.findall(result)]
+                wrong += [f"{CONTAINED}{name}: {fault}" for fault in SHOWN_FAULT.findall(result)]
         except AnalysisFailed as error:
             wrong.append(f"{CONTAINED}{name}: {str(error).rpartition(': ')[2]}")
         except StepscopeError:
@@ -340,8 +340,8 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
 
 
 CONTAINED = "contained: "
-_CANNOT = re.compile(r"cannot be shown: (\w+(?: in\s+[\w/.]+:\d+)?)")
-# what a report says in place of a part
+SHOWN_FAULT = re.compile(r"cannot\s+be\s+shown:\s+(\w+(?:\s+in\s+[\w/.]+:\d+)?);")
+# what a report says in place of a part, of a fault: what is damaged is named in a sentence of ours
 
 
 _REFERENCES: dict[Path, Any] = {}  # of this process

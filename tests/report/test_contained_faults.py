@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.torture import SHOWN_FAULT
 from tests.fabricate import fabricate_run
 
 import stepscope
@@ -80,6 +81,18 @@ def test_damage_that_only_an_analysis_sees_costs_its_part_alone(run: Path, monke
     text = stepscope.text(run, verbose=True)
     assert "Operators and shares cannot be shown: the callers of this run's operators form a circle" in text
     assert "STEPSCOPE_FAULTS" not in text
+
+
+@pytest.mark.usefixtures("_as_users_have_it")
+def test_the_campaign_counts_a_fault_of_ours_and_no_damage_that_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _breaks(monkeypatch, RunDamaged("the callers of this run's operators form a circle"))
+    assert SHOWN_FAULT.findall(stepscope.text(run, verbose=True)) == []
+    _breaks(monkeypatch, IndexError("out of bounds"))
+    found = SHOWN_FAULT.findall(stepscope.text(run, verbose=True))
+    assert found
+    assert all(fault.startswith("IndexError") for fault in found)
 
 
 def test_a_fault_is_raised_whole_where_that_was_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
