@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import kills_long as long
 from benchmarks.faults import Ended, Fault, Say, apart, each, follow, possible
 from stepscope.errors import RunDamaged, RunError, RunNotFound, StepscopeError
 from stepscope.liveness import identity
@@ -189,7 +190,7 @@ def _frame(table: str, block: int) -> Any:
 TICKS = 10
 
 
-def _counting(sensor: str) -> Any:
+def counting_sensor(sensor: str) -> Any:
     """A sensor that gives 1, 2, 3 and the same below zero: what is invented shows."""
     from stepscope.record.sensors.contract import Channel, Found
 
@@ -215,7 +216,7 @@ def sample(folder: Path, say: Say) -> None:
             self.NAME = name
 
         def discover(self, root: Path, target: Target) -> Any:
-            return _counting(self.NAME)
+            return counting_sensor(self.NAME)
 
     run = folder / "run"
     target, events = Target(_pid()), EventLog(run / "events.jsonl")
@@ -228,7 +229,7 @@ def sample(folder: Path, say: Say) -> None:
         return last[0]
 
     loop._wall_ns = wall
-    found = {name: _counting(name) for name in ("a", "b")}
+    found = {name: counting_sensor(name) for name in ("a", "b")}
     opener = loop.StreamOpener(run, Path("/"), target, events, 100_000)
     opener._sensors = {name: Counting(name) for name in found}
     seen = Survey(found, {})
@@ -604,8 +605,20 @@ SCENARIOS = (
     Scenario("training", train, look_at_training),
     Scenario("sampling process", sample, look_at_samples, _a_run),
     Scenario("packing", pack_it, look_at_packed, closed_run, pack_it, look_at_packed_again),
+    Scenario(
+        "packing in mid-run",
+        long.sample_in_parts,
+        long.look_at_parts,
+        _a_run,
+        long.pack_the_rest,
+        long.look_at_packed_parts,
+    ),
+    Scenario(
+        "thinning", long.thin_it, long.look_at_thinned, long.a_long_run, long.keep_small, long.look_at_thinned_again
+    ),
     Scenario("sweep", measure_sweep, look_at_sweep, again=measure_sweep, whole=look_at_whole_sweep),
     Scenario("study", measure_study, look_at_study, again=measure_study, whole=look_at_whole_study),
+    Scenario("tune", long.tune_it, long.look_at_tuning, again=long.tune_it, whole=long.look_at_whole_tuning),
     Scenario("push", push_them, look_at_store, two_runs, push_them, look_at_whole_store),
     Scenario("gathering", gather_it, look_at_gathered, a_device, gather_it, look_at_all_gathered),
     Scenario("pull", pull_them, look_at_pulled, a_store, pull_them, look_at_all_pulled),
@@ -757,7 +770,10 @@ def _import_all() -> None:
 
     import stepscope.experiments.engine.engine
     import stepscope.experiments.fleet.worker
+    import stepscope.experiments.tune.judge
+    import stepscope.experiments.tune.tuning
     import stepscope.record.sampler.loop
+    import stepscope.runfolder.keep
     import stepscope.runfolder.pack
     import stepscope.runfolder.reader
     import stepscope.store

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @followed
 def test_no_kill_failing_disk_or_loss_of_power_breaks_a_promise() -> None:
-    chosen = ["training", "sampling process", "packing", "sweep"]
+    chosen = ["training", "sampling process", "packing", "packing in mid-run", "thinning", "sweep", "tune"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.kills", "--only", *chosen, "--kills", "0", "--every", "23", "--seed", "11"],
         capture_output=True,

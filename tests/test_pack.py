@@ -146,6 +146,25 @@ def test_a_kill_between_any_two_steps_loses_and_doubles_nothing(writer: RunWrite
     assert unpacked(writer.path) == [f".000000.parquet.{os.getppid()}.part"]
 
 
+@pytest.mark.parametrize("left", ["nothing", "zeros", "a row"])
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_a_loss_of_power_left_of_the_rows_takes_nothing_from_what_was_made_of_them(
+    writer: RunWriter, left: str, noted: bool
+) -> None:
+    """The power went before the rows were removed: they had never been synced, the Parquet file had."""
+    recorded(writer)
+    made_of = {path: path.read_bytes() for path in writer.path.rglob("*") if path.suffix in (".rows", ".part")}
+    before = content(writer.path)
+    pack(writer.path)
+    for path, data in made_of.items():
+        path.write_bytes({"nothing": b"", "zeros": bytes(len(data)), "a row": data[:48]}[left])
+    if not noted:
+        (writer.path / "checksums.json").unlink()
+    assert pack(writer.path) == []
+    assert unpacked(writer.path) == []
+    assert content(writer.path) == before
+
+
 def test_a_disk_that_refuses_leaves_the_rows_and_no_half_file(
     writer: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

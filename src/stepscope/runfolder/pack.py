@@ -62,6 +62,10 @@ def _pack_folder(run: Path) -> Iterator[str]:
         for batch in (parts[first : first + AT_ONCE] for first in range(0, len(parts), AT_ONCE)):
             made: list[Path] = []
             for part in batch:
+                packed = f"{table}/{part.stem}.parquet"
+                if (run / packed).exists() and _is_whole(run, packed):
+                    made.append(part)
+                    continue
                 with _staying(run, part) as kept:
                     with replaced(part.with_suffix(".parquet"), durable=True) as target:
                         _write(frame_of(read_part(part, table), table), target)
@@ -94,28 +98,31 @@ def row_files(run: Path) -> list[PartName]:
 
 
 def clear_superseded(run: Path) -> None:
-    """Remove what a file holds that was made of it, where a kill came in between and that file is whole."""
+    """Remove what a file holds that was made of it, where a kill came in between and that file is whole.
+
+    It was on the disk before it had its name, and what it was made of perhaps never: a loss of power empties that.
+    """
     files = row_files(run)
     for stem in dict.fromkeys(part.stem for part in files):
         counts = counting(stem, [part.name for part in files])
         for part in files:
             holder = next((at for at in counts if at.first <= part.first and part.last <= at.last), part)
-            if part.stem == stem and part not in counts and holder.grain and _is_whole(run, holder):
+            if part.stem == stem and holder != part and _is_whole(run, holder.name):
                 (run / part.name).unlink(missing_ok=True)
 
 
-def _is_whole(run: Path, part: PartName) -> bool:
+def _is_whole(run: Path, name: str) -> bool:
     """Return whether a file is what was written; one that was not noted, after a kill, is read, and noted."""
     import polars as pl
 
-    stated = checksums.stated(run).get(part.name)
+    stated = checksums.stated(run).get(name)
     if stated is not None:
-        return bool(checksums.of(run / part.name) == stated)
+        return bool(checksums.of(run / name) == stated)
     try:
-        pl.read_parquet((run / part.name).read_bytes())
+        pl.read_parquet((run / name).read_bytes())
     except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return False
-    checksums.note(run, part.name)
+    checksums.note(run, name)
     return True
 
 
