@@ -17,7 +17,7 @@ _FILE = str(Path(stepscope.__file__).parent / "record" / "a_fault.py")  # the tr
 _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours, on purpose')\n"
 MODULES = (
     "record.session", "record.torch_recorder", "record.recorder", "record.steps",
-    "record.update_rounds",
+    "record.update_rounds", "record.optimizers",
     "record.plan", "record.facts", "record.settings", "record.torch_private",
     "record.empty_process", "record.repeats", "record.sample_count", "record.step_log",
     "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",

@@ -60,7 +60,8 @@ def _result(folder: Path, script: str) -> dict[str, Any]:
         "stdout": (folder / "stdout").read_text(errors="replace"),
         "exception": errors[-1] if status == "1" and errors and not errors[-1].startswith(" ") else None,
         "files": _files(folder / "work"),
-        "faults": [fault for run in runs for fault in _faults(run)],
+        "faults": [line for run in runs for line in _events(run) if '"profiling-failed"' in line],
+        "events": [line for run in runs for line in _events(run)],
         **_counted(runs),
     }
 
@@ -82,9 +83,8 @@ def _files(work: Path) -> dict[str, str]:
     return found
 
 
-def _faults(run: Path) -> list[str]:
+def _events(run: Path) -> list[str]:
     try:
-        lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    return [line for line in lines if '"profiling-failed"' in line]

@@ -6,8 +6,9 @@ own functions in turn. Where time is limited (`TESTS_UNTIL`, in CI) a third of t
 `profile`: a sampler takes as long to start as a script.
 
 truth.json states the steps and samples of scripts whose number of steps is certain, by what the script does and by what
-docs/measuring.md calls a step; `counted` is what a run has instead, and `why`. A script whose process or disk ends too
-early loses what was not flushed (`unflushed`), but for the warm-up and the step after it.
+docs/measuring.md calls a step; `counted` is what a run has instead, and `why`; `said` is the kind of a note
+that it makes. A script whose process or disk ends too early loses what was not flushed (`unflushed`), but for the
+warm-up and the step after it.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def test_the_steps_that_are_counted_are_those_that_were_trained(results: Results
     if wanted["samples"] is not None and found["steps"]:
         samples = wanted["samples"]
         assert found["samples"] == (samples if isinstance(samples, list) else [samples])
+    assert any(f'"{truth["said"]}"' in line for line in found["events"]) if "said" in truth else True
 
 
 def test_the_truth_is_about_scripts_that_are_there_and_exceptions_say_why() -> None:

@@ -18,8 +18,9 @@ from torch import nn
 import stepscope
 from stepscope import Run
 from stepscope.record.gradient_threads import Trainers
+from stepscope.record.optimizers import CopiesMove, Identities, OneModel, OptimizerNumbers
 from stepscope.record.sample_count import SampleCount, first_tensor
-from stepscope.record.steps import Gaps, Identities, OptimizerNumbers, StepFinder
+from stepscope.record.steps import Gaps, StepFinder
 from stepscope.record.torch_private import first_bytes, runs_elsewhere, start_window
 from stepscope.record.update_rounds import Fingerprint, ManualRounds, OptimizerRounds
 
@@ -125,6 +126,42 @@ def test_an_optimizer_that_updates_more_often_than_another_makes_no_step_of_its_
     assert rounds_and_doubt(calls) == (ends, False)
 
 
+def test_updates_of_copies_train_within_the_rounds_of_an_optimizer_that_stays() -> None:
+    now = iter(range(1, 1000))
+    ended: list[int] = []
+
+    def joined(first_ns: int, ends_ns: tuple[int, ...]) -> bool:
+        ended[:] = [end for end in ended if end < first_ns] + list(ends_ns)
+        return True
+
+    watch = OptimizerRounds(lambda t, late: ended.append(t), clock=lambda: next(now), joined=joined, of_copies={"i"})
+    for call in "aaa" + "iiiiO" + "iiO" + "iiiO":  # Reptile's outer update has nothing computed for it
+        watch.stepped(call.lower() if call == "O" else call, call == "O")
+    watch.finish(over=True)
+    assert (ended, watch.uncertain) == ([1, 2, 3, 8, 11, 15], False)
+
+
+def test_models_that_are_trained_one_after_another_have_a_step_for_each_update_whatever_comes_then() -> None:
+    ended: list[int] = []
+    watch = OptimizerRounds(lambda t, late: ended.append(t), clock=iter(range(1, 100)).__next__, of_copies={"i"})
+    for call in "iiiiiiooo":  # folds, and the whole
+        watch.stepped(call)
+    watch.finish(over=True)
+    assert len(ended) == 9
+
+
+@pytest.mark.parametrize("calls", ["awwawwawwaww", "wwwawwwawwwa"])
+def test_each_update_of_the_weights_is_a_step_where_another_optimizer_is_of_the_same_model(calls: str) -> None:
+    ended: list[int] = []
+    watch = OptimizerRounds(
+        lambda t, late: ended.append(t), clock=iter(range(1, 100)).__next__, one_model=lambda numbers: True
+    )
+    for call in calls:
+        watch.stepped(call)
+    watch.finish(over=True)
+    assert (len(ended), watch.uncertain) == (calls.count("w"), False)
+
+
 @pytest.mark.parametrize(
     ("calls", "uncertain"),
     [
@@ -198,6 +235,77 @@ def test_two_optimizers_of_the_same_parameters_that_take_turns_have_numbers_of_t
     given = [(numbers.number(first, False), numbers.number(second, False)) for _ in range(3)]
     assert given[1] == given[2]
     assert given[2][0] != given[2][1]
+
+
+def test_an_optimizer_of_a_copy_has_the_number_of_the_one_before_it_once_that_is_gone() -> None:
+    numbers = OptimizerNumbers()
+    first, other = (torch.optim.SGD(nn.Linear(4, 3).parameters(), 0.1) for _ in range(2))
+    two = numbers.number(first, False), numbers.number(other, False)
+    assert len({*two}) == 2
+    assert not numbers.of_copies
+    del first, other
+    made = [torch.optim.SGD(nn.Linear(4, 3).parameters(), 0.1) for _ in range(2)]
+    assert tuple(numbers.number(optimizer, False) for optimizer in made) == two
+    assert numbers.of_copies == {*two}
+    assert numbers.number(torch.optim.SGD(nn.Linear(4, 2).parameters(), 0.1), False) not in two
+
+
+def test_many_copies_that_come_one_after_another_have_one_number() -> None:
+    numbers = OptimizerNumbers()
+    assert len({numbers.number(torch.optim.SGD(nn.Linear(4, 3).parameters(), 0.1), False) for _ in range(300)}) == 1
+
+
+@pytest.mark.parametrize(("rate", "moves"), [(0.5, 5), (0.0, 0), (1.0, 0)])
+def test_a_model_moves_where_a_new_copy_begins_on_the_way_of_those_before_it(rate: float, moves: int) -> None:
+    model, witness = nn.Linear(4, 3), CopiesMove()
+    for _ in range(6):
+        ways = []
+        for _ in range(2 if rate < 1 else 1):
+            copy = nn.Linear(4, 3)
+            copy.load_state_dict(model.state_dict())
+            optimizer = torch.optim.SGD(copy.parameters(), 0.1)
+            for _ in range(3):
+                copy(torch.randn(8, 4)).square().mean().backward()
+                witness.begins(optimizer)
+                optimizer.step()
+                witness.updated()
+            ways.append(copy.weight.detach() - model.weight.detach())
+        with torch.no_grad():
+            model.weight += rate * sum(ways) / len(ways)
+    assert witness.rounds == moves
+
+
+def test_models_that_begin_anywhere_are_no_copies_of_one_that_moves() -> None:
+    witness = CopiesMove()
+    for _ in range(40):
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            model(torch.randn(8, 4)).square().mean().backward()
+            witness.begins(optimizer)
+            optimizer.step()
+            witness.updated()
+    assert witness.rounds == 0
+
+
+@pytest.mark.parametrize(("shared", "detached"), [(True, False), (True, True), (False, False)])
+def test_optimizers_are_of_one_model_where_it_holds_the_parameters_and_each_pass_reaches_them(
+    shared: bool, detached: bool
+) -> None:
+    nets = [nn.Linear(4, 4), nn.Linear(4, 1)]
+    both, witness = nn.Sequential(*nets), OneModel()
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    for number in (0, 1, 1, 0, 1, 1):
+        for model in [both] if shared else nets:
+            witness.called(model)
+        hidden = nets[0](torch.randn(8, 4))
+        optimizers[number].zero_grad()
+        witness.before_pass()
+        nets[1](hidden.detach() if number and detached else hidden).sum().backward()
+        witness.passed(replayed=False)
+        optimizers[number].step()
+        witness.updated(number, optimizers[number])
+    assert witness.holds({0, 1}) == (shared and not detached)
 
 
 def test_one_that_is_followed_twice_by_another_had_a_step_of_its_own() -> None:
@@ -319,6 +427,24 @@ def test_passes_of_copies_with_the_same_values_are_of_one_step_where_values_can_
         manual.begins(copied)
         manual.passed(copied)
     assert len(ended) == (1 if read else 4)
+    manual.finish(copied)
+    assert len(ended) == (2 if read else 5)
+
+
+def test_a_product_with_a_jacobian_by_two_passes_is_no_step_of_what_weights_the_first(tmp_path: Path) -> None:
+    weights, inputs = torch.zeros(8), torch.randn(32, 8)
+    functional: Any = torch.autograd.functional
+
+    def loss(weights: torch.Tensor) -> torch.Tensor:
+        return (inputs @ weights - 1).square().mean()
+
+    with stepscope.profile(steps="optimizer", out=tmp_path, record="none") as scope:
+        for _ in range(7):
+            gradient = torch.func.grad(loss)(weights)
+            for _ in range(3):
+                product = functional.hvp(loss, weights, gradient)[1]
+            weights = weights - 0.1 * gradient / product.norm()
+    assert scope.run.steps.height == 7
 
 
 def test_a_model_that_is_called_with_changed_parameters_has_a_step_before_it() -> None:

@@ -6,10 +6,9 @@ StepFinder follows calls, backward passes, updates and batches; the classes belo
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.modules import parameters_of, parts_of
+from stepscope.record.optimizers import COPIES, CopiesMove, Identities, OneModel, OptimizerNumbers
 from stepscope.record.sample_count import (
     TELLING,
     BatchWitness,
@@ -31,7 +31,15 @@ from stepscope.record.sample_count import (
     telling_tensor,
     tensors_in,
 )
-from stepscope.record.update_rounds import Ended, Fingerprint, Joined, ManualRounds, OptimizerRounds
+from stepscope.record.update_rounds import (
+    ROUNDS,
+    UNCERTAIN,
+    Ended,
+    Fingerprint,
+    Joined,
+    ManualRounds,
+    OptimizerRounds,
+)
 
 
 class StepFinder:
@@ -57,8 +65,17 @@ class StepFinder:
         self._excluded, self._joined = excluded, joined
         self._identities = Identities()
         self._optimizers = OptimizerNumbers()
-        self._rounds = OptimizerRounds(ended, updates_per_step, alive=self._optimizers.alive, joined=joined)
+        self._copies, self._one_model = CopiesMove(), OneModel()
+        self._rounds = OptimizerRounds(
+            ended,
+            updates_per_step,
+            alive=self._optimizers.alive,
+            joined=joined,
+            of_copies=self._optimizers.of_copies,
+            one_model=lambda numbers: self._one_model.holds(numbers),
+        )
         self._manual = ManualRounds(ended)
+        self._weights: list[weakref.ref[torch.Tensor]] = []  # leaves that roots were multiplied by
         self._gaps = Gaps()
         self._gradients = GradientWitness()
         self._samples = SampleCount()
@@ -107,9 +124,15 @@ class StepFinder:
         self._rounds.repeated(ended_ns)
 
     @property
-    def uncertain(self) -> bool:
-        """Return whether what a step is was never clear, of several optimizers."""
-        return self._from_updates and self._rounds.uncertain
+    def uncertain(self) -> str | None:
+        """Return why somebody may call something else a step than what is counted; None where nobody would."""
+        if not self._from_updates or self._rounds.fixed:
+            return None
+        if self._rounds.uncertain:
+            return UNCERTAIN
+        if self._rounds.uneven_rounds:
+            return ROUNDS
+        return COPIES if self._copies.rounds > 1 and self._optimizers.of_copies else None
 
     @property
     def calls_no_module(self) -> bool:
@@ -125,6 +148,7 @@ class StepFinder:
         self._work_begins()
         number = self._identities.number(module)
         self._trained.add(number)
+        self._one_model.called(module)
         if not self._step_pass_called:
             self._gradients.called(number, module)
         self._step_pass_called = True
@@ -156,9 +180,10 @@ class StepFinder:
         if torch.is_grad_enabled():
             self._samples.raised(self._identities.number(module), counted)
 
-    def before_update(self) -> None:
+    def before_update(self, optimizer: Any) -> None:
         """An optimizer is about to update, and may call a closure, whose passes are no updates by hand."""
         self._begins_to_optimize()
+        self._copies.begins(optimizer)
         self._samples.updating()
 
     def after_update(self, optimizer: Any) -> None:
@@ -168,7 +193,10 @@ class StepFinder:
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
         self._samples.updated()
         if self._from_updates:
-            self._rounds.stepped(self._optimizers.number(optimizer, joins), joins, self._penalty)
+            self._copies.updated()
+            number = self._optimizers.number(optimizer, joins)
+            self._one_model.updated(number, optimizer)
+            self._rounds.stepped(number, joins, self._penalty)
         self._penalty = False
 
     def skipped_update(self) -> None:
@@ -179,10 +207,14 @@ class StepFinder:
             self._leave_out(monotonic_ns())
             self._samples.take()
 
-    def before_backward(self, roots: Any, inputs: Any) -> None:
-        """Gradients are about to be computed: of parameters, or aside, of what a model was called with."""
+    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
+        """Gradients are about to be computed: of parameters, or aside, of what a model was called with.
+
+        weights: those of the roots, of which a pass may ask for gradients: that is half a product with a Jacobian.
+        """
         self._work_begins()
         self._aside = _has_no_data(roots) or (bool(inputs) and self._none_is_trained(roots, inputs))
+        self._weights = [weakref.ref(leaf) for leaf in tensors_in(weights) if leaf.requires_grad] or self._weights
         if self._aside:
             self._penalty = True
             return
@@ -190,6 +222,8 @@ class StepFinder:
         self.signs["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False
+        if self._optimized and not self._trainers.others():
+            self._one_model.before_pass()
         if self._by_hand():
             self._watch_leaves(roots, inputs or ())
             leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
@@ -203,7 +237,10 @@ class StepFinder:
         """Note that gradients are computed; replayed: reported late, when gradients may have been reset."""
         if self._aside:
             return
-        self._gradients.passed(replayed, may_look=not self._trainers.others())
+        others = self._trainers.others()
+        self._gradients.passed(replayed, may_look=not others)
+        if not others:
+            self._one_model.passed(replayed)
         if self._by_hand():
             self._manual.passed(self._fingerprint())
 
@@ -346,6 +383,10 @@ class StepFinder:
         """
         if any(isinstance(tensor, nn.Parameter) for tensor in inputs):
             return False
+        if any(
+            weight is not None and weight is tensor for weight in (ref() for ref in self._weights) for tensor in inputs
+        ):
+            return True
         return (
             self._optimized
             or all(id(tensor) in self._given for tensor in inputs)
@@ -371,7 +412,7 @@ class StepFinder:
     def swaps(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
         self._watched = None
-        self._gradients = GradientWitness()
+        self._gradients, self._copies, self._one_model = GradientWitness(), CopiesMove(), OneModel()
         self._optimizers.forget_parameters()
 
     def _something_else(self) -> None:
@@ -440,85 +481,6 @@ def why_no_steps(signs: Mapping[str, int]) -> str:
 # updates, a step ends when parameters were updated by hand, which is seen before the next backward pass: the parameters
 # or their gradients are not what the last one left. Evaluation without gradients, of whatever model, lies between
 # steps, unless it belongs to most of them (a target network, a teacher).
-
-
-class Identities:
-    """Small numbers for objects that live: one that took the address of another has a number of its own."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
-        self._next = itertools.count()
-
-    def number(self, thing: Any) -> int:
-        """Return the number of an object, without holding a reference to it."""
-        key = id(thing)
-        known = self._numbers.get(key)
-        if known is not None and (known[0] is None or known[0]() is thing):
-            return known[1]
-        try:
-            reference = weakref.ref(thing)
-        except TypeError:  # takes no weak references: as good as its address is
-            reference = None
-        number = next(self._next)
-        self._numbers[key] = (reference, number)
-        return number
-
-    def alive(self, number: Hashable) -> bool:
-        """Return whether the object of this number may still be there."""
-        return any(
-            reference is None or reference() is not None
-            for reference, known in self._numbers.values()
-            if known == number
-        )
-
-
-class OptimizerNumbers:
-    """Numbers of optimizers: one that is made anew for the same parameters has that of the one before it.
-
-    Not where both update in turn, or one right after the other, with nothing computed in between.
-    """
-
-    _MOST = 64  # that are known; a training that makes many has seen the last of them
-
-    def __init__(self) -> None:
-        self._optimizers = Identities()
-        self.forget_parameters()
-
-    def forget_parameters(self) -> None:
-        """Hold no reference to a parameter any more."""
-        self._parameters = Identities()
-        self._numbers: dict[int, int] = {}
-        self._of_parameters: dict[Hashable, int] = {}
-        self._last: dict[int, int] = {}  # by number, the optimizer that updated last
-
-    def number(self, optimizer: Any, joins: bool) -> int:
-        """The number of an optimizer that has updated; joins: nothing was computed since the last update."""
-        own = self._optimizers.number(optimizer)
-        number = self._numbers.get(own)
-        if number is None:
-            if len(self._numbers) >= self._MOST:
-                self.forget_parameters()
-            parameters = self._parameters_of(optimizer)
-            number = own if joins or parameters is None else self._of_parameters.setdefault(parameters, own)
-            self._numbers[own] = number
-        elif self._last.get(number, own) != own:  # one that was taken for gone: the other has a number of its own
-            self._numbers[self._last[number]] = self._last[number]
-        self._last[number] = own
-        return number
-
-    def alive(self, number: Hashable) -> bool:
-        """Return whether the optimizer that had this number last may still be there."""
-        return self._optimizers.alive(self._last.get(number, number) if isinstance(number, int) else number)
-
-    def _parameters_of(self, optimizer: Any) -> Hashable:
-        """Return what tells its parameters from those of others; None of one that is not as torch's."""
-        groups = vars(optimizer).get("param_groups")  # never by its class: a property would run the training's code
-        if type(groups) is not list:
-            return None
-        listed = [group["params"] for group in groups if type(group) is dict and type(group.get("params")) is list]
-        found = [parameter for parameters in listed for parameter in parameters]
-        number = self._parameters.number
-        return (number(found[0]), number(found[-1]), len(found)) if found else None
 
 
 class GradientWitness:

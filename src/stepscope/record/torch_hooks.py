@@ -66,8 +66,8 @@ class Listener(Protocol):
     def skipped_update(self) -> None:
         """A gradient scaler has left an update out."""
 
-    def before_backward(self, roots: Any, inputs: Any) -> None:
-        """Gradients are about to be computed, of these roots; of all leaves, unless inputs are given."""
+    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
+        """Gradients are about to be computed, of these weighted roots; of all leaves, unless inputs are given."""
 
     def after_backward(self) -> None:
         """The gradients are computed."""
@@ -298,7 +298,7 @@ class Routes:
                 expected = False
                 boundary.failed(error)
             if not expected:
-                boundary.call(listener.before_backward, t_outputs, inputs)
+                boundary.call(listener.before_backward, t_outputs, inputs, args[0] if args else None)
                 if not self._keras and "keras" in sys.modules:
                     boundary.call(self._route_keras)
             try:

@@ -26,7 +26,6 @@ from stepscope.record.repeats import Repeats
 from stepscope.record.sample_count import BatchWitness
 from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
 from stepscope.record.torch_hooks import Routes
-from stepscope.record.update_rounds import UNCERTAIN
 from stepscope.runfolder import RunWriter
 
 
@@ -202,7 +201,7 @@ class TorchRecorder:
     def before_optimizer(self, optimizer: Any) -> None:
         """An optimizer is about to update."""
         self._session.begin()
-        self._finder.before_update()
+        self._finder.before_update(optimizer)
         if self._ops is not None:
             self._look()
             self._ops.updates(optimizer)
@@ -227,11 +226,11 @@ class TorchRecorder:
         if self._ops is not None:
             self._ops.swaps()
 
-    def before_backward(self, roots: Any, inputs: Any) -> None:
+    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
         """Gradients are about to be computed."""
         self._trainers.computes()
         self._session.begin()
-        self._finder.before_backward(roots, inputs)
+        self._finder.before_backward(roots, inputs, weights)
         self._open_step()
         self._look(before_pass=True)
         if self._ops is not None:
@@ -372,7 +371,7 @@ class TorchRecorder:
         """Return what a reader should know of how the training was seen."""
         finder = self._finder
         remarks = [("no-module-calls", NO_MODULE_CALLS)] if finder.calls_no_module else []
-        return [*remarks, ("steps-uncertain", UNCERTAIN)] if finder.uncertain else remarks
+        return [*remarks, ("steps-uncertain", finder.uncertain)] if finder.uncertain else remarks
 
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""

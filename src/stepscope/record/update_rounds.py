@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from typing import NamedTuple
 
 from stepscope.clock import Clock, monotonic_ns
@@ -11,11 +11,16 @@ from stepscope.clock import Clock, monotonic_ns
 Ended = Callable[[int, bool], None]  # (when, in ns; known only later)
 Joined = Callable[[int, tuple[int, ...]], bool]  # (first update, ends of the steps since, ns): False where too late
 Alive = Callable[[Hashable], bool]
+OneModel = Callable[[set[Hashable]], bool]
 _Update = tuple[Hashable, bool, int]  # by which optimizer, whether it joins the one before it, when in ns
 LONGEST_RHYTHM = 128  # updates of a round in which some optimizer comes more than once
 UNCERTAIN = (
     "several optimizers update unevenly, and no round of their updates came twice in the same way: what is counted is "
     "updates of one of them, or of some of them together"
+)
+ROUNDS = (
+    "optimizers update unevenly, and a step is a round of them: it ends with the one that updates least often; "
+    "updates of the others alone are no steps"
 )
 
 
@@ -27,7 +32,9 @@ class OptimizerRounds:
     been taken for steps were these two. From then on the rarer one ends each round, however long. An update that joins
     the one before it (no gradient was computed in between) is of the same step, however seldom its optimizer comes.
     An optimizer that does not exist any more (`alive`) comes never again: its round has ended. Nor does one that
-    another has followed twice: each of its updates was a step.
+    another has followed twice: each of its updates was a step. Those that are made anew for copies of a model
+    (`of_copies`) train within the rounds of one that stays, whatever their number. Of optimizers that are of one model
+    (`one_model`) each update by the one that updates most is a step.
     """
 
     def __init__(
@@ -37,11 +44,15 @@ class OptimizerRounds:
         clock: Clock = monotonic_ns,
         alive: Alive = lambda _: True,
         joined: Joined = lambda first_ns, ends_ns: False,
+        of_copies: Set[Hashable] = frozenset(),
+        one_model: OneModel = lambda _: False,
     ) -> None:
         self._ended = ended
         self._joined = joined
         self._alive = alive
-        self._fixed = steps_per_round
+        self._of_copies = of_copies
+        self._one_model = one_model
+        self.fixed = steps_per_round
         self._clock = clock
         self._seen: list[_Update] = []
         self.ahead = 0  # updates of the next round that were made by the time a round is known to have ended
@@ -53,6 +64,7 @@ class OptimizerRounds:
         self._uneven = 0  # times that a step shared some of its optimizers, but not all, with the one before it
         self._last: tuple[Hashable, bool] | None = None  # the optimizer that updated last, and whether with a penalty
         self._taken_over = False  # by an optimizer that updated once, when the training ended
+        self.uneven_rounds = False  # of several optimizers the rarest ends a step, as was learnt
 
     def stepped(self, key: Hashable, joins: bool = False, penalty: bool = False) -> None:
         """An optimizer has just stepped; joins: nothing was computed since the last update.
@@ -61,13 +73,13 @@ class OptimizerRounds:
         """
         now = self._clock()
         update = key, joins, now
-        if self._fixed is None and self._is_lazy(key, joins, penalty):
+        if self.fixed is None and self._is_lazy(key, joins, penalty):
             if not self._known:  # whether there is another optimizer is still open
                 self._seen.append(update)
             return
-        if self._fixed is not None:
+        if self.fixed is not None:
             self._seen.append(update)
-            if len(self._seen) >= self._fixed:
+            if len(self._seen) >= self.fixed:
                 self._close()
             return
         if self._rhythm:
@@ -81,9 +93,8 @@ class OptimizerRounds:
             self._rhythm = ()
             self._history.clear()
         self._history.append((update, self._uneven))
-        self._rhythm = _repeated([(key, joins) for (key, joins, _), _ in self._history])
-        if self._rhythm:
-            self._learnt(update)
+        if ends := self._rounds_of_history():
+            self._learnt(update, ends)
             return
         if joins and not self._seen and key != self._closer:
             self._known.add(key)  # it ends a step that was taken for ended
@@ -106,13 +117,23 @@ class OptimizerRounds:
             self._last = None
         return lazy
 
-    def _learnt(self, update: _Update) -> None:
-        """Two rounds were the same, of which this update ends the second."""
-        rounds = [self._history[-n] for n in range(2 * len(self._rhythm), 0, -1)]
-        (_, _, first_ns), uneven = rounds[0]
-        (_, _, middle_ns), _ = rounds[len(rounds) // 2 - 1]
+    def _rounds_of_history(self) -> list[int]:
+        """Return the ends of the rounds that came last, as places in the history, from the end of the one before."""
+        updates = [(key, joins) for (key, joins, _), _ in self._history]
+        ends = _within_which_copies_train(updates, self._of_copies)
+        if ends:
+            self._rhythm = tuple(key for key, _ in updates[ends[-2] + 1 :])
+        elif (length := _repeated(updates)) and not self._one_model({key for key, _ in updates[-length:]}):
+            last = len(updates) - 1
+            ends = [last - 2 * length, last - length, last]
+            self._rhythm, self.uneven_rounds = tuple(key for key, _ in updates[-length:]), True
+        return ends
+
+    def _learnt(self, update: _Update, ends: list[int]) -> None:
+        """Some rounds were the same, of which this update ends the last."""
+        (_, _, first_ns), uneven = self._history[ends[0] + 1]
         self._seen.append(update)
-        if self._joined(first_ns, (middle_ns, update[2])):
+        if self._joined(first_ns, tuple(self._history[end][0][2] for end in ends[1:])):
             self._before, self._seen, self._uneven = self._seen, [], uneven
             self._known.update(self._rhythm)
         else:
@@ -120,7 +141,7 @@ class OptimizerRounds:
 
     def repeated(self, ended_ns: list[int]) -> None:
         """Note steps that made the same updates as the one before them, and when each ended."""
-        if self._fixed is None and not self._rhythm:
+        if self.fixed is None and not self._rhythm:
             for t_ns in ended_ns[-2 * LONGEST_RHYTHM :]:
                 self._history.extend(((key, joins, t_ns), self._uneven) for key, joins, _ in self._before)
 
@@ -128,12 +149,12 @@ class OptimizerRounds:
     def undecided(self) -> bool:
         """Return whether an update was made that may have been the last of its step."""
         keys = {key for key, _, _ in self._seen}
-        return bool(keys) and self._fixed is None and not self._rhythm and not self._known >= keys
+        return bool(keys) and self.fixed is None and not self._rhythm and not self._known >= keys
 
     @property
     def uncertain(self) -> bool:
         """Return whether optimizers updated unevenly, and what a round of them is was never learnt."""
-        return self._fixed is None and (self._uneven > 1 or self._taken_over)
+        return self.fixed is None and (self._uneven > 1 or self._taken_over)
 
     def finish(self, over: bool = False) -> None:
         """Evaluation began, or the training is over: an undecided round has ended with its last optimizer step."""
@@ -151,6 +172,7 @@ class OptimizerRounds:
         """An update has come that is of the next round; two by one optimizer in a row are no round with others."""
         (key, joins, _), _ = self._history[-1]
         takes_over = len(self._seen) > 1 and self._seen[-1][0] == key and not joins
+        takes_over = takes_over and not self._one_model({key for key, _, _ in self._seen})
         starts = [n for n, (_, joins, _) in enumerate(self._seen) if n and not joins] if takes_over else []
         seen, ends = self._seen, [*starts, len(self._seen)]
         for start, end in zip([0, *starts], ends, strict=True):
@@ -160,7 +182,8 @@ class OptimizerRounds:
 
     def _close(self, late: bool = False) -> None:
         before, now = _heads(self._before), _heads(self._seen)
-        self._uneven += not self._rhythm and before != now and not before.isdisjoint(now)
+        uneven = not self._rhythm and before != now and not before.isdisjoint(now)
+        self._uneven += uneven and not self._one_model(before | now)
         self._before, self._seen = self._seen, []
         self._known.update(key for key, _, _ in self._before)
         self._ended(self._before[-1][2], late)
@@ -171,16 +194,38 @@ def _heads(step: list[_Update]) -> set[Hashable]:
     return {key for key, joins, _ in step if not joins}
 
 
-def _repeated(updates: list[tuple[Hashable, bool]]) -> tuple[Hashable, ...]:
-    """Return what came twice, with the last update at its end, some optimizer more than once in it; else nothing.
+def _repeated(updates: list[tuple[Hashable, bool]]) -> int:
+    """Return the length of what came twice, with the last update at its end, some optimizer more than once in it.
 
-    Nothing either where some optimizer is among all that updated together: then each time is a step.
+    0 where nothing did, or where some optimizer is among all that updated together: then each time is a step.
     """
     length = next((back for back in range(1, len(updates)) if updates[-1 - back] == updates[-1]), 0)
     last = updates[-length:]
-    keys = [key for key, _ in last]
-    uneven = 1 < len(set(keys)) < length and updates[-2 * length : -length] == last
-    return tuple(keys) if uneven and not set.intersection(*_together(last)) else ()
+    uneven = 1 < len({key for key, _ in last}) < length and updates[-2 * length : -length] == last
+    return length if uneven and not set.intersection(*_together(last)) else 0
+
+
+def _within_which_copies_train(updates: list[tuple[Hashable, bool]], of_copies: Set[Hashable]) -> list[int]:
+    """Return the places of the last updates of one optimizer, between each two of which only those of copies updated.
+
+    The first is the place before the first of these rounds; nothing where there is less than two of them.
+    """
+    last = updates[-1][0]
+    ends, copies = [len(updates) - 1], 0
+    place = len(updates) - 2
+    while of_copies and last not in of_copies and place >= 0:
+        key = updates[place][0]
+        if key in of_copies:
+            copies += 1
+        elif key == last and copies:
+            ends.insert(0, place)
+            copies = 0
+        else:
+            break
+        place -= 1
+    if copies:
+        ends.insert(0, place)
+    return ends if len(ends) > 2 else []
 
 
 def _together(updates: list[tuple[Hashable, bool]]) -> list[set[Hashable]]:
@@ -230,6 +275,7 @@ class ManualRounds:
         self.of_copies: bool | None = None  # passes were of other tensors that had the same values; None: not known
         self.passes = self.steps = 0
         self.sure = 0  # steps in which tensors that are no data changed
+        self._made_anew = False  # the last step ended in new parameters, and those before it stayed as they were
 
     @property
     def undecided(self) -> bool:
@@ -259,7 +305,9 @@ class ManualRounds:
         self._left, self._open, self._boundary_ns = fingerprint, True, None
 
     def finish(self, fingerprint: Fingerprint | None) -> None:
-        """The training is over."""
+        """The training is over; where each step makes its parameters anew, no other pass tells of the last ones."""
+        if self._made_anew and self._open:
+            self._end(fingerprint, self._boundary_ns or self._clock(), late=True)
         self._end_late(fingerprint)
         self._open = False
 
@@ -270,8 +318,9 @@ class ManualRounds:
     def _end(self, fingerprint: Fingerprint | None, t_ns: int, late: bool) -> None:
         self._open = False
         self.steps += 1
-        if fingerprint is not None and self._left is not None and not fingerprint.of_data:
-            self.sure += fingerprint.leaves == self._left.leaves
+        if fingerprint is not None and self._left is not None:
+            self._made_anew = fingerprint.choice != self._left.choice
+            self.sure += not fingerprint.of_data and fingerprint.leaves == self._left.leaves
         self._ended(t_ns, late)
 
     def _changed(self, fingerprint: Fingerprint | None) -> bool:

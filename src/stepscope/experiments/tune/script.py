@@ -241,7 +241,7 @@ class _Listener:
 
     def before_optimizer(self, optimizer: Any) -> None:
         self._seen.before_optimizer(optimizer)
-        self._finder.before_update()
+        self._finder.before_update(optimizer)
 
     def after_optimizer(self, optimizer: Any) -> None:
         self._finder.after_update(optimizer)
@@ -249,9 +249,9 @@ class _Listener:
     def skipped_update(self) -> None:
         self._finder.skipped_update()
 
-    def before_backward(self, roots: Any, inputs: Any) -> None:
-        self._seen.before_backward(roots, inputs)
-        self._finder.before_backward(roots, inputs)
+    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
+        self._seen.before_backward(roots, inputs, weights)
+        self._finder.before_backward(roots, inputs, weights)
 
     def after_backward(self) -> None:
         self._finder.after_backward()
