@@ -110,10 +110,10 @@ class Comparison:
             raise UnknownName("thing to explain", what, WHAT)
         if by not in WHAT[what]:
             raise UnknownName(f"way to divide {what}", by, WHAT[what])
-        asked = (what, by, other, setting)
-        if asked not in self._explained:
-            self._explained[asked] = self._explain(*asked)
-        return self._explained[asked]
+        question = (what, by, other, setting)
+        if question not in self._explained:
+            self._explained[question] = self._explain(*question)
+        return self._explained[question]
 
     def _explain(self, what: str, by: str, other: int, setting: int) -> Explanation:
         sides = self.settings[setting].sides
