@@ -14,6 +14,8 @@ from tests.patience import HANG_S
 from tests.store.command_line import exit_code
 
 from stepscope import privacy, store
+from stepscope.experiments.engine.child import main
+from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.liveness import start_time
 from stepscope.runfolder import RunReader, RunWriter
 
@@ -136,3 +138,98 @@ def test_what_is_to_be_left_out_reaches_the_processes_of_a_run(tmp_path: Path) -
     (run,) = (tmp_path / "runs").iterdir()
     assert RunReader(run).steps.height == 8
     assert found_in(run, ARGUMENT, USER) == []
+
+
+# Ten kinds of secrets, each with the word Q4711Z: on the command line, and in what a training says when it fails.
+ARGUMENTS = (
+    "AKIAQ4711ZABCDEFGHIJKL", "--gh", "ghp_Q4711Zabcdefghijklmnop", "--hf-token", "hf_Q4711Zabcdefghijkl", "--password",
+    "passQ4711Z", "--url", "https://me:urlQ4711Z@host/x", "--header", "Authorization: Bearer bearerQ4711Z",
+    "--db=postgres://u:dbQ4711Z@h/db", "AWS_SECRET_ACCESS_KEY=awsQ4711Z", '{"api_key": "jsonQ4711Z"}',
+)  # fmt: skip
+REASON = (
+    "401 from https://me:urlQ4711Z@hub.example/x for hf_Q4711Zabcdefghijkl, {'api_key': 'jsonQ4711Z'} "
+    "password=passQ4711Z Authorization: Bearer bearerQ4711Z AKIAQ4711ZABCDEFGHIJKL "
+    "aws_secret_access_key=aQ4711Z/bQ4711Z/cQ4711Z sk_live_Q4711Zabcdefghijkl"
+)
+SECRET = "Q4711Z"
+
+
+def test_planted_secrets_are_in_no_file_page_store_or_export_of_a_real_run(tmp_path: Path) -> None:
+    """Also those of environment variables, of a file of settings and of a git remote, none of which is recorded."""
+    script = tmp_path / "train.py"
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/config").write_text('[remote "origin"]\n\turl = https://me:gitQ4711Z@host/x.git\n')
+    (tmp_path / "settings.json").write_text('{"api_key": "settingsQ4711Z"}')
+    script.write_text(
+        "import json, torch\njson.load(open('settings.json'))\n"
+        "m = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "for _ in range(8):\n    o.zero_grad(); m(torch.ones(4, 2)).sum().backward(); o.step()\n"
+        f"raise RuntimeError({REASON!r})\n"
+    )
+    command = [sys.executable, "-m", "stepscope", "run", "-q", "--no-ceilings", "--out", "runs", str(script)]
+    ended = subprocess.run(
+        [*command, *ARGUMENTS], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False,
+        env={**os.environ, "MY_TOKEN": "environmentQ4711Z", "WANDB_API_KEY": "environmentQ4711Z"},
+    )  # fmt: skip
+    assert "RuntimeError: 401" in ended.stderr, "the training's own words are its own"
+    (run,) = (tmp_path / "runs").iterdir()
+    assert RunReader(run).steps.height == 8
+    assert "[redacted]" in RunReader(run).meta["reason"]
+    page, place = tmp_path / "page.html", tmp_path / "store"
+    assert exit_code(["report", str(run), "--html", "--out", str(page)]) == 0
+    assert exit_code(["runs", "push", str(run), "--store", str(place)]) == 0
+    out = tmp_path / "exports"
+    out.mkdir()
+    for to in ("perfetto", "chrome", "csv", "parquet", "json"):
+        assert exit_code(["export", str(run), "--to", to, "--out", str(out / to)]) == 0
+    for written in (run, page, place, out):
+        assert found_in(written, SECRET) == []
+
+
+def test_what_an_earlier_version_wrote_of_a_failure_is_redacted_where_it_is_read_and_pushed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, page, place = fabricate_run(tmp_path / "runs"), tmp_path / "page.html", tmp_path / "store"
+    header = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**header, "status": "failed", "reason": REASON}))
+    line = json.dumps({"t_ns": 1, "kind": "note", "source": "session", "message": REASON})
+    with (run / "events.jsonl").open("a") as events:
+        events.write(f"{line}\n")
+    (run / "summary.json").write_text(json.dumps({"reason": REASON, "steps": 3}))
+    before = (run / "events.jsonl").read_text().splitlines()
+    assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).events)
+    assert exit_code(["report", str(run)]) == 0
+    assert exit_code(["report", str(run), "--html", "--out", str(page)]) == 0
+    assert SECRET not in capsys.readouterr().out
+    assert found_in(page, SECRET) == []
+    store.push(store.open_place(place), [run])
+    assert found_in(place, SECRET) == []
+    assert RunReader(run).damaged == []
+    assert (run / "events.jsonl").read_text().splitlines()[:-1] == before[:-1], "what has no secret stays"
+
+
+def test_the_outcome_of_a_point_that_failed_has_no_secret(tmp_path: Path) -> None:
+    ended = tmp_path / "ended.json"
+    main({"parent": os.getppid(), "task": "tests.test_privacy:fails_with_secrets", "ended": str(ended)})
+    content = json.loads(ended.read_text())
+    assert content["status"] == "failed"
+    assert "401 from https://me:[redacted]@hub.example" in content["reason"]
+    assert found_in(ended, SECRET) == []
+    study = StudyFolder(tmp_path / "study", "s", {})
+    study.keep("a", {"status": "killed", "reason": REASON})
+    assert found_in(study.path, SECRET) == []
+
+
+def fails_with_secrets(_: object) -> dict[str, object]:
+    raise RuntimeError(REASON)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the token = 100000 of 200000", "unexpected keyword argument 'token'", "max_tokens=512", "key: value",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 9x1)", "task-sk-1: step 5",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_of_a_reason_stays_as_it_is(text: str) -> None:
+    assert privacy.without_secrets({"reason": text}) == {"reason": text}

@@ -42,7 +42,22 @@ def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = withheld()
     excluded = {field for kind in kinds for field in _FIELDS[kind]}
     kept = {field: value for field, value in fields.items() if field not in excluded}
+    if isinstance(kept.get("reason"), str):
+        kept["reason"] = redacted_text(kept["reason"])  # an exception may quote the address that it was for
     return cleaned(kept, str(fields.get("host") or "")) if kinds else kept
+
+
+def without_secrets(content: Any) -> Any:
+    """Return what JSON holds, cleaned, with the secrets in its texts redacted: events, and what trainings say."""
+    return _redacted_texts(cleaned(content))
+
+
+def _redacted_texts(content: Any) -> Any:
+    if isinstance(content, str):
+        return redacted_text(content)
+    if isinstance(content, Mapping):
+        return {key: _redacted_texts(value) for key, value in content.items()}
+    return [_redacted_texts(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def cleaned(content: Any, host: str = "") -> Any:
@@ -89,15 +104,15 @@ _OF_TEXT = "pad|eos|bos|unk|mask|sep|cls|image|special|start|end"  # tokens of a
 _NO_SECRET = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT})[_.-]?token$", re.IGNORECASE)
 _FORMS = re.compile(
     r"\b(?:gh[pousr]_\w{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|npm_\w{30,}|pypi-[\w-]{30,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|npm_\w{30,}|pypi-[\w-]{30,}|[rs]k_(?:live|test)_\w{16,}|r8_\w{30,}"
     r"|eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY-----.*"
 )
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]*_KEY$")
 # Repetitions have bounds: a run folder from elsewhere holds words of any length, and they are looked at in linear time.
-# A header or a piece of JSON within one word: "Authorization: Bearer X", '{"api_key": "X"}'.
+# A header, a piece of JSON or an assignment in a text: "Authorization: Bearer X", '{"api_key": "X"}', "password=X".
 _WITHIN = re.compile(
-    rf"""((?:authorization|{_CORE}|(?<![a-z])token)["']?\s{{0,4}}:\s{{0,4}}["']?(?:(?:bearer|basic|token)\s)?)"""
-    r"""[^\s"',}/]{6,}""",
+    rf"""((?:authorization|{_CORE}|(?<![a-z])token)["']?\s{{0,4}}(?::\s{{0,4}}|=\s{{0,4}}(?![\d.]+\b))["']?"""
+    r"""(?:(?:bearer|basic|token)\s)?)[^\s"',}/][^\s"',}]{5,}""",
     re.IGNORECASE,
 )
 _URL = re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://[^/\s:@]{0,300}:)[^/\s@]{1,2000}(?=@)", re.IGNORECASE)

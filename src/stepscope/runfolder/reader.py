@@ -15,7 +15,7 @@ import polars as pl
 from stepscope.errors import RunError, UnknownName
 from stepscope.liveness import runs_still
 from stepscope.part_names import PartName, counting, of_stem, parsed
-from stepscope.privacy import cleaned
+from stepscope.privacy import cleaned, without_secrets
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
@@ -431,7 +431,7 @@ class RunReader:
             if dropped:
                 self._found_damaged("events.jsonl")
             if isinstance(event, dict):
-                yield cleaned({key: value for key, value in event.items() if value is not None or key != "t_ns"})
+                yield without_secrets({k: value for k, value in event.items() if value is not None or k != "t_ns"})
 
     def _whole(self, frame: pl.DataFrame, true: pl.Expr, stem: str) -> pl.DataFrame:
         """The rows that can be; where there are others, their file is called damaged."""

@@ -19,7 +19,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import read_json, replace_json, replaced, sealed
 from stepscope.part_names import name_of, next_number
-from stepscope.privacy import cleaned, cleaned_fields, is_closed
+from stepscope.privacy import cleaned, cleaned_fields, is_closed, without_secrets
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES, STEP_NUMBER
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class RunWriter:
         if not self._is_mine():
             return
         entry = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
-        line = (sealed(json.dumps(cleaned(entry), default=str)) + "\n").encode()
+        line = (sealed(json.dumps(without_secrets(entry), default=str)) + "\n").encode()
         file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
         try:
             written = os.write(file, line)

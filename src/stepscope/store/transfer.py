@@ -13,18 +13,17 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
-from stepscope.files import read_json, sync
+from stepscope.files import read_json, replaced, sealed, sync
 from stepscope.liveness import identity, is_running
-from stepscope.privacy import cleaned, cleaned_fields, redacted, withheld
-from stepscope.runfolder import RunReader, RunWriter
+from stepscope.privacy import cleaned, cleaned_fields, redacted, withheld, without_secrets
+from stepscope.runfolder import RunReader, RunWriter, validation
 from stepscope.runfolder.checksums import CHECKSUMS
-from stepscope.runfolder.validation import SHAPES
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
@@ -410,7 +409,7 @@ def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) ->
 # A run as it may leave this machine: without secrets, and without what the user wants to be omitted.
 
 _COPY = ".push-"  # process number, its start, and random letters follow
-_TEXTS = {*SHAPES, "run.json", "summary.json", CHECKSUMS}
+_TEXTS = {*validation.SHAPES, "run.json", "summary.json", CHECKSUMS}
 _TABLES = {".parquet", ".rows", ".part"}
 
 
@@ -445,11 +444,30 @@ def _clear_copies(folder: Path) -> None:
 
 
 def _redact(run: RunReader) -> None:
-    """Redact the secrets of a command line that an earlier version wrote as typed."""
-    known = run.meta.get("argv")
-    stated = read_json(run.path / "run.json").get("argv")
-    if known and isinstance(stated, list) and len(stated) == len(known) and redacted(map(str, stated)) != stated:
-        RunWriter.attach(run.path).update(argv=known)
+    """Redact the secrets that an earlier version wrote as they were: of the command line, and of what was said."""
+    stated = read_json(run.path / "run.json")
+    argv, known = stated.get("argv"), run.meta.get("argv")
+    changed: dict[str, Any] = {}
+    if known and isinstance(argv, list) and len(argv) == len(known) and redacted(map(str, argv)) != argv:
+        changed["argv"] = known
+    if isinstance(stated.get("reason"), str) and run.meta.get("reason") != stated["reason"]:
+        changed["reason"] = run.meta.get("reason")
+    if changed:
+        RunWriter.attach(run.path).update(**changed)
+    for name in ("events.jsonl", "summary.json"):
+        with suppress(FileNotFoundError):
+            _redact_texts(run.path / name)
+
+
+def _redact_texts(path: Path) -> None:
+    """Redact the secrets in the texts of a JSON file, or of one with an object a line; no other line is touched."""
+    content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
+    lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
+    known = [(line, _json(line)) for line in lines]
+    said = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
+    if said != lines:
+        with replaced(path, whole=True) as part:
+            part.write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
 
 
 def _copy(run: Path, target: Path) -> None:
@@ -470,7 +488,7 @@ def _text(path: Path) -> str:
     content = path.read_bytes().decode("utf-8", errors="replace")
     if path.suffix == ".jsonl":
         lines = [_json(line) for line in content.splitlines()]
-        return "".join(json.dumps(cleaned(line)) + "\n" for line in lines if line is not None)
+        return "".join(json.dumps(without_secrets(line)) + "\n" for line in lines if line is not None)
     known = _json(content)
     if path.name == "run.json" and isinstance(known, dict):
         known |= {"argv": redacted(known["argv"])} if isinstance(known.get("argv"), list) else {}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError, UsageError
 from stepscope.files import replace_json
+from stepscope.privacy import without_secrets
 
 if TYPE_CHECKING:
     from stepscope.record.settings import Settings
@@ -78,7 +79,7 @@ def main(orders: Orders) -> None:
     """Run the task and write its outcome: status, reason and result."""
     die_with(orders["parent"])
     result = dict(perform(orders))
-    ended = {"status": result.pop("status", "ok"), "reason": result.pop("reason", None)}
+    ended = {"status": result.pop("status", "ok"), "reason": without_secrets(result.pop("reason", None))}
     replace_json(Path(orders["ended"]), {**ended, "result": result}, durable=True)
 
 

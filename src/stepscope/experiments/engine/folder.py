@@ -30,6 +30,7 @@ from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
 from stepscope.experiments.engine.points import Entry, SweepPoint
 from stepscope.files import read_object, replace_json, replaced
+from stepscope.privacy import redacted_text
 from stepscope.runfolder.pack import disk_errors
 
 STUDY_SCHEMA = 1
@@ -58,8 +59,11 @@ class ResultFolder:
 
     def keep(self, name: str, result: Mapping[str, Any]) -> None:
         """Write a result down; once this returns, no power loss takes it away."""
+        content = dict(result)
+        if isinstance(content.get("reason"), str):  # the last words of a process that died
+            content["reason"] = redacted_text(content["reason"])
         with self.writing():
-            replace_json(self.path / self.results_folder / f"{name}.json", dict(result), durable=True)
+            replace_json(self.path / self.results_folder / f"{name}.json", content, durable=True)
 
     def writing(self) -> AbstractContextManager[None]:
         """Return a context in which a disk that takes nothing is a refusal that says how to go on."""

@@ -15,7 +15,7 @@ from typing import Any
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.files import sealed
 from stepscope.part_names import name_of, next_number
-from stepscope.privacy import cleaned
+from stepscope.privacy import without_secrets
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 PART_NS = 3_600_000_000_000  # a part of samples is closed after an hour
@@ -105,7 +105,7 @@ class EventLog:
     def write(self, kind: str, message: str, **fields: Any) -> None:
         """Append one event of the sampler."""
         event = {"t_ns": self._clock(), "source": "sampler", "kind": kind, "message": message, **fields}
-        self._waiting.append(sealed(json.dumps(cleaned(event))).encode() + b"\n")
+        self._waiting.append(sealed(json.dumps(without_secrets(event))).encode() + b"\n")
         self.flush()
 
     def flush(self) -> bool:
