@@ -222,7 +222,7 @@ TICKS, ROWS_OF_A_PART = 24, 6
 
 def sample_in_parts(folder: Path, say: Say) -> None:
     """The sampler's own loop, which goes on to the next part again and again, and the packing process."""
-    from benchmarks.kills import counting_sensor
+    from benchmarks.kills import FULL_TO_THE_END, counting_sensor
     from stepscope.record.sampler import loop
     from stepscope.record.sampler.rows import EventLog, PartTurn
     from stepscope.record.sensors import Survey
@@ -299,6 +299,8 @@ def sample_in_parts(folder: Path, say: Say) -> None:
         sampling.run(wait)
     finally:
         packing.stop()
+    if events._waiting:  # the calls of the packing process may have ended the time in which the disk was full
+        say(FULL_TO_THE_END)
     say("ended")
 
 

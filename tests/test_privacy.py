@@ -17,6 +17,7 @@ from stepscope import privacy, store
 from stepscope.experiments.engine.child import main
 from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.liveness import start_time
+from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter
 
 ARGUMENT, USER = "argument4711", "user4711"
@@ -197,7 +198,7 @@ def test_what_an_earlier_version_wrote_of_a_failure_is_redacted_where_it_is_read
         events.write(f"{line}\n")
     (run / "summary.json").write_text(json.dumps({"reason": REASON, "steps": 3}))
     before = (run / "events.jsonl").read_text().splitlines()
-    assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).events)
+    assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).events) + str(Listing(run.parent).look())
     assert exit_code(["report", str(run)]) == 0
     assert exit_code(["report", str(run), "--html", "--out", str(page)]) == 0
     assert SECRET not in capsys.readouterr().out

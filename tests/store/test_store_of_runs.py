@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import sys
 import threading
@@ -447,6 +448,39 @@ def test_an_address_of_no_known_kind_is_refused() -> None:
 def test_a_plain_folder_of_runs_can_be_listed_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     assert store.listed(open_place(tmp_path / "runs"))["id"].to_list() == [run.name]
+
+
+def test_of_a_plain_folder_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = open_place(tmp_path / "runs")
+    first, second = (make_run(tmp_path / "runs", started_s=1.7e9 + number) for number in range(2))
+    going_on = RunWriter.create(tmp_path / "runs", "lenet")
+    going_on.update(**identity(os.getpid()))
+    opened: list[str] = []
+
+    def reader(path: Path) -> RunReader:
+        opened.append(path.name)
+        return RunReader(path)
+
+    monkeypatch.setattr(store_listing, "RunReader", reader)
+    before = store.listed(folder)
+    assert sorted(opened) == sorted([first.name, second.name, going_on.path.name])
+    opened.clear()
+    assert store.listed(folder).equals(before)
+    assert opened == [going_on.path.name], "what goes on is read each time"
+    summary = json.loads((second / "summary.json").read_text())
+    (second / "summary.json").write_text(json.dumps({**summary, "steps": 77}))
+    shutil.rmtree(first)
+    going_on.close("failed")
+    opened.clear()
+    now = store.listed(folder)
+    assert sorted(opened) == sorted([second.name, going_on.path.name])
+    assert dict(now.select("id", "steps").iter_rows())[second.name] == 77
+    assert set(now["id"]) == {second.name, going_on.path.name}
+    (cache,) = (tmp_path / "cache/stepscope/stores").iterdir()
+    assert cache.stat().st_mode & 0o077 == 0
+    cache.write_text("{")
+    assert store.listed(folder).equals(now)
 
 
 def test_a_push_redacts_what_an_earlier_version_wrote(local: Place, tmp_path: Path) -> None:

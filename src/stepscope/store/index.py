@@ -7,9 +7,11 @@ Measured, simulated and estimated energy have columns of their own.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,9 +20,11 @@ from typing import Any
 
 import polars as pl
 
+from stepscope import __version__
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.errors import RunError, RunNotFound, UsageError
-from stepscope.files import read_object
+from stepscope.files import read_object, replaced, user_cache
+from stepscope.privacy import withheld
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
@@ -219,14 +223,66 @@ def _of_type(value: Fact, dtype: Any) -> Fact:
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
         raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
+    known, states = _kept_rows(root), {header.parent: _state(header.parent) for header in root.glob("*/run.json")}
+    rows = {path.name: known[path.name] for path, state in states.items() if known.get(path.name, [0])[0] == state}
     found: list[RunReader] = []
-    for header in sorted(root.glob("*/run.json")):
-        with contextlib.suppress(RunError):  # whatever else lies there is no run
-            found.append(RunReader(header.parent))
-    nothing = dict.fromkeys(COLUMNS)
-    rows = [{**nothing, "id": run.id, "tags": list[str](), **facts, "folder": run.path.name}
-            for run, facts in zip(found, facts_of_runs(found), strict=True)]  # fmt: skip
-    return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)
+    for path in states:
+        if path.name not in rows:
+            with contextlib.suppress(RunError):  # whatever else lies there is no run
+                found.append(RunReader(path))
+    for run, facts in zip(found, facts_of_runs(found), strict=True):
+        rows[run.path.name] = [states[run.path], {"id": run.id, **facts}]
+    if found:
+        _keep_rows(root, {name: row for name, row in rows.items() if row[1]["status"] != "running"})
+    nothing = {**dict.fromkeys(COLUMNS), "tags": list[str]()}
+    frame = [{**nothing, **rows[name][1], "folder": name} for name in sorted(rows)]
+    return pl.DataFrame(frame, schema=COLUMNS, orient="row", strict=False)
+
+
+# Rows of a plain folder from one process to the next, in the user's own cache: what lies in the folder is not trusted.
+# A row counts while the files that say it are as they were; a cache that cannot be read or written costs time alone.
+_FORMAT = 1
+_SAYING = ("run.json", "summary.json", "steps.rows", "steps.parquet")
+
+
+def _state(run: Path) -> list[int]:
+    """Return what changes when the facts of a run do."""
+    state: list[int] = []
+    for name in _SAYING:
+        try:
+            found = (run / name).stat()
+            state += [found.st_mtime_ns, found.st_size, found.st_ino]
+        except OSError:
+            state += [0, 0, 0]
+    return state
+
+
+def _made_by(root: Path) -> list[Any]:
+    return [_FORMAT, __version__, str(root.resolve()), sorted(withheld())]
+
+
+def _kept_path(root: Path) -> Path:
+    """Return the cache file of a folder; RuntimeError without a home."""
+    return user_cache() / "stores" / f"{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.json"
+
+
+def _kept_rows(root: Path) -> dict[str, list[Any]]:
+    """Return state and facts of each run as an earlier process read them; empty where nothing was stored."""
+    try:
+        content = read_object(path) if (path := _kept_path(root)).stat().st_size <= _MOST_INDEX_BYTES else {}
+    except (OSError, RuntimeError):
+        return {}
+    return dict(content["rows"]) if content.get("made_by") == _made_by(root) else {}
+
+
+def _keep_rows(root: Path, rows: Mapping[str, list[Any]]) -> None:
+    """Store the rows of this folder, readable by this user alone."""
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _kept_path(root)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with replaced(path) as part:
+            part.touch(mode=0o600)
+            part.write_text(json.dumps({"made_by": _made_by(root), "rows": rows}, separators=(",", ":")))
 
 
 @dataclass(frozen=True)

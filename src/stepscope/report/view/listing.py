@@ -29,6 +29,7 @@ from stepscope.analysis.time.tracks import QUANTITIES, Line, lines_over_time
 from stepscope.arrays import Floats
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import read_json, replaced, user_cache
+from stepscope.privacy import redacted_text
 from stepscope.quantities import simulated_badge
 from stepscope.report.live.folder import planned_steps, status_of
 from stepscope.report.run_figures import labels
@@ -54,7 +55,7 @@ _WHOLE = ("run", "process", "processes", "total", "device")
 # The rows of a list, from one process to the next: in the user's own cache, for what lies in the folder is not trusted.
 # A row counts while run.json and summary.json are as they were; a file that cannot be read or written costs time alone.
 Rows = dict[str, tuple[tuple[int, ...], dict[str, Any]]]  # by the path below the folder: state of its files, facts
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST_CACHE = 256_000_000  # bytes
 
 
@@ -224,7 +225,7 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
     return {
         "id": str(header.get("id", folder.name)),
         "status": status_of(header),
-        "reason": _text(header.get("reason")),
+        "reason": None if header.get("reason") is None else redacted_text(str(header["reason"])),
         "workload": _text(about.get("name")) or folder.name,
         "batch": _number(about.get("batch_size")),
         **{name: _text(about.get(name)) for name in ("optimizer", "precision", "device")},
