@@ -53,6 +53,7 @@ MISTAKES = (
     Mistake("run --batch train.py", 2, "needs TARGET", "'train.py' was taken as the value of --batch"),
     Mistake("run --steps 10 train.py", 2, "--steps: of a workload only", "its own arguments after its name"),
     Mistake("run lenet extra", 2, "a workload takes no arguments of its own: extra", "stepscope run -h"),
+    Mistake("figure --form pdf", 2, "has no option --form", "did you mean --format?"),
     Mistake("report last --htm", 2, "has no option --htm", "did you mean --html"),
     Mistake("report last --out page.html", 2, "--out and --open belong to --html", "add --html"),
     Mistake("doctor now", 2, "unexpected extra argument", "stepscope doctor -h"),

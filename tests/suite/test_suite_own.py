@@ -30,12 +30,21 @@ def training():
     return model, torch.optim.SGD(model.parameters(), lr=0.1), lambda n: (torch.rand(n, 8), torch.rand(n, 2)), \\
         torch.nn.functional.mse_loss
 """
+RAISES = """
+def training():
+    raise TypeError("of theirs")
+def leave():
+    raise SystemExit(3)
+"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "suite_mine.py").write_text(FUNCTION)
+    (tmp_path / "suite_raises.py").write_text(RAISES)
+    (tmp_path / "suite_torn.py").write_text("def training(:".replace(":", ""))
+    (tmp_path / "suite_needs.py").write_text("import xyzzy\ndef training(): pass\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -92,6 +101,15 @@ def test_a_script_ends_when_a_step_is_known_well_enough_and_out_of_memory_is_its
     assert (result["status"], "numbers" in result) == ("oom", False), result
 
 
+def test_a_training_that_fails_before_a_step_has_the_line_that_it_ended_with_as_its_reason(folder: Path) -> None:
+    pytest.importorskip("torch")
+    Path("train.py").write_text("raise ValueError('at once')\n")
+    once = ("--steps", "9", "--repeats", "1", "--threads", "1", "-q")
+    assert main(["suite", "run", "train.py", "--out", "failed", *once]) == 0
+    (result,) = (json.loads(path.read_text()) for path in Path("failed/points").glob("*.json"))
+    assert (result["status"], result["reason"]) == ("failed", "exit code 1: ValueError: at once")
+
+
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
@@ -101,6 +119,14 @@ def test_a_script_ends_when_a_step_is_known_well_enough_and_out_of_memory_is_its
         ("nowhere.py", "there is no script 'nowhere.py'", "give the path of a script"),
         ("lenet trian.pyy", "there is no file 'trian.pyy'", "did you mean train.py?"),
         ("suite_mine:trainin", "'suite_mine' has no function 'trainin'", "it has: training"),
+        ("suite_raises:training", "'suite_raises:training' raised TypeError: of theirs (suite_raises.py:3)", "fails w"),
+        ("suite_raises:leave", "'suite_raises:leave' raised SystemExit: 3 (suite_raises.py:5)", "suite_raises.leave()"),
+        (
+            "suite_torn:training",
+            "the module 'suite_torn' raised SyntaxError: '(' was never closed",
+            "without Stepscope",
+        ),
+        ("suite_needs:training", "the module 'suite_needs' raised ModuleNotFoundError: No module named 'xyzzy'", "im"),
         ("--workloads lenet", "has no option --workloads", "stepscope suite run WORKLOADS"),
         ("train.py --tier smal", "unknown tier 'smal'", ""),
     ],

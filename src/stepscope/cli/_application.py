@@ -176,7 +176,8 @@ def _called(arguments: Sequence[str]) -> str:
 def _option_hint(option: str, called: str, context: Any) -> str:
     """Return the option that was meant, and where those of a script go."""
     known = [name.removeprefix("--") for param in context.command.params for name in param.opts if name[:2] == "--"]
-    if any(param.name == option.lstrip("-").replace("-", "_") for param in context.command.params):
+    arguments = [param.name for param in context.command.params if param.param_type_name == "argument"]
+    if option.lstrip("-").replace("-", "_") in arguments:
         return f"it has no name: {called} {option.lstrip('-').upper()}"
     near = str(UnknownName("option", option.lstrip("-"), known).hint)
     said = re.sub(r"(mean|or) (?=\w)", r"\1 --", near) if near.startswith("did you mean") else ""

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 
 from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.files import replaced
+from stepscope.record.boundary import is_foreign
 from stepscope.record.dry import Job, Loss, Optimizers, plain_step
 
 if TYPE_CHECKING:
@@ -61,10 +63,12 @@ def job_of_function(target: str) -> Job:
     sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name not in (module_name, module_name.partition(".")[0]):
-            raise
-        raise UsageError(f"there is no module '{module_name}' here", "run in the folder of its file") from error
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing in (module_name, module_name.partition(".")[0]):
+            raise UsageError(f"there is no module '{module_name}' here", "run in the folder of its file") from error
+        hint = f'it fails without Stepscope too: python -c "import {module_name}"'
+        raise UsageError(f"the module '{module_name}' raised {_said(error)}", hint) from error
     finally:
         sys.path.remove("")
     function = getattr(module, function_name, None)
@@ -103,15 +107,38 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _job_of_maker(function: Callable[[], Any], name: str) -> Job:
-    parts = _parts(function(), name)
-    model, optimizers, make_batch, loss = parts
+    model, optimizers, make_batch, loss = _parts(_made(function, name), name)
     _check(model, optimizers, make_batch)
 
     def build() -> tuple[nn.Module, Optimizers]:
-        made = _parts(function(), name)
+        made = _parts(_made(function, name), name)
         return made[0], made[1]
 
     return Job(name, build, make_batch, plain_step(loss), DEFAULT_BATCH, loss)
+
+
+def _made(function: Callable[[], Any], name: str) -> Any:
+    """Return what the user's function returns; UsageError, with the line, where it raises or exits."""
+    try:
+        return function()
+    except StepscopeError:
+        raise
+    except (Exception, SystemExit) as error:
+        module, _, called = name.partition(":")
+        hint = f'it fails without Stepscope too: python -c "import {module}; {module}.{called}()"'
+        raise UsageError(f"'{name}' raised {_said(error)}", hint) from error
+
+
+def _said(error: BaseException) -> str:
+    """Return "TypeError: text (train.py:3)", with the last line that is neither ours nor a library's."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # it names its line
+    places = [
+        f" ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_foreign(frame.filename)
+    ]
+    return f"{type(error).__name__}: {error}{places[-1] if places else ''}"
 
 
 def _parts(made: Any, name: str) -> JobParts:

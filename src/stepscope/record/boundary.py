@@ -208,7 +208,7 @@ def is_ours(error: BaseException) -> bool:
     handlers = _signal_handlers()
     if any(frame.f_code in handlers or _comes_in_between(frame) for frame in frames):
         return False
-    return any(_is_foreign(frame.f_code.co_filename) for frame in frames) or not _is_foreign(_file_of(kind))
+    return any(is_foreign(frame.f_code.co_filename) for frame in frames) or not is_foreign(_file_of(kind))
 
 
 def _comes_in_between(frame: FrameType) -> bool:
@@ -244,7 +244,7 @@ def _signal_handlers() -> set[CodeType]:
     return found
 
 
-def _is_foreign(file: str | None) -> bool:
+def is_foreign(file: str | None) -> bool:
     """Return whether a file is neither ours nor a library's: code of the training."""
     if file is None or file.startswith(("<frozen", _OURS)):
         return False

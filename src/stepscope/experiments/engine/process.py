@@ -144,6 +144,12 @@ def _timeout_status(folder: Path, time_limit_s: float) -> tuple[str, str]:
     return ("timeout", late) if starved is None else ("oom", f"{starved}, and then {late}")
 
 
+def last_line(folder: Path) -> str:
+    """Return the end of what a child has printed so far, which is the exception where one ended it."""
+    printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()
+    return printed.splitlines()[-1][-300:] if printed else "it printed nothing"
+
+
 def starved_line(printed: str) -> str | None:
     """Return the line in which a process said that memory was refused; None where it said nothing of that."""
     return next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
@@ -151,9 +157,8 @@ def starved_line(printed: str) -> str | None:
 
 def _status_from_exit(code: int, folder: Path) -> tuple[str, str]:
     """Return the status of a child that wrote no outcome, from its exit code and last output."""
-    printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()
-    last = printed.splitlines()[-1][-300:] if printed else "it printed nothing"
-    starved = starved_line(printed)
+    last = last_line(folder)
+    starved = starved_line((folder / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
     if starved is not None:
         return "oom", starved[-300:]
     if code == -signal.SIGKILL:

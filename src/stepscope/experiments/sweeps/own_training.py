@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError, no_script
 from stepscope.experiments.engine.child import Orders, ended_run, limit_memory
+from stepscope.experiments.engine.process import last_line
 from stepscope.part_names import has_steps
 from stepscope.request import is_function
 
@@ -146,7 +147,9 @@ def train_own(orders: Orders) -> dict[str, Any]:
     ended = ended_run(path)
     if ended["status"] == "ok" and code == 0 and RunReader(path).steps.is_empty():
         return {"status": "failed", "reason": "no training step was seen: a step is a call of optimizer.step()"}
-    return ended if code == 0 or ended["status"] != "ok" else {"status": "failed", "reason": f"exit code {code}"}
+    if code == 0 or (ended["status"] != "ok" and ended["reason"] != f"exit code {code}"):
+        return ended
+    return {"status": "failed", "reason": f"exit code {code}: {last_line(Path(orders['out']))}"}
 
 
 def prepare(text: str) -> None:
