@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "privacy": set[str](),
     "files": {"liveness"},
     "plugins": {"errors"},
-    "request": {"errors"},
+    "request": {"errors", "privacy"},
     "run_paths": {"errors", "part_names"},
     "part_names": set[str](),
     "runfolder": FOR_ALL,

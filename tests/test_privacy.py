@@ -12,10 +12,13 @@ import pytest
 from tests.fabricate import fabricate_run
 from tests.patience import HANG_S
 from tests.store.command_line import exit_code
+from tests.tune.fake_training import FakeTraining
 
 from stepscope import privacy, store
+from stepscope.api.tune import _answer
 from stepscope.experiments.engine.child import main
 from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.tune import TuneRequest
 from stepscope.liveness import start_time
 from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter
@@ -223,6 +226,22 @@ def test_the_outcome_of_a_point_that_failed_has_no_secret(tmp_path: Path) -> Non
 
 def fails_with_secrets(_: object) -> dict[str, object]:
     raise RuntimeError(REASON)
+
+
+def test_no_file_of_an_experiment_has_the_secrets_of_a_script_s_arguments(tmp_path: Path) -> None:
+    request = TuneRequest.from_settings(
+        {"target": "train.py", "arguments": ARGUMENTS, "minutes": 60.0, "only": ["channels_last"]}, "tune"
+    )
+    folder = tmp_path / "tune"
+    for _ in range(2):  # the second goes on
+        findings, _ = _answer(request, FakeTraining({"channels_last": 0.8}).open_place, folder, False, apart=True)
+    assert {"study.json", "findings.json", "page.html"} <= {path.name for path in folder.iterdir()}
+    assert found_in(folder, SECRET) == []
+    assert "--password '[redacted]'" in findings.command
+    stored = json.loads((folder / "study.json").read_text())
+    stored["settings"]["arguments"] = list(ARGUMENTS)  # as an earlier version wrote them
+    (folder / "study.json").write_text(json.dumps(stored))
+    _answer(request, FakeTraining({"channels_last": 0.8}).open_place, folder, False, apart=True)
 
 
 @pytest.mark.parametrize(

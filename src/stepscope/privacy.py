@@ -49,15 +49,19 @@ def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_secrets(content: Any) -> Any:
     """Return what JSON holds, cleaned, with the secrets in its texts redacted: events, and what trainings say."""
-    return _redacted_texts(cleaned(content))
+    return redacted_texts(cleaned(content))
 
 
-def _redacted_texts(content: Any) -> Any:
+def redacted_texts(content: Any) -> Any:
+    """Return what JSON holds with the secrets in its texts redacted; a list of texts is taken as a command line."""
     if isinstance(content, str):
         return redacted_text(content)
     if isinstance(content, Mapping):
-        return {key: _redacted_texts(value) for key, value in content.items()}
-    return [_redacted_texts(value) for value in content] if isinstance(content, list | tuple) else content
+        return {key: redacted_texts(value) for key, value in content.items()}
+    if not isinstance(content, list | tuple):
+        return content
+    words = all(isinstance(value, str) for value in content)
+    return redacted(content) if words else [redacted_texts(value) for value in content]
 
 
 def cleaned(content: Any, host: str = "") -> Any:

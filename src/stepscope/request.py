@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.errors import UnknownName, UsageError
+from stepscope.privacy import redacted
 
 AnyRequest = TypeVar("AnyRequest", bound="Request")
 REQUIRED: Any = object()  # the default of an option that has none
@@ -268,8 +269,8 @@ class Request:
         return [*arguments, *options]
 
     def command_line(self, *command: str, out: Path | None = None) -> str:
-        """Return the line that asks this again."""
-        return shlex.join([*command, *self.words(), *(() if out is None else ("--out", str(out)))])
+        """Return the line that asks this again, without the secrets of a script's arguments: it is written down."""
+        return shlex.join(redacted([*command, *self.words(), *(() if out is None else ("--out", str(out)))]))
 
 
 def parameters(request: type[Request]) -> Mapping[str, Parameter]:

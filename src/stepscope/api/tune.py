@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UnknownName, UsageError, no_script
 from stepscope.experiments.tune import TuneRequest, refuse_energy
+from stepscope.privacy import redacted_texts
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
@@ -155,7 +156,7 @@ def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path
         request = replace(request, batch=about.get("default_batch"))
     findings = replace(
         findings,
-        settings=request.to_dict(),
+        settings=redacted_texts(request.to_dict()),
         device=device_name(),
         versions=versions(),
         command=request.command_line("stepscope", "tune", out=folder),

@@ -25,6 +25,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
 from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.engine.process import run_child
+from stepscope.privacy import redacted_texts
 from stepscope.record.device import describe_device
 from stepscope.record.empty_process import installed_version
 
@@ -303,7 +304,7 @@ def answer_study(
     return replace(
         findings,
         study=request.study,
-        settings=request.to_dict(),
+        settings=redacted_texts(request.to_dict()),
         device=findings.device or device_name(),
         versions=versions(),
         command=command or request.command_line("stepscope", "study", request.study, out=Path(out)),

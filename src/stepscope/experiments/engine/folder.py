@@ -30,7 +30,7 @@ from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
 from stepscope.experiments.engine.points import Entry, SweepPoint
 from stepscope.files import read_object, replace_json, replaced
-from stepscope.privacy import redacted_text
+from stepscope.privacy import redacted_text, redacted_texts
 from stepscope.runfolder.pack import disk_errors
 
 STUDY_SCHEMA = 1
@@ -91,7 +91,7 @@ class StudyFolder(ResultFolder):
     def __init__(self, path: Path, study: str, settings: Mapping[str, Any]) -> None:
         """Begin, or go on: what has ended is kept. UsageError where the folder holds another request."""
         super().__init__(path)
-        plain = json.loads(json.dumps(dict(settings), default=str))
+        plain = redacted_texts(json.loads(json.dumps(dict(settings), default=str)))
         request = {"schema": STUDY_SCHEMA, "study": study, "settings": plain}
         stored = _stored_request(path)
         if stored is not None:
@@ -151,7 +151,7 @@ def _refuse_other_request(path: Path, stored: Mapping[str, Any], request: Mappin
     if stored.get("study") != request["study"]:
         said = f"'{path}' holds the study '{stored.get('study')}', not '{request['study']}'"
         raise UsageError(said, "choose another folder: --out DIR")
-    before, now = stored.get("settings", {}), request["settings"]
+    before, now = redacted_texts(stored.get("settings", {})), request["settings"]  # an earlier version wrote them
     other = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if other:
         lines = "\n".join(f"  {name}: {before.get(name)} -> {now.get(name)}" for name in other)
