@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +24,7 @@ from stepscope.record.optimizers import CopiesMove, Identities, OneModel, Optimi
 from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import Gaps, StepFinder
 from stepscope.record.torch_private import first_bytes, runs_elsewhere, start_window
-from stepscope.record.update_rounds import Fingerprint, ManualRounds, OptimizerRounds
+from stepscope.record.update_rounds import ROUNDS, Fingerprint, ManualRounds, OptimizerRounds
 
 
 def fails() -> float:
@@ -563,7 +565,7 @@ def samples(*happenings: Any) -> int | None:
         elif what == "updating":
             count.updating()
         elif what == "shown":
-            count.shown()
+            count.shown(-1)
         elif what[0] == "batch":
             count.batch(what[2] if len(what) > 2 else 0, what[1])
         else:
@@ -595,6 +597,65 @@ def test_batches_that_an_average_of_the_model_is_evaluated_on_are_not_trained_on
     evaluation = [("batch", 100, 1), "shown"]
     assert samples(*evaluation * 3, ("batch", 4), ("call", 0, 4), "backward", "update") == 4
     assert samples(("batch", 4), *evaluation * 3, ("call", 0, 4), "backward", "update") == 4
+
+
+def test_a_batch_that_the_model_itself_is_looked_at_with_first_counts_what_is_chosen_of_it() -> None:
+    count = SampleCount()
+    count.batch(0, 64)
+    count.shown(1)  # the hardest of them are trained on
+    count.called(1, 16, True)
+    count.backward()
+    count.updated()
+    assert count.take() == 16
+
+
+def test_batches_that_are_left_out_after_a_call_are_of_no_step() -> None:
+    count, taken = SampleCount(), []
+    for sizes in [(4,)] * 3 + [(5, 4), (6, 7, 4), (4,), (9, 3)]:  # of those with others the last is trained on
+        for size in sizes:
+            count.batch(0, size)
+            count.called(1, size, True)
+        count.backward()
+        count.updated()
+        taken.append(count.take())
+    assert taken == [4, 4, 4, 4, 4, 4, 3]
+
+
+def test_two_batches_of_each_pass_are_both_trained_on() -> None:
+    count, taken = SampleCount(), []
+    for _ in range(6):
+        for _ in range(2):
+            count.batch(0, 4)
+            count.called(1, 4, True)
+        count.backward()
+        count.updated()
+        taken.append(count.take())
+    assert taken[2:] == [8] * 4  # at first the second may be of a step to come
+
+
+def test_a_step_that_is_known_only_later_takes_no_batch_that_came_after_its_update() -> None:
+    count = SampleCount()
+    for _ in range(2):
+        count.batch(0, 64)
+        for _ in range(4):
+            count.called(1, 16, True)
+            count.backward()
+        count.updated()
+    assert (count.take(ahead=1), count.take()) == (64, 64)
+
+
+def test_gradients_that_are_dropped_at_the_end_of_an_epoch_are_of_no_step() -> None:
+    count = SampleCount()
+    for _ in range(3):
+        count.batch(0, 16)
+        count.called(1, 16, True)
+        count.backward()
+    count.batch(1, 16)  # of the next epoch
+    count.called(1, 16, True)
+    count.passes_dropped()
+    count.backward()
+    count.updated()
+    assert count.take() == 16
 
 
 def test_accumulated_batches_add_up() -> None:
@@ -794,6 +855,35 @@ def test_evaluation_between_steps_is_not_in_any_step(tmp_path: Path, choice: str
     assert run.steps.filter("recorded")["step"].to_list()[-1] >= 4
 
 
+@pytest.mark.parametrize("choice", ["all", "adaptive"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_evaluation_that_forgets_no_grad_is_not_in_any_step(tmp_path: Path, choice: str, loaded: bool) -> None:
+    def batches(count: int, size: int) -> list[torch.Tensor] | Iterator[torch.Tensor]:
+        data: Any = torch.randn(count, 8)
+        return iter(torch.utils.data.DataLoader(data, size)) if loaded else list(torch.chunk(data, count // size))
+
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(_: Any) -> None:
+        for _ in range(8):
+            for inputs in batches(4, 4):
+                model(inputs).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.eval()
+            for inputs in batches(300, 100):
+                time.sleep(0.01)
+                model(inputs).exp()
+            model.train()
+
+    run = record(loop, tmp_path, steps="optimizer", record=choice)
+    assert run.steps["samples"].to_list() == [4] * 8
+    assert run.steps.select((pl.col("t1_ns") - pl.col("t0_ns")).median()).item() < 20e6
+    linears = run.ops.filter(pl.col("name").cast(pl.String) == "nn.Linear").group_by("step").len()
+    assert set(linears["len"].to_list()) == {1}
+
+
 def test_target_networks_and_acting_without_gradients_stay_in_the_step(tmp_path: Path) -> None:
     model, target = nn.Linear(8, 1), nn.Linear(8, 1).eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -897,8 +987,24 @@ def test_a_run_whose_steps_are_uncertain_says_so_and_what_helps(tmp_path: Path) 
             nets[number](torch.randn(4, 8)).sum().backward()
             optimizers[number].step()
 
-    said = Run(record(loop, tmp_path, steps="optimizer").path).not_measured()
+    run = Run(record(loop, tmp_path, steps="optimizer").path)
+    said = run.not_measured()
     assert ["--updates-per-step" in str(item.remedy) for item in said if item.what == "what a step is"] == [True]
+    assert "--updates-per-step" in run.verdict().cautions[0]
+
+
+def test_a_round_of_critics_is_named_as_what_a_step_is(tmp_path: Path) -> None:
+    nets = [nn.Linear(8, 8), nn.Linear(8, 1)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in nets]
+
+    def loop(_: object) -> None:
+        for number in (0, 0, 1) * 5:
+            nets[number](torch.randn(4, 8)).sum().backward()
+            optimizers[number].step()
+
+    run = Run(record(loop, tmp_path, steps="optimizer").path)
+    assert [item.why for item in run.not_measured() if item.what == "what a step is"] == [ROUNDS]
+    assert not any("--updates-per-step" in said for said in run.verdict().cautions)
 
 
 @pytest.mark.parametrize("evaluated", [False, True])

@@ -147,7 +147,7 @@ def _step_gaps(run: RunReader) -> Iterator[NotMeasured]:
         why = f"{which} warm-up (the first {run.warmup_steps} are excluded)"
         yield NotMeasured("step times", why, f"train for at least {run.warmup_steps + FEW} steps")
     for event in run.events:
-        if event.get("kind") == "steps-uncertain":
+        if event.get("kind") in ("steps-uncertain", "steps-are-rounds"):
             remedy = "give --updates-per-step, or call scope.step() of stepscope.profile where a step ends"
             yield NotMeasured("what a step is", str(event.get("message", "")), remedy)
     lost = run.meta.get("steps_lost")

@@ -91,6 +91,7 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
 _UNEQUAL_RANKS = (
     "find out what the last rank does before it arrives: more or longer samples, a slower or shared device",
 )
+_UNCERTAIN = "What a step is is uncertain (report -v says why): --updates-per-step states it, or scope.step()."
 _WAITED = "Times of layers and operators include the waiting for a core."
 _IN_PARTS = "A step is too large to be profiled whole: shares are of parts of it."
 _LOG_ALONE = ("lay it beside the torch.profiler file of the same time: stepscope import TRACE --with LOG",)
@@ -142,6 +143,7 @@ def verdict(run: Run) -> Verdict:
     ]
     cautions = (
         *_damaged(run),
+        *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
         *(_profiling(run) if profiled else ()),
         *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
         *_uneven(run),

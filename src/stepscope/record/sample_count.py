@@ -36,17 +36,21 @@ class SampleCount:
     """
 
     def __init__(self) -> None:
-        self._fetched: dict[int, deque[int]] = defaultdict(deque)
+        self._fetched: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # number of a batch, and its samples
+        self._batches = 0  # numbered so far
+        self._left_out = LeftOut()
         self._trained_on: set[int] = set()  # loaders
         self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
         self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
+        self._shown_to: set[int] = set()  # such models, since the last pass
+        self._with_gradients: set[int] = set()  # loaders whose batches a model in evaluation was called with, perhaps
         self._calls: dict[int, list[tuple[int | None, bool]]] = {}
         self._counted: set[int] = set()  # models whose calls counted before
         self._before_pass: tuple[int, int, bool] | None = None  # what the last pass added to
         self._passes = 0  # and their samples, since the last update
         self._samples = 0
         self._known = True  # in all of those passes
-        self._updates: list[tuple[int, int]] = []  # passes and samples of each update of this step
+        self._updates: list[tuple[int, int, int]] = []  # of this step: passes, samples, and the last batch before it
         self._updating = False
         self._in_chunks = False  # a loader's batch is trained on in several steps, which their calls tell
         self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
@@ -56,8 +60,10 @@ class SampleCount:
         if loader in self._evaluated:
             self._evaluated.remove(loader)
             self._fetched.pop(loader, None)
-        self._fetched[loader].append(samples)
+        self._batches += 1
+        self._fetched[loader].append((self._batches, samples))
         self._since.add(loader)
+        self._left_out.fetched(loader, bool(self._calls))
 
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """Note a call of a model with gradients and its samples; None where they are unknown."""
@@ -76,10 +82,18 @@ class SampleCount:
 
     def backward(self) -> None:
         """Gradients are computed: those calls counted."""
-        if sum(map(bool, self._fetched.values())) > 1:
+        if not self._shown_to.isdisjoint(self._calls) or sum(map(bool, self._fetched.values())) > 1:
             for loader in self._evaluated:
                 self._fetched.pop(loader, None)
         self._evaluated.clear()
+        self._shown_to.clear()
+        self._with_gradients.clear()
+        for loader, batches in self._left_out.before_pass():
+            waiting = self._fetched[loader]
+            newest = waiting.pop() if len(waiting) > batches else None
+            for _ in range(batches if newest else 0):
+                waiting.pop()
+            waiting.extend([newest] if newest else [])
         model = next((model for model in self._calls if model in self._counted), next(iter(self._calls), None))
         calls = [] if model is None else self._calls[model]
         self._calls = {}
@@ -113,8 +127,9 @@ class SampleCount:
         """The gradients of the passes since the last update are gone: nothing comes of their batches."""
         dropped, self._before_pass = self._passes, None
         self._passes, self._samples, self._known = 0, 0, True
-        for waiting in self._fetched.values():
-            for _ in range(min(dropped, len(waiting) - 1)):
+        for loader, waiting in self._fetched.items():
+            of_this_pass = min(len(waiting), self._left_out.since_pass[loader])
+            for _ in range(min(dropped, len(waiting) - of_this_pass)):
                 waiting.popleft()
 
     def updating(self) -> None:
@@ -137,10 +152,25 @@ class SampleCount:
             del self._fetched[loader]
         self._evaluated.clear()
 
-    def shown(self) -> None:
-        """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation."""
+    def shown(self, model: int) -> None:
+        """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation.
+
+        Where they are of this very model, it was looked at before it was trained.
+        """
         self._evaluated |= self._fetched.keys() - self._trained_on
+        self._shown_to.add(model)
         self._since.clear()
+
+    def in_evaluation(self) -> None:
+        """A model is called with gradients, though it is in evaluation: its batch may be trained on or not."""
+        self._with_gradients |= self._fetched.keys() - self._trained_on
+
+    def was_evaluated(self, model: int) -> None:
+        """It was not: the model is in training again, and no gradient was computed."""
+        for loader in self._with_gradients:
+            self._fetched.pop(loader, None)
+        self._with_gradients.clear()
+        self._calls.pop(model, None)
 
     def take(self, ahead: int = 0) -> int | None:
         """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""
@@ -148,10 +178,11 @@ class SampleCount:
             self._settle()
         cut = len(self._updates) - ahead
         updates, self._updates = self._updates[:cut], self._updates[cut:]
-        passes = sum(passes for passes, _ in updates)
-        waiting = sum(passes for passes, _ in self._updates)
-        fetched = sum(self._take_from(loader, passes, waiting) for loader in list(self._fetched))
-        called = min((samples for _, samples in updates if samples), default=None)
+        passes = sum(passes for passes, _, _ in updates)
+        waiting = sum(passes for passes, _, _ in self._updates)
+        last = updates[-1][2] if ahead and updates else self._batches
+        fetched = sum(self._take_from(loader, passes, waiting, last) for loader in list(self._fetched))
+        called = min((samples for _, samples, _ in updates if samples), default=None)
         if fetched:
             self._left_of_batch = fetched - called if called else 0
         elif called and self._left_of_batch > 0:
@@ -160,17 +191,52 @@ class SampleCount:
         return called if called and self._in_chunks else fetched or called
 
     def _settle(self) -> None:
-        self._updates.append((self._passes, self._samples if self._known else 0))
+        self._updates.append((self._passes, self._samples if self._known else 0, self._batches))
         self._passes, self._samples, self._known = 0, 0, True
 
-    def _take_from(self, loader: int, passes: int, ahead: int) -> int:
+    def _take_from(self, loader: int, passes: int, ahead: int, last: int) -> int:
+        """Return the samples of the batches that are of this step; last: the last batch that may be."""
         waiting = self._fetched[loader]
         wanted = max(min(len(waiting), max(passes, 1)), len(waiting) - _AHEAD - ahead)
         self._trained_on.add(loader)
-        taken = sum(waiting.popleft() for _ in range(wanted))
+        taken = sum(waiting.popleft()[1] for _ in range(min(wanted, sum(number <= last for number, _ in waiting))))
         if not waiting and len(self._fetched) > 8:  # of epochs that are over
             del self._fetched[loader]
         return taken
+
+
+class LeftOut:
+    """Batches that a model was called with and that no pass followed, since a loss was not finite, for one.
+
+    That is seen where a loader gives one batch before most passes, and now and then another one after such a call.
+    """
+
+    _MOST = 8  # loaders that are remembered
+
+    def __init__(self) -> None:
+        self.since_pass: defaultdict[int, int] = defaultdict(int)  # batches of each loader
+        self._more: defaultdict[int, int] = defaultdict(int)  # of them, those that came after a call
+        self._passes: dict[int, list[int]] = {}  # passes with one batch of a loader, and with more
+
+    def fetched(self, loader: int, called: bool) -> None:
+        """A loader gave a batch; called: a model was called with gradients since the last pass."""
+        self._more[loader] += called and self.since_pass[loader] > 0
+        self.since_pass[loader] += 1
+
+    def before_pass(self) -> list[tuple[int, int]]:
+        """Return the loaders that gave batches that were left out before this pass, and how many."""
+        found = []
+        for loader in self.since_pass:
+            alone, more = self._passes.pop(loader, [0, 0])
+            left_out = self._more[loader]
+            if left_out and alone > max(more, 1):
+                found.append((loader, left_out))
+            self._passes[loader] = [alone + (not left_out), more + (left_out > 0)]
+        for loader in list(self._passes)[: -self._MOST]:
+            del self._passes[loader]
+        self.since_pass.clear()
+        self._more.clear()
+        return found
 
 
 def length(tensor: torch.Tensor) -> int | None:

@@ -89,6 +89,8 @@ class StepFinder:
         self._telling: dict[int, bool | None] = {}
         self._unbatched: tuple[int, int] | None = None  # a model that was called with a vector, and its length
         self._trained: set[int] = set()  # models that were called with gradients
+        # models called so in evaluation since the last pass: whether that began between steps, and when it ended
+        self._in_evaluation: dict[int, tuple[bool, int]] = {}
         self._optimized = False  # an optimizer has begun to update, now or before
         self._no_steps_by_hand = False  # those that were counted before an optimizer updated
         self._worked = False  # something with gradients ran since the last update
@@ -124,15 +126,18 @@ class StepFinder:
         self._rounds.repeated(ended_ns)
 
     @property
-    def uncertain(self) -> str | None:
-        """Return why somebody may call something else a step than what is counted; None where nobody would."""
+    def remark(self) -> tuple[str, str] | None:
+        """Return what is counted where somebody may call something else a step, and its kind; None where nobody would.
+
+        Kinds: "steps-uncertain", and "steps-are-rounds" where a rule of docs/measuring.md decides.
+        """
         if not self._from_updates or self._rounds.fixed:
             return None
         if self._rounds.uncertain:
-            return UNCERTAIN
+            return "steps-uncertain", UNCERTAIN
         if self._rounds.uneven_rounds:
-            return ROUNDS
-        return COPIES if self._copies.rounds > 1 and self._optimizers.of_copies else None
+            return "steps-are-rounds", ROUNDS
+        return ("steps-uncertain", COPIES) if self._copies.rounds > 1 and self._optimizers.of_copies else None
 
     @property
     def calls_no_module(self) -> bool:
@@ -145,8 +150,13 @@ class StepFinder:
         self._something_else()
         if not torch.is_grad_enabled() or torch_private.in_backward():  # computed again there: counted before
             return
+        between, number = self._between, self._identities.number(module)
         self._work_begins()
-        number = self._identities.number(module)
+        if not vars(module).get("training", True):
+            self._samples.in_evaluation()
+            self._in_evaluation.setdefault(number, (between, monotonic_ns()))
+        elif number in self._in_evaluation:
+            self._was_evaluated(number)
         self._trained.add(number)
         self._one_model.called(module)
         if not self._step_pass_called:
@@ -160,17 +170,34 @@ class StepFinder:
         if torch.is_grad_enabled():
             self._settle_axis()
             self._settle_batched(output)
+            if self._in_evaluation:
+                self._called_in_evaluation(self._identities.number(module))
             return
         number, now_ns = self._identities.number(module), monotonic_ns()
-        if self._trained and number not in self._trained:
-            self._samples.shown()
+        if number not in self._trained:
+            self._samples.shown(number)
         else:
             self._samples.evaluated()
-        between = self._gaps.is_open or (self._rounds.undecided and not self._worked)
-        if between and not vars(module).get("training", True) and number in self._trained:
+        if self._between and not vars(module).get("training", True) and number in self._trained:
             self._leave_out(now_ns)
         else:
             self._gaps.evaluated(number, now_ns)
+
+    @property
+    def _between(self) -> bool:
+        """Return whether no work of a step has begun since the last one."""
+        return self._gaps.is_open or (self._rounds.undecided and not self._worked)
+
+    def _called_in_evaluation(self, number: int) -> None:
+        if number in self._in_evaluation:
+            self._in_evaluation[number] = self._in_evaluation[number][0], monotonic_ns()
+
+    def _was_evaluated(self, number: int) -> None:
+        """It was called with gradients in evaluation, is in training now, and nothing was computed in between."""
+        between, ended_ns = self._in_evaluation.pop(number)
+        self._samples.was_evaluated(number)
+        if between:
+            self._leave_out(ended_ns)
 
     def raised(self, module: nn.Module) -> None:
         """Note that a call ended with an exception."""
@@ -219,6 +246,7 @@ class StepFinder:
             self._penalty = True
             return
         given, self._given = self._given, set()
+        self._in_evaluation.clear()
         self.signs["passes"] += 1
         self._direct_passes += not self._step_pass_called
         self._step_pass_called = False

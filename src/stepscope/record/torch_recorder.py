@@ -369,9 +369,9 @@ class TorchRecorder:
 
     def remarks(self) -> list[tuple[str, str]]:
         """Return what a reader should know of how the training was seen."""
-        finder = self._finder
-        remarks = [("no-module-calls", NO_MODULE_CALLS)] if finder.calls_no_module else []
-        return [*remarks, ("steps-uncertain", finder.uncertain)] if finder.uncertain else remarks
+        remark = self._finder.remark
+        remarks = [("no-module-calls", NO_MODULE_CALLS)] if self._finder.calls_no_module else []
+        return [*remarks, remark] if remark is not None else remarks
 
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""

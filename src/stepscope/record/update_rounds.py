@@ -197,8 +197,11 @@ def _heads(step: list[_Update]) -> set[Hashable]:
 def _repeated(updates: list[tuple[Hashable, bool]]) -> int:
     """Return the length of what came twice, with the last update at its end, some optimizer more than once in it.
 
-    0 where nothing did, or where some optimizer is among all that updated together: then each time is a step.
+    0 where nothing did, where some optimizer is among all that updated together (then each time is a step), or where
+    the last one had nothing computed for it: it takes what others have trained.
     """
+    if updates[-1][1]:
+        return 0
     length = next((back for back in range(1, len(updates)) if updates[-1 - back] == updates[-1]), 0)
     last = updates[-length:]
     uneven = 1 < len({key for key, _ in last}) < length and updates[-2 * length : -length] == last
