@@ -39,7 +39,13 @@ def run_plainly(words: Sequence[str]) -> int | None:
     if request.with_ is not None or request.simulate is not None:
         return None
     settings = settings_of(request)
-    return end_of_script(*script_run(request, settings), request, quiet)
+    path, code = script_run(request, settings)
+    try:
+        return end_of_script(path, code, request, quiet)
+    except Exception:  # in what tells of faults: the exit code is the script's all the same
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            traceback.print_exc()
+        return code if code >= 0 else 128 - code
 
 
 def typed_plainly(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
@@ -135,9 +141,9 @@ def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
 
 def pack_run(path: Path) -> None:
     """Make Parquet of what was written while the training went on; what cannot be stays as it is, and can be read."""
-    from stepscope.runfolder.pack import pack
-
     with harmless("the run could not be packed into Parquet, and is whole without"):
+        from stepscope.runfolder.pack import pack
+
         pack(path)
 
 
@@ -154,15 +160,16 @@ def harmless(failed: str) -> Iterator[None]:
 
 def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False) -> int:
     """Finish after a script and return its exit code; where a signal ended the script, end this process likewise."""
-    from stepscope.record.ceilings import write_ceilings
     from stepscope.record.script import end_as
 
     if code == 0 and request.record_memory != "off":
-        from stepscope.record.empty_process import write_empty_process_bytes
-
         with harmless("the memory of a process without training is not known"):
+            from stepscope.record.empty_process import write_empty_process_bytes
+
             write_empty_process_bytes(path, say)
     with harmless("the ceilings of this device are not known"):
+        from stepscope.record.ceilings import write_ceilings
+
         write_ceilings(path, say, request.ceilings and code == 0)
     pack_run(path)
     with harmless("the run could not be reported"):

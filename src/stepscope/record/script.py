@@ -84,7 +84,11 @@ def run_script(
         max_disk=settings.metering.max_disk,
     )
     code = _trained(orders, target, arguments, settings, writer, malloc)
-    _close(writer, code)
+    try:
+        _close(writer, code)
+    except Exception as error:  # a fault of ours, or no stderr: the exit code is the script's
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"the run in '{writer.path}' could not be closed: {type(error).__name__}: {error}\n")
     return writer.path, code
 
 
@@ -101,6 +105,18 @@ def _trained(
         child = subprocess.Popen(command, close_fds=False, env=environment)
     finally:
         os.close(go)
+    try:
+        return _accompanied(child, tell, writer, settings)
+    except Exception as error:  # a fault of ours: the script is there, and runs on by itself
+        with contextlib.suppress(Exception):
+            writer.event("profiling-failed", f"a fault in Stepscope beside the script: {type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):
+            os.close(tell)
+        return child.wait()
+
+
+def _accompanied(child: subprocess.Popen[bytes], tell: int, writer: RunWriter, settings: Settings) -> int:
+    """Start the sampler, let the script begin, and return its exit code once it has ended."""
     with _signals_passed_on(child):
         sampler = None if settings.metering.simulated else _sampler(writer, settings, child.pid)
         os.close(tell)  # the end of the pipe is the word
@@ -205,19 +221,16 @@ def _in_foreground() -> bool:
 
 def _close(writer: RunWriter, code: int) -> None:
     """Write what the training's own processes could not: that none of them trained, or how the last one was ended."""
-    try:
-        claimed = (writer.path / CLAIM).exists()
-        whole = RunWriter.attach(writer.path)
-        if not claimed:
-            whole.event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
-        if not claimed or whole.status == "running":
-            whole.update(clock_end=anchors())
-            whole.close(*_status(code, claimed))
-        elif code > 0 and whole.status == "ok":  # a process that trained ended well, and the script did not
-            whole.close("failed", f"exit code {code}")
-        (writer.path / CLAIM).unlink(missing_ok=True)
-    except (StepscopeError, OSError, ValueError) as error:
-        sys.stderr.write(f"the run in '{writer.path}' could not be closed: {error}\n")
+    claimed = (writer.path / CLAIM).exists()
+    whole = RunWriter.attach(writer.path)
+    if not claimed:
+        whole.event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
+    if not claimed or whole.status == "running":
+        whole.update(clock_end=anchors())
+        whole.close(*_status(code, claimed))
+    elif code > 0 and whole.status == "ok":  # a process that trained ended well, and the script did not
+        whole.close("failed", f"exit code {code}")
+    (writer.path / CLAIM).unlink(missing_ok=True)
 
 
 def _why_no_training(run: Path) -> str:
