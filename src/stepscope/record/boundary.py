@@ -25,6 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_TURNS = 100  # to put handlers back, while others raise in between
 _SIGACTION_BYTES = 512  # more than any libc's
 _libc: ctypes.CDLL | None = None
 with contextlib.suppress(OSError, TypeError):
@@ -52,7 +53,11 @@ class Boundary:
                 return function(*args, **kwargs) if self.open else None
             except BaseException as error:
                 if not is_ours(error):
-                    self._tell_disturbed()
+                    try:
+                        self._disturbed()
+                    except BaseException as second:
+                        if not is_ours(second):
+                            raise
                     raise
                 self.close(error)
                 return None
@@ -107,13 +112,6 @@ class Boundary:
         self._lock = threading.RLock()
         self._inside = None
 
-    def _tell_disturbed(self) -> None:
-        try:
-            self._disturbed()
-        except BaseException as second:
-            if not is_ours(second):
-                raise
-
 
 class Undisturbed:
     """While it is entered no signal handler runs in the main thread: it waits, and runs, and may raise, at the end.
@@ -158,12 +156,14 @@ class Undisturbed:
     def _restore(self) -> BaseException | None:
         """Put every handler back, whatever one that is back already raises; return that."""
         raised: BaseException | None = None
-        left = dict(self._handlers)
+        left, turns = dict(self._handlers), 0
         while left:
+            turns += 1
             try:
                 for number in list(left):
                     signal.signal(number, left[number])
-                    _put_back(number, self._actions[number])
+                    if turns < _TURNS:  # else it is our own fault that comes again and again
+                        _put_back(number, self._actions[number])
                     del left[number]
             except BaseException as error:
                 raised = raised or error
@@ -174,13 +174,13 @@ class Undisturbed:
         self._waiting.append((number, frame))
 
     @staticmethod
-    def forked() -> None:
-        """A thread forked while the main one was undisturbed: the child has no one else to put its handlers back."""
-        if Undisturbed._now is not None:
+    def end() -> None:
+        """Put the handlers back where nobody else does: in a child that a thread forked, after a fault of ours."""
+        if Undisturbed._now is not None and threading.current_thread() is threading.main_thread():
             Undisturbed._now._restore()
 
 
-os.register_at_fork(after_in_child=Undisturbed.forked)
+os.register_at_fork(after_in_child=Undisturbed.end)
 
 
 def _action_of(number: int) -> ctypes.Array[ctypes.c_char] | None:
@@ -201,6 +201,28 @@ def is_ours(error: BaseException) -> bool:
     in between. Only the latter may raise what is meant for the training: they are known by the frame that they are
     given. A timeout that is thrown into this thread has a type of the training's.
     """
+    try:
+        return _arose_with_us(error)
+    except Exception as second:  # a fault in here, or a signal just now: what raised it tells as much as is needed
+        if not _is_raised_by_us(second):
+            raise
+        return _is_raised_by_us(error)
+
+
+def fault_text(error: BaseException) -> str:
+    """Return the sentence about a fault of ours that has ended profiling."""
+    return f"a fault in Stepscope ended profiling, the training goes on: {type(error).__name__}: {error}"
+
+
+def _is_raised_by_us(error: BaseException) -> bool:
+    """Return whether the line that raised it is ours or a library's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OURS, *_LIBRARIES))
+
+
+def _arose_with_us(error: BaseException) -> bool:
     kind = type(error)
     if not isinstance(error, Exception):
         return kind.__name__ == _PANIC

@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import stepscope
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.record.boundary import fault_text, is_ours
 from stepscope.record.facts import status_of
 from stepscope.record.framework import framework_of
 from stepscope.record.meters import parse_meters
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Scope:
     """The handle that `profile` gives: `step()` after each optimizer update, `run` once closed."""
 
-    def __init__(self, session: Session, trained: Sequence[Any] = ()) -> None:
+    def __init__(self, session: Session | _Unrecorded, trained: Sequence[Any] = ()) -> None:
         self._session = session
         self._trained = [weakref.ref(part) for part in trained]  # models and optimizers, which belong to the training
 
@@ -53,15 +54,24 @@ class Scope:
 
         With JAX it waits for the loss to be computed, and without one for every array.
         """
-        self._session.step(loss, samples)
+        try:
+            self._session.step(loss, samples)
+        except BaseException as error:
+            self._failed(error)
 
     def pause(self) -> None:
         """Exclude what follows, such as evaluation or a checkpoint, from the step: call `resume()` after it."""
-        self._session.pause()
+        try:
+            self._session.pause()
+        except BaseException as error:
+            self._failed(error)
 
     def resume(self) -> None:
         """The next step begins now."""
-        self._session.resume()
+        try:
+            self._session.resume()
+        except BaseException as error:
+            self._failed(error)
 
     def tune(self, step: Callable[[Any], Any], batches: Iterable[Any], **settings: Any) -> Any:
         """Try changes on steps made here and now, as `stepscope.tune`; everything is put back, and nothing is recorded.
@@ -84,19 +94,36 @@ class Scope:
 
         With JAX the name of a layer, as `jax.named_scope`.
         """
-        return self._session.inside(module)
+        try:
+            return self._session.inside(module)
+        except BaseException as error:
+            self._failed(error)
+            return contextlib.nullcontext()
 
     def note(self, kind: str, message: str, **fields: Any) -> None:
         """Append to the run's events.jsonl."""
-        self._session.note(kind, message, **fields)
+        try:
+            self._session.note(kind, message, **fields)
+        except BaseException as error:
+            self._failed(error)
 
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json."""
-        self._session.update(**fields)
+        try:
+            self._session.update(**fields)
+        except BaseException as error:
+            self._failed(error)
 
     def close(self, status: str = "ok", reason: str | None = None) -> None:
         """End the run with a status of `runfolder.STATUSES`, for those who cannot use `with`."""
-        self._session.close(status, reason)
+        try:
+            self._session.close(status, reason)
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """Raise an exception of the training's again; one of ours ends profiling, and the loop goes on."""
+        self._session.boundary.failed(error)
 
 
 class SimulatedBoard(Protocol):
@@ -170,24 +197,60 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             ),
             facts={"workload": workload},
         )
-        self._session: Session | None = None
+        self._session: Session | _Unrecorded | None = None
 
     def __enter__(self) -> Scope:
-        self._session = Session(self._settings, framework=self._framework)
         models, self._models = self._models, None  # the training's alone from here on: it may let go of them
-        self._session.start(models)
         trained, self._trained = self._trained, []
+        try:
+            self._session = Session(self._settings, framework=self._framework)
+            self._session.start(models)
+        except StepscopeError:
+            raise
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            if self._session is None:
+                self._session = _Unrecorded(error, Path(self._settings.out))
+            else:
+                self._session.boundary.close(error)
+            _warn(fault_text(error))
         return Scope(self._session, trained)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
+        if self._session is None:
+            return
+        try:
             self._session.close(*status_of(error))
             if self._session.steps == 0 and error is None:
-                why = self._session.why_no_steps()
-                with contextlib.suppress(RuntimeWarning):  # of those who turn warnings into errors
-                    warnings.warn(f"stepscope recorded no training step: {why}", RuntimeWarning, stacklevel=2)
+                _warn(f"stepscope recorded no training step: {self._session.why_no_steps()}")
+        except BaseException as failure:
+            self._session.boundary.failed(failure)
+
+
+class _Unrecorded:
+    """Stand-in for a session that a fault of ours kept from beginning: the loop runs as without one."""
+
+    boundary: Any = SimpleNamespace(deaf=contextlib.nullcontext, failed=lambda _: None)
+    closed, steps = True, 1
+
+    def __init__(self, error: BaseException, path: Path) -> None:
+        self.fault, self.path = f"{type(error).__name__}: {error}", path
+
+    def inside(self, _: Any) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        return None
+
+    step = pause = resume = note = update = close = pack = why_no_steps = _nothing
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(RuntimeWarning):  # of those who turn warnings into errors
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _listed(given: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import Any
 from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.record import facts
-from stepscope.record.boundary import Boundary, Undisturbed, is_ours
+from stepscope.record.boundary import Boundary, Undisturbed, fault_text, is_ours
 from stepscope.record.framework import Ended, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
@@ -44,7 +44,7 @@ class Session:
         make_recorder = find_recorder(framework)
         self.plan = Plan(parse_schedule(settings.record), parse_memory(settings.memory))
         self.settings = settings
-        self._pid = getpid()
+        self.pid = getpid()  # the process that is recorded
         self._place = place
         self.boundary = Boundary(self._failed, self._disturbed)
         self.begun = False  # a training was seen, and a run is written
@@ -63,6 +63,7 @@ class Session:
         self.modules_bytes: int | None = None
         self._model_rows: list[dict[str, Any]] | None = None  # as they were last written
         self.closed = False
+        self.fault: str | None = None  # ours, that has ended profiling
         self.status: tuple[str, str | None] = ("interrupted", "the process ended inside the run")
 
     @property
@@ -80,11 +81,6 @@ class Session:
     def steps(self) -> int:
         """Steps that have ended."""
         return self.number + self._recorder.untold
-
-    @property
-    def pid(self) -> int:
-        """The process that is recorded."""
-        return self._pid
 
     def start(self, models: Any = None) -> None:
         """Begin: sampler ready, recorder listening, first step open; models: those that the user names."""
@@ -131,7 +127,7 @@ class Session:
 
     def close(self, status: str = "ok", reason: str | None = None) -> None:
         """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
-        if self.closed or getpid() != self._pid:
+        if self.closed or getpid() != self.pid:
             return
         self.status = status, reason
         self.boundary.asks(self._recorder.differs)
@@ -198,7 +194,7 @@ class Session:
     def _write_beginning(self) -> None:
         self.writer.max_disk = self.settings.metering.max_disk
         self.writer.update(
-            **facts.of_beginning(self.settings, self.plan.choice.name, self._pid, self._recorder.framework)
+            **facts.of_beginning(self.settings, self.plan.choice.name, self.pid, self._recorder.framework)
         )
         if not self.writer.is_rank:
             self._safely(lambda: self.writer.device(facts.of_device(self.settings.root)))
@@ -285,16 +281,13 @@ class Session:
     def _failed(self, error: BaseException) -> None:
         """Ours, of any kind: tell it in the run, and let the training be."""
         self.profiled = False
+        self.fault = fault_text(error)
+        self._safely(Undisturbed.end)
         self._safely(self._recorder.settle)
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         self._safely(lambda: self._recorder.abandon_window("profiling failed"))
         self._safely(self._recorder.leave)
-        self.note(
-            "profiling-failed",
-            f"a fault in Stepscope ended profiling, the training goes on: {type(error).__name__}: {error}",
-            step=self.number,
-            traceback="".join(lines)[-4000:],
-        )
+        self.note("profiling-failed", self.fault, step=self.number, traceback="".join(lines)[-4000:])
 
     def _disturbed(self) -> None:
         """An exception of the training's came while our code ran: a window may be half open."""
@@ -355,6 +348,8 @@ class Session:
 
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""
+        if self.fault is not None:
+            return self.fault
         if self.settings.steps_from != "optimizer":
             return "scope.step() was never called"
         return self._recorder.why_no_steps()
@@ -366,7 +361,11 @@ class Session:
 
     def _at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""
-        self.close(*self.status)
+        try:
+            self.close(*self.status)
+        except BaseException as error:
+            if not is_ours(error):
+                raise
 
     def _safely(self, action: Callable[[], Any], note: bool = True) -> None:
         """Run the action; a failure on our side is noted, and nothing else happens."""

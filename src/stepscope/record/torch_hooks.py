@@ -165,17 +165,15 @@ class Routes:
 
     def install(self) -> None:
         """Listen from now on."""
-        self._installed = True
+        self._installed, undo = True, self._undo.append  # at once: what comes after it may fail
+        undo(self._modules.remove)
         self._modules.install()
-        self._undo += [
-            self._modules.remove,
-            register_optimizer_step_pre_hook(self._before_update).remove,
-            register_optimizer_step_post_hook(self._after_update).remove,
-            self._route(torch.autograd, "_engine_run_backward", self._backward),
-            self._route(nn.Module, "compile", self._compile),
-            self._route_code(torch.utils, "swap_tensors", self._swap),  # also of who has imported it by its name
-            self._route(torch._C, "_swap_tensor_impl", self._swap),
-        ]
+        undo(register_optimizer_step_pre_hook(self._before_update).remove)
+        undo(register_optimizer_step_post_hook(self._after_update).remove)
+        undo(self._route(torch.autograd, "_engine_run_backward", self._backward))
+        undo(self._route(nn.Module, "compile", self._compile))
+        undo(self._route_code(torch.utils, "swap_tensors", self._swap))  # also of who has imported it by its name
+        undo(self._route(torch._C, "_swap_tensor_impl", self._swap))
         distributed = sys.modules.get("torch.distributed.autograd")  # torch has imported it, if this build has it
         if distributed is not None:
             self._undo.append(self._route(distributed, "backward", self._distributed_backward))
@@ -247,38 +245,41 @@ class Routes:
         boundary, is_next, heard = self._boundary, self._repeating.is_next, getattr(listener, name, _nothing)
 
         def tell(optimizer: Any) -> None:
-            try:
-                if boundary.open and is_next(kind, optimizer):
-                    return
-            except BaseException as error:
-                boundary.failed(error)
-            boundary.call(heard, optimizer)
+            if not (boundary.open and is_next(kind, optimizer)):
+                boundary.call(heard, optimizer)
 
         return tell
 
     def _outermost_updates(self, tell_before: Callable[[Any], None], tell_after: Callable[[Any], None]) -> Any:
         """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
 
+        boundary = self._boundary
+
         def before(optimizer: Any, *_: Any) -> None:
             if _is_compiling():
                 return
-            updating = self._updating
-            if updating:  # or an exception has ended it
-                within = updates_below(sys._getframe(1))
-                self._updating = updating = [key for key in updating if key in within]
-            updating.append(id(optimizer))
-            if updating.count(id(optimizer)) == 1:
-                tell_before(optimizer)
+            try:
+                updating = self._updating
+                if updating:  # or an exception has ended it
+                    within = updates_below(sys._getframe(1))
+                    self._updating = updating = [key for key in updating if key in within]
+                updating.append(id(optimizer))
+                if updating.count(id(optimizer)) == 1:
+                    tell_before(optimizer)
+            except BaseException as error:
+                boundary.failed(error)
 
         def after(optimizer: Any, *_: Any) -> None:
             if _is_compiling():
                 return
-            key, updating = id(optimizer), self._updating
-            if key in updating:
-                updating.remove(key)
-            if key not in updating:
-                self._updates += 1
-                tell_after(optimizer)
+            try:
+                if id(optimizer) in self._updating:
+                    self._updating.remove(id(optimizer))
+                if id(optimizer) not in self._updating:
+                    self._updates += 1
+                    tell_after(optimizer)
+            except BaseException as error:
+                boundary.failed(error)
 
         return before, after
 
@@ -528,7 +529,11 @@ class _ModuleRoute:
                 route.calls += 1
                 if route.calls % _LOOK_EVERY == 0:
                     route._boundary.call(route._listener.many_calls)
-            times = None if route._timed is None else route._times_of(self)
+            times = None
+            try:
+                times = route._timed and route._times_of(self)
+            except BaseException as error:
+                route._boundary.failed(error)
             if times is not None:
                 times.noted.extend((times.known[key], clock(), sequence()))
             try:
@@ -539,9 +544,10 @@ class _ModuleRoute:
                 if noted is not None and route._noted_by is noted:
                     route._boundary.call(noted.leave)
                 if scope is not None and route._window == window:  # else it was ended with its window, inside this call
-                    scope.__exit__(None, None, None)
-                    route._close(scope)
-                    route._free[key] = scope
+                    try:
+                        route._close(scope, key)
+                    except BaseException as error:
+                        route._boundary.failed(error)
 
         return call
 
@@ -583,8 +589,9 @@ class _ModuleRoute:
             self._boundary.call(self._listener.returned, module, output)
         return output
 
-    def _close(self, scope: Scope) -> None:
-        opened = self._open
+    def _close(self, scope: Scope, key: int) -> None:
+        scope.__exit__(None, None, None)
+        self._free[key], opened = scope, self._open
         if opened and opened[-1] is scope:
             opened.pop()
         elif scope in opened:  # another thread's call ended in between

@@ -548,7 +548,7 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
 
     def put_back() -> None:
         for name, ours, theirs in (("_prepare_trace", prepare, prepares), ("__exit__", end, ends)):
-            if vars(profile).get(name) is ours and not _others:  # else when the one that runs has stopped
+            if vars(profile).get(name) is ours and not _others and _running is None:  # else when those have stopped
                 setattr(profile, name, theirs)
 
     def undo() -> None:

@@ -62,8 +62,8 @@ class TorchRecorder:
         """Routes in place, models known, and the first step open where nothing else begins it."""
         for name, model in named_models(models):
             self._boundary.call(self._book.add_root, model, name)
-        self.routes.install()
         self._leaving.callback(self.routes.remove)
+        self.routes.install()
         self._leaving.callback(torch_private.before_other_profilers(self._boundary.guarded(self._other_profiler)))
 
     @property
@@ -91,8 +91,12 @@ class TorchRecorder:
             self._ops.close()
 
     def leave(self) -> None:
-        """Take every route back."""
+        """Take every route back, and keep no weak reference to a tensor: torch refuses to swap one that has any."""
         self._leaving.close()
+        held = vars(self._finder)  # not by its method, which may be what has failed
+        held["_optimizers"].forget_parameters()
+        vars(held["_copies"]).update(_parameter=None)
+        held.update(_watched=None, _weights=[], **{part: type(held[part])() for part in ("_gradients", "_one_model")})
 
     # steps
 
@@ -349,8 +353,6 @@ class TorchRecorder:
         if self._ops is not None:
             self._ops.give_way()
 
-    # results
-
     def model(self) -> list[dict[str, Any]]:
         """Rows of model.json: the modules that were called or given."""
         shares = {} if self._ops is None else self._ops.update_shares()
@@ -376,8 +378,6 @@ class TorchRecorder:
     def why_no_steps(self) -> str:
         """The reason why there is no step, as far as it was seen, and what helps."""
         return why_no_steps(self._finder.signs)
-
-    # faults
 
     def settle(self) -> None:
         """Report steps that have ended and are not yet reported to the session."""

@@ -117,7 +117,10 @@ def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
         """The child inherits this environment: it is changed for as long as the call takes, by one thread at a time."""
         with _environment_lock:
             kept = {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
-            os.environ.update(environment(orders, os.environ))
+            try:
+                os.environ.update(environment(orders, os.environ))
+            except Exception as error:
+                _raise_unless_ours(error)
             try:
                 return plain(*args)
             finally:
@@ -205,4 +208,7 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._own
         self._own.exec_module(module)
-        self._finder.loaded(module)
+        try:
+            self._finder.loaded(module)
+        except BaseException as error:
+            _raise_unless_ours(error)

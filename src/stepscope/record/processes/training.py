@@ -48,6 +48,7 @@ class Recording:
         self.orders = orders
         self._first = first  # the script's own process
         self.session: Session | None = None
+        self._fault: BaseException | None = None  # ours, that kept it from listening
 
     def wait_for_torch(self) -> None:
         """Record from the first sign of a training on."""
@@ -62,6 +63,18 @@ class Recording:
 
     def torch_is_here(self, torch: Any) -> None:
         """Listen to the training that torch was imported for, if it is one."""
+        try:
+            self._listen(torch)
+        except BaseException as error:
+            if not is_ours(error):
+                raise
+            self._fault = error
+            if self.session is not None:
+                self.session.boundary.close(error)
+            if self._first:
+                _say_fault(self.orders.run, error)
+
+    def _listen(self, torch: Any) -> None:
         before = _resident_bytes()
         from stepscope.record.session import Session
         from stepscope.record.settings import Metering, Settings
@@ -100,23 +113,25 @@ class Recording:
     def _say_why_not(self) -> None:
         """The script's own process saw no training: what it did see is the reason, unless another process trained."""
         session = self.session
-        if session is not None and not session.begun and os.getpid() == session.pid:
+        if session is not None and not session.begun and os.getpid() == session.pid and self._fault is None:
             (Path(self.orders.run) / SIGNS).write_text(session.why_no_steps(), encoding="utf-8")
 
 
 def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
     """Run a script, or a module, as `python` would; leaves by the script's own exception or SystemExit."""
-    orders = Orders.from_json(orders_text)
-    _end_with_parent()
-    _wait_for_go(orders.go)
-    orders = replace(orders, go=None)
-    recording = Recording(orders, first=True)
-    recording.wait_for_torch()
-    join_children(replace(orders, simulate=None).to_json())
-    sys.argv = [target, *arguments]
-    sys.orig_argv = [sys.orig_argv[0], *(["-m"] if orders.module else []), target, *arguments]
+    words: dict[str, Any] = json.loads(orders_text)
+    recording: Recording | None = None
     try:
-        if orders.module:
+        recording = _recording(orders_text)
+    except Exception as error:  # a fault of ours: the script runs without us
+        with contextlib.suppress(OSError, TypeError):
+            os.close(words["go"])
+        with contextlib.suppress(Exception):
+            _say_fault(words["run"], error)
+    sys.argv = [target, *arguments]
+    sys.orig_argv = [sys.orig_argv[0], *(["-m"] if words["module"] else []), target, *arguments]
+    try:
+        if words["module"]:
             sys.path.insert(0, str(Path.cwd()))
             _empty(sys.modules["__main__"], None)
             runpy._run_module_as_main(target, alter_argv=True)  # type: ignore[attr-defined]
@@ -129,11 +144,32 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
         else:
             _run_script(Path(target))
     except BaseException as error:
-        _guarded(recording.ended, error)
+        if recording is not None:
+            _guarded(recording.ended, error)
         if not isinstance(error, SystemExit):
-            _show_without_us()
+            _guarded(_show_without_us)
         raise
-    _guarded(recording.ended, None)
+    if recording is not None:
+        _guarded(recording.ended, None)
+
+
+def _recording(orders_text: str) -> Recording:
+    """Return what will record this process, once the one that started it is ready."""
+    orders = Orders.from_json(orders_text)
+    _end_with_parent()
+    _wait_for_go(orders.go)
+    orders = replace(orders, go=None)
+    recording = Recording(orders, first=True)
+    join_children(replace(orders, simulate=None).to_json())
+    recording.wait_for_torch()
+    return recording
+
+
+def _say_fault(run: str, error: BaseException) -> None:
+    """Leave word, for the process that started this one, why nothing was recorded."""
+    with contextlib.suppress(OSError):
+        why = f"a fault in Stepscope: {type(error).__name__}: {error}"
+        (Path(run) / SIGNS).write_text(why, encoding="utf-8")
 
 
 def claim_writer(run: Path) -> RunWriter:
@@ -238,9 +274,13 @@ def _show_without_us() -> None:
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        own = _without_us(trace)
-        for other in _shown_with(error):
-            other.__traceback__ = _without_us(other.__traceback__)
+        own = trace
+        with contextlib.suppress(Exception):
+            own = _without_us(trace)
+            if own is None and not isinstance(error, (SyntaxError, OSError, ValueError)):
+                own = trace  # a fault of ours, before the script began
+            for other in _shown_with(error):
+                other.__traceback__ = _without_us(other.__traceback__)
         return shown(kind, error.with_traceback(own), own)
 
     sys.excepthook = show
