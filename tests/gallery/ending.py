@@ -7,11 +7,14 @@ have made ends as the interpreter ends: threads, exit functions, modules, object
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import sys
 import weakref
+from pathlib import Path
 
 _spared: list[str] = []
+_noted: list[str] = []
 
 
 def spare_libraries() -> None:
@@ -26,8 +29,16 @@ def spare_libraries() -> None:
         libc.on_exit(ctypes.cast(getattr(libc, name), ctypes.c_void_p), None)
 
 
+def note_modules(file: str) -> None:
+    """Write into a file at the end which modules of ours are there, as far as the script lets files be written."""
+    _noted.append(file)
+
+
 @atexit.register  # before all others, and so the last one that is called
 def _keep_spared() -> None:
+    for file in _noted:
+        with contextlib.suppress(Exception):
+            Path(file).write_text("".join(f"{name}\n" for name in sys.modules if name.startswith("stepscope.")))
     for name in _spared:
         module = sys.modules.pop(name, None)
         if module is not None:

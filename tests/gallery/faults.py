@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import importlib
 import inspect
 import os
+import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,86 +18,152 @@ import stepscope
 
 _FILE = str(Path(stepscope.__file__).parent / "record" / "a_fault.py")  # the traceback is one of ours
 _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours, on purpose')\n"
+_UNNAMED = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>")  # run where they stand
 MODULES = (
-    "record.session", "record.torch_recorder", "record.recorder", "record.steps",
-    "record.update_rounds", "record.optimizers",
-    "record.plan", "record.facts", "record.settings", "record.torch_private",
-    "record.empty_process", "record.repeats", "record.sample_count", "record.step_log",
-    "record.allocators", "record.device", "record.sampler.process", "record.ops.modules", "record.ops.events",
-    "record.ops.rows", "record.memory.watch", "record.memory.rows", "record.processes.training",
-    "record.processes.children", "record.windows", "runfolder.writer", "runfolder.parts",
+    "arrays", "clock", "errors", "files", "liveness", "part_names", "privacy", "request",
+    "record.access", "record.allocators", "record.boundary", "record.device", "record.empty_process",
+    "record.event_cost",
+    "record.facts", "record.framework", "record.gradient_threads", "record.layer_times",
+    "record.memory.rows", "record.memory.watch", "record.meters",
+    "record.ops.accesses", "record.ops.costs", "record.ops.events", "record.ops.modules", "record.ops.rows",
+    "record.ops.source_lines", "record.ops.updates",
+    "record.optimizers", "record.plan", "record.processes.children", "record.processes.training", "record.profile",
+    "record.recorder",
+    "record.repeats", "record.sample_count", "record.sampler.process", "record.sensors", "record.sensors.contract",
+    "record.sensors.number_files",
+    "record.session", "record.settings", "record.step_log", "record.steps", "record.torch_hooks",
+    "record.torch_private", "record.torch_recorder", "record.update_rounds", "record.windows",
+    "runfolder", "runfolder.parts", "runfolder.schema", "runfolder.writer",
 )  # fmt: skip
-# Whose failure is no fault inside a training: they run before it, in the process that starts it, or are the guard.
-_BEFORE = {
-    "record.session:Session.__init__", "record.repeats:Repeats.__init__",
-    "record.torch_recorder:TorchRecorder.__init__", "record.torch_recorder:TorchRecorder.listen",
-    "record.processes.training:run_target", "record.processes.training:_run_script", "record.processes.training:_code",
-    "record.processes.training:_empty", "record.processes.training:_guarded", "record.processes.training:_without_us",
-    "record.processes.training:_end_with_parent", "record.processes.training:_wait_for_go",
-    "record.processes.training:_show_without_us", "record.processes.training:_is_start",
-    "record.processes.training:_run_stdin",
-    "record.processes.training:Recording.__init__", "record.session:Session.start", "record.session:Session.close",
-    "record.session:Session._safely", "record.processes.children:join_children",
-    "record.processes.training:Recording.wait_for_torch", "record.processes.training:Orders.__init__",
-    "record.processes.training:Orders.to_json", "record.processes.training:Orders.from_json",
-    "record.processes.children:when_imported", "record.processes.children:_act",
-    "record.processes.children:_Finder.__init__", "record.processes.children:_Finder.find_spec",
-    "record.processes.children:_Loader.__init__", "record.processes.children:_Loader.create_module",
-    "record.processes.children:_Loader.exec_module", "runfolder.writer:RunWriter.create",
+COMMAND = (  # of `stepscope run`, which starts a script
+    "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings", "record.script", "run_paths",
+    "runfolder.checksums", "runfolder.op_parts", "runfolder.pack", "runfolder.reader", "runfolder.samples",
+    "runfolder.tables", "runfolder.thinning", "runfolder.validation",
+)  # fmt: skip
+# Of what is loaded in a training's process, these hold no function that a fault could stand in, or pytest calls it.
+EMPTY = (
+    "pytest_plugin", "api", "cli", "record", "record.memory", "record.ops", "record.processes", "record.sampler",
+)  # fmt: skip
+# What torch, Python or the training itself calls in place of its own: nothing stands above it. It makes sure of its
+# callees, which are broken in turn, and does nothing else.
+DOORS = {
+    "record.boundary:Boundary.asks", "record.boundary:Boundary.call", "record.boundary:Boundary.guarded.call",
+    "record.boundary:Undisturbed._wait", "record.boundary:is_ours", "record.boundary:without_our_frames.frames",
+    "record.processes.children:_Finder.find_spec", "record.processes.children:_Loader.__getattr__",
+    "record.processes.children:_Loader.create_module", "record.processes.children:_Loader.exec_module",
+    "record.processes.children:_joining_popen.start", "record.processes.children:_joining_spawn.spawn",
+    "record.processes.children:_raise_unless_ours", "record.processes.training:_guarded",
+    "record.profile:Scope.close", "record.profile:Scope.inside", "record.profile:Scope.note",
+    "record.profile:Scope.pause", "record.profile:Scope.resume", "record.profile:Scope.step",
+    "record.profile:Scope.update", "record.profile:profile.__exit__", "record.session:Session._at_exit",
+    "record.torch_hooks:Routes._announced_update.apply", "record.torch_hooks:Routes._backward.run",
+    "record.torch_hooks:Routes._compile.compile_in_place", "record.torch_hooks:Routes._distributed_backward.run",
+    "record.torch_hooks:Routes._next.take", "record.torch_hooks:Routes._outermost_updates.after",
+    "record.torch_hooks:Routes._outermost_updates.before", "record.torch_hooks:Routes._scaler_step.step",
+    "record.torch_hooks:Routes._swap.swap", "record.torch_hooks:_ModuleRoute._outermost_call",
+    "record.torch_hooks:_ModuleRoute._routed_call.call",
+    "record.torch_private:act_within_backward.<lambda>-2", "record.torch_private:before_other_profilers.end",
+    "record.torch_private:before_other_profilers.prepare", "record.torch_private:follow_ranges.follow",
+    "record.torch_private:follow_ranges.forget", "record.windows:_PendingCall.__bool__",
 }  # fmt: skip
+# What starts a script, or is `stepscope.profile(...)` itself: it fails before the first line, or the loop, and says so.
+STARTS = {
+    "record.framework:_leaves", "record.framework:framework_of", "record.meters:_distinct",
+    "record.meters:parse_meters", "record.processes.training:_code", "record.processes.training:_empty",
+    "record.processes.training:_run_script", "record.processes.training:run_target", "record.profile:Scope.__init__",
+    "record.profile:_is_module", "record.profile:_listed", "record.profile:profile.__enter__",
+    "record.profile:profile.__init__", "record.settings:disk_room", "record.settings:sampling_period_ns",
+}  # fmt: skip
+Code = types.CodeType
 
 
-def functions() -> Iterator[str]:
-    """Every function and method of ours that can run inside a training, as "module:qualified name"."""
-    for name in MODULES:
+def places() -> dict[str, tuple[types.FunctionType, tuple[Code, ...]]]:
+    """Every function of these modules by its place, "module:qualified name": the function that holds its code, and
+    the codes on the way to it, from that function's own.
+
+    Methods of every kind, properties and functions within functions are among them; of several lambdas in one function
+    each has its number.
+    """
+    found: dict[str, tuple[types.FunctionType, tuple[Code, ...]]] = {}
+    for name in (*MODULES, *COMMAND):
         module = importlib.import_module(f"stepscope.{name}")
-        for key, value in sorted(vars(module).items()):
-            if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
-                yield f"{name}:{key}"
-            elif inspect.isclass(value) and value.__module__ == module.__name__:
-                for method, function in sorted(vars(value).items()):
-                    plain = isinstance(function, types.FunctionType)
-                    if plain and (method == "__init__" or not method.startswith("__")):
-                        yield f"{name}:{key}.{method}"
+        for qualified, function in _functions_of(module):
+            for path, codes in _within(qualified, (function.__code__,)):
+                place = f"{name}:{path}"
+                number = 2
+                while place in found:
+                    place, number = f"{name}:{path}-{number}", number + 1
+                found[place] = function, codes
+    return found
 
 
-def injectable() -> list[str]:
-    """Those that a training may call."""
-    return [function for function in functions() if function not in _BEFORE]
+def _functions_of(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionType]]:
+    seen: set[Code] = set()
+    owners: list[tuple[str, Any]] = [("", module)]
+    for above, owner in owners:
+        for key, value in sorted(vars(owner).items()):
+            if inspect.isclass(value) and value.__module__ == module.__name__ and value.__qualname__ == f"{above}{key}":
+                owners.append((f"{above}{key}.", value))
+            for function in _plain(value):
+                if function.__code__.co_filename == module.__file__ and function.__code__ not in seen:
+                    seen.add(function.__code__)
+                    yield f"{above}{key}", function
 
 
-def _owner(place: str) -> tuple[Any, str]:
-    """The module or class that has a function, and the name of the function there."""
-    name, _, qualified = place.partition(":")
-    owner: Any = importlib.import_module(f"stepscope.{name}")
-    *above, last = qualified.split(".")
-    for part in above:
-        owner = getattr(owner, part)
-    return owner, last
+def _plain(value: Any) -> Iterator[types.FunctionType]:
+    """Return the functions behind a method, a property, or a decorated function."""
+    if isinstance(value, property):
+        parts = [value.fget, value.fset, value.fdel]
+    elif isinstance(value, (classmethod, staticmethod)):
+        parts = [value.__func__]
+    elif isinstance(value, functools.cached_property):
+        parts = [value.func]
+    else:
+        parts = [value]
+    for part in parts:
+        part = inspect.unwrap(part) if callable(part) else part
+        if isinstance(part, types.FunctionType):
+            yield part
+
+
+def _within(path: str, codes: tuple[Code, ...]) -> Iterator[tuple[str, tuple[Code, ...]]]:
+    if codes[-1].co_name not in _UNNAMED:
+        yield path, codes
+    for constant in codes[-1].co_consts:
+        if isinstance(constant, Code):
+            name = path if constant.co_name in _UNNAMED else f"{path}.{constant.co_name}"
+            yield from _within(name, (*codes, constant))
 
 
 def inject(place: str) -> None:
-    """Let this function raise from now on."""
+    """Let this function raise from now on, by whatever name its caller knows it."""
     scope: dict[str, Any] = {}
     exec(compile(_SOURCE, _FILE, "exec"), scope)
-    setattr(*_owner(place), scope["broken"])
+    function, codes = places()[place]
+    broken: Code = scope["broken"].__code__.replace(co_freevars=codes[-1].co_freevars)
+    for above, code in zip(reversed(codes[:-1]), reversed(codes[1:]), strict=True):
+        broken = above.replace(co_consts=tuple(broken if part is code else part for part in above.co_consts))
+    function.__code__ = broken
 
 
 def note_calls(file: Path) -> None:
-    """Write into a file, a line each, which of the injectable functions are called from now on."""
+    """Write into a file, a line each, which of the functions are called from now on."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for place in injectable():
-        owner, name = _owner(place)
-        setattr(owner, name, _noted(vars(owner)[name], f"{place}\n".encode(), descriptor))
+    waiting = {codes[-1]: f"{place}\n".encode() for place, (_, codes) in places().items()}
 
+    def note(frame: types.FrameType, event: str, _about: Any) -> None:
+        line = waiting.pop(frame.f_code, None) if event == "call" else None
+        if line is not None:
+            os.write(descriptor, line)
 
-def _noted(function: Any, line: bytes, descriptor: int) -> Any:
-    waiting = [line]
+    start = _thread.start_new_thread
 
-    @functools.wraps(function)
-    def noted(*arguments: Any, **options: Any) -> Any:
-        if waiting:
-            os.write(descriptor, waiting.pop())
-        return function(*arguments, **options)
+    def start_noted(function: Callable[..., Any], *rest: Any) -> int:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            sys.setprofile(note)
+            return function(*args, **kwargs)
 
-    return noted
+        return start(run, *rest)
+
+    _thread.start_new_thread = threading._start_new_thread = start_noted  # type: ignore[attr-defined]
+    sys.setprofile(note)

@@ -60,10 +60,17 @@ def _result(folder: Path, script: str) -> dict[str, Any]:
         "stdout": (folder / "stdout").read_text(errors="replace"),
         "exception": errors[-1] if status == "1" and errors and not errors[-1].startswith(" ") else None,
         "files": _files(folder / "work"),
+        "stderr": (folder / "stderr").read_text(errors="replace"),
+        "modules": _lines(folder / "modules"),
         "faults": [line for run in runs for line in _events(run) if '"profiling-failed"' in line],
         "events": [line for run in runs for line in _events(run)],
         **_counted(runs),
     }
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines that were written whole: there may be a limit for the size of files."""
+    return [line.strip() for line in file.open() if line.endswith("\n")] if file.exists() else []
 
 
 def _counted(runs: list[Path]) -> dict[str, Any]:

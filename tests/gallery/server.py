@@ -138,6 +138,14 @@ def out_of(script: str) -> str:
     return "runs" if any(word in Path(script).stem for word in about) else "../out"
 
 
+def break_or_note(job: dict[str, Any]) -> None:
+    """Let a function of ours raise from now on, or note which of them are called."""
+    if job.get("fault") or job.get("calls"):
+        from faults import inject, note_calls  # type: ignore[import-not-found]
+
+        note_calls(Path(job["calls"])) if job.get("calls") else inject(job["fault"])
+
+
 def run_measured(script: str, arguments: list[str], job: dict[str, Any]) -> None:
     """What `stepscope run` starts in the process of the script; the run folder lies where it does by default."""
     from stepscope.record.processes.training import Orders, run_target
@@ -145,19 +153,33 @@ def run_measured(script: str, arguments: list[str], job: dict[str, Any]) -> None
 
     name = Path(script).stem
     writer = RunWriter.create(out_of(script), name)
-    if job.get("fault") or job.get("calls"):
-        from faults import inject, note_calls  # type: ignore[import-not-found]
-
-        note_calls(Path(job["calls"])) if job.get("calls") else inject(job["fault"])
+    orders = Orders(run=str(writer.path), name=name, record=job["record"], memory=job["memory"]).to_json()
+    break_or_note(job)
     del sys.path[0]
-    orders = Orders(run=str(writer.path), name=name, record=job["record"], memory=job["memory"])
-    run_target(orders.to_json(), script, arguments)
+    run_target(orders, script, arguments)
+
+
+def run_commanded(script: str, arguments: list[str], job: dict[str, Any]) -> None:
+    """The whole command: this process is the one that starts the script in another."""
+    from stepscope.__main__ import main as command
+
+    break_or_note(job)
+    sys.exit(command(["run", "-q", "--out", out_of(script), script, *arguments]))
+
+
+def run_scoped(script: str, arguments: list[str], job: dict[str, Any]) -> None:
+    """A script that profiles itself where it is asked to."""
+    importlib.import_module("stepscope")
+    os.environ["PROFILED"] = "1"
+    break_or_note(job)
+    run_bare(script, arguments)
 
 
 def run_profiled(script: str, arguments: list[str], job: dict[str, Any]) -> None:
     """The same loop within `stepscope.profile`; its sampler is the real one."""
     import stepscope
 
+    break_or_note(job)
     scope = stepscope.profile(steps="optimizer", out=out_of(script), record=job["record"], memory=job["memory"])
     scope.__enter__()  # closed as a loop without `with` is: when the interpreter ends
     run_bare(script, arguments)
@@ -175,9 +197,14 @@ if __name__ == "__main__":
         target, words = begin(this)
         if not this.get("destructors"):
             ending.spare_libraries()
+        ending.note_modules(str(Path(this["folder"]) / "modules"))
         if this["mode"] == "bare":
             run_bare(target, words)
         elif this["mode"] == "run":
             run_measured(target, words, this)
+        elif this["mode"] == "command":
+            run_commanded(target, words, this)
+        elif this["mode"] == "scoped":
+            run_scoped(target, words, this)
         else:
             run_profiled(target, words, this)
