@@ -5,8 +5,7 @@ answer:
 
 - trains: three steps of the plan, after a warm-up of two, in a control group of that limit (else nothing enforces it)
 - peak: resident memory of that process (VmHWM), within the limit and within what was said
-- step: processor time of a step against what was said, one thread, times what the first of the two steps that price
-  the plan takes now against what it took then (a busy machine slows both alike)
+- step: processor time of a step against what was said, one thread: of the plan's own steps, run a moment before
 - excess: price of the plan over the cheapest of all combinations, every one simulated, by the planner's own prices
 - answer: processor time of the search without the first dry run
 
@@ -29,7 +28,7 @@ from stepscope.analysis.memory.limits import MARGIN, VERDICTS, Limit
 from stepscope.errors import StepscopeError
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.measurements import really_trained, trained_under
-from stepscope.footprint.plan import Candidate, Search, StepTime, changes_of, make_plan, measured_step_time
+from stepscope.footprint.plan import Candidate, Search, StepTime, changes_of, make_plan, measured_step_time, timed
 from stepscope.footprint.prediction import JobQuestion, question_of
 from stepscope.footprint.real_steps import RealSteps
 from stepscope.footprint.transforms import Settings
@@ -118,6 +117,11 @@ class Model:
         cost = really_trained(replace(self.real, batch=samples).command(_PRICED), "default")
         return replace(cost, wall_s=cost.cpu_s)
 
+    def steps_of(self, settings: Settings) -> StepCost:
+        """Real updates of a combination, with processor time likewise."""
+        cost = really_trained(replace(self.real, changed=asdict(settings)).command(_PRICED), settings.allocator)
+        return replace(cost, wall_s=cost.cpu_s)
+
     def candidates(self, combinations: Sequence[Settings], limit: Limit) -> list[Candidate]:
         """Return all that can be simulated."""
         found = (self.search.candidate(settings, limit, self.priced) for settings in combinations)
@@ -147,12 +151,12 @@ class Model:
         chosen = plan.chosen
         if chosen is None:
             return nothing
-        now = statistics.median(self.small_step(self.priced.samples[0]).wall_s) / self.priced.small_s[1]
-        assert chosen.seconds is not None
-        low, high = chosen.seconds
+        by_the_line, plan = chosen.price, timed(plan, self.steps_of)
+        assert plan.chosen is not None
+        chosen = plan.chosen
         said = replace(
             nothing, plan=chosen.settings.words, said=(chosen.process.low, chosen.process.high),
-            said_s=(low * now, high * now), price=chosen.price,
+            said_s=chosen.seconds, price=by_the_line,
         )  # fmt: skip
         command = replace(self.real, changed=asdict(chosen.settings)).command(_PROVEN)
         try:

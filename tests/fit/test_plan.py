@@ -12,9 +12,9 @@ from tests.fit import jobs
 from torch import nn
 
 from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.measurements import prove
-from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time
+from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time, timed
 from stepscope.footprint.prediction import JobQuestion
 from stepscope.footprint.transforms import Settings
 from stepscope.record.dry.allocator_costs import StepCost
@@ -147,6 +147,39 @@ def test_seconds_are_a_line_through_real_steps() -> None:
     far_low, far_high = found.of(64, 1)
     assert far_low < 0.74 < far_high
     assert (far_high - far_low) / 0.74 > (high - low) / (4 * 0.26), "far from what was measured less is known"
+
+
+def test_the_seconds_that_are_said_are_of_real_steps_and_a_cheaper_combination_is_run_too() -> None:
+    plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
+    assert plan.chosen is not None
+    first, ran = plan.chosen.settings, list[Settings]()
+
+    def steps(settings: Settings) -> StepCost:
+        ran.append(settings)
+        return StepCost(1, 2, 0.0, (90.0, 100.0, 110.0) if settings == first else (2.0, 1.9, 2.1))
+
+    found = timed(plan, steps)
+    assert found.chosen is not None
+    assert ran == [first, found.chosen.settings]
+    assert (found.chosen.seconds, found.chosen.timed, found.chosen.verdict) == ((1.9, 2.1), True, plan.chosen.verdict)
+    assert found.chosen in found.front
+    assert {c.settings for c in found.candidates} == {c.settings for c in plan.candidates}
+
+
+def test_of_combinations_that_all_take_longer_than_was_thought_the_cheapest_of_three_is_chosen() -> None:
+    plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
+    found = timed(plan, lambda settings: StepCost(1, 2, 0.0, (80.0 - settings.parts,) * 3))
+    ran = [candidate for candidate in found.candidates if candidate.timed]
+    assert 1 <= len(ran) <= 3
+    assert found.chosen == min(ran, key=lambda candidate: candidate.price)
+
+
+def test_a_plan_that_cannot_be_run_keeps_the_seconds_of_the_line() -> None:
+    def fails(_: Settings) -> StepCost:
+        raise StepscopeError("killed")
+
+    plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
+    assert timed(plan, fails).chosen == plan.chosen
 
 
 def test_more_samples_are_never_said_to_take_less_than_those_that_were_measured() -> None:

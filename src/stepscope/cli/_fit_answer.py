@@ -131,8 +131,10 @@ def print_plan(console: Console, plan: Plan) -> None:
     if plan.chosen is None:
         console.print("No combination that was tried fits: it needs a smaller batch or model.")
     else:
-        console.print(f"plan: {plan.chosen.settings.words}")
-        code = plan.chosen.settings.code(plan.batch)
+        chosen = plan.chosen
+        took = f"; an update takes {_seconds(chosen.seconds)}, measured" if chosen.seconds and chosen.timed else ""
+        console.print(f"plan: {chosen.settings.words}{took}")
+        code = chosen.settings.code(plan.batch)
         console.print(code, markup=False, soft_wrap=True) if code else None
     if plan.proof is not None:
         console.print(f"proof: {plan.proof}")
@@ -140,12 +142,13 @@ def print_plan(console: Console, plan: Plan) -> None:
     source = (
         "FLOPs against the present step"
         if priced is None
-        else (f"seconds of an update: a line through real steps of {priced.samples[0]} and {priced.samples[1]} samples")
+        else (f"seconds of an update, by a line through steps of {priced.samples[0]} and {priced.samples[1]} samples")
     )
     columns = (
         Column("", False, of=lambda row: row.settings.words, fold=True),
         Column("process peak", of=lambda row: interval(row.process.low, row.process.high, "B")),
         Column("time", of=lambda row: f"x {row.compute:.2f}" if row.seconds is None else _seconds(row.seconds)),
+        Column("", False, of=lambda row: "measured" if row.timed else ""),
         Column("", False, of=lambda row: _verdict(row.verdict)),
     )
     console.print(terminal(Table.over("plan", columns, plan.front), "list", title=f"memory against time: {source}"))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepscope.footprint.prediction import JobQuestion
     from stepscope.footprint.real_steps import RealSteps
     from stepscope.footprint.result import FitResult
+    from stepscope.footprint.transforms import Settings
     from stepscope.record.dry import Job
     from stepscope.record.dry.allocator_costs import StepCost
 
@@ -98,16 +99,22 @@ fit = command_of(FitRequest, _fit, "fit")
 def _plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:
     """The cheapest combination that fits, priced by real steps of small batches on this machine, and its proof."""
     from stepscope.footprint.measurements import prove, really_trained
-    from stepscope.footprint.plan import make_plan, measured_step_time
+    from stepscope.footprint.plan import make_plan, measured_step_time, timed
 
     def step(batch: int) -> StepCost:
         return really_trained(replace(real, batch=batch).command(_PRICED), question.allocator)
+
+    def steps_of(settings: Settings) -> StepCost:
+        return really_trained(replace(real, changed=asdict(settings)).command(_TIMED), settings.allocator)
 
     with console.status("the step really runs, with few samples"):
         elsewhere = request.board is not None or request.device != "cpu"
         priced = None if elsewhere else measured_step_time(step, question.batch)
     with console.status("combinations are simulated"):
         plan = make_plan(question, priced)
+    if priced is not None:
+        with console.status("the plan really runs, with its batch"):
+            plan = timed(plan, steps_of)
     if not request.prove or plan.chosen is None or question.limit is None:
         return plan
     if elsewhere:
@@ -241,7 +248,8 @@ def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade],
         print_plan(console, found.plan)
 
 
-_PRICED = 7  # real steps of each of the two batches that price a plan
+_PRICED = 7  # real steps of each of the two batches that rank combinations
+_TIMED = 5  # real updates of a plan
 
 
 def measure_allocators(

@@ -1,9 +1,9 @@
 """The cheapest way to train within a limit: combinations of changes, each simulated, priced by measured steps.
 
 First what gives the same update (smaller passes, recomputation, allocator); only where none of that fits, what changes
-the training (precision, optimizer, fewer layers that learn). Seconds come from real steps with few samples, as a
-line in the batch; recomputation costs as many times more as it has FLOPs more, an allocator what it took on other
-models.
+the training (precision, optimizer, fewer layers that learn). Combinations are ranked by a line in the batch through
+real steps with few samples; recomputation costs as many times more as it has FLOPs more, an allocator what it took on
+other models. A step is no line in its batch: the cheapest are then run (`timed`), and their seconds are what is said.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _DEFAULT = ALLOCATORS["default"]
 _MOST_S = 60.0  # of processor time until something fits
 _PICTURE_S = 5.0  # of processor time, after which only what the answer needs is simulated
 _BY_FAR = 1.03  # of a limit: beyond it by a line that a peak lies on or below
+_RUN = 3  # combinations that are run
 _EXPECTED_WITHIN = 0.97  # of a price: recomputation may stop before the last op of a module
 
 
@@ -80,6 +81,7 @@ class Candidate:
     verdict: str
     compute: float  # FLOPs against those of the present step
     seconds: tuple[float, float] | None
+    timed: bool = False  # seconds are of real steps of this combination, the shortest and the longest
 
     @property
     def price(self) -> float:
@@ -265,10 +267,34 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
             break
         judged.of(settings)
     found = [candidate for candidate in judged.known.values() if candidate is not None]
-    fitting = [candidate for candidate in found if _fits(candidate)]
-    chosen = min(fitting, key=lambda choice: (VERDICTS.index(choice.verdict), choice.price), default=None)
+    chosen = _best(found)
     complete = all(settings in judged.known for settings in combinations)
     return Plan(question.batch, chosen, tuple(_front(found)), tuple(found), step_time, complete, judged.took_s)
+
+
+def timed(plan: Plan, steps: Callable[[Settings], StepCost]) -> Plan:
+    """Return the plan with the seconds of real steps of what is chosen in place of the line's.
+
+    Where that is more than the line gives another one that fits as surely, this one is run too: at most three, of which
+    the cheapest is chosen. `steps` raises StepscopeError where the training fails: then the line's seconds stay.
+    """
+    found, run = list(plan.candidates), list[Candidate]()
+    best = plan.chosen
+    while best is not None and not best.timed and len(run) < _RUN:
+        try:
+            wall_s = steps(best.settings).wall_s
+        except StepscopeError:
+            break
+        run.append(replace(best, seconds=(min(wall_s), max(wall_s)), timed=True))
+        found[found.index(best)] = run[-1]
+        best = _best(found)
+    return replace(plan, chosen=_best(run) or plan.chosen, front=tuple(_front(found)), candidates=tuple(found))
+
+
+def _best(found: Iterable[Candidate]) -> Candidate | None:
+    """Return the cheapest of those that fit most surely."""
+    fitting = [candidate for candidate in found if _fits(candidate)]
+    return min(fitting, key=lambda choice: (VERDICTS.index(choice.verdict), choice.price), default=None)
 
 
 class _Judged:
