@@ -257,37 +257,41 @@ def test_many_copies_that_come_one_after_another_have_one_number() -> None:
     assert len({numbers.number(torch.optim.SGD(nn.Linear(4, 3).parameters(), 0.1), False) for _ in range(300)}) == 1
 
 
-@pytest.mark.parametrize(("rate", "moves"), [(0.5, 5), (0.0, 0), (1.0, 0)])
-def test_a_model_moves_where_a_new_copy_begins_on_the_way_of_those_before_it(rate: float, moves: int) -> None:
+@pytest.mark.parametrize(("rate", "moves"), [(0.5, True), (0.0, False), (1.0, False)])
+def test_a_model_moves_where_a_new_copy_begins_on_the_way_of_those_before_it(rate: float, moves: bool) -> None:
+    torch.manual_seed(0)
     model, witness = nn.Linear(4, 3), CopiesMove()
     for _ in range(6):
         ways = []
         for _ in range(2 if rate < 1 else 1):
             copy = nn.Linear(4, 3)
             copy.load_state_dict(model.state_dict())
-            optimizer = torch.optim.SGD(copy.parameters(), 0.1)
-            for _ in range(3):
-                copy(torch.randn(8, 4)).square().mean().backward()
-                witness.begins(optimizer)
-                optimizer.step()
-                witness.updated()
-            ways.append(copy.weight.detach() - model.weight.detach())
+            ways.append(trained(copy, 3, witness) - model.weight.detach())
         with torch.no_grad():
             model.weight += rate * sum(ways) / len(ways)
-    assert witness.rounds == moves
+    assert witness.moves == moves
 
 
-def test_models_that_begin_anywhere_are_no_copies_of_one_that_moves() -> None:
+@pytest.mark.parametrize("updates", [5, 200])
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_models_that_begin_anywhere_are_no_copies_of_one_that_moves(width: int, updates: int) -> None:
+    torch.manual_seed(0)
     witness = CopiesMove()
-    for _ in range(40):
-        model = nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(5):
-            model(torch.randn(8, 4)).square().mean().backward()
-            witness.begins(optimizer)
-            optimizer.step()
-            witness.updated()
-    assert witness.rounds == 0
+    for _ in range(20):
+        trained(nn.Linear(width, 4), updates, witness)
+        assert not witness.moves
+
+
+def trained(model: nn.Linear, updates: int, witness: CopiesMove) -> torch.Tensor:
+    """The weights of a model after so many updates by an optimizer of its own."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(updates):
+        model(torch.randn(8, model.in_features)).square().mean().backward()
+        witness.begins(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        witness.updated()
+    return model.weight.detach()
 
 
 @pytest.mark.parametrize(("shared", "detached"), [(True, False), (True, True), (False, False)])
@@ -609,7 +613,7 @@ def test_a_batch_that_the_model_itself_is_looked_at_with_first_counts_what_is_ch
     assert count.take() == 16
 
 
-def test_batches_that_are_left_out_after_a_call_are_of_no_step() -> None:
+def test_batches_that_are_skipped_after_a_call_are_of_no_step() -> None:
     count, taken = SampleCount(), []
     for sizes in [(4,)] * 3 + [(5, 4), (6, 7, 4), (4,), (9, 3)]:  # of those with others the last is trained on
         for size in sizes:

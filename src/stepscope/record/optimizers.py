@@ -20,7 +20,8 @@ COPIES = (
     "optimizers are made anew for copies of a model, which then moves to where its copies went (as in Reptile "
     "and federated averaging): what is counted is each update of a copy, not each move of the model"
 )
-_ALONG = 0.9  # cosine of the way that a model went with the way that its copies went
+_ALONG = 0.95  # cosine of the way that a model went with the way that its copies went
+_MOST_BYTES = 512  # of a parameter
 _SAME = 1e-3  # of that way
 _FORMATS = {torch.float32: "f", torch.float64: "d", torch.float16: "e"}
 
@@ -137,7 +138,12 @@ class CopiesMove:
         self._parameter: weakref.ref[torch.Tensor] | None = None  # of the newest optimizer
         self._begin: tuple[float, ...] = ()  # of the copies of this round
         self._ends: list[tuple[float, ...]] = []  # and where each of them went
-        self.rounds = 0  # times that the model moved so
+        self._begun = self._along = 0  # times that copies began elsewhere, and of them those on the way
+
+    @property
+    def moves(self) -> bool:
+        """Return whether the model moved so more than once, and mostly."""
+        return self._along > 1 and 2 * self._along >= self._begun
 
     def begins(self, optimizer: Any) -> None:
         """An optimizer is about to update: a new one tells where its copy begins."""
@@ -148,7 +154,8 @@ class CopiesMove:
         self._parameter = None if parameter is None else weakref.ref(parameter)
         begin = () if parameter is None else _numbers_in(parameter)
         if begin != self._begin:
-            self.rounds += self._is_along(begin)
+            self._begun += len(self._ends) > 0
+            self._along += self._is_along(begin)
             self._begin, self._ends = begin, []
         self._ends = [*self._ends[-63:], begin]
 
@@ -165,7 +172,10 @@ class CopiesMove:
             return False
         went = [sum(at) / len(ends) - was for *at, was in zip(*ends, before, strict=True)]
         moved = [now - was for now, was in zip(begin, before, strict=True)]
-        if min(math.dist(begin, end) for end in ends) <= _SAME * math.hypot(*moved):
+        end = [there + was for there, was in zip(went, before, strict=True)]
+        if min(math.dist(begin, other) for other in ends) <= _SAME * math.hypot(*moved):
+            return False
+        if math.dist(begin, end) >= math.hypot(*went):  # farther from there than the one before it
             return False
         along = sum(a * b for a, b in zip(went, moved, strict=True))
         return bool(along > _ALONG * math.hypot(*went) * math.hypot(*moved) > 0)
@@ -271,7 +281,7 @@ def _gradient_of(parameter: torch.Tensor | None) -> tuple[int, int] | None:
 def _numbers_in(parameter: torch.Tensor) -> tuple[float, ...]:
     """Return the first values of a parameter, as far as they can be read without an operator."""
     with torch._C.DisableTorchFunction():
-        code, content = _FORMATS.get(parameter.dtype), torch_private.first_bytes(parameter)
+        code, content = _FORMATS.get(parameter.dtype), torch_private.first_bytes(parameter, _MOST_BYTES)
     return (
         () if code is None or not content else struct.unpack(f"{len(content) // struct.calcsize(code)}{code}", content)
     )

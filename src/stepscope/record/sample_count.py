@@ -38,7 +38,7 @@ class SampleCount:
     def __init__(self) -> None:
         self._fetched: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # number of a batch, and its samples
         self._batches = 0  # numbered so far
-        self._left_out = LeftOut()
+        self._skipped = SkippedBatches()
         self._trained_on: set[int] = set()  # loaders
         self._since: set[int] = set()  # loaders that gave a batch since the last call without gradients
         self._evaluated: set[int] = set()  # loaders whose batches a model that is not trained was called with, perhaps
@@ -63,7 +63,7 @@ class SampleCount:
         self._batches += 1
         self._fetched[loader].append((self._batches, samples))
         self._since.add(loader)
-        self._left_out.fetched(loader, bool(self._calls))
+        self._skipped.fetched(loader, bool(self._calls))
 
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """Note a call of a model with gradients and its samples; None where they are unknown."""
@@ -88,7 +88,7 @@ class SampleCount:
         self._evaluated.clear()
         self._shown_to.clear()
         self._with_gradients.clear()
-        for loader, batches in self._left_out.before_pass():
+        for loader, batches in self._skipped.before_pass():
             waiting = self._fetched[loader]
             newest = waiting.pop() if len(waiting) > batches else None
             for _ in range(batches if newest else 0):
@@ -127,10 +127,12 @@ class SampleCount:
         """The gradients of the passes since the last update are gone: nothing comes of their batches."""
         dropped, self._before_pass = self._passes, None
         self._passes, self._samples, self._known = 0, 0, True
+        last = self._updates[-1][2] if self._updates else 0
         for loader, waiting in self._fetched.items():
-            of_this_pass = min(len(waiting), self._left_out.since_pass[loader])
-            for _ in range(min(dropped, len(waiting) - of_this_pass)):
-                waiting.popleft()
+            since = [batch for batch in waiting if batch[0] > last]
+            gone = since[: min(dropped, max(len(since) - self._skipped.since_pass[loader], 0))]
+            for batch in gone:
+                waiting.remove(batch)
 
     def updating(self) -> None:
         """An optimizer begins to update, and may call a closure."""
@@ -205,7 +207,7 @@ class SampleCount:
         return taken
 
 
-class LeftOut:
+class SkippedBatches:
     """Batches that a model was called with and that no pass followed, since a loss was not finite, for one.
 
     That is seen where a loader gives one batch before most passes, and now and then another one after such a call.
@@ -224,14 +226,14 @@ class LeftOut:
         self.since_pass[loader] += 1
 
     def before_pass(self) -> list[tuple[int, int]]:
-        """Return the loaders that gave batches that were left out before this pass, and how many."""
+        """Return the loaders that gave batches that were skipped before this pass, and how many."""
         found = []
         for loader in self.since_pass:
             alone, more = self._passes.pop(loader, [0, 0])
-            left_out = self._more[loader]
-            if left_out and alone > max(more, 1):
-                found.append((loader, left_out))
-            self._passes[loader] = [alone + (not left_out), more + (left_out > 0)]
+            skipped = self._more[loader]
+            if skipped and alone > max(more, 1):
+                found.append((loader, skipped))
+            self._passes[loader] = [alone + (not skipped), more + (skipped > 0)]
         for loader in list(self._passes)[: -self._MOST]:
             del self._passes[loader]
         self.since_pass.clear()

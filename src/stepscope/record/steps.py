@@ -137,7 +137,7 @@ class StepFinder:
             return "steps-uncertain", UNCERTAIN
         if self._rounds.uneven_rounds:
             return "steps-are-rounds", ROUNDS
-        return ("steps-uncertain", COPIES) if self._copies.rounds > 1 and self._optimizers.of_copies else None
+        return ("steps-uncertain", COPIES) if self._copies.moves and self._optimizers.of_copies else None
 
     @property
     def calls_no_module(self) -> bool:
