@@ -613,6 +613,23 @@ def test_a_batch_that_the_model_itself_is_looked_at_with_first_counts_what_is_ch
     assert count.take() == 16
 
 
+def test_passes_of_the_very_same_tensor_are_of_the_same_samples() -> None:
+    count, inputs = SampleCount(), torch.ones(16, 2)
+    taken: list[int | None] = []
+    for filled in (False, True, False, False):
+        for number in range(3):
+            if filled:
+                inputs.fill_(2.0)  # a buffer for batch after batch
+            count.given(inputs)
+            count.called(1, 16, True)
+            if len(taken) == 3 and not number:  # an update by hand is seen when the next pass begins
+                count.updated()
+            count.backward()
+        count.updated()
+        taken.append(count.take())
+    assert taken == [16, 48, 16, 16]
+
+
 def test_batches_that_are_skipped_after_a_call_are_of_no_step() -> None:
     count, taken = SampleCount(), []
     for sizes in [(4,)] * 3 + [(5, 4), (6, 7, 4), (4,), (9, 3)]:  # of those with others the last is trained on

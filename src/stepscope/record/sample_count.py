@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,6 +47,9 @@ class SampleCount:
         self._with_gradients: set[int] = set()  # loaders whose batches a model in evaluation was called with, perhaps
         self._calls: dict[int, list[tuple[int | None, bool]]] = {}
         self._counted: set[int] = set()  # models whose calls counted before
+        self._inputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # of passes since the last update
+        self._inputs_since = self._inputs.copy()  # of models since the last pass
+        self._new_input = False  # of them one that is not among the former
         self._before_pass: tuple[int, int, bool] | None = None  # what the last pass added to
         self._passes = 0  # and their samples, since the last update
         self._samples = 0
@@ -68,6 +72,20 @@ class SampleCount:
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """Note a call of a model with gradients and its samples; None where they are unknown."""
         self._calls.setdefault(model, []).append((samples, batched))
+
+    def given(self, tensor: torch.Tensor) -> None:
+        """A model is called with this: passes of the very tensor, unchanged, are of the same samples."""
+        version = -1 if tensor.is_inference() else tensor._version
+        reference, known = self._inputs.get(id(tensor), (None, None))
+        if reference is None or reference() is not tensor or known != version:
+            self._new_input, reference = True, weakref.ref(tensor)
+        if len(self._inputs_since) < _MOST_MODELS:
+            self._inputs_since[id(tensor)] = reference, version
+
+    def forget_inputs(self) -> None:
+        """Hold no reference to a tensor any more."""
+        self._inputs.clear()
+        self._inputs_since.clear()
 
     def raised(self, model: int, counted: bool) -> None:
         """The last call of a model ended with an exception: nothing comes of it, nor of the batch that it was given.
@@ -102,7 +120,13 @@ class SampleCount:
         self._before_pass = self._passes, self._samples, self._known
         if self._updating and self._passes:
             return  # a closure is called again, with the same samples
+        again, self._new_input = self._passes > 0 and bool(calls) and not self._new_input, False
+        if len(self._inputs) < _MOST_MODELS:
+            self._inputs |= self._inputs_since
+        self._inputs_since.clear()
         self._passes += 1
+        if again:
+            return  # as for a product with the Hessian
         self._known = self._known and all(samples is not None for samples, _ in calls)
         of_batches = [samples or 0 for samples, batched in calls if batched]
         self._samples += max(of_batches) if of_batches else len(calls)
@@ -195,6 +219,7 @@ class SampleCount:
     def _settle(self) -> None:
         self._updates.append((self._passes, self._samples if self._known else 0, self._batches))
         self._passes, self._samples, self._known = 0, 0, True
+        self._inputs.clear()
 
     def _take_from(self, loader: int, passes: int, ahead: int, last: int) -> int:
         """Return the samples of the batches that are of this step; last: the last batch that may be."""

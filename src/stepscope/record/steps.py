@@ -333,6 +333,7 @@ class StepFinder:
             tensor = telling_tensor(args, kwargs)
             if tensor is None:
                 return
+            self._samples.given(tensor)
             size = length(tensor)
             self._unbatched = None
             if size is None:
@@ -442,6 +443,7 @@ class StepFinder:
         self._watched = None
         self._gradients, self._copies, self._one_model = GradientWitness(), CopiesMove(), OneModel()
         self._optimizers.forget_parameters()
+        self._samples.forget_inputs()
 
     def _something_else(self) -> None:
         if self._manual.undecided and self._by_hand():
