@@ -115,6 +115,23 @@ def test_what_a_checkpoint_computes_again_counts_no_samples(reentrant: bool, tmp
     assert [*samples[:9], *samples[10:]] == [5] * 13
 
 
+def test_a_checkpoint_that_stops_early_keeps_the_batches_that_were_fetched_ahead(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loop() -> None:
+        batches = iter(DataLoader([torch.randn(4) for _ in range(96)], batch_size=4))
+        for _ in range(12):
+            for batch in [next(batches), next(batches)]:  # both at once, as a trainer that accumulates does
+                hidden = model[0](batch)
+                checkpoint(model[1], hidden, use_reentrant=False).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    run = recorded(loop, tmp_path)
+    assert run.steps["samples"].to_list() == [8] * 12
+
+
 @pytest.mark.parametrize("record", ["all", "every:3", "none"])
 def test_tensors_can_be_swapped_in_every_state_of_a_run(record: str, tmp_path: Path) -> None:
     model = nn.Linear(4, 1)

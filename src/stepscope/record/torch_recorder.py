@@ -193,7 +193,8 @@ class TorchRecorder:
     def raised(self, module: nn.Module) -> None:
         """Note that the call has ended with an exception."""
         self._repeats.differs()
-        self._finder.raised(module)
+        if not torch_private.in_backward():  # else a checkpoint has computed again as far as it needed to
+            self._finder.raised(module)
 
     def compiled(self, module: nn.Module) -> None:
         """A model was compiled in place: its calls pass us by, and what it is made of is known."""
