@@ -70,7 +70,8 @@ def _result(folder: Path, script: str) -> dict[str, Any]:
 
 def _lines(file: Path) -> list[str]:
     """Return the lines that were written whole: there may be a limit for the size of files."""
-    return [line.strip() for line in file.open() if line.endswith("\n")] if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    return [line.strip() for line in lines if line.endswith("\n")]
 
 
 def _counted(runs: list[Path]) -> dict[str, Any]:

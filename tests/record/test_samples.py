@@ -120,7 +120,7 @@ def test_a_checkpoint_that_stops_early_keeps_the_batches_that_were_fetched_ahead
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def loop() -> None:
-        batches = iter(DataLoader([torch.randn(4) for _ in range(96)], batch_size=4))
+        batches = iter(DataLoader([torch.randn(4) for _ in range(96)], batch_size=4))  # type: ignore[arg-type]
         for _ in range(12):
             for batch in [next(batches), next(batches)]:  # both at once, as a trainer that accumulates does
                 hidden = model[0](batch)

@@ -144,7 +144,13 @@ class Undisturbed:
     def __exit__(self, *_: object) -> None:
         if not self._outermost:
             return
-        raised = self._restore()
+        raised: BaseException | None = None
+        try:
+            raised = self._restore()
+        except Exception as error:  # a fault of ours: the handlers are the training's all the same
+            raised, Undisturbed._now = error, None
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
         for number, frame in self._waiting:
             try:
                 self._handlers[number](number, frame)
