@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import polars as pl
 
 from stepscope.analysis.channels import Growth, even_edges, series_of
 from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
@@ -222,15 +221,16 @@ def training_stretches(run: RunReader) -> Floats:
 
     Where steps are not there any more (`--max-disk`), the training went on: their time belongs to it.
     """
-    steps = steps_after_warmup(run).select("t0_ns", "t1_ns", "length_ns", "step").cast(pl.Float64).to_numpy()
-    if not len(steps):
+    steps = steps_after_warmup(run)
+    if steps.is_empty():
         return np.empty((0, 2))
-    t0, t1 = steps[:, 0], steps[:, 1]
-    apart = t0[1:] - t1[:-1] > _TOUCHING * float(np.median(steps[:, 2]))
+    t0, t1 = steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()
+    apart = t0[1:] - t1[:-1] > _TOUCHING * float(steps["length_ns"].median())  # type: ignore[arg-type]  # not empty
     if run.max_disk is not None:
-        apart &= np.diff(steps[:, 3]) == 1
+        apart &= np.diff(steps["step"].to_numpy()) == 1
     broken = np.flatnonzero(apart)
-    return np.column_stack([t0[np.concatenate([[0], broken + 1])], t1[np.concatenate([broken, [len(t1) - 1]])]])
+    ends = [t0[np.concatenate([[0], broken + 1])], t1[np.concatenate([broken, [len(t1) - 1]])]]
+    return np.column_stack(ends).astype(np.float64)
 
 
 def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
