@@ -55,9 +55,8 @@ class Session:
         self._recorder = make_recorder(self)
         self._writer = RunWriter.create(settings.out, settings.name) if place is None else None
         self._sampler: Sampler | None = None
-        self._sampler_wanted = False
+        self._sampler_wanted, self._began_ns = False, 0
         self._notes: list[tuple[str, str, dict[str, Any]]] = []  # until there is a run to write them into
-        self._began_ns = 0
         self._loss: Any = None
         self._stated_samples: int | None = None
         self.modules_bytes: int | None = None
@@ -362,7 +361,8 @@ class Session:
     def _at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""
         try:
-            self.close(*self.status)
+            with Undisturbed():  # a second Ctrl-C would cost what is not on the disk yet
+                self.close(*self.status)
         except BaseException as error:
             if not is_ours(error):
                 raise
