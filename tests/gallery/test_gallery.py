@@ -57,12 +57,13 @@ CASES = [
     for mode in MODES
     if mode == "run" or not LIMITED or number // len(RECORDS) % 3 == 0  # each choice of what is recorded is there
 ]
-PARTS = 4  # of the faults, one each day where time is limited
+PARTS = 6  # of the faults, one each day where time is limited
 DAY = int(float(os.environ.get("TESTS_UNTIL", "0")) // 86_400)
 FAULTS = [
     place for place in places() if place not in DOORS and not (LIMITED and (zlib.crc32(place.encode()) + DAY) % PARTS)
 ]
-IMPORTED = [f"stepscope.{name}" for name in (*MODULES, *COMMAND)]  # once for all, where nothing is measured bare
+TRAINED = [f"stepscope.{name}" for name in MODULES]  # imported once for all: as a training's process has them
+IMPORTED = [*TRAINED, *(f"stepscope.{name}" for name in COMMAND)]
 # Ways to come to a function: a script, how it is started, and what is recorded; of the first ones each has its turn.
 Way = tuple[str, str, int]
 TURNS: list[Way] = [(script, "run", number) for script in FAULTY for number in (2, 0)]
@@ -114,7 +115,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     for turn in range(0 if LATE else AGAIN):
         again = [(number, HERE / "scripts" / f"{name}.py") for number, name in enumerate(RACY, turn)]
         jobs += [job(folder, path, "run", number, f"{path.stem}-{turn}", switch_s=SWITCH_S) for number, path in again]
-    return bare | run_jobs(folder, jobs, PARALLEL, IMPORTED)
+    return bare | run_jobs(folder, jobs, PARALLEL, TRAINED)
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,37 @@ def test_a_signal_that_comes_while_undisturbed_is_handled_at_the_end() -> None:
         with pytest.raises(Timeout):
             signal.raise_signal(signal.SIGUSR1)
     finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_nothing_is_kept_by_an_exception_that_the_end_raises(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large:
+        """What a frame of the training's holds: the loss, and with it the graph."""
+
+    def ring(_number: int, _frame: object) -> None:
+        raise Timeout
+
+    def broken(_: Undisturbed) -> None:
+        raise Timeout
+
+    def train() -> weakref.ref[Large]:
+        held = Large()
+        try:
+            with Undisturbed():
+                signal.raise_signal(signal.SIGUSR1)
+        except Timeout:
+            return weakref.ref(held)
+        raise AssertionError
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    if ours:
+        monkeypatch.setattr(Undisturbed, "_restore", broken)
+    gc.disable()
+    try:
+        assert train()() is None
+    finally:
+        gc.enable()
         signal.signal(signal.SIGUSR1, before)
 
 

@@ -157,7 +157,10 @@ class Undisturbed:
             except BaseException as error:
                 raised = raised or error
         if raised is not None:
-            raise raised
+            try:
+                raise raised
+            finally:  # its traceback has this frame, which would keep it, and with it what the training's frames hold
+                raised = None
 
     def _restore(self) -> BaseException | None:
         """Put every handler back, whatever one that is back already raises; return that."""
@@ -174,7 +177,10 @@ class Undisturbed:
             except BaseException as error:
                 raised = raised or error
         Undisturbed._now = None
-        return raised
+        try:
+            return raised
+        finally:
+            raised = None  # as above
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         self._waiting.append((number, frame))
