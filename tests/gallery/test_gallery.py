@@ -4,7 +4,7 @@ their weights. They were written from the issue and the docs, by somebody who ha
 Every script runs bare, under `stepscope run` and within `stepscope.profile`; some of them with a fault in each of our
 own functions in turn: those that a training's process loads, and those of the command that starts it (faults.py).
 Where time is limited (`TESTS_UNTIL`, in CI) a third of the scripts, more than a hundred, run within `profile`, since a
-sampler takes as long to start as a script, and a quarter of the faults is drawn, each day another one.
+sampler takes as long to start as a script, and a sixth of the faults is drawn, each day another one.
 
 truth.json states the steps and samples of scripts whose number of steps is certain, by what the script does and by what
 docs/measuring.md calls a step; `counted` is what a run has instead, and `why`; `said` is the kind of a note
