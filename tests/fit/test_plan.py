@@ -166,6 +166,24 @@ def test_the_seconds_that_are_said_are_of_real_steps_and_a_cheaper_combination_i
     assert {c.settings for c in found.candidates} == {c.settings for c in plan.candidates}
 
 
+def test_passes_of_as_many_samples_as_one_that_was_run_are_corrected_alike() -> None:
+    plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
+    assert plan.chosen is not None
+    ran = list[Settings]()
+
+    def twice_as_long(settings: Settings) -> StepCost:
+        ran.append(settings)
+        return StepCost(1, 2, 0.0, (2 * before[settings],) * 3)
+
+    before = {candidate.settings: candidate.price for candidate in plan.candidates}
+    found = timed(plan, twice_as_long)
+    parts = {settings.parts for settings in ran}
+    assert len(parts) == len(ran), "a pass of as many samples was run again"
+    for candidate in found.candidates:
+        factor = 2 if candidate.settings.parts in parts else 1
+        assert candidate.price == pytest.approx(factor * before[candidate.settings])
+
+
 def test_of_combinations_that_all_take_longer_than_was_thought_the_cheapest_of_three_is_chosen() -> None:
     plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
     found = timed(plan, lambda settings: StepCost(1, 2, 0.0, (80.0 - settings.parts,) * 3))

@@ -275,8 +275,9 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
 def timed(plan: Plan, steps: Callable[[Settings], StepCost]) -> Plan:
     """Return the plan with the seconds of real steps of what is chosen in place of the line's.
 
-    Where that is more than the line gives another one that fits as surely, this one is run too: at most three, of which
-    the cheapest is chosen. `steps` raises StepscopeError where the training fails: then the line's seconds stay.
+    The line is off alike for passes of as many samples: the others of them are corrected by as much. Where another
+    combination that fits as surely is cheaper then, it is run too: at most three, of which the cheapest is chosen.
+    `steps` raises StepscopeError where the training fails: then the line's seconds stay.
     """
     found, run = list(plan.candidates), list[Candidate]()
     best = plan.chosen
@@ -286,9 +287,18 @@ def timed(plan: Plan, steps: Callable[[Settings], StepCost]) -> Plan:
         except StepscopeError:
             break
         run.append(replace(best, seconds=(min(wall_s), max(wall_s)), timed=True))
-        found[found.index(best)] = run[-1]
+        found = [run[-1] if other == best else _corrected(other, best, run[-1]) for other in found]
         best = _best(found)
     return replace(plan, chosen=_best(run) or plan.chosen, front=tuple(_front(found)), candidates=tuple(found))
+
+
+def _corrected(candidate: Candidate, by_line: Candidate, run: Candidate) -> Candidate:
+    """Return a candidate with passes of as many samples as one that was run, off by as much as this one was."""
+    if candidate.timed or candidate.seconds is None or candidate.settings.parts != run.settings.parts:
+        return candidate
+    low, high = candidate.seconds
+    factor = run.price / by_line.price if by_line.price else 1.0
+    return replace(candidate, seconds=(low * factor, high * factor))
 
 
 def _best(found: Iterable[Candidate]) -> Candidate | None:
