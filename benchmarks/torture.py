@@ -34,7 +34,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -298,7 +298,6 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
     """
     import stepscope
     from stepscope.analysis.compare import compare
-    from stepscope.report.exports import discovered
     from stepscope.report.view.listing import Listing
 
     opened: list[Any] = [folder]  # read once for all readers, as soon as it can be
@@ -314,7 +313,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         "forecast": lambda: stepscope.forecast(opened[0], steps=1000),
         "list": lambda: Listing(folder.parent).look(),
     }
-    names = [module.__name__.rpartition(".")[2] for module in discovered().modules]
+    names = _export_names()
     for name in names if draw is None else draw.sample(names, 1):
         calls[f"export {name}"] = partial(_export, opened, name, out)
     if draw is not None and draw.random() > PAGES:
@@ -337,6 +336,13 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         if (took := time.process_time() - began) > SECONDS:
             wrong.append(f"{name}: took {took:.0f} s")
     return wrong
+
+
+@cache
+def _export_names() -> list[str]:
+    from stepscope.report.exports import discovered
+
+    return [module.__name__.rpartition(".")[2] for module in discovered().modules]
 
 
 CONTAINED = "contained: "
@@ -532,9 +538,7 @@ def _collect(readers: Sequence[BinaryIO], most: int) -> int:
 
 def _import_all() -> None:
     """Import what the children need, so that each begins in milliseconds; no query may run before the fork."""
-    from stepscope.report.exports import discovered
-
-    discovered()
+    _export_names()
     for name in ("altair", "rich.console", "scipy.optimize", "stepscope.analysis.compare", "stepscope.report.html"):
         importlib.import_module(name)
 

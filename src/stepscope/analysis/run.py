@@ -281,13 +281,21 @@ class Run(RunReader):
 
     def verdict(self) -> Verdict:
         """Return the bottleneck: what dominates the step, what it is bound by, and what to try next."""
-        return verdict(self)
+        return self._verdict
 
     def not_measured(self) -> list[NotMeasured]:
         """Return what this run cannot say, and why."""
-        return not_measured(self)
+        return list(self._not_measured)
 
     # A page asks for the same tables many times, and a run of a million op calls takes a second for some of them.
+
+    @cached_property
+    def _verdict(self) -> Verdict:
+        return verdict(self)
+
+    @cached_property
+    def _not_measured(self) -> list[NotMeasured]:
+        return not_measured(self)
 
     @cached_property
     def _modules(self) -> pl.DataFrame:
