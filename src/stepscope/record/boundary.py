@@ -16,7 +16,8 @@ import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -74,9 +75,21 @@ class Boundary:
 
     def failed(self, error: BaseException) -> None:
         """Raise an exception of the training's again; one of ours closes the door."""
-        if not is_ours(error):
+        if is_ours(error):
+            self.close(error)
+            return
+        try:
             raise error
-        self.close(error)
+        finally:
+            del error  # its traceback has this frame, which would keep it, and with it what the training's frames hold
+
+    def all_of(self, actions: Iterable[Callable[[], object]]) -> None:
+        """Call every one of these, also after a fault of ours in one of them."""
+        for action in actions:
+            try:
+                action()
+            except BaseException as error:
+                self.failed(error)
 
     @contextlib.contextmanager
     def deaf(self) -> Iterator[None]:
@@ -96,6 +109,8 @@ class Boundary:
             except BaseException as second:
                 if not is_ours(second):
                     raise
+            finally:
+                let_go(error)
 
     def guarded(self, function: Callable[P, T]) -> Callable[P, T | None]:
         """Return the function wrapped so that it is called through this boundary."""
@@ -219,6 +234,19 @@ def is_ours(error: BaseException) -> bool:
         if not _is_raised_by_us(second):
             raise
         return _is_raised_by_us(error)
+
+
+def let_go(error: BaseException | None) -> None:
+    """Clear the frames of a fault of ours that has been told of, and of those that it followed.
+
+    They hold what the training's functions were given, often in cycles: its graph would live until they are collected.
+    """
+    while error is not None and error.__traceback__ is not None:
+        if not error.__traceback__.tb_frame.f_code.co_filename.startswith(_OURS):
+            return  # what the training was handling when it called us
+        frames, error.__traceback__ = error.__traceback__, None
+        traceback.clear_frames(frames)
+        error = error.__context__
 
 
 def fault_text(error: BaseException) -> str:

@@ -123,7 +123,10 @@ class Scope:
 
     def _failed(self, error: BaseException) -> None:
         """Raise an exception of the training's again; one of ours ends profiling, and the loop goes on."""
-        self._session.boundary.failed(error)
+        try:
+            self._session.boundary.failed(error)
+        finally:
+            del error  # its traceback has this frame
 
 
 class SimulatedBoard(Protocol):

@@ -21,7 +21,7 @@ from typing import Any
 from stepscope.clock import anchors, monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.record import facts
-from stepscope.record.boundary import Boundary, Undisturbed, fault_text, is_ours
+from stepscope.record.boundary import Boundary, Undisturbed, fault_text, is_ours, let_go
 from stepscope.record.framework import Ended, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
@@ -376,6 +376,7 @@ class Session:
                 raise
             if note:
                 self.note("write-failed", f"{type(error).__name__}: {error}")
+            let_go(error)
 
 
 SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`

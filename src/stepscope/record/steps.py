@@ -440,7 +440,7 @@ class StepFinder:
 
     def swaps(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
-        self._watched = None
+        self._watched, self._weights = None, []
         self._gradients, self._copies, self._one_model = GradientWitness(), CopiesMove(), OneModel()
         self._optimizers.forget_parameters()
         self._samples.forget_inputs()

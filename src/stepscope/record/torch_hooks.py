@@ -207,8 +207,7 @@ class Routes:
         """Take every route back; calls that are under way end as plain ones."""
         self._installed = False
         undo, self._undo = self._undo, []
-        for back in undo:
-            back()
+        self._boundary.all_of(undo)
 
     def _route(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
         plain = vars(owner).get(name)
@@ -466,12 +465,13 @@ class _ModuleRoute:
         return self._noted_by
 
     def remove(self) -> None:
-        self.profile(False)
-        self.note(None)
-        self.time(None)
-        for undo in self._undo:
-            undo()
-        self._undo = []
+        undo, self._undo = self._undo, []
+        nobody: list[Callable[[], None]] = [
+            functools.partial(self.profile, False),
+            functools.partial(self.note, None),
+            functools.partial(self.time, None),
+        ]
+        self._boundary.all_of([*nobody, *undo])
 
     def profile(self, profiled: bool) -> None:
         """Scopes are made anew for each window: none may outlive the window in which it was entered."""

@@ -208,25 +208,24 @@ def runs_elsewhere() -> bool:
     return _running is not None and not _running.is_of_this_thread()
 
 
-def _leave_no_profile_behind() -> None:
-    """The interpreter ends: a profile that still runs, since what should have stopped it failed, would crash it."""
+def end_what_runs(at_exit: bool = False) -> None:
+    """Stop a profile that runs on after a fault of what stops it: it keeps tensors, and would crash the exit."""
     with _one_at_a_time:
         running = _running
         if running is not None and running.thread == threading.get_ident() and not (running.overtaken and _others):
             with contextlib.suppress(Exception):
-                _disable(running if running.overtaken else None)
-        if _running is not None:
+                running.stop()
+            with contextlib.suppress(Exception):
+                _ = _running is None or _disable(running if running.overtaken else None)
+        if at_exit and _running is not None:
             end_without_destructors()
 
 
-atexit.register(_leave_no_profile_behind)  # before any session's own, so that it comes after them
+atexit.register(end_what_runs, at_exit=True)  # before any session's own, so that it comes after them
 
 
 def _silence_the_allocator() -> Callable[[], None]:
-    """Keep c10's warnings off the terminal; returns the undo function.
-
-    While memory is profiled the CPU allocator warns of every 1,000th free of a block that is older than the profile.
-    """
+    """Keep c10's warnings of blocks older than a profile of memory off the terminal; returns the undo function."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")

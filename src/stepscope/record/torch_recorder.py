@@ -92,11 +92,14 @@ class TorchRecorder:
 
     def leave(self) -> None:
         """Take every route back, and keep no weak reference to a tensor: torch refuses to swap one that has any."""
-        self._leaving.close()
-        held = vars(self._finder)  # not by its method, which may be what has failed
-        held["_optimizers"].forget_parameters()
-        vars(held["_copies"]).update(_parameter=None)
-        held.update(_watched=None, _weights=[], **{part: type(held[part])() for part in ("_gradients", "_one_model")})
+        with self._leaving:
+            held = vars(self._finder)  # not by its method, which may be what has failed
+            held["_optimizers"].forget_parameters()
+            vars(held["_copies"]).update(_parameter=None)
+            held.update(
+                _watched=None, _weights=[], **{part: type(held[part])() for part in ("_gradients", "_one_model")}
+            )
+            held["_samples"].forget_inputs()
 
     # steps
 
@@ -387,7 +390,10 @@ class TorchRecorder:
     def abandon_window(self, why: str) -> None:
         """Drop the open window without its events."""
         if self._ops is not None:
-            self._ops.abandon_window(why)
+            try:
+                self._ops.abandon_window(why)
+            finally:  # a fault of that, too
+                torch_private.end_what_runs()
 
     def forks(self) -> None:
         """Note that this process has forked."""

@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage, nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.allocators import reserved_reader
-from stepscope.record.boundary import is_ours
+from stepscope.record.boundary import is_ours, let_go
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
@@ -74,6 +74,7 @@ class MemoryWatch:
             self.close()
             if not is_ours(error):
                 raise
+            let_go(error)
             return error
         return None
 

@@ -159,8 +159,12 @@ def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
 def _raise_unless_ours(error: BaseException) -> None:
     from stepscope.record.boundary import is_ours
 
-    if not is_ours(error):
+    if is_ours(error):
+        return
+    try:
         raise error
+    finally:
+        del error  # its traceback has this frame
 
 
 class _Finder:

@@ -48,7 +48,7 @@ class Recording:
         self.orders = orders
         self._first = first  # the script's own process
         self.session: Session | None = None
-        self._fault: BaseException | None = None  # ours, that kept it from listening
+        self._faulty = False  # a fault of ours kept it from listening
 
     def wait_for_torch(self) -> None:
         """Record from the first sign of a training on."""
@@ -68,7 +68,7 @@ class Recording:
         except BaseException as error:
             if not is_ours(error):
                 raise
-            self._fault = error
+            self._faulty = True
             if self.session is not None:
                 self.session.boundary.close(error)
             if self._first:
@@ -113,7 +113,7 @@ class Recording:
     def _say_why_not(self) -> None:
         """The script's own process saw no training: what it did see is the reason, unless another process trained."""
         session = self.session
-        if session is not None and not session.begun and os.getpid() == session.pid and self._fault is None:
+        if session is not None and not session.begun and os.getpid() == session.pid and not self._faulty:
             (Path(self.orders.run) / SIGNS).write_text(session.why_no_steps(), encoding="utf-8")
 
 
