@@ -79,3 +79,13 @@ def test_one_fault_does_not_keep_the_others_from_being_called() -> None:
     boundary.all_of([lambda: called.append(1), ours, lambda: called.append(2)])
     assert called == [1, 2]
     assert not boundary.open
+
+
+def test_a_fault_while_the_training_handles_an_exception_leaves_that_as_it_is() -> None:
+    boundary = Boundary(lambda _: None)
+    try:
+        raise ValueError("of the training")
+    except ValueError as error:
+        boundary.call(ours)
+        assert error.__traceback__ is not None
+    assert not boundary.open

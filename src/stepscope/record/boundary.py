@@ -236,17 +236,13 @@ def is_ours(error: BaseException) -> bool:
         return _is_raised_by_us(error)
 
 
-def let_go(error: BaseException | None) -> None:
-    """Clear the frames of a fault of ours that has been told of, and of those that it followed.
+def let_go(error: BaseException) -> None:
+    """Clear the frames of a fault of ours that has been told of, not of what the training was handling meanwhile.
 
     They hold what the training's functions were given, often in cycles: its graph would live until they are collected.
     """
-    while error is not None and error.__traceback__ is not None:
-        if not error.__traceback__.tb_frame.f_code.co_filename.startswith(_OURS):
-            return  # what the training was handling when it called us
-        frames, error.__traceback__ = error.__traceback__, None
-        traceback.clear_frames(frames)
-        error = error.__context__
+    frames, error.__traceback__ = error.__traceback__, None
+    traceback.clear_frames(frames)
 
 
 def fault_text(error: BaseException) -> str:
