@@ -25,7 +25,7 @@ import stepscope
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.files import CHANGED, MENDED, read_json, replace_json
-from stepscope.liveness import runs_still
+from stepscope.liveness import identity, runs_still
 from stepscope.privacy import redacted
 from stepscope.report.live.folder import planned_steps
 from stepscope.report.view.listing import Listing
@@ -317,6 +317,20 @@ def test_an_event_whose_time_is_null_is_exported(run: Path, tmp_path: Path, form
     with (run / "events.jsonl").open("a") as file:
         file.write('{"t_ns": null, "kind": "gap", "message": "of no time"}\n')
     assert stepscope.export(run, form, tmp_path / "out")
+
+
+def test_the_list_shows_a_run_with_more_warmup_steps_than_there_can_be(run: Path) -> None:
+    _edit(run / "run.json", warmup_steps=10**40, status="running", **identity(os.getpid()))
+    (row,) = Listing(run.parent).look()
+    assert row.facts["warmup"] == 3
+
+
+def test_layers_whose_parents_go_round_in_a_circle_are_all_shown(run: Path) -> None:
+    model = json.loads((run / "model.json").read_text())
+    first, second = model["modules"][-2:]
+    first["parent"], second["parent"] = second["module"], first["module"]
+    (run / "model.json").write_text(json.dumps(model), encoding="utf-8")
+    assert {first["module"], second["module"]} <= set(stepscope.Run(run).modules()["module"])
 
 
 def test_the_list_shows_a_run_whose_command_line_is_none(run: Path) -> None:

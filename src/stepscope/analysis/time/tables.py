@@ -414,13 +414,15 @@ def _parent_of(name: str, stated: str | None, facts: dict[str, Any]) -> str | No
 
 
 def _ordered_tree(children: dict[str | None, list[str]], facts: dict[str, Any]) -> list[Module]:
-    tree: list[Module] = []
-    waiting = [(name, -1, 0) for name in reversed(children.get(None, []))]
-    while waiting:
-        name, parent, depth = waiting.pop()
-        waiting.extend((child, len(tree), depth + 1) for child in reversed(children.get(name, [])))
-        tree.append(Module(name, facts[name]["type"], parent, depth, facts[name]))
-    return tree
+    tree: dict[str, Module] = {}
+    for top in [*children.get(None, []), *facts]:  # those whose stated parents go round in a circle come last
+        waiting = [(top, -1, 0)]
+        while waiting:
+            name, parent, depth = waiting.pop()
+            if name not in tree:
+                waiting.extend((child, len(tree), depth + 1) for child in reversed(children.get(name, [])))
+                tree[name] = Module(name, facts[name]["type"], parent, depth, facts[name])
+    return list(tree.values())
 
 
 _TOP = -1

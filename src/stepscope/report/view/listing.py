@@ -50,6 +50,7 @@ UNREAD = "not read yet"  # in the place of a status
 AT_ONCE = 500  # runs that the first answer reads, in about a third of a second
 MORE = 2_000  # that each later one does
 _WARMUP = 3  # steps, of a run that does not say
+_MOST_STEPS = 1 << 53
 _WHOLE = ("run", "process", "processes", "total", "device")
 
 # The rows of a list, from one process to the next: in the user's own cache, for what lies in the folder is not trusted.
@@ -231,8 +232,8 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
         **{name: _text(about.get(name)) for name in ("optimizer", "precision", "device")},
         "board": _text(board.get("title")) if isinstance(board, dict) else None,
         "started_s": _started(header),
-        "steps": summary["steps"] if isinstance(summary.get("steps"), int) else None,
-        "warmup": header["warmup_steps"] if isinstance(header.get("warmup_steps"), int) else _WARMUP,
+        "steps": _count(summary.get("steps")),
+        "warmup": _WARMUP if (stated := _count(header.get("warmup_steps"))) is None else stated,
         "planned": planned_steps(header),
         "simulated": _text(header.get("simulated")),
         "verdict": _text(verdict.get("sentence")) if isinstance(verdict, dict) else None,
@@ -286,6 +287,11 @@ def _started(header: dict[str, Any]) -> float | None:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _count(value: object) -> int | None:
+    """A number of steps that may be; a file of others may hold any."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS else None
 
 
 def _number(value: object) -> float | None:
