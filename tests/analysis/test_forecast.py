@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.run import Run
 from stepscope.api.requests import ForecastRequest
 from stepscope.arrays import Flags, Floats
-from stepscope.errors import UsageError
+from stepscope.errors import RunError, UsageError
 
 
 def _quiet(steps: int, seed: int, spread: float = 0.01, likeness: float = 0.5) -> Floats:
@@ -78,6 +79,13 @@ def test_all_steps_measured_leave_nothing_to_foretell() -> None:
     said = project(np.arange(200.0), values, 200)
     assert said.total == pytest.approx(values.sum())
     assert said.high - said.low < 1e-9
+
+
+def test_numbers_that_no_sensor_shows_are_foretold_or_refused() -> None:
+    values = np.full(400, 1e-200)
+    values[280:] = 50 * _quiet(120, 6)  # most blocks are at a level whose square is 0
+    with np.errstate(all="ignore"), contextlib.suppress(RunError):
+        assert project_level(np.arange(400.0), values, 1000.0).steps == 1000
 
 
 def test_after_a_throttle_the_new_level_goes_on() -> None:

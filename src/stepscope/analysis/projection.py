@@ -163,7 +163,7 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
     """(median, low, high) of the target, and in words what the readings show."""
     scale = float(np.median(np.abs(blocks.mean))) or 1.0
     observed = blocks.mean / scale - 1.0
-    noise = blocks.noise / scale**2
+    noise = blocks.noise / scale / scale  # whose square may be 0
     drifts, changes = _drifts(blocks, targets, horizon), _changes(blocks, targets)
     parts = []
     for spread, forgets, chance in _wanderings():
@@ -175,7 +175,7 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
         )
     weight = np.exp(evidence - evidence.max())
     weight /= weight.sum()
-    variance = variance + targets.noise / scale**2
+    variance = variance + targets.noise / scale / scale
     kept = weight > _NEGLIGIBLE * weight.max()
     share = float(targets.weights.sum())
     median, low, high = (
