@@ -42,8 +42,9 @@ def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = withheld()
     excluded = {field for kind in kinds for field in _FIELDS[kind]}
     kept = {field: value for field, value in fields.items() if field not in excluded}
-    if isinstance(kept.get("reason"), str):
-        kept["reason"] = redacted_text(kept["reason"])  # an exception may quote the address that it was for
+    for field in ("reason", "script"):
+        if isinstance(kept.get(field), str):
+            kept[field] = redacted_text(kept[field])  # an exception may quote the address that it was for
     return cleaned(kept, str(fields.get("host") or "")) if kinds else kept
 
 
@@ -57,7 +58,9 @@ def redacted_texts(content: Any) -> Any:
     if isinstance(content, str):
         return redacted_text(content)
     if isinstance(content, Mapping):
-        return {key: redacted_texts(value) for key, value in content.items()}
+        return {
+            key: REDACTED if _states_secret(key, value) else redacted_texts(value) for key, value in content.items()
+        }
     if not isinstance(content, list | tuple):
         return content
     words = all(isinstance(value, str) for value in content)
@@ -109,17 +112,39 @@ _NO_SECRET = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT})[_.-]?token$", re.IGNORECASE
 _FORMS = re.compile(
     r"\b(?:gh[pousr]_\w{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|npm_\w{30,}|pypi-[\w-]{30,}|[rs]k_(?:live|test)_\w{16,}|r8_\w{30,}"
-    r"|eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*)|-----BEGIN [A-Z ]*PRIVATE KEY-----.*"
+    r"|eyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*|xapp-[\w-]{16,}|SG\.[\w-]{16,64}\.[\w-]{16,}|ya29\.[\w-]{20,}"
+    r"|nvapi-[\w-]{20,}|gsk_\w{20,}|dapi[0-9a-f]{32}|wandb_v1_\w{20,}|dop_v1_\w{32,}|\d{8,10}:AA[\w-]{30,}"
+    r"|hooks\.slack\.com/(?:services|workflows|triggers)/[\w/]{16,}"
+    r"|discord(?:app)?\.com/api/webhooks/\d{1,20}/[\w-]{16,})"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:(?!-----END)[\s\S])*(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
 )
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]*_KEY$")
 # Repetitions have bounds: a run folder from elsewhere holds words of any length, and they are looked at in linear time.
-# A header, a piece of JSON or an assignment in a text: "Authorization: Bearer X", '{"api_key": "X"}', "password=X".
-_WITHIN = re.compile(
-    rf"""((?:authorization|{_CORE}|(?<![a-z])token)["']?\s{{0,4}}(?::\s{{0,4}}|=\s{{0,4}}(?![\d.]+\b))["']?"""
-    r"""(?:(?:bearer|basic|token)\s)?)[^\s"',}/][^\s"',}]{5,}""",
-    re.IGNORECASE,
+_ASSIGNED = (
+    rf"""((?i:authorization|{_CORE}|(?<![a-z])token)\\{{0,3}}["']?\s{{0,4}}"""
+    r"""(?::\s{0,4}|=\s{0,4}(?![\d.]+\b))\\{0,3}"""
 )
-_URL = re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://[^/\s:@]{0,300}:)[^/\s@]{1,2000}(?=@)", re.IGNORECASE)
+_OPTION = rf"((?<![\w-])--?(?i:[\w.-]{{0,60}}?{_CORE}|(?:[\w.-]{{0,60}}[_.-])?token)"
+_ADDRESS = r"(\b(?i:[a-z][a-z0-9+.-]{0,30})://"
+_WITHIN = [
+    re.compile(pattern)
+    for pattern in (
+        # An assignment in a text, in quotes or not, a header, a piece of JSON: "password=X", 'Authorization: Bearer X'.
+        _ASSIGNED + r"""")[^"\n]{6,400}(?=")""",
+        _ASSIGNED + r"""')[^'\n]{6,400}(?=')""",
+        _ASSIGNED
+        + r"""["']?(?!(?i:bearer|basic|token)\s\[)(?i:(?:bearer|basic|token)\s)?)"""
+        + r"""(?!\[redacted)[^\s"',}/][^\s"',}]{5,}""",
+        r"""(\b(?i:cookie)["']?:\s{0,4}["']?)[^"'\n]{6,}""",
+        # An option and its value in the words of an exception: "command ['curl', '--password', 'X'] failed".
+        _OPTION + r"""["'],?\s?["'])[^"'\n]+""",
+        _OPTION + r"""\s{1,4})(?=[^\s"',]*[\dA-Z])[^\s"',-][^\s"',]*""",
+        # The password of an address, what stands for a name and a password there, and the signature of one.
+        _ADDRESS + r"[^/\s:@]{0,300}:)[^/\s]{1,2000}(?=@)",
+        _ADDRESS + r")[\w.~%-]{20,2000}(?=@)",
+        r"""([?&](?i:[\w-]{0,30}signature|sig|key)=)[^&\s"'<>]{6,}""",
+    )
+]
 
 
 def redacted(words: Iterable[str]) -> list[str]:
@@ -142,7 +167,13 @@ def redacted(words: Iterable[str]) -> list[str]:
 
 def redacted_text(text: str) -> str:
     """Return a text without tokens of well-known forms, values of secret names and passwords of URLs."""
-    return _FORMS.sub(REDACTED, _WITHIN.sub(rf"\1{REDACTED}", _URL.sub(rf"\1{REDACTED}", text)))
+    for pattern in reversed(_WITHIN):
+        text = pattern.sub(rf"\1{REDACTED}", text)
+    return _FORMS.sub(REDACTED, text)
+
+
+def _states_secret(key: Any, value: Any) -> bool:
+    return isinstance(value, str) and value != "" and key != "key" and _is_secret(str(key))
 
 
 def _is_secret(name: str) -> bool:

@@ -183,6 +183,14 @@ def test_a_slow_visitor_is_cut_off_however_often_a_byte_comes(
         assert rest(slow) == b""
 
 
+@pytest.mark.parametrize("head", [b"Content-Length: 46", b"Transfer-Encoding: chunked"])
+def test_the_body_of_a_request_is_not_taken_for_the_next_one(server: BoundedServer, head: bytes) -> None:
+    with opened(server) as smuggling:
+        smuggling.sendall(b"GET /none HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n")
+        smuggling.sendall(b"GET /runs.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert rest(smuggling).count(b"HTTP/1.1 ") == 1
+
+
 def test_a_request_without_end_is_refused(server: BoundedServer) -> None:
     with opened(server) as endless:
         head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"

@@ -87,6 +87,7 @@ RUN: dict[Any, Shape] = {
     "steps_lost": _COUNT,
     "compile_s": float,
     "simulated": str,
+    "redacted": bool,
     "flops_not_counted": [str],
     **dict.fromkeys(("rank", "world_size", "local_rank", "process"), _COUNT),
     "recorder": {

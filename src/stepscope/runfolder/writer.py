@@ -19,7 +19,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import read_json, replace_json, replaced, sealed
 from stepscope.part_names import name_of, next_number
-from stepscope.privacy import cleaned, cleaned_fields, is_closed, without_secrets
+from stepscope.privacy import cleaned, cleaned_fields, is_closed, redacted_text, redacted_texts, without_secrets
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES, STEP_NUMBER
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RunWriter:
     def create(cls, out: str | Path, workload: str, unix_s: float | None = None) -> RunWriter:
         """Make `out/<UTC stamp>-<workload>-<6 hex>/` and its first run.json (status: running)."""
         stamp = datetime.fromtimestamp(time.time() if unix_s is None else unix_s, tz=timezone.utc)
-        name = "".join(c if c.isalnum() or c in "._-" else "_" for c in workload) or "run"
+        name = "".join(c if c.isalnum() or c in "._-" else "_" for c in redacted_text(workload)) or "run"
         run_id = f"{stamp:%Y%m%dT%H%M%SZ}-{name}-{secrets.token_hex(3)}"
         try:
             path = Path(out).absolute() / run_id
@@ -120,7 +120,7 @@ class RunWriter:
             return
         with contextlib.suppress(OSError):
             self._header.update(_header_of(self.path) or {})
-        self._header.update(cleaned_fields(fields))
+        self._header.update(redacted_texts(cleaned_fields(fields)))
         try:
             self._write_header()
         except OSError:
@@ -132,7 +132,7 @@ class RunWriter:
 
     def device(self, facts: dict[str, Any]) -> None:
         """Write device.json."""
-        self._write_json("device.json", facts)
+        self._write_json("device.json", without_secrets(facts))
 
     def model(self, modules: list[dict[str, Any]]) -> None:
         """Write model.json: one object a module, keys as `MODEL`, parents before children."""

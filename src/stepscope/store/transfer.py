@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import html
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any, Literal
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import read_json, replaced, sealed, sync
 from stepscope.liveness import identity, is_running
-from stepscope.privacy import cleaned, cleaned_fields, redacted, withheld, without_secrets
+from stepscope.privacy import cleaned, cleaned_fields, redacted_text, redacted_texts, withheld, without_secrets
 from stepscope.runfolder import RunReader, RunWriter, validation
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.store import manifest as manifests
@@ -411,19 +412,24 @@ def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) ->
 _COPY = ".push-"  # process number, its start, and random letters follow
 _TEXTS = {*validation.SHAPES, "run.json", "summary.json", CHECKSUMS}
 _TABLES = {".parquet", ".rows", ".part"}
+_REDACTED = "redacted"  # of run.json: pages and exports that lie beside it may be of before
+_TOLD = {".html", ".json", ".jsonl", ".csv", ".txt", ".log", ".md", ".tex", ".prom", ".svg", ".toml", ".yaml", ".yml"}
+_MOST_TOLD_BYTES = 8 << 20  # what is larger is drawn from the run: traces
 
 
 @contextmanager
 def redacted_run(run: RunReader) -> Iterator[RunReader]:
     """Yield the run to push: itself, redacted in its place, or a copy beside it where something is to be omitted.
 
-    The copy has the files of the contract alone: a page or an export in the folder would still say what is omitted.
+    The copy has the files of the contract alone: a page or an export in the folder would still say what is omitted,
+    or what an earlier version wrote and was redacted since.
     """
     if not withheld():
         for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
             _redact(stated)
-        yield run
-        return
+        if not read_json(run.path / "run.json").get(_REDACTED) and not any(map(_tells, _files(run.path))):
+            yield run
+            return
     beside = run.path.absolute().parent
     _clear_copies(beside)
     own = identity(os.getpid())
@@ -446,20 +452,25 @@ def _clear_copies(folder: Path) -> None:
 def _redact(run: RunReader) -> None:
     """Redact the secrets that an earlier version wrote as they were: of the command line, and of what was said."""
     stated = read_json(run.path / "run.json")
-    argv, known = stated.get("argv"), run.meta.get("argv")
-    changed: dict[str, Any] = {}
-    if known and isinstance(argv, list) and len(argv) == len(known) and redacted(map(str, argv)) != argv:
-        changed["argv"] = known
-    if isinstance(stated.get("reason"), str) and run.meta.get("reason") != stated["reason"]:
-        changed["reason"] = run.meta.get("reason")
-    if changed:
-        RunWriter.attach(run.path).update(**changed)
-    for name in ("events.jsonl", "summary.json"):
+    changed = {name: new for name, old in stated.items() if name != "id" and (new := redacted_texts(old)) != old}
+    for name in ("events.jsonl", "summary.json", "device.json", "channels.json"):
         with suppress(FileNotFoundError):
-            _redact_texts(run.path / name)
+            changed |= {_REDACTED: True} if _redact_texts(run.path / name) else {}
+    if changed:
+        RunWriter.attach(run.path).update(**(changed | {_REDACTED: True}))
 
 
-def _redact_texts(path: Path) -> None:
+def _tells(path: Path) -> bool:
+    """Return whether a page, a table or notes that lie in a run folder say a secret."""
+    if path.suffix not in _TOLD or path.name in _TEXTS or path.stat().st_size > _MOST_TOLD_BYTES:
+        return False
+    text = validation.read_regular(path, _MOST_TOLD_BYTES).decode("utf-8", errors="replace")
+    if path.suffix == ".html":
+        text = html.unescape(re.sub(r"<[^<>]*>", "", text))
+    return redacted_text(text) != text
+
+
+def _redact_texts(path: Path) -> bool:
     """Redact the secrets in the texts of a JSON file, or of one with an object a line; no other line is touched."""
     content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
     lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
@@ -468,6 +479,7 @@ def _redact_texts(path: Path) -> None:
     if said != lines:
         with replaced(path, whole=True) as part:
             part.write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
+    return said != lines
 
 
 def _copy(run: Path, target: Path) -> None:
@@ -491,9 +503,10 @@ def _text(path: Path) -> str:
         return "".join(json.dumps(without_secrets(line)) + "\n" for line in lines if line is not None)
     known = _json(content)
     if path.name == "run.json" and isinstance(known, dict):
-        known |= {"argv": redacted(known["argv"])} if isinstance(known.get("argv"), list) else {}
-        return json.dumps(cleaned_fields(known), indent=1) + "\n"
-    return json.dumps(cleaned(known), indent=1) + "\n"
+        told = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
+        return json.dumps(cleaned_fields(told), indent=1) + "\n"
+    named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
+    return json.dumps(cleaned(known) if named else without_secrets(known), indent=1) + "\n"
 
 
 def _json(text: str) -> Any:

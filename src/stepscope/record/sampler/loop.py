@@ -26,7 +26,7 @@ import stepscope
 from stepscope.clock import Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
-from stepscope.privacy import cleaned
+from stepscope.privacy import without_secrets
 from stepscope.record.sampler.calibration import with_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
@@ -402,7 +402,7 @@ class StreamOpener:
     def _write_table(self) -> None:
         """Write channels.json; where the disk refuses it, again with the next late sensors."""
         try:
-            replace_json(self._run / "channels.json", cleaned(self.channel_table()), whole=True)
+            replace_json(self._run / "channels.json", without_secrets(self.channel_table()), whole=True)
             self._table_is_old = False
         except OSError as error:
             if not self._table_is_old:

@@ -140,6 +140,8 @@ class _Request(BaseHTTPRequestHandler):
 
     def _send(self, with_body: bool) -> None:
         headers = {name.title(): value for name, value in self.headers.items()}
+        if "Content-Length" in headers or "Transfer-Encoding" in headers:
+            self.close_connection = True  # nobody reads a body, and it is no next request
         fault: Exception | None = None
         try:
             answer = self.server.site.answer(self.path, headers)
