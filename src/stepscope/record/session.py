@@ -309,10 +309,7 @@ class Session:
     def _start_sampler(self) -> None:
         try:
             self._sampler = start_sampler(
-                self.path,
-                self.settings.period_ns,
-                root=self.settings.root,
-                metering=self.settings.metering,
+                self.path, self.settings.period_ns, root=self.settings.root, metering=self.settings.metering
             )
         except (StepscopeError, OSError) as error:
             self.note("sampler-failed", str(error))

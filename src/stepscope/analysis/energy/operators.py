@@ -31,12 +31,8 @@ METHODS = ("fit", "overlap", "nearest", "model")
 WHOLE = "component"
 MEASURED = "(whole)"
 ENDS = ("low", "high")
-ENERGY_SCHEMA = {
-    "component": pl.String,
-    "rail": pl.String,
-    "name": pl.String,
-    "module": pl.String,
-    "phase": pl.String,
+ENERGY_SCHEMA: dict[str, Any] = {
+    **dict.fromkeys(("component", "rail", "name", "module", "phase"), pl.String),
     "joules_per_step": pl.Float64,
     "joules_per_sample": pl.Float64,
     "low": pl.Float64,
@@ -48,9 +44,7 @@ ENERGY_SCHEMA = {
     "verdict": pl.String,
     "reason": pl.String,
     "method": pl.String,
-    "during_per_step": pl.Float64,
-    "during_low": pl.Float64,
-    "during_high": pl.Float64,
+    **dict.fromkeys(("during_per_step", "during_low", "during_high"), pl.Float64),
 }
 RESOLUTION_SCHEMA = {
     "component": pl.String,
