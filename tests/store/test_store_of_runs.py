@@ -483,6 +483,45 @@ def test_of_a_plain_folder_only_what_has_changed_is_read_again(tmp_path: Path, m
     assert store.listed(folder).equals(now)
 
 
+def test_collecting_removes_nothing_through_a_link(local: Place, tmp_path: Path) -> None:
+    store.push(local, [make_run(tmp_path / "runs")])
+    theirs = tmp_path / "elsewhere" / "0123456789abcdef"
+    theirs.mkdir(parents=True)
+    (theirs / "letters").write_text("dear")
+    runs = Path(local.at("runs"))
+    (runs / "evil").symlink_to(theirs.parent)
+    (next(path for path in runs.iterdir() if path.name != "evil") / "fedcba9876543210").symlink_to(theirs)
+    store.collect(local, older_than_s=0)
+    assert (theirs / "letters").read_text() == "dear"
+
+
+@pytest.mark.parametrize("planted", ["file", "content", "run"])
+def test_a_push_writes_nothing_through_a_link(local: Place, tmp_path: Path, planted: str) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    (content,) = Path(local.at(f"runs/{run.name}")).iterdir()
+    theirs = tmp_path / "elsewhere"
+    theirs.mkdir()
+    (theirs / "run.json").write_text("dear")
+    place = {"file": content / "run.json", "content": content, "run": content.parent}[planted]
+    place.rename(tmp_path / "moved")
+    place.symlink_to(theirs / "run.json" if planted == "file" else theirs)
+    with pytest.raises(StoreError, match="is a link"):
+        store.push(local, [run])
+    assert [path.name for path in theirs.iterdir()] == ["run.json"]
+    assert (theirs / "run.json").read_text() == "dear"
+
+
+def test_a_circle_of_links_in_a_store_is_not_walked(local: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    (content,) = Path(local.at(f"runs/{run.name}")).iterdir()
+    for name in "abcd":
+        (content / name).symlink_to("..")
+    (verified,) = store.verify(local)
+    assert verified.wrong == dict.fromkeys("abcd", "no manifest names it")
+
+
 def test_a_push_redacts_what_an_earlier_version_wrote(local: Place, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     header = json.loads((run / "run.json").read_text())

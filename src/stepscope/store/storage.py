@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import posixpath
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,8 +53,6 @@ class Place:
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """The content of a file in pieces, never more than `size` bytes and one."""
-        if self.is_local and Path(self.at(path)).is_symlink():
-            raise StoreError(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
         file = self._within(lambda: self.fs.open(self.at(path), "rb"), path)
         left = size + 1
         try:
@@ -85,18 +85,19 @@ class Place:
             self._within(lambda: sync(Path(self.at(path))), path)
 
     def names(self, folder: str) -> list[str]:
-        """Names of what lies in a folder; empty where there is none."""
+        """Names of what lies in a folder, without links; empty where there is none."""
         try:
             found = self._within(lambda: self.fs.ls(self.at(folder), detail=False, refresh=True), folder)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(posixpath.basename(str(name).rstrip("/")) for name in found)
+        plain = (str(name) for name in found if not self.is_local or not Path(str(name)).is_symlink())
+        return sorted(posixpath.basename(name.rstrip("/")) for name in plain)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Size of every file below a folder by its path in that folder."""
         start = self.at(folder)
         try:
-            found = self._within(lambda: self.fs.find(start, detail=True), folder)
+            found = self._files(folder)
         except FileNotFoundError:
             return {}
         cut = len(self.fs._strip_protocol(start)) + 1
@@ -105,7 +106,7 @@ class Place:
     def age_s(self, folder: str) -> float | None:
         """Seconds since the youngest file below a folder was written; None where the store does not say."""
         try:
-            found = self._within(lambda: self.fs.find(self.at(folder), detail=True), folder)
+            found = self._files(folder)
         except FileNotFoundError:
             return None
         stamps = [_written_s(info) for info in found.values()]
@@ -125,8 +126,28 @@ class Place:
             self._within(lambda: self.fs.makedirs(parent, exist_ok=True), path)
             self.made.add(parent)
 
+    def _files(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Return size and time of every file below a folder."""
+        start = self.at(folder)
+        return self._within(
+            lambda: _walked(start) if self.is_local else self.fs.find(start, detail=True), folder
+        )  # fsspec follows links, also in a circle
+
     def _within(self, call: Callable[[], T], path: str) -> T:
-        return within(self.timeout_s, call, f"{self.address} ({path})")
+        def ask() -> T:
+            if self.is_local:
+                self._refuse_links(path)
+            return call()
+
+        return within(self.timeout_s, ask, f"{self.address} ({path})")
+
+    def _refuse_links(self, path: str) -> None:
+        """Raise StoreError where a part of a path is a link: it could lead to any file of this user."""
+        place = Path(self.root)
+        for part in path.split("/"):
+            place /= part
+            if place.is_symlink():
+                raise StoreError(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
 
 
 def open_place(address: str | Path, timeout_s: float = TIMEOUT_S) -> Place:
@@ -202,6 +223,16 @@ def _written_s(info: dict[str, Any]) -> float | None:
         if isinstance(value, datetime):
             return value.timestamp()
     return None
+
+
+def _walked(start: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for place, folders, names in os.walk(start):
+        for path in (posixpath.join(place, name) for name in (*names, *folders)):
+            about = os.lstat(path)
+            if not stat.S_ISDIR(about.st_mode):
+                found[path] = {"size": about.st_size, "mtime": about.st_mtime}
+    return found
 
 
 def _replace(path: Path, data: bytes) -> None:
