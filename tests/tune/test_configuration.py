@@ -41,6 +41,17 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -
         read_config(path)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["LD_PRELOAD = '/tmp/evil.so'", "PYTHONPATH = '/tmp'", "OMP_TOOL_LIBRARIES = '/tmp/evil.so'", "PATH = '.'"],
+)
+def test_a_configuration_from_elsewhere_sets_no_variable_that_no_change_sets(tmp_path: Path, setting: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('changes = ["channels_last"]\n[environment]\n' + setting.replace("'", '"') + "\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="no change of Stepscope sets"):
+        read_config(path)
+
+
 def test_one_written_by_hand_needs_no_facts_and_an_unknown_change_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('changes = ["channels_last", "fused"]\n', encoding="utf-8")

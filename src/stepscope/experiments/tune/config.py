@@ -13,13 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import OutputNotWritable, UnknownName, UsageError
+from stepscope.errors import MissingDependency, OutputNotWritable, UnknownName, UsageError
 from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.record.allocators import jemalloc_library, tcmalloc_library
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from stepscope.workloads.contract import Batch, Training, Workload
+
+
+_VARIABLES = {
+    *("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("ONEDNN_MAX_CPU_ISA", "OMP_PROC_BIND", "OMP_PLACES"),
+}
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,25 @@ def read_config(path: Path) -> Config:
             equals = ""
         if not equals:
             raise UsageError(f'--with {path}: line {place} is not `name = "value"`: {words}', "stepscope tune --apply")
+    for name, setting in environment.items():
+        if not _is_of_a_change(name, setting):
+            raise UsageError(
+                f"--with {path}: no change of Stepscope sets {name}={setting}", "set it yourself, where you mean it"
+            )
     try:
         return Config(tuple(values.get("changes", ())), environment, json.loads(values.get("facts", "{}")))
     except (TypeError, ValueError) as error:
         raise UsageError(f"--with {path}: not a configuration: {error}", "stepscope tune --apply writes one") from error
+
+
+def _is_of_a_change(name: str, value: Any) -> bool:
+    """Return whether a change sets this variable: a file from elsewhere could have any library loaded by others."""
+    if name != "LD_PRELOAD":
+        return name in _VARIABLES and isinstance(value, str)
+    libraries = [jemalloc_library()]
+    with contextlib.suppress(MissingDependency):
+        libraries.append(tcmalloc_library())
+    return value in [str(library) for library in libraries if library is not None]
 
 
 def _commented(code: str) -> list[str]:
