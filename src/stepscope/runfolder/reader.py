@@ -413,8 +413,8 @@ class RunReader:
                 self._found_damaged(name)
                 return {}
             self._found_damaged(*places(name, dropped))
-            told = name in ("channels.json", "device.json")  # the others say names, which tables have too
-            self._json_files[name] = without_secrets(content) if told else cleaned(content)
+            without = name in ("channels.json", "device.json")  # the others say names, which tables have too
+            self._json_files[name] = without_secrets(content) if without else cleaned(content)
         return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:

@@ -503,8 +503,8 @@ def _text(path: Path) -> str:
         return "".join(json.dumps(without_secrets(line)) + "\n" for line in lines if line is not None)
     known = _json(content)
     if path.name == "run.json" and isinstance(known, dict):
-        told = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
-        return json.dumps(cleaned_fields(told), indent=1) + "\n"
+        plain = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
+        return json.dumps(cleaned_fields(plain), indent=1) + "\n"
     named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
     return json.dumps(cleaned(known) if named else without_secrets(known), indent=1) + "\n"
 
