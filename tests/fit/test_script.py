@@ -12,6 +12,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.prediction import predict_script_fit
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.script import ScriptLog, watch_script
+from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry.storage_log import nothing_hidden
 
 HEAD = """
@@ -151,3 +152,40 @@ def test_a_script_that_fails_by_itself_is_named_with_its_line(tmp_path: Path, mo
     body = "def wrong():\n    raise ValueError('no backward yet')\nwrong()\n"
     with pytest.raises(StepscopeError, match="fails by itself: line 16: ValueError: no backward yet"):
         followed(tmp_path, monkeypatch, body)
+
+
+def test_what_is_evaluated_in_inference_mode_is_followed_with_all_that_its_ops_consist_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = """
+for x, y in DataLoader(data, batch_size=32):
+    update(x, y)
+heads = torch.randn(8, 4, 512, 16)
+with {mode}():
+    weights = nn.functional.softmax(torch.matmul(heads, heads.transpose(2, 3)), 3)
+    kept = nn.functional.layer_norm(weights @ heads, (16,)).matmul(torch.randn(16, 4))
+    print((model(data.tensors[0]).argmax(1) == 1).float().mean().item())
+"""
+    peaks = []
+    for mode in ("torch.no_grad", "torch.inference_mode"):
+        found = followed(tmp_path, monkeypatch, evaluation.format(mode=mode))
+        assert found.missed == ()
+        peaks.append(live_peak(found.log).bytes)
+    assert peaks[0] == peaks[1]
+
+
+def test_a_length_that_was_drawn_is_one_and_a_split_data_set_is_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = followed(
+        tmp_path, monkeypatch, """
+first, second = torch.utils.data.random_split(range(100_000), [70_000, 30_000])
+assert sorted([*first.indices, *second.indices]) == list(range(100_000))
+for length in sorted(int(n) for n in torch.randint(1000, 1100, (8,))):
+    assert 1000 <= length < 1100
+    update(torch.randn(length, 100), torch.zeros(length, dtype=torch.long))
+assert torch.randn(300, 200).tolist()[-1][-1] == 1.0
+"""
+    )  # fmt: skip
+    assert found.missed == () and found.seconds < 20
+    assert live_peak(found.log).bytes > 2 * 1000 * 200 * 4

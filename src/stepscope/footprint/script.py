@@ -510,6 +510,7 @@ def _array_bytes(log: StorageLog) -> int:
     numpy = sys.modules.get("numpy")
     kinds: tuple[type, ...] = (bytes, bytearray, Tensor, *((numpy.ndarray,) if numpy is not None else ()))
     found: dict[int, int] = {}
+    twins: set[int] = set()  # numbers that fake tensors keep
     inner: Any
     for inner in gc.get_referents(*gc.get_objects()):
         if not issubclass(type(inner), kinds):  # isinstance would ask deprecated names for their class
@@ -518,14 +519,14 @@ def _array_bytes(log: StorageLog) -> int:
             found[id(inner)] = len(inner)
         elif isinstance(inner, Tensor):
             strided = inner.device.type == "cpu" and inner.layout is torch.strided
-            if isinstance(inner, FakeTensor) or is_lazy(inner) or not strided:
-                continue
-            if not log.knows(inner):
+            if isinstance(inner, FakeTensor):
+                twins.update([] if inner.constant is None else [inner.constant.untyped_storage().data_ptr()])
+            elif not is_lazy(inner) and strided and not log.knows(inner):
                 storage = inner.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
         elif inner.base is None:
             found[inner.__array_interface__["data"][0]] = int(inner.nbytes)
-    return sum(size for size in found.values() if size >= _LARGE)
+    return sum(size for place, size in found.items() if size >= _LARGE and place not in twins)
 
 
 def _imports(script: Path) -> frozenset[str]:

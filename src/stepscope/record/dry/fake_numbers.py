@@ -1,7 +1,7 @@
 """Tensors without numbers, and what a program gets that asks them for some.
 
-Small tensors that a program makes of nothing but numbers (masks, positions, sizes) keep them, so that a model which
-looks at its mask goes on as it would. All else is made up: a number, an array, a choice of elements. An array holds
+Small tensors that a program makes of nothing but numbers (masks, positions, sizes, whole numbers that are drawn) keep
+them, so that a model which looks at its mask goes on as it would, and a length that was drawn is one. All else is made up: a number, an array, a choice of elements. An array holds
 its tensor, whose memory it shares, and takes none of its own until it is written to. A choice takes all elements: the
 most that it can.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,14 @@ _aten = torch.ops.aten
 
 
 _KNOWN = 65_536  # elements at the most
+_KNOWN_OF_AN_ORDER = 1 << 22  # of a permutation: who splits a data set makes a list of it
+_ORDERS = frozenset((_aten.randperm.default, _aten.randperm.generator))
 _MAKERS = frozenset(
     getattr(getattr(_aten, name), overload)
     for name, overloads in (
         ("arange", ("default", "start", "start_step")), ("eye", ("default", "m")), ("full", ("default",)),
         ("ones", ("default",)), ("scalar_tensor", ("default",)), ("zeros", ("default",)),
+        ("randint", ("default", "generator", "low", "low_generator")), ("randperm", ("default", "generator")),
     )
     for overload in overloads
 )  # fmt: skip
@@ -51,7 +54,8 @@ class FakeMode(FakeTensorMode):
         for owner, name, value in (
             (torch.utils, "swap_tensors", _moved_into), (FakeTensor, "__deepcopy__", _copied),
             (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _address),
-            (FakeTensor, "__format__", _formatted), (torch, "isfinite", _finite),
+            (FakeTensor, "__format__", _formatted), (torch, "isfinite", _finite), (FakeTensor, "tolist", _listed),
+            (torch._C, "_InferenceMode", _without_gradients),
         ):  # fmt: skip
             self._plain[-1].callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -70,6 +74,23 @@ def _formatted(tensor: FakeTensor, how: str) -> str:
     with contextlib.suppress(DataDependentOutputException):
         return tensor.item().__format__(how) if tensor.dim() == 0 else object.__format__(tensor, how)
     return object.__format__(tensor, "")
+
+
+def _listed(tensor: FakeTensor) -> Any:
+    """A list of the numbers that are known, or of one that is made up: each by itself takes a millisecond."""
+    if tensor.constant is not None:
+        with _disable_current_modes():
+            return tensor.constant.tolist()
+    return _nested(tensor.shape, tensor.reshape(-1)[0].item() if tensor.numel() else None)
+
+
+def _nested(shape: Sequence[int], number: Any) -> Any:
+    return [_nested(shape[1:], number) for _ in range(shape[0])] if shape else number
+
+
+def _without_gradients(mode: bool = True) -> Any:
+    """In inference mode ops arrive as they were called, what they consist of is not seen: no gradients are the same."""
+    return torch.set_grad_enabled(not mode)
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -99,7 +120,8 @@ def _copied(tensor: FakeTensor, memo: Any) -> Tensor:
 
 def keep_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """Give a small tensor without numbers, made of nothing but numbers, its own."""
-    if func in _MAKERS and isinstance(out, FakeTensor) and out.constant is None and out.numel() <= _KNOWN:
+    most = _KNOWN_OF_AN_ORDER if func in _ORDERS else _KNOWN
+    if func in _MAKERS and isinstance(out, FakeTensor) and out.constant is None and out.numel() <= most:
         with _disable_current_modes():
             out.constant = func(*args, **kwargs)
         out.fake_mode.fake_tensor_converter.add_constant_storage_mapping(out)
