@@ -462,7 +462,7 @@ def predict_script_fit(
     live = live_peak(watched.log)
     kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
     simulator = Simulator(platform, kept, allocator)
-    simulator.loading = watched.loading
+    simulator.loading, simulator.allocator = watched.loading, simulator.allocator.of_script()
     not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
     unsure = [
         *([] if simulator.measured else [NOT_MEASURED]),

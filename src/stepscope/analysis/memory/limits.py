@@ -82,6 +82,11 @@ class Allocator:
     holes: int  # B at most in its heap whatever the model; 0: no heap that keeps pages
     time: tuple[float, float]  # CPU time of a step against the default
     how: str
+    high_of_scripts: float = 0.0  # where sizes change from step to step, or models take turns; 0: as `high`
+
+    def of_script(self) -> Allocator:
+        """Return the allocator for a whole script, whose steps need not be alike."""
+        return replace(self, high=max(self.high, self.high_of_scripts))
 
     def resident(self, live: tuple[int, int], mapped: int, largest: int = 0) -> tuple[int, int]:
         """Resident bytes, least and most, of live bytes of which so many lie in large blocks.
@@ -102,7 +107,7 @@ class Allocator:
 
 _DEFAULT = Allocator(
     name="default", low=1.12, high=1.60, high_of_much=1.40, mapped_high=1.10, high_recomputed=2.2, holes=8_000_000,
-    time=(1.0, 1.0), how="glibc as it comes",
+    time=(1.0, 1.0), how="glibc as it comes", high_of_scripts=2.5,
 )  # fmt: skip
 _PINNED = Allocator(
     name="pinned", low=0.995, high=1.005, high_of_much=1.005, mapped_high=1.005, high_recomputed=1.005, holes=0,

@@ -1,9 +1,9 @@
 """Tensors without numbers, and what a program gets that asks them for some.
 
 Small tensors that a program makes of nothing but numbers (masks, positions, sizes, whole numbers that are drawn) keep
-them, so that a model which looks at its mask goes on as it would, and a length that was drawn is one. All else is made up: a number, an array, a choice of elements. An array holds
-its tensor, whose memory it shares, and takes none of its own until it is written to. A choice takes all elements: the
-most that it can.
+them, so that a model which looks at its mask goes on as it would, and a length that was drawn is one. All else is made
+up: a number, an array, a choice of elements. An array holds its tensor, whose memory it shares, and takes none of its
+own until it is written to. A choice takes all elements: the most that it can.
 """
 
 from __future__ import annotations
