@@ -127,6 +127,12 @@ def test_a_rank_that_wrote_nothing_and_one_that_cannot_be_read_are_named(tmp_pat
     notes = " ".join(Run(run.path).side_by_side.notes)
     assert "part '2' cannot be read" in notes
     assert "ranks 2, 3 of 4 wrote no part" in notes
+
+
+def test_a_world_of_more_ranks_than_there_can_be_is_told_in_a_line(tmp_path: Path) -> None:
+    run = _pair(tmp_path, first={"world": 1 << 31})
+    notes = " ".join(run.side_by_side.notes)
+    assert "ranks 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2,147,483,637 more of 2147483648 wrote no part" in notes
     assert len(Run(run.path).ranks) == 2
 
 

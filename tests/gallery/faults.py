@@ -47,8 +47,8 @@ EMPTY = (
 # What torch, Python or the training itself calls in place of its own: nothing stands above it. It makes sure of its
 # callees, which are broken in turn, and does nothing else.
 DOORS = {
-    "record.boundary:Boundary.asks", "record.boundary:Boundary.call", "record.boundary:Boundary.guarded.call",
-    "record.boundary:Undisturbed._wait", "record.boundary:is_ours", "record.boundary:without_our_frames.frames",
+    "record.boundary:Boundary.asks", "record.boundary:Boundary.call", "record.boundary:Boundary.failed",
+    "record.boundary:Boundary.guarded.call", "record.boundary:Undisturbed._wait", "record.boundary:is_ours", "record.boundary:without_our_frames.frames",
     "record.processes.children:_Finder.find_spec", "record.processes.children:_Loader.__getattr__",
     "record.processes.children:_Loader.create_module", "record.processes.children:_Loader.exec_module",
     "record.processes.children:_joining_popen.start", "record.processes.children:_joining_spawn.spawn",

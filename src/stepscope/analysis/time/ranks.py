@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 MOSTLY = 0.7  # of the steps, from which a rank is called the last one; of two alike, each is in half of them
+_NAMED = 9  # ranks of which there is nothing
 _SAME_CLOCK_NS = 1_000_000_000  # by which wall minus monotonic time may differ between processes of one machine
 _PAUSE_NS = 500_000  # between two steps, from which what the others wait for it is worth leaving out
 
@@ -92,9 +94,12 @@ def parts_of(run: Run) -> tuple[list[Run], tuple[str, ...]]:
     parts = [run, *sorted(found, key=lambda part: (rank_number(part), part.path.name))]
     world = run.meta.get("world_size")
     if isinstance(world, int) and not run.is_part:
-        absent = [str(rank) for rank in range(world) if rank not in {rank_number(part) for part in parts}]
-        if absent:
-            ranks = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(absent)}"
+        known = {rank_number(part) for part in parts}
+        absent = world - sum(0 <= rank < world for rank in known)
+        if absent > 0:
+            named = [str(rank) for rank in islice((rank for rank in range(world) if rank not in known), _NAMED)]
+            more = f" and {absent - _NAMED:,} more" if absent > _NAMED else ""
+            ranks = f"rank {named[0]}" if absent == 1 else f"ranks {', '.join(named)}{more}"
             missing.append(f"{ranks} of {world} wrote no part: it trained on another machine, or never made a step")
     return parts, tuple(missing)
 
