@@ -48,7 +48,8 @@ EMPTY = (
 # callees, which are broken in turn, and does nothing else.
 DOORS = {
     "record.boundary:Boundary.asks", "record.boundary:Boundary.call", "record.boundary:Boundary.failed",
-    "record.boundary:Boundary.guarded.call", "record.boundary:Undisturbed._wait", "record.boundary:is_ours", "record.boundary:without_our_frames.frames",
+    "record.boundary:Boundary.guarded.call", "record.boundary:Undisturbed._wait", "record.boundary:is_ours",
+    "record.boundary:without_our_frames.frames",
     "record.processes.children:_Finder.find_spec", "record.processes.children:_Loader.__getattr__",
     "record.processes.children:_Loader.create_module", "record.processes.children:_Loader.exec_module",
     "record.processes.children:_joining_popen.start", "record.processes.children:_joining_spawn.spawn",
