@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.channels import CounterLimits, Growth, counter_growth, cut_spans, still_spans
@@ -157,6 +157,7 @@ garbage = st.one_of(
 )
 
 
+@example([float("inf")], CounterLimits())
 @settings(max_examples=60, deadline=None)
 @given(st.lists(garbage, max_size=40), st.sampled_from([RAPL, NVML, CounterLimits(), CounterLimits(RANGE_J)]))
 def test_no_garbage_makes_growth_that_the_source_cannot_deliver(values: list[float], limits: CounterLimits) -> None:

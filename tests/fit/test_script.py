@@ -174,6 +174,20 @@ with {mode}():
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.parametrize("layer", ["Sigmoid", "ReLU", "GELU"])
+def test_graphs_that_no_backward_pass_asks_for_are_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    evaluation = f"""
+update(*data[:16])
+other = nn.Sequential(nn.Linear(100, 1000), nn.{layer}(), nn.Linear(1000, 2))
+for _ in range({{passes}}):
+    kept = other(torch.randn(4000, 100)).detach()
+"""
+    peaks = [live_peak(followed(tmp_path, monkeypatch, evaluation.format(passes=n)).log).bytes for n in (3, 9)]
+    assert peaks[0] == peaks[1]
+
+
 def test_a_length_that_was_drawn_is_one_and_a_split_data_set_is_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

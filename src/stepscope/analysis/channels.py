@@ -295,7 +295,7 @@ def _can_be_true(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
     full = np.inf if limits.full_range is None else limits.full_range
     good: Flags = np.isfinite(values) & (values >= 0) & (values <= full * (1 + 1e-9))
     before = np.maximum.accumulate(np.where(good & (values > 0), np.arange(len(values)), -1))
-    left = full - values[before]
+    left = full - np.where(good, values, 0.0)[before]
     wraps = left <= limits.fastest * (t_ns - t_ns[before] + limits.refresh_ns) / 1e9
     return np.asarray(good & ~((values == 0) & (before >= 0) & ~wraps))
 

@@ -369,7 +369,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self._alive.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
         if number is not None and self.storages[number].category is None:
             self.storages[number].category = "saved"
-        return tensor
+        return tensor if tensor.grad_fn is None else tensor.detach()  # an output that its own node holds is never freed
 
     def _called_from_outside(self, module: nn.Module, args: Any) -> None:
         if not self._places.knows(module) and any(True for _ in module.parameters()):
