@@ -39,6 +39,7 @@ from stepscope.record.boundary import Boundary, code_that_calls, updates_below, 
 
 Scope = AbstractContextManager[Any]
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
+_compiled_now: Callable[[], Any] = getattr(getattr(torch._guards, "CompileContext", None), "try_get", lambda: None)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 
 
@@ -206,8 +207,9 @@ class Routes:
     def remove(self) -> None:
         """Take every route back; calls that are under way end as plain ones."""
         self._installed = False
-        undo, self._undo = self._undo, []
-        self._boundary.all_of(undo)
+        if _compiled_now() is None:  # else they stay, and do nothing: what Dynamo traces twice must be the same
+            undo, self._undo = self._undo, []
+            self._boundary.all_of(undo)
 
     def _route(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
         plain = vars(owner).get(name)
