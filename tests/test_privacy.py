@@ -259,6 +259,8 @@ def test_no_file_of_an_experiment_has_the_secrets_of_a_script_s_arguments(tmp_pa
         'got {\\"api_key\\": \\"Q4711Zabcdef\\"}', 'password="correct Q4711Z horse"',
         "unrecognized arguments: --password Q4711Z",
         "Command '['curl', '--password', 'Q4711Z']' returned 22", "could not run '--apiKey' 'Q4711Zabc'",
+        "postgres://me:a/bQ4711Z@host/db", "--tokens xQ4711Zxx yQ4711Zyy", "['--api-keys', 'xQ4711Zxx', 'yQ4711Zyy']",
+        "password|Q4711Zabc", "secret,Q4711Zabc", "api_key->Q4711Zabc", "the password is Q4711Zabc", "--key Q4711Zabc",
     ],
 )  # fmt: skip
 def test_a_secret_of_a_well_known_form_is_redacted_wherever_it_is_said(text: str) -> None:
@@ -275,6 +277,40 @@ def test_whatever_a_writer_is_told_has_no_secret(tmp_path: Path) -> None:
     writer.close("ok")
     assert found_in(tmp_path, SECRET) == []
     assert SECRET not in writer.path.name
+
+
+def test_options_that_take_several_secrets_or_have_brief_names_are_redacted_and_numbers_and_files_stay() -> None:
+    words = "--tokens Q4711Z b --api-keys Q4711Z c --pw Q4711Z --tokens=Q4711Z,Q4711Z x --bearer Q4711Z"
+    assert SECRET not in " ".join(privacy.redacted(words.split()))
+    plain = "--tokens 10B --pass 2 --stop-tokens a --max-tokens 512 --tokens data/a1.npy --keys image label --steps 5"
+    assert privacy.redacted(plain.split()) == plain.split()
+    stored = privacy.redacted_texts({"api_keys": [SECRET, SECRET], "tokens": [5, 6], "keys": ["image"]})
+    assert stored == {"api_keys": [privacy.REDACTED] * 2, "tokens": [5, 6], "keys": ["image"]}
+
+
+def test_a_name_of_a_field_that_is_a_token_of_a_well_known_form_is_redacted(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path, "a")
+    writer.update(versions={"ghp_Q4711Zabcdefghijklmnop": "1"})
+    writer.event("note", "x", **{"ghp_Q4711Zabcdefghijklmnop": {"hf_Q4711Zabcdefghijkl": 1}})
+    writer.close("ok")
+    assert found_in(tmp_path, SECRET) == []
+
+
+@pytest.mark.parametrize("name", ["trace.json", "notes", "train.py", "other/run.json"])
+def test_a_file_of_any_size_and_name_that_says_a_secret_is_not_pushed(tmp_path: Path, name: str) -> None:
+    run, place = fabricate_run(tmp_path / "runs"), tmp_path / "store"
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_bytes(b"x" * (9 << 20) + b' "password": "Q4711Zabc"\n' + b"x" * (1 << 20))
+    (run / "plain.txt").write_text("nothing")
+    store.push(store.open_place(place), [run])
+    assert found_in(place, SECRET) == []
+    assert (run / name).exists()
+
+
+@pytest.mark.parametrize("text", [*ARGUMENTS, REASON])
+def test_a_secret_is_found_in_a_file_wherever_it_lies(text: str) -> None:
+    says = privacy.redacted_text(text) != text
+    assert privacy.says_secret(b"a b\n" * 30_000 + text.encode() + b"\n" + b"a b\n" * 30_000) == says
 
 
 @pytest.mark.parametrize("said", ["--password</span> hunter4711Z", "see https://me:Q4711Z@host/x"])
@@ -299,6 +335,8 @@ def test_a_page_that_says_a_secret_stays_where_it_is_when_its_run_is_pushed(tmp_
     "text",
     [
         "the token = 100000 of 200000", "unexpected keyword argument 'token'", "max_tokens=512", "key: value",
+        "--max-tokens 512 --tokens 10B of 20", "https://host:443/@scope/pkg", "wrong password, try again",
+        "token, step12345", "http://localhost:5000/users/me1@x", "tokens: 1234567 seen",
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 9x1)", "task-sk-1: step 5",
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ writer leaves out what it is told of, the reader what an earlier run states.
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import re
 import socket
@@ -58,9 +59,7 @@ def redacted_texts(content: Any) -> Any:
     if isinstance(content, str):
         return redacted_text(content)
     if isinstance(content, Mapping):
-        return {
-            key: REDACTED if _states_secret(key, value) else redacted_texts(value) for key, value in content.items()
-        }
+        return {_without_form(key): _redacted_value(key, value) for key, value in content.items()}
     if not isinstance(content, list | tuple):
         return content
     words = all(isinstance(value, str) for value in content)
@@ -109,6 +108,13 @@ _TOKEN = r"(?:[\w.-]*[_.-])?token"
 _SECRET_NAME = re.compile(rf"^[-+]*(?:{_NAME}|{_TOKEN}|key)$", re.IGNORECASE)
 _OF_TEXT = "pad|eos|bos|unk|mask|sep|cls|image|special|start|end"  # tokens of a language model
 _NO_SECRET = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT})[_.-]?token$", re.IGNORECASE)
+_OF_NUMBER = "max|min|num|n|total|stop|new|seen|train|batch|context"  # of tokens that are counted
+_SECRETS_NAME = re.compile(rf"^[-+]*(?:{_NAME}|{_TOKEN})s$", re.IGNORECASE)
+_NO_SECRETS = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT}|{_OF_NUMBER})[_.-]?tokens$", re.IGNORECASE)
+_BRIEF_NAME = re.compile(r"^-{1,2}(?:pass|pw|passcode|bearer|jwt|pat|cookie)$", re.IGNORECASE)
+_NUMBER_OR_FILE = re.compile(
+    r"[+-]?[\d.,_]+(?:[eE][+-]?\d+)?[kKmMbBgGtT]?|\S*/\S*|\S+\.[A-Za-z]\w{0,4}|true|false|none", re.I
+)
 _FORMS = re.compile(
     r"\b(?:gh[pousr]_\w{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|npm_\w{30,}|pypi-[\w-]{30,}|[rs]k_(?:live|test)_\w{16,}|r8_\w{30,}"
@@ -118,13 +124,16 @@ _FORMS = re.compile(
     r"|discord(?:app)?\.com/api/webhooks/\d{1,20}/[\w-]{16,})"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:(?!-----END)[\s\S])*(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
 )
+_SHORTEST_FORM = 16  # characters
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]*_KEY$")
 # Repetitions have bounds: a run folder from elsewhere holds words of any length, and they are looked at in linear time.
 _ASSIGNED = (
     rf"""((?i:authorization|{_CORE}|(?<![a-z])token)\\{{0,3}}["']?\s{{0,4}}"""
     r"""(?::\s{0,4}|=\s{0,4}(?![\d.]+\b))\\{0,3}"""
 )
-_OPTION = rf"((?<![\w-])--?(?i:[\w.-]{{0,60}}?{_CORE}|(?:[\w.-]{{0,60}}[_.-])?token)"
+_OPTION = rf"((?<![\w-])--?(?i:[\w.-]{{0,60}}?{_CORE}|(?:[\w.-]{{0,60}}[_.-])?token|key)"
+_OPTIONS = rf"((?<![\w-])--?(?i:[\w.-]{{0,60}}?{_CORE}s|(?:[\w.-]{{0,60}}[_.-])?tokens)"
+_RANDOM = r"""(?=[^\s"',]{0,300}\d)(?=[^\s"',]{0,300}[A-Za-z])[^\s"',-][^\s"',]{7,300}"""  # no word and no number
 _ADDRESS = r"(\b(?i:[a-z][a-z0-9+.-]{0,30})://"
 _WITHIN = [
     re.compile(pattern)
@@ -139,8 +148,14 @@ _WITHIN = [
         # An option and its value in the words of an exception: "command ['curl', '--password', 'X'] failed".
         _OPTION + r"""["'],?\s?["'])[^"'\n]+""",
         _OPTION + r"""\s{1,4})(?=[^\s"',]*[\dA-Z])[^\s"',-][^\s"',]*""",
+        # A name and its value parted by another sign, or in a sentence; several values of one option.
+        rf"""((?i:{_CORE}s?)["']?\s?(?:[|;,]|[-=]>)\s?["']?){_RANDOM}""",
+        rf"""((?<![a-z])(?i:token)["']?\s?(?:[|;]|[-=]>)\s?["']?){_RANDOM}""",
+        rf"""((?i:pass(?:word|wd|phrase)|pwd)\s(?:(?i:is|was)\s)?["']?){_RANDOM}""",
+        _OPTIONS + rf"""(?:["'],?\s?["']|[=\s]\s{{0,3}})){_RANDOM}(?:["']?[,\s]\s{{0,3}}["']?{_RANDOM}){{0,20}}""",
         # The password of an address, what stands for a name and a password there, and the signature of one.
         _ADDRESS + r"[^/\s:@]{0,300}:)[^/\s]{1,2000}(?=@)",
+        _ADDRESS + r"""[^/\s:@]{1,300}:)(?!\d{1,5}/)[^/\s"'?#][^\s"'?#@]{0,300}(?=@[\w.-]+(?:[:/?#]|$))""",
         _ADDRESS + r")[\w.~%-]{20,2000}(?=@)",
         r"""([?&](?i:[\w-]{0,30}signature|sig|key)=)[^&\s"'<>]{6,}""",
     )
@@ -150,18 +165,21 @@ _WITHIN = [
 def redacted(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with each secret replaced by "[redacted]"."""
     found: list[str] = []
-    secret = False  # the word before is the name of an option whose value follows
+    secret = several = False  # the word before is the name of an option whose value follows, or values
     for word in map(str, words):
         name, equals, value = word.partition("=")
         if secret and not word.startswith("--"):
             found.append(REDACTED)
             secret = False
-        elif equals and value and _is_secret(name):
+        elif several and not word.startswith("-"):
+            found.append(redacted_text(word) if _NUMBER_OR_FILE.fullmatch(word) else REDACTED)
+        elif equals and value and (_is_secret(name) or (_is_several(name) and not _NUMBER_OR_FILE.fullmatch(value))):
             found.append(f"{name}={REDACTED}")
-            secret = False
+            secret = several = False
         else:
             found.append(redacted_text(word))
-            secret = word.startswith("-") and not equals and _is_secret(word)
+            option = word.startswith("-") and not equals
+            secret, several = option and _is_secret(word), option and _is_several(word)
     return found
 
 
@@ -172,8 +190,51 @@ def redacted_text(text: str) -> str:
     return _FORMS.sub(REDACTED, text)
 
 
-def _states_secret(key: Any, value: Any) -> bool:
-    return isinstance(value, str) and value != "" and key != "key" and _is_secret(str(key))
+# Where a secret can be, so that a trace of 100 MB need not be looked at as a whole.
+_HINTS = re.compile(
+    rb"(?i:pass|pwd|secret|credential|key|auth|token|cookie|sig=|signature|://|jwt|bearer)|gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox"
+    rb"|AKIA|ASIA|AIza|npm_|pypi-|[rs]k_|r8_|eyJ|xapp-|SG\.|ya29|nvapi-|gsk_|dapi|wandb_v1|dop_v1|:AA|hooks\.slack|webhooks"
+)
+_BEFORE_HINT, _AFTER_HINT = 400, 2500  # bytes
+
+
+def says_secret(content: bytes, as_page: bool = False) -> bool:
+    """Return whether the text of a file says a secret. as_page: what is between the tags of HTML."""
+    if as_page:
+        content = html.unescape(re.sub(rb"<[^<>]*>", b"", content).decode("utf-8", errors="replace")).encode()
+    begin = end = 0
+    for hint in _HINTS.finditer(content):
+        if hint.start() - _BEFORE_HINT > end:
+            if _says(content[begin:end]):
+                return True
+            begin = hint.start() - _BEFORE_HINT
+        end = hint.end() + _AFTER_HINT
+    return _says(content[begin:end])
+
+
+def _says(part: bytes) -> bool:
+    text = part.decode("utf-8", errors="replace")
+    return redacted_text(text) != text
+
+
+def _redacted_value(key: Any, value: Any) -> Any:
+    """Return what JSON holds under a key, redacted: the name of a secret says that its value is one."""
+    name = str(key)
+    if isinstance(value, str):
+        return REDACTED if value != "" and name != "key" and _is_secret(name) else redacted_text(value)
+    if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
+        return redacted([f"--{name}", *value])[1:] if _is_several(name) else redacted(value)
+    return redacted_texts(value)
+
+
+def _without_form(key: Any) -> Any:
+    return _FORMS.sub(REDACTED, key) if isinstance(key, str) and len(key) >= _SHORTEST_FORM else key
+
+
+def _is_several(name: str) -> bool:
+    """Return whether an option of this name takes secrets, or one that is none where it is a number or a file."""
+    known = _SECRETS_NAME.search(name) is not None and _NO_SECRETS.search(name) is None
+    return known or _BRIEF_NAME.search(name) is not None
 
 
 def _is_secret(name: str) -> bool:

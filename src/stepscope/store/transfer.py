@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import html
 import json
 import os
 import re
@@ -22,9 +21,10 @@ from typing import Any, Literal
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import read_json, replaced, sealed, sync
 from stepscope.liveness import identity, is_running
-from stepscope.privacy import cleaned, cleaned_fields, redacted_text, redacted_texts, withheld, without_secrets
+from stepscope.privacy import cleaned, cleaned_fields, redacted_texts, says_secret, withheld, without_secrets
 from stepscope.runfolder import RunReader, RunWriter, validation
 from stepscope.runfolder.checksums import CHECKSUMS
+from stepscope.runfolder.schema import PARTS
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
@@ -413,8 +413,8 @@ _COPY = ".push-"  # process number, its start, and random letters follow
 _TEXTS = {*validation.SHAPES, "run.json", "summary.json", CHECKSUMS}
 _TABLES = {".parquet", ".rows", ".part"}
 _REDACTED = "redacted"  # of run.json: pages and exports that lie beside it may be of before
-_TOLD = {".html", ".json", ".jsonl", ".csv", ".txt", ".log", ".md", ".tex", ".prom", ".svg", ".toml", ".yaml", ".yml"}
-_MOST_TOLD_BYTES = 8 << 20  # what is larger is drawn from the run: traces
+_MOST_TOLD_BYTES = 64 << 20  # a larger trace is drawn from the run
+_TOLD_AT_ONCE, _TOLD_OVERLAP = 8 << 20, 1 << 16  # bytes
 
 
 @contextmanager
@@ -427,7 +427,9 @@ def redacted_run(run: RunReader) -> Iterator[RunReader]:
     if not withheld():
         for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
             _redact(stated)
-        if not read_json(run.path / "run.json").get(_REDACTED) and not any(map(_tells, _files(run.path))):
+        if not read_json(run.path / "run.json").get(_REDACTED) and not any(
+            _tells(path, run.path) for path in _files(run.path)
+        ):
             yield run
             return
     beside = run.path.absolute().parent
@@ -460,14 +462,20 @@ def _redact(run: RunReader) -> None:
         RunWriter.attach(run.path).update(**(changed | {_REDACTED: True}))
 
 
-def _tells(path: Path) -> bool:
-    """Return whether a page, a table or notes that lie in a run folder say a secret."""
-    if path.suffix not in _TOLD or path.name in _TEXTS or path.stat().st_size > _MOST_TOLD_BYTES:
+def _tells(path: Path, run: Path) -> bool:
+    """Return whether a page, a table or notes that lie in a run folder say a secret, or are too large to know."""
+    own = path.parent == run or path.parent.parent == run / PARTS
+    if (path.name in _TEXTS and own) or path.suffix in _TABLES:
         return False
-    text = validation.read_regular(path, _MOST_TOLD_BYTES).decode("utf-8", errors="replace")
-    if path.suffix == ".html":
-        text = html.unescape(re.sub(r"<[^<>]*>", "", text))
-    return redacted_text(text) != text
+    if path.stat().st_size > _MOST_TOLD_BYTES:
+        return True
+    with path.open("rb") as file:
+        before = b""
+        while piece := file.read(_TOLD_AT_ONCE):
+            if says_secret(before + piece, as_page=path.suffix == ".html"):
+                return True
+            before = piece[-_TOLD_OVERLAP:]
+    return False
 
 
 def _redact_texts(path: Path) -> bool:
