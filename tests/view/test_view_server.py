@@ -19,7 +19,7 @@ pytest.importorskip("altair")
 from stepscope.errors import RunNotFound, UsageError
 from stepscope.report.view import server as serving
 from stepscope.report.view.server import BoundedServer, make_server
-from stepscope.report.view.site import Site
+from stepscope.report.view.site import Answer, Site
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -163,15 +163,44 @@ def rest(visitor: socket.socket) -> bytes:
     return got
 
 
-def test_connections_beyond_the_bound_are_turned_away_and_the_next_visitor_is_served(server: BoundedServer) -> None:
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
+def test_beyond_the_bound_who_keeps_the_server_waiting_longest_makes_room(server: BoundedServer, sent: bytes) -> None:
     waiting = [opened(server) for _ in range(serving.MOST_CONNECTIONS)]
+    for visitor in waiting:
+        visitor.sendall(sent)
     until(lambda: server._places._value == 0)
-    with opened(server) as beyond:
-        assert rest(beyond) == b""
+    assert asked(server, "GET", "/runs.json").status == 200
+    assert rest(waiting[0]) == b""
     for visitor in waiting:
         visitor.close()
     until(lambda: server._places._value == serving.MOST_CONNECTIONS)
-    assert asked(server, "GET", "/runs.json").status == 200
+    assert not server._waiting
+
+
+def test_connections_beyond_the_bound_of_pages_that_are_drawn_are_turned_away(
+    server: BoundedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = threading.Event()
+    monkeypatch.setattr(serving, "_PLACE_S", 0.01)
+    monkeypatch.setattr(server.site, "answer", lambda *_: drawn.wait(HANG_S) and Answer(200, "drawn"))
+    waiting = [opened(server) for _ in range(serving.MOST_CONNECTIONS)]
+    for visitor in waiting:
+        visitor.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    until(lambda: server._places._value == 0 and not server._waiting)
+    with opened(server) as beyond:
+        assert rest(beyond) == b""
+    drawn.set()
+    assert all(rest(visitor).endswith(b"drawn") for visitor in waiting)
+    for visitor in waiting:
+        visitor.close()
+
+
+@pytest.mark.parametrize("names", [("localhost", "evil.example"), ("evil.example", "localhost")])
+def test_a_request_to_two_host_names_is_refused(server: BoundedServer, names: tuple[str, str]) -> None:
+    with opened(server) as twofold:
+        hosts = "".join(f"Host: {name}\r\n" for name in names)
+        twofold.sendall(f"GET / HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
+        assert b" 403 " in rest(twofold)
 
 
 def test_a_slow_visitor_is_cut_off_however_often_a_byte_comes(

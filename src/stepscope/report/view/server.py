@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import re
@@ -9,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +25,7 @@ _IDLE_S = 30.0  # a client that sends nothing for so long is let go
 REQUEST_S = 10.0  # from its first byte to its last a request takes no longer
 ANSWER_S = 60.0  # within which an answer is taken
 MOST_CONNECTIONS = 64  # at a time; further ones are closed at once
+_PLACE_S = 1.0  # within which the place of another is free
 MOST_REQUEST_BYTES = 65_536  # of a request with all its headers
 
 
@@ -46,6 +49,8 @@ class BoundedServer(ThreadingHTTPServer):
     def __init__(self, site: Answering, host: str, port: int) -> None:
         self.site = site
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._waiting: OrderedDict[socket.socket, None] = OrderedDict()  # for their visitors, the longest first
+        self._waiting_lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Request)
         shown = f"[{host}]" if ":" in host else host
@@ -58,20 +63,37 @@ class BoundedServer(ThreadingHTTPServer):
         return f"{begin.rstrip('/')}/{page}{f'?{token}' if token else ''}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give this connection a thread, where there is a place for one more."""
+        """Give this connection a thread: where all have one, that of who keeps us waiting longest."""
         if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._end_longest_wait()
+            if not self._places.acquire(timeout=_PLACE_S):
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except BaseException:
             self._places.release()
             raise
 
+    def waits(self, connection: socket.socket, begins: bool) -> None:
+        """Note that a connection begins to wait for its visitor, to send or to take something, or that it does not."""
+        with self._waiting_lock:
+            self._waiting.pop(connection, None)
+            if begins:
+                self._waiting[connection] = None
+
+    def _end_longest_wait(self) -> None:
+        with self._waiting_lock:
+            if self._waiting:
+                longest, _ = self._waiting.popitem(last=False)
+                with contextlib.suppress(OSError):
+                    longest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and gives its place back
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.waits(request, False)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -87,14 +109,15 @@ class BoundedServer(ThreadingHTTPServer):
 class _Bounded(io.RawIOBase):
     """What a visitor sends, a request at a time: no larger and no slower than the bounds."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, server: BoundedServer) -> None:
+        self._connection, self._server = connection, server
         self.begin()
 
     def begin(self) -> None:
         """Wait for the next request."""
         self._until_s: float | None = None
         self._left = MOST_REQUEST_BYTES
+        self._server.waits(self._connection, True)
 
     def readable(self) -> bool:
         return True
@@ -122,7 +145,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self._sent = _Bounded(self.connection)
+        self._sent = _Bounded(self.connection, self.server)
         self.rfile = io.BufferedReader(self._sent)
 
     def handle_one_request(self) -> None:
@@ -140,13 +163,17 @@ class _Request(BaseHTTPRequestHandler):
 
     def _send(self, with_body: bool) -> None:
         headers = {name.title(): value for name, value in self.headers.items()}
+        if len(self.headers.get_all("Host", [])) > 1:
+            headers["Host"] = ""  # whose name counts, nobody can tell
         if "Content-Length" in headers or "Transfer-Encoding" in headers:
             self.close_connection = True  # nobody reads a body, and it is no next request
         fault: Exception | None = None
+        self.server.waits(self.connection, False)
         try:
             answer = self.server.site.answer(self.path, headers)
         except Exception as error:
             fault, answer = error, Answer(500, f"this page could not be made: {type(error).__name__}")
+        self.server.waits(self.connection, True)
         body = answer.body.encode("utf-8", errors="replace")
         try:
             self.connection.settimeout(ANSWER_S)  # of all that is sent
