@@ -373,12 +373,65 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(local: Place, tmp_path: 
         ({"path": "x", "bytes": 1, "sha256": "short"}, "size or checksum"),
         ({"path": "RUN.json", "bytes": 1, "sha256": SHA}, "twice"),
         ({"path": "x"}, "no manifest"),
+        ({"path": "\udcff", "bytes": 1, "sha256": SHA}, "no path"),
+        ({"path": "\u202ex", "bytes": 1, "sha256": SHA}, "no path"),
     ],
 )
 def test_a_manifest_that_could_harm_is_refused(local: Place, tmp_path: Path, entry: dict[str, Any], said: str) -> None:
     write_hostile(local, lambda stated: stated["files"].append(entry))
     with pytest.raises(StoreError, match=said):
         store.pull(local, ["bad-run"], tmp_path / "pulled")
+
+
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stated: stated["files"].append({"path": "\udcff", "bytes": 1, "sha256": SHA}),
+        lambda stated: stated.update(tags=["\x1b]0;mine\x07"]),
+        lambda stated: stated.update(format=99),
+        lambda stated: stated.update(files={}),
+        _a_folder,
+        _a_pipe,
+        lambda path: os.truncate(path, manifests.MOST_MANIFEST_BYTES + 1),
+    ],
+)
+def test_a_hostile_manifest_costs_no_run_of_another(
+    local: Place, tmp_path: Path, change: Callable[[Any], None]
+) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    on_disk = change in (_a_folder, _a_pipe) or "path" in change.__code__.co_varnames
+    write_hostile(local, (lambda _: None) if on_disk else change)
+    if on_disk:
+        change(next(path for path in (Path(local.root) / "manifests").iterdir() if path.name.startswith("bad-run")))
+    known = dict(store.listed(local).select("id", "status").iter_rows())
+    assert known == {run.name: "ok", "bad-run": "unreadable"}
+    assert not set("".join(map(str, store.listed(local).to_dicts()))) & set("\x1b\x07\udcff")
+    assert store.tag(local, [run.name], ["x"]) == {run.name: ("x",)}
+    assert [bool(verified.wrong) for verified in store.verify(local)] == [False, True] or on_disk
+    assert len(store.pull(local, [run.name], tmp_path / "pulled")) == 1
+    store.collect(local, 0)
+    assert store.listed(local).height == 2, "a later version may read it"
+    with pytest.raises(StoreError):
+        store.pull(local, ["bad-run"], tmp_path / "pulled")
+    store.remove(local, ["bad-run"]) if change is not _a_folder else None
+
+
+def test_texts_of_a_manifest_do_not_steer_the_terminal(local: Place) -> None:
+    write_hostile(local, lambda stated: stated.update(facts={"workload": "\x1b]0;mine\x07\x9b\u202e" + "x" * 9999}))
+    (row,) = store.listed(local).to_dicts()
+    assert row["workload"].isprintable()
+    assert len(row["workload"]) < 2000
 
 
 def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(local: Place, tmp_path: Path) -> None:

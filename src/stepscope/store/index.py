@@ -22,13 +22,13 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.analysis.time.steps import quick_stats
-from stepscope.errors import RunError, RunNotFound, UsageError
+from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import read_object, replaced, user_cache
 from stepscope.privacy import withheld
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
-from stepscope.store.storage import Place
+from stepscope.store.storage import NotTaken, Place
 
 FACTS: dict[str, Any] = {
     **{"status": pl.String, "workload": pl.String, "batch_size": pl.Int64, "optimizer": pl.String},
@@ -124,6 +124,7 @@ def _whole(value: object) -> int | None:
 
 
 INDEX = "index.parquet"
+UNREADABLE = "unreadable"  # the status of a run whose manifest is refused
 FOLDER = "manifests"
 COLUMNS: dict[str, Any] = {
     **{"id": pl.String, "tags": pl.List(pl.String), **FACTS},
@@ -146,7 +147,15 @@ def runs(place: Place) -> pl.DataFrame:
     known = _index(place)
     current = known.filter(pl.col("manifest").is_in(names))
     unread = sorted(set(names) - set(current["manifest"]))
-    frame = pl.concat([current, rows_of(read_all(place, unread))]) if unread else current
+    refused: dict[str, StoreError] = {}
+    frame = pl.concat([current, rows_of(read_all(place, unread, refused))]) if unread else current
+    if refused:  # what one manifest says costs no run of another
+        rows = [
+            {**dict.fromkeys(COLUMNS), "id": manifests.id_in(name), "tags": list[str](), "status": UNREADABLE}
+            | {"revision": -1, "manifest": name}
+            for name in refused
+        ]
+        frame = pl.concat([frame, pl.DataFrame(rows, schema=COLUMNS)])
     return (
         frame.sort("revision", descending=True).unique("id", keep="first")
         if frame["id"].is_duplicated().any()
@@ -158,24 +167,43 @@ def find(place: Place, run_id: str) -> tuple[str, Manifest]:
     """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
     manifests.check_id(run_id)
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run_id]
-    found = read_all(place, names)
+    refused: dict[str, StoreError] = {}
+    found = read_all(place, names, refused)
+    for error in refused.values():
+        raise NotTaken(str(error), error.hint) from error
     if not found:
         hint = "stepscope runs list --store ... shows what is there"
         raise RunNotFound(f"the store {place.address} holds no run '{run_id}'", hint)
     return max(found.items(), key=lambda item: item[1].revision)
 
 
-def read_all(place: Place, names: Iterable[str]) -> dict[str, Manifest]:
-    """The manifests in these files; one that is cut off or was just removed is excluded."""
+def read_all(place: Place, names: Iterable[str], refused: dict[str, StoreError] | None = None) -> dict[str, Manifest]:
+    """The manifests in these files; one that is cut off or was just removed is excluded.
+
+    refused: takes what is wrong with each that could harm; without it the first one is raised.
+    """
     found = {}
     for name in names:
         try:
-            manifest = manifests.read(name, place.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES))
+            manifest = _read(place, name)
         except FileNotFoundError:
+            continue
+        except NotTaken as error:
+            if refused is None:
+                raise
+            refused[name] = error
             continue
         if manifest is not None:
             found[name] = manifest
     return found
+
+
+def _read(place: Place, name: str) -> Manifest | None:
+    content = place.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES)
+    try:
+        return manifests.read(name, content)
+    except StoreError as error:
+        raise NotTaken(str(error), error.hint) from error
 
 
 def rows_of(found: Mapping[str, Manifest]) -> pl.DataFrame:
@@ -189,6 +217,7 @@ def write_index(place: Place) -> int:
     frame = runs(place)
     if place.is_local and not frame.is_empty() and frame["manifest"].null_count():
         return 0
+    frame = frame.filter(pl.col("status").ne_missing(UNREADABLE))  # a later version may read it
     buffer = io.BytesIO()
     frame.sort("id").write_parquet(buffer, compression="zstd")
     place.write(INDEX, buffer.getvalue())

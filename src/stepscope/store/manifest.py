@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stepscope.errors import StoreError
+from stepscope.units import visible
 
 FORMAT = 1
 MOST_FILES = 100_000
@@ -25,6 +26,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PART = re.compile(r"[^/\\:\x00-\x1f\x7f]{1,255}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=/+-]{0,99}")
+_MOST_TAGS, _MOST_FACT = 1000, 1000  # characters of a fact
 SHORT = 16  # hexadecimal digits of a digest in a name
 Fact = str | int | float | bool | None
 
@@ -105,8 +107,8 @@ def _manifest(stated: dict[str, Any]) -> Manifest:
     if not isinstance(stated["files"], list) or len(stated["files"]) > MOST_FILES:
         raise StoreError(f"a manifest that lists more than {MOST_FILES:,} files")
     files = tuple(FileEntry(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in stated["files"])
-    tags = tuple(str(tag) for tag in stated["tags"])
-    facts = {str(key): _fact(value) for key, value in dict(stated["facts"]).items()}
+    tags = tuple(checked_tag(str(tag)) for tag in list(stated["tags"])[:_MOST_TAGS])
+    facts = {visible(str(key)): _fact(value) for key, value in dict(stated["facts"]).items()}
     manifest = Manifest(str(stated["id"]), files, facts, tags, float(stated["pushed_s"]), int(stated["revision"]))
     check(manifest)
     return manifest
@@ -134,29 +136,37 @@ def check(manifest: Manifest) -> None:
 def check_id(run_id: str) -> None:
     """Raise StoreError for what is no name of a run."""
     if _ID.fullmatch(run_id) is None:
-        raise StoreError(f"'{run_id[:80]}' is no name of a run", "letters, digits, dot, dash and underscore")
+        raise StoreError(f"{run_id[:80]!a} is no name of a run", "letters, digits, dot, dash and underscore")
 
 
 def check_path(path: str) -> None:
     """Raise StoreError for a path that is not plainly within its folder."""
     parts = path.split("/")
-    plain = all(_PART.fullmatch(part) and not part.startswith(".") for part in parts)
+    plain = all(_PART.fullmatch(part) and part.isprintable() and not part.startswith(".") for part in parts)
     if not plain or len(parts) > _DEEPEST:
-        raise StoreError(f"'{path[:80]}' is no path of a run folder: it could lead out of it")
+        raise StoreError(f"{path[:80]!a} is no path of a run folder: it could lead out of it")
 
 
 def with_tags(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manifest:
     """The next revision with other tags; raises StoreError for what is no tag."""
     new = tuple(sorted({*manifest.tags, *add} - set(drop)))
-    for tag in new:
-        if _TAG.fullmatch(tag) is None:
-            raise StoreError(
-                f"'{tag[:80]}' is no tag", "letters, digits and . _ = / + -, such as baseline or power=15W"
-            )
-    return replace(manifest, tags=new, revision=manifest.revision + 1)
+    if len(new) > _MOST_TAGS:
+        raise StoreError(f"the run '{manifest.id}' has more than {_MOST_TAGS} tags", "--drop some")
+    return replace(manifest, tags=tuple(map(checked_tag, new)), revision=manifest.revision + 1)
+
+
+def checked_tag(tag: str) -> str:
+    """Return a tag; StoreError for what is none."""
+    if _TAG.fullmatch(tag) is None:
+        raise StoreError(
+            f"'{visible(tag[:80])}' is no tag", "letters, digits and . _ = / + -, such as baseline or power=15W"
+        )
+    return tag
 
 
 def _fact(value: object) -> Fact:
-    if value is None or isinstance(value, (str, int, float, bool)):
+    if isinstance(value, str):
+        return visible(value[:_MOST_FACT].encode("utf-8", errors="replace").decode())
+    if value is None or isinstance(value, (int, float, bool)):
         return value
     raise TypeError("a fact that is neither text nor number")

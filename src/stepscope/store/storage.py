@@ -24,6 +24,10 @@ _LOCAL = {"file", "local"}
 T = TypeVar("T")
 
 
+class NotTaken(StoreError):
+    """What lies in a store is no plain file, or too large: the store answers, and this one is not read."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A file system of fsspec and the folder of the store in it; every wait ends after `timeout_s`."""
@@ -46,10 +50,19 @@ class Place:
 
     def read(self, path: str, most_bytes: int) -> bytes:
         """The content of a small file; FileNotFoundError where there is none, StoreError above `most_bytes`."""
-        data = bytes(self._within(lambda: self.fs.cat_file(self.at(path), start=0, end=most_bytes + 1), path))
+        data = bytes(self._within(lambda: self._content(path, most_bytes + 1), path))
         if len(data) > most_bytes:
-            raise StoreError(f"'{path}' in {self.address} is larger than {most_bytes:,} bytes: it is not read")
+            raise NotTaken(f"'{path}' in {self.address} is larger than {most_bytes:,} bytes: it is not read")
         return data
+
+    def _content(self, path: str, most_bytes: int) -> Any:
+        if not self.is_local:
+            return self.fs.cat_file(self.at(path), start=0, end=most_bytes)
+        place = Path(self.at(path))
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for
+            raise NotTaken(f"'{path}' in {self.address} is no plain file: it is not read")
+        with place.open("rb") as file:
+            return file.read(most_bytes)
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """The content of a file in pieces, never more than `size` bytes and one."""
@@ -147,7 +160,7 @@ class Place:
         for part in path.split("/"):
             place /= part
             if place.is_symlink():
-                raise StoreError(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
+                raise NotTaken(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
 
 
 def open_place(address: str | Path, timeout_s: float = TIMEOUT_S) -> Place:

@@ -28,7 +28,7 @@ from stepscope.runfolder.schema import PARTS
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
-from stepscope.store.storage import CHUNK_BYTES, Place
+from stepscope.store.storage import CHUNK_BYTES, NotTaken, Place
 
 Outcome = Literal["pushed", "replaced", "already there"]
 
@@ -294,10 +294,12 @@ def remove(place: Place, run_ids: Iterable[str]) -> list[str]:
     removed = []
     try:
         for run_id in run_ids:
-            find(place, run_id)
-            for name in place.names(FOLDER):
-                if manifests.id_in(name) == run_id:
-                    place.remove(f"{FOLDER}/{name}")
+            manifests.check_id(run_id)
+            names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run_id]
+            if not names:
+                find(place, run_id)  # it says what is there
+            for name in names:
+                place.remove(f"{FOLDER}/{name}")
             place.remove(f"runs/{run_id}", recursive=True)
             removed.append(run_id)
     finally:
@@ -342,6 +344,8 @@ def _verified(place: Place, run_id: str) -> Verified:
         if run_id not in _all_ids(place):
             raise
         return Verified(run_id, 0, 0, {FOLDER: "the manifest is damaged"})
+    except NotTaken as error:
+        return Verified(run_id, 0, 0, {FOLDER: str(error)})
     sizes = place.sizes(manifest.folder)
     known = {file.path for file in manifest.files}
     wrong = dict.fromkeys(sorted(sizes.keys() - known), "no manifest names it")
@@ -384,12 +388,16 @@ class Collected:
 def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
     """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
     names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
-    found = read_all(place, names)
+    refused: dict[str, StoreError] = {}
+    found = read_all(place, names, refused)
+    kept = {manifests.id_in(name) for name in refused}  # a later version may know what they name
     latest = {entry.id: entry.revision for entry in sorted(found.values(), key=lambda entry: entry.revision)}
-    stale = [name for name in names if name not in found or found[name].revision < latest[found[name].id]]
+    stale = [
+        name for name in set(names) - set(refused) if name not in found or found[name].revision < latest[found[name].id]
+    ]
     named = {entry.folder for entry in found.values() if entry.revision == latest[entry.id]}
     removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
-    for run_id in place.names("runs"):
+    for run_id in set(place.names("runs")) - kept:
         for content in place.names(f"runs/{run_id}"):
             folder = f"runs/{run_id}/{content}"
             if folder in named or _OURS.fullmatch(content) is None:
