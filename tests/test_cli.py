@@ -136,12 +136,25 @@ def test_a_fault_of_ours_shows_its_traceback_and_how_to_report_it(
     assert "open an issue" in shown
 
 
-def test_ctrl_c_ends_with_130_and_without_a_traceback(
+def test_what_an_error_quotes_does_not_steer_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fall() -> None:
         """Fall."""
-        raise KeyboardInterrupt
+        raise UsageError("no \x1b]0;mine\x07", "\x9b31m\u202e")
+
+    _with_command(monkeypatch, fall)
+    assert _exit_code("fall") == UsageError.exit_code
+    assert not set(capsys.readouterr().err) & set("\x1b\x07\x9b\u202e")
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, typer.Abort])
+def test_ctrl_c_ends_with_130_and_without_a_traceback(
+    ends: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fall() -> None:
+        """Fall."""
+        raise ends
 
     _with_command(monkeypatch, fall)
     assert _exit_code("fall") == 130

@@ -135,6 +135,8 @@ def test_no_room_for_a_run_stops_the_sweep_before_anything_is_fetched(
         "a\0b",
         "a\nb",
         "x" * 256,
+        "a/" * 16 + "b",
+        "/".join(["x" * 200] * 6),
         7,
         None,
         "./a",

@@ -19,6 +19,8 @@ from tests.fleet.hostile_fleet import CONTENT, FakeDevice, HostileFleet, json_of
 from tests.fleet.small_fleets import fleet_folder, statuses, swept
 from tests.patience import until
 
+from stepscope import __version__
+from stepscope.__main__ import main
 from stepscope.experiments.fleet import certificates
 from stepscope.experiments.fleet import sweep as sweep_module
 from stepscope.experiments.fleet.certificates import (
@@ -110,6 +112,7 @@ LIES: dict[str, Callable[[FakeDevice, FakeDevice], Callable[[Orders], bytes]]] =
     "a status of its own": _changed(status="\x1b[31mfine"),
     "a size below zero": _changed(files=[{"name": "a", "size_bytes": -1, "sha256": "0" * 64}]),
     "a name outside": _changed(files=[{"name": "../../x", "size_bytes": len(CONTENT), "sha256": "0" * 64}]),
+    "a path that no system takes": _changed(files=[{"name": "x/" * 3000 + "x", "size_bytes": 1, "sha256": "0" * 64}]),
     "a run folder outside": _changed(run="../../.."),
     "more than there is room for": _changed(files=[{"name": "a", "size_bytes": 1 << 49, "sha256": "0" * 64}]),
     "no end of lists": lambda bad, good: lambda orders: b"[" * 100_000,
@@ -307,6 +310,36 @@ def test_thirty_devices_of_which_most_are_slow_dying_or_lying(
 def _busy(orders: Orders) -> bytes:
     """An answer that takes long to read, and is none."""
     return b"[" + b"[]," * 400_000 + b"[]]"
+
+
+def test_what_a_device_says_of_itself_hides_no_other_and_does_not_steer_the_terminal(
+    fleet: HostileFleet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    facts: dict[str, Any] = {"device": {}, "unix_ns": 0, "pid": 1}
+    versions = {"no torch": {}, "steers": {"torch": "\x1b]0;mine\x07\x9b"}, "good": {"torch": "2.0"}}
+    for name, stated in versions.items():
+        device = fleet.device(name.replace(" ", "-"))
+        body = json_of({**facts, "versions": {"stepscope": __version__, **stated}})
+        device.answers["facts"] = lambda orders, body=body: body  # type: ignore[misc]
+        fleet.start(device.serve(fleet.url))
+    until(lambda: len(_present(fleet)) == len(versions))
+    for more in ([], ["--json"]):
+        assert main(["fleet", "status", fleet.url, "--tls", str(fleet.tls / GATHERER), *more]) == 0
+        said = capfd.readouterr().out
+        assert said.count("free") == len(versions)
+        assert not set(said) & set("\x1b\x07\x9b")
+
+
+def test_what_a_host_prints_does_not_steer_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nprintf '\\033]0;mine\\007 last words' >&2\nexit 3\n")
+    python.chmod(0o700)
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text(f'[[host]]\nname = "a"\nlocal = true\npython = "{python}"\n')
+    assert main(["fleet", "down", str(hosts)]) != 0
+    said = capfd.readouterr().err
+    assert "last words" in said
+    assert not set(said) & set("\x1b\x07")
 
 
 def test_a_link_says_that_a_peer_is_gone(fleet: HostileFleet) -> None:

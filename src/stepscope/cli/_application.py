@@ -16,6 +16,7 @@ from typer.main import get_command
 from stepscope import __version__
 from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
+from stepscope.units import visible
 
 # ClickException of click, wherever this version of typer has it.
 _OptionsError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -105,7 +106,7 @@ def code_of(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, _OptionsError):
         asks_nothing = not getattr(error, "message", "") and getattr(error, "param", None) is None
         return _USAGE if asks_nothing else _refused(_of_options(error, arguments))
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):  # Ctrl-C, or no to a question
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         return _refused(_missing(error.name))
@@ -202,10 +203,10 @@ def _missing(module: str) -> MissingDependency:
 
 def _refused(error: StepscopeError) -> int:
     typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    typer.echo(error, err=True)
+    typer.echo(visible(str(error)), err=True)  # it may quote a file, a store or a device
     if error.hint:
         typer.secho("hint: ", fg="cyan", nl=False, err=True)
-        typer.echo(error.hint, err=True)
+        typer.echo(visible(error.hint), err=True)
     return error.exit_code
 
 

@@ -9,6 +9,7 @@ import typer
 
 from stepscope.cli._options import AsJson, print_json
 from stepscope.errors import FleetError
+from stepscope.units import visible
 
 if TYPE_CHECKING:
     from stepscope.experiments.fleet.devices import DeviceState, HostState
@@ -145,27 +146,28 @@ def _facts(state: DeviceState) -> dict[str, Any]:
         return {**known, "state": "at work" if state.refused is None else "not used"}
     versions = state.met.about["versions"]
     clock = {"clock_offset_s": state.met.offset_s, "clock_within_s": state.met.within_s}
-    return {**known, "state": "free", "stepscope": versions["stepscope"], "torch": versions["torch"], **clock}
+    return {**known, "state": "free", "stepscope": versions["stepscope"], "torch": versions.get("torch"), **clock}
 
 
 def _print_up(state: HostState) -> None:
     if state.refused is not None or state.about is None:
         hint = f" ({state.refused.hint})" if state.refused is not None and state.refused.hint else ""
-        typer.echo(f"{state.host.name}: not used: {state.refused}{hint}", err=True)
+        typer.echo(visible(f"{state.host.name}: not used: {state.refused}{hint}"), err=True)
         return
-    versions, power = state.about["versions"], state.about["power"]
-    device = state.about["device"]
+    versions, power = state.about.get("versions", {}), state.about.get("power", [])
+    device = state.about.get("device", {})
     what = device.get("board") or device.get("cpu") or device.get("machine")
     sensors = f"power from {', '.join(power)}" if power else "no power sensor"
-    how = "started" if state.about["began"] else "runs already"
-    typer.echo(f"{state.host.name}: {how}; {what}, torch {versions['torch'] or 'not installed'}, {sensors}")
+    how = "started" if state.about.get("began") else "runs already"
+    torch = versions.get("torch") or "not installed"
+    typer.echo(visible(f"{state.host.name}: {how}; {what}, torch {torch}, {sensors}"))
 
 
 def _print_down(state: HostState) -> None:
     if state.about is None:
-        typer.echo(f"{state.host.name}: {state.refused}", err=True)
+        typer.echo(visible(f"{state.host.name}: {state.refused}"), err=True)
     else:
-        typer.echo(f"{state.host.name}: {'ended' if state.about['stopped'] else 'was not running'}")
+        typer.echo(f"{state.host.name}: {'ended' if state.about.get('stopped') else 'was not running'}")
 
 
 def _row(state: DeviceState) -> tuple[str, ...]:
@@ -176,4 +178,4 @@ def _row(state: DeviceState) -> tuple[str, ...]:
         return (*device, "at work", "", "", "")
     versions = state.met.about["versions"]
     clock = f"{state.met.offset_s:+.3f} s ± {state.met.within_s:.3f}"
-    return (*device, "free", versions["stepscope"], versions["torch"] or "", clock)
+    return (*device, "free", versions["stepscope"], versions.get("torch") or "", clock)

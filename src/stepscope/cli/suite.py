@@ -13,6 +13,7 @@ from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteSh
 from stepscope.cli._options import AsJson, check_page_options, command_of, print_wide, print_written, private
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
+from stepscope.units import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +38,7 @@ def _run(
 
     folder = sweep_path(request)
     try:
-        run_sweep(request, folder, not quiet, lambda line: typer.echo(line, err=True))
+        run_sweep(request, folder, not quiet, lambda line: typer.echo(visible(line), err=True))
     except KeyboardInterrupt:
         on, end = (f" --fleet {request.fleet}", "; the devices end what they are at") if request.fleet else ("", "")
         sys.stderr.write(f"interrupted{end}; go on with: stepscope suite run{on} --resume --out {folder}\n")

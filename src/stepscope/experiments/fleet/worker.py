@@ -359,6 +359,10 @@ def _verify(coming: Path, files: Sequence[FileEntry]) -> None:
 MOST_FILES = 20_000
 MOST_BYTES = 16_000_000_000
 _MOST_NAME = 255  # bytes: what file systems take
+_MOST_PATH, _MOST_DEPTH = (
+    1024,
+    16,
+)  # bytes and folders of a name: below the folder of a sweep it is still one that systems take
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BLOCK = 1 << 20
 
@@ -428,6 +432,7 @@ def _is_inside(name: str) -> bool:
     """Return whether a name is the plain, relative path of a file below the folder, on any system."""
     parts = name.split("/")
     plain = all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= _MOST_NAME for part in parts)
+    plain &= len(parts) <= _MOST_DEPTH and len(name.encode("utf-8", "replace")) <= _MOST_PATH
     return plain and name.isprintable() and not set(name) & set('\\:*?"<>|')
 
 
