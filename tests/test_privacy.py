@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fabricate import fabricate_run
@@ -291,7 +292,8 @@ def test_options_that_take_several_secrets_or_have_brief_names_are_redacted_and_
 def test_a_name_of_a_field_that_is_a_token_of_a_well_known_form_is_redacted(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "a")
     writer.update(versions={"ghp_Q4711Zabcdefghijklmnop": "1"})
-    writer.event("note", "x", **{"ghp_Q4711Zabcdefghijklmnop": {"hf_Q4711Zabcdefghijkl": 1}})
+    fields: dict[str, Any] = {"ghp_Q4711Zabcdefghijklmnop": {"hf_Q4711Zabcdefghijkl": 1}}
+    writer.event("note", "x", **fields)
     writer.close("ok")
     assert found_in(tmp_path, SECRET) == []
 
