@@ -60,6 +60,19 @@ def _flip(path: Path, at: float = 0.5) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize(
+    "name", ["../../outside", "/tmp/outside", "x\n\\input{/etc/passwd}", "x\x1b[2J", "a\\b", ".hidden", ""]
+)
+def test_the_name_of_a_run_names_a_file_in_a_line_or_its_folder_does(run: Path, name: str) -> None:
+    _edit(run / "run.json", id=name)
+    assert RunReader(run).id == run.name
+    assert "run.json: id" in RunReader(run).damaged
+    beside = run.rename(run.with_name("x\n\\input{y}"))
+    out = run.parent / "out.tex"
+    stepscope.export(beside, "latex", out)
+    assert not [line for line in out.read_text().splitlines() if line.startswith("\\input")]
+
+
 def test_one_flipped_bit_costs_one_part_and_the_report_says_which(run: Path) -> None:
     part = sorted((run / "ops").glob("*.parquet"))[0]
     before = RunReader(run).ops.height

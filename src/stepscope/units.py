@@ -229,6 +229,14 @@ def count(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:,.0f}"
 
 
+FORMULA = re.compile(r"^(?:[=+@\t\r]|-.)")  # a text that a spreadsheet takes for one
+
+
+def without_formula(text: str) -> str:
+    """Text of a cell of CSV; where a spreadsheet would take it for a formula, a ' goes before it."""
+    return FORMULA.sub(r"'\g<0>", text)
+
+
 def visible(text: str) -> str:
     """Text in which characters that steer a terminal or turn the direction of writing are spelt out, not obeyed."""
     return _STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -94,6 +94,29 @@ def test_the_folder_has_every_export_that_is_promised() -> None:
     assert NAMES == ["chrome", "csv", "json", "latex", "parquet", "perfetto", "speedscope"]
 
 
+def test_no_cell_of_csv_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+    formulas = ("=cmd|'/C calc'!A0", "+1+cmd", "@SUM(A1)", "-2+3+cmd", "\t=1")
+    folder = fabricate_run(tmp_path, steps=4)
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps({"t_ns": 1, "kind": said, "message": said}) + "\n" for said in formulas)
+    (tmp_path / "tables").mkdir()
+    exports.find("csv").write(excerpt(Run(folder)), tmp_path / "tables")
+    for path in (tmp_path / "tables").iterdir():
+        with path.open(newline="", encoding="utf-8") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert not [cell for cell in cells if cell.lstrip("\t")[:1] in "=+@-" and cell and not _is_number(cell)]
+        if path.name == "events.csv":
+            assert {f"'{said}" for said in formulas if said[0] != "\t"} <= set(cells)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return cell == "-"
+    return True
+
+
 def test_an_unknown_export_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName) as refused:
         exports.find("perfeto")

@@ -237,6 +237,7 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
     """Write one export; OutputNotWritable where the disk refuses."""
     from stepscope.experiments.engine.folder import writing_sweep
     from stepscope.experiments.suite.results import runs_table, save_results, settings_table
+    from stepscope.report.exports.csv import without_formulas
     from stepscope.report.suite_tables import markdown, mlperf
 
     if to == "result":
@@ -246,7 +247,7 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         frame = runs_table(results) if runs else settings_table(results)
         if to == "csv":
-            frame.write_csv(out)
+            without_formulas(frame).write_csv(out)
         elif to == "parquet":
             frame.write_parquet(out)
         elif to == "markdown":

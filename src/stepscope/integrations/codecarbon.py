@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.files import replaced
 from stepscope.integrations._figures import begun_unix_s
+from stepscope.units import without_formula
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -42,7 +43,7 @@ def log_run(run: Run, out: str | Path | None = None, *, carbon_intensity: float 
         raise UsageError(f"a carbon intensity of {carbon_intensity} g/kWh is none", "for example 380")
     target = _file(out)
     row = row_of(run, carbon_intensity)
-    kept = [other for other in _rows(target) if other["run_id"] != run.id]
+    kept = [other for other in _rows(target) if other["run_id"] != row["run_id"]]
     _replace(target, [*kept, row])
     return str(target)
 
@@ -60,7 +61,7 @@ def row_of(run: Run, carbon_intensity: float | None = None) -> dict[str, Any]:
     if carbon_intensity is not None:
         kilograms = kwh * carbon_intensity / 1e3
         row |= {"emissions": kilograms, "emissions_rate": kilograms / duration if duration else ""}
-    return row
+    return {key: without_formula(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _parts(measured: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -72,7 +72,8 @@ class RunReader:
 
     @property
     def id(self) -> str:
-        return str(self.meta.get("id", self.path.name))
+        own = "".join(character if character.isprintable() else "_" for character in self.path.name)
+        return str(self.meta.get("id", own))
 
     @cached_property
     def status(self) -> str:

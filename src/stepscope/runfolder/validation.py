@@ -20,7 +20,7 @@ from typing import Any
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
 from stepscope.files import unsealed
 from stepscope.privacy import cleaned_fields, redacted
-from stepscope.runfolder.schema import SCHEMA
+from stepscope.runfolder.schema import PARTS, SCHEMA
 
 MOST_BYTES = 256_000_000  # of a JSON file; that of 100,000 modules takes 25 MB
 MOST_TEXT = 100_000  # characters of one text
@@ -29,6 +29,7 @@ _LARGEST_WHOLE = 1 << 62  # sums and differences of two stay within int64
 _LARGEST_REAL = 1e30
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 _FILE_NAME = re.compile(r"(?!\.)[^/\x00]{1,200}")
+_RUN_NAME = re.compile(rf"(?!\.)[^/\\]{{1,200}}(?:/{PARTS}/\d{{1,9}})?")
 _DROPPED = object()
 _FOLDERS = ("ops", "memory", "samples", "ranks")  # of a run
 
@@ -55,6 +56,10 @@ class FileName:
     """A text that names a file in a folder, and no other folder."""
 
 
+class RunName:
+    """A text that names a run, or a part of one: a file in a folder, in one line."""
+
+
 _COUNT = Within(0, 1 << 53)
 _NUMBERS: dict[Any, Shape] = {...: float}
 _CLOCK = {"monotonic_ns": int, "unix_ns": int, "boottime_ns": int}
@@ -62,7 +67,7 @@ _ENDS = {"temperatures_celsius": _NUMBERS, "frequencies_hz": _NUMBERS}
 
 RUN: dict[Any, Shape] = {
     "schema": Within(1, 1_000_000),
-    "id": str,
+    "id": RunName,
     "status": str,
     "reason": str,
     "pid": Within(1, 1 << 31),
@@ -253,6 +258,9 @@ def _of_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: i
         return value if whole and shape.least <= value <= shape.most else _DROPPED
     if shape is FileName:
         return value if isinstance(value, str) and _FILE_NAME.fullmatch(value) else _DROPPED
+    if shape is RunName:
+        plain = isinstance(value, str) and value.isprintable() and _RUN_NAME.fullmatch(value)
+        return value if plain else _DROPPED
     if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
         return _DROPPED
     return _plain(value, where, dropped, depth)

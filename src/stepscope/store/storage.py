@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class NotTaken(StoreError):
-    """What lies in a store is no plain file, or too large: the store answers, and this one is not read."""
+    """Error: a file in a store that is no plain one, too large, or says what cannot be; the store itself answers."""
 
 
 @dataclass(frozen=True)

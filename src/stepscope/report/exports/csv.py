@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from stepscope.report.exports._excerpt import Excerpt, bytes_of_tables, tables_for
+from stepscope.units import FORMULA
 
 TITLE = "folder of CSV tables"
 SUFFIX = ""
@@ -20,7 +21,21 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write one file a table into the folder, which is made; an empty cell is "not measured"."""
     for name, table in tables_for(excerpt, path):
-        _flat(table).write_csv(path / f"{name}.csv")
+        without_formulas(_flat(table)).write_csv(path / f"{name}.csv")
+
+
+def without_formulas(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table in which no text is a formula to a spreadsheet: where one begins as such, a ' goes before it.
+
+    OWASP, CSV Injection.
+    """
+    texts = [
+        name
+        for name, dtype in table.schema.items()
+        if dtype in (pl.String, pl.Categorical, pl.Enum)
+        and table[name].unique().cast(pl.String).str.contains(FORMULA.pattern).any()
+    ]
+    return table.with_columns(pl.col(name).cast(pl.String).str.replace(FORMULA.pattern, "'$0") for name in texts)
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:

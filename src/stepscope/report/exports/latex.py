@@ -43,7 +43,7 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write two tables and a paragraph; what was not measured is a dash, and simulated sensors are named."""
     run = excerpt.run
-    parts = [f"% Stepscope {__version__}, run {run.id}", _headline(run), _layers(run), _methods(run)]
+    parts = ["% " + escaped(f"Stepscope {__version__}, run {run.id}"), _headline(run), _layers(run), _methods(run)]
     path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 
