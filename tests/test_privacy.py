@@ -289,6 +289,20 @@ def test_options_that_take_several_secrets_or_have_brief_names_are_redacted_and_
     assert stored == {"api_keys": [privacy.REDACTED] * 2, "tokens": [5, 6], "keys": ["image"]}
 
 
+def test_a_run_that_another_tool_wrote_with_secrets_is_read_and_pushed_without(tmp_path: Path) -> None:
+    run, place, token = fabricate_run(tmp_path / "runs"), tmp_path / "store", "ghp_Q4711Zabcdefghijklmnop"
+    header = json.loads((run / "run.json").read_text())
+    header["workload"] = {"name": token, "optimizer": token, "precision": token}
+    (run / "run.json").write_text(json.dumps({**header, "versions": {token: token}}))
+    rows = [["forward", "0", "aten::mm", [0]]]
+    (run / "sources.json").write_text(json.dumps({"step": 1, "sources": [f"/x/{token}.py:8"], "rows": rows}))
+    assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).sources.to_dicts())
+    assert RunReader(run).sources["name"].to_list() == ["aten::mm"]
+    store.push(store.open_place(place), [run])
+    assert found_in(place, SECRET) == []
+    assert not RunReader(run).damaged
+
+
 def test_a_name_of_a_field_that_is_a_token_of_a_well_known_form_is_redacted(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "a")
     writer.update(versions={"ghp_Q4711Zabcdefghijklmnop": "1"})

@@ -54,6 +54,13 @@ def without_secrets(content: Any) -> Any:
     return redacted_texts(cleaned(content))
 
 
+def redacted_sources(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sources.json with the secrets in its places redacted; names of layers and operators stay."""
+    places = content.get("sources")
+    named = isinstance(places, list) and all(isinstance(place, str) for place in places)
+    return {**content, "sources": [redacted_text(place) for place in places]} if named and places else dict(content)
+
+
 def redacted_texts(content: Any) -> Any:
     """Return what JSON holds with the secrets in its texts redacted; a list of texts is taken as a command line."""
     if isinstance(content, str):

@@ -211,7 +211,7 @@ def _cut(name: str, head: int, width: int) -> str:
 
 # On the page: fixed decimals for the columns of a table, and names of strangers.
 
-_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _LONGEST = 160  # characters of a name on the page; exports have it whole
 _ENDS = 24  # characters kept at either end of a long word
 _LONG_WORD = re.compile(r"\S{80,}")
@@ -239,7 +239,7 @@ def without_formula(text: str) -> str:
 
 def visible(text: str) -> str:
     """Text in which characters that steer a terminal or turn the direction of writing are spelt out, not obeyed."""
-    return _STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def without_long_words(text: str) -> str:

@@ -168,6 +168,7 @@ def test_warm_up_counts_what_the_profiler_skipped_and_leaves_enough(
         ('{"traceEvents": [{"ph": "X", "name": "a", "ts": NaN}]}', "holds no op"),
         ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1e300}]}', "holds no op"),
         ("[" * 100_000, "nested too deep"),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1' + "0" * 10_000 + "}]}", "too many digits"),
     ],
 )
 def test_a_file_that_is_none_is_refused_and_leaves_nothing(tmp_path: Path, text: str, said: str) -> None:

@@ -427,6 +427,19 @@ def test_a_hostile_manifest_costs_no_run_of_another(
     store.remove(local, ["bad-run"]) if change is not _a_folder else None
 
 
+@pytest.mark.parametrize("column", ["id", "workload", "verdict", "tags"])
+def test_an_index_that_somebody_else_wrote_steers_no_terminal(local: Place, tmp_path: Path, column: str) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    said = "\x1b]0;mine\x07\x9b\u202e"
+    index = pl.read_parquet(Path(local.root) / "index.parquet")
+    other = pl.Series([[said]]) if column == "tags" else pl.lit(said)
+    index.with_columns(other.alias(column)).write_parquet(Path(local.root) / "index.parquet")
+    (row,) = store.listed(local).to_dicts()
+    assert (row["id"], row["workload"], row["tags"]) == (run.name, "lenet", [])
+    assert said not in str(row)
+
+
 def test_texts_of_a_manifest_do_not_steer_the_terminal(local: Place) -> None:
     write_hostile(local, lambda stated: stated.update(facts={"workload": "\x1b]0;mine\x07\x9b\u202e" + "x" * 9999}))
     (row,) = store.listed(local).to_dicts()

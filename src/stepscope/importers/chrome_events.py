@@ -122,6 +122,8 @@ class _Scan:
                 continue
             except RecursionError as error:
                 raise self._broken("values are nested too deep") from error
+            except ValueError as error:
+                raise self._broken("a number of too many digits") from error
             if end == len(self.buffer) and self._more():
                 continue  # a number could go on
             self.at = end

@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, interval, milliseconds, percent
+from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, interval, milliseconds, percent, visible
 
 Row = Mapping[str, Any]
 
@@ -231,13 +231,13 @@ def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int 
         if report:
             layout |= {"ratio": 1} if place == 0 else {"min_width": column.wide or len(title)}
         drawn.add_column(
-            escape(title), justify="right" if column.numeric and (place or not report) else "left", **layout
+            escape(visible(title)), justify="right" if column.numeric and (place or not report) else "left", **layout
         )
-    names = tuple(row[0].text for row in table.rows if row)
+    names = tuple(visible(row[0].text) for row in table.rows if row)
     cut = table.columns[0].names
     for row in table.rows:
         if row:
-            first = CutName(row[0].text, names) if cut else _text(row[0])
+            first = CutName(visible(row[0].text), names) if cut else _text(row[0])
             drawn.add_row(first, *map(_text, row[1:]))
         else:
             drawn.add_section()
@@ -251,9 +251,9 @@ def _lower(title: str) -> str:
 
 def _text(cell: Cell) -> RenderableType:
     """Return the text, never as markup: a name may hold what rich takes for it; leading spaces indent each line."""
-    text = cell.text.lstrip(" ")
-    drawn = Text(text, style=cell.style)
-    return Padding(drawn, (0, 0, 0, len(cell.text) - len(text))) if text != cell.text else drawn
+    text = visible(cell.text)
+    drawn = Text(text.lstrip(" "), style=cell.style)
+    return Padding(drawn, (0, 0, 0, len(text) - len(drawn.plain))) if text[:1] == " " else drawn
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import polars as pl
 from stepscope.errors import RunError, UnknownName
 from stepscope.liveness import runs_still
 from stepscope.part_names import PartName, counting, of_stem, parsed
-from stepscope.privacy import cleaned, without_secrets
+from stepscope.privacy import cleaned, redacted_sources, without_secrets
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
@@ -415,7 +415,8 @@ class RunReader:
                 return {}
             self._found_damaged(*places(name, dropped))
             without = name in ("channels.json", "device.json")  # the others say names, which tables have too
-            self._json_files[name] = without_secrets(content) if without else cleaned(content)
+            plain = redacted_sources(content) if name == "sources.json" else content
+            self._json_files[name] = without_secrets(content) if without else cleaned(plain)
         return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
 from stepscope.files import unsealed
-from stepscope.privacy import cleaned_fields, redacted
+from stepscope.privacy import cleaned_fields, redacted_texts
 from stepscope.runfolder.schema import PARTS, SCHEMA
 
 MOST_BYTES = 256_000_000  # of a JSON file; that of 100,000 modules takes 25 MB
@@ -361,6 +361,5 @@ def _migrated(header: dict[str, Any], path: Path) -> dict[str, Any]:
         raise SchemaTooNew(
             f"'{path}' has schema {schema}; this Stepscope reads up to {SCHEMA}", "pip install --upgrade stepscope"
         )
-    if header.get("argv"):
-        header["argv"] = redacted(header["argv"])  # an earlier version wrote what was typed
-    return cleaned_fields(header)
+    # An earlier version wrote what was typed and said, and another tool may write anything.
+    return cleaned_fields({name: old if name == "id" else redacted_texts(old) for name, old in header.items()})

@@ -19,7 +19,15 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import read_json, replace_json, replaced, sealed
 from stepscope.part_names import name_of, next_number
-from stepscope.privacy import cleaned, cleaned_fields, is_closed, redacted_text, redacted_texts, without_secrets
+from stepscope.privacy import (
+    cleaned,
+    cleaned_fields,
+    is_closed,
+    redacted_sources,
+    redacted_text,
+    redacted_texts,
+    without_secrets,
+)
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES, STEP_NUMBER
 
 if TYPE_CHECKING:
@@ -140,7 +148,7 @@ class RunWriter:
 
     def sources(self, content: dict[str, Any]) -> None:
         """Write sources.json: the lines of the training's code that call layers and operators."""
-        self._write_dense_json("sources.json", content)
+        self._write_dense_json("sources.json", redacted_sources(content))
 
     def accesses(self, content: dict[str, Any]) -> None:
         """Write accesses.json: the storages that the op calls of one step read and wrote."""

@@ -29,6 +29,7 @@ from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
 from stepscope.store.storage import NotTaken, Place
+from stepscope.units import STEERS
 
 FACTS: dict[str, Any] = {
     **{"status": pl.String, "workload": pl.String, "batch_size": pl.Int64, "optimizer": pl.String},
@@ -132,6 +133,7 @@ COLUMNS: dict[str, Any] = {
     **{"revision": pl.Int64, "folder": pl.String, "manifest": pl.String},
 }
 _MOST_INDEX_BYTES = 1 << 30
+_MOST_TEXT = 2000  # characters
 
 
 def listed(place: Place, choice: Choice | None = None) -> pl.DataFrame:
@@ -228,9 +230,15 @@ def _index(place: Place) -> pl.DataFrame:
     """The index as it lies there; empty where it is missing, damaged or of other columns."""
     try:
         frame = pl.read_parquet(io.BytesIO(place.read(INDEX, _MOST_INDEX_BYTES)))
-        return frame.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
+        frame = frame.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
     except (FileNotFoundError, OSError, pl.exceptions.PolarsError):
         return pl.DataFrame(schema=COLUMNS)
+    steers = pl.element().str.contains(STEERS.pattern) | (pl.element().str.len_chars() > _MOST_TEXT)
+    texts = pl.concat_list(
+        pl.col("tags").fill_null([]), *(name for name, dtype in COLUMNS.items() if dtype == pl.String)
+    )
+    harmful = texts.list.eval(steers).list.any() | ~pl.col("id").str.contains(manifests.ID)
+    return frame.filter(~harmful.fill_null(False))  # such a row is read anew from its manifest
 
 
 def _row(name: str, manifest: Manifest) -> dict[str, Any]:

@@ -22,7 +22,8 @@ MOST_BYTES = 64 << 30
 MOST_MANIFEST_BYTES = 64 << 20
 _DEEPEST = 8
 _LATEST = 1 << 62  # what the index has room for
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"  # a name of a run
+_ID = re.compile(ID)
 _PART = re.compile(r"[^/\\:\x00-\x1f\x7f]{1,255}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=/+-]{0,99}")

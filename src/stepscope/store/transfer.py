@@ -21,7 +21,15 @@ from typing import Any, Literal
 from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import read_json, replaced, sealed, sync
 from stepscope.liveness import identity, is_running
-from stepscope.privacy import cleaned, cleaned_fields, redacted_texts, says_secret, withheld, without_secrets
+from stepscope.privacy import (
+    cleaned,
+    cleaned_fields,
+    redacted_sources,
+    redacted_texts,
+    says_secret,
+    withheld,
+    without_secrets,
+)
 from stepscope.runfolder import RunReader, RunWriter, validation
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.schema import PARTS
@@ -466,6 +474,13 @@ def _redact(run: RunReader) -> None:
     for name in ("events.jsonl", "summary.json", "device.json", "channels.json"):
         with suppress(FileNotFoundError):
             changed |= {_REDACTED: True} if _redact_texts(run.path / name) else {}
+    with suppress(FileNotFoundError):
+        places = _json(
+            validation.read_regular(run.path / "sources.json", validation.MOST_BYTES).decode(errors="replace")
+        )
+        if isinstance(places, dict) and redacted_sources(places) != places:
+            RunWriter.attach(run.path).sources(places)
+            changed |= {_REDACTED: True}
     if changed:
         RunWriter.attach(run.path).update(**(changed | {_REDACTED: True}))
 
@@ -522,6 +537,7 @@ def _text(path: Path) -> str:
         plain = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
         return json.dumps(cleaned_fields(plain), indent=1) + "\n"
     named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
+    known = redacted_sources(known) if path.name == "sources.json" and isinstance(known, dict) else known
     return json.dumps(cleaned(known) if named else without_secrets(known), indent=1) + "\n"
 
 
