@@ -3,6 +3,8 @@
 Scripts, as people write them (`fit_scripts/`; transformers, timm, torchvision and lightning are needed for some): each
 is asked on the command line by two accounts, then run in a control group of 0.95, 1.00 and 1.05 times the limit from
 which on the answer is a yes (root and a memory controller are needed). A yes that is followed by a kill is unsafe.
+`--scripts FOLDER` takes others (`fit_scripts/unseen`: pandas and scikit-learn too), `--shares ""` runs none under a
+limit, `--kept FILE` keeps what was done, a line of JSON each, and goes on from there.
 Workloads: the largest batch under a limit is predicted, then really trained against it.
 
 The limit is RLIMIT_AS (getrlimit(2): the address space of a process), which the kernel enforces on every allocation: a
@@ -15,6 +17,7 @@ between one that trained and one that failed twice.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -25,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +138,8 @@ def _train(workload: str, optimizer: str, batch: int, limit: int) -> None:
 
 
 _HERE = Path(__file__).parent
-SCRIPTS = tuple(
-    sorted(str(path.relative_to(_HERE)) for path in [*_HERE.glob("fit_scripts/*.py"), *_HERE.glob("scripts/fit_*.py")])
-)
+SCRIPTS = tuple(sorted([*_HERE.glob("fit_scripts/*.py"), *_HERE.glob("scripts/fit_*.py")]))
 _GROUPS = Path("/sys/fs/cgroup/memory")
-_SHARES = (0.95, 1.0, 1.05)
 Ends = tuple[int, int]
 
 
@@ -156,6 +156,7 @@ class ScriptRow:
     took: dict[str, int]
     followed: bool
     runs: tuple[tuple[float, str, bool], ...]
+    refused: str = ""  # the error, where it gave no answer
 
     @property
     def unsafe(self) -> int:
@@ -164,14 +165,20 @@ class ScriptRow:
 
     def holds(self, account: str) -> bool:
         """Return whether the interval does, to a thousandth."""
+        if self.refused:
+            return False
         low, high = self.said[account]
         return 0.999 * low <= self.took[account] <= 1.001 * high
 
 
-def script_row(name: str, allocator: str, shares: Sequence[float]) -> ScriptRow:
+def script_row(script: Path, allocator: str, shares: Sequence[float]) -> ScriptRow:
     """What the command line answers for a script, and what happens; the first run is without a limit."""
-    path = str(_HERE / name)
-    answers = {account: _answer(path, allocator, account) for account in (RESIDENT, CHARGED)}
+    path = str(script.resolve())
+    try:
+        answers = {account: _answer(path, allocator, account) for account in (RESIDENT, CHARGED)}
+    except subprocess.CalledProcessError as error:
+        words = [line for line in error.stderr.splitlines() if line.startswith("error: ")] or ["error: none in words"]
+        return ScriptRow(script.stem, allocator, {}, {}, False, (), words[-1].replace(path, script.name))
     charged = ProcessPeak(**{part: tuple(ends) for part, ends in answers[CHARGED]["process"].items()})
     sure = not answers[CHARGED]["unsure"]
     _, took = in_group(path, allocator, None)
@@ -181,7 +188,7 @@ def script_row(name: str, allocator: str, shares: Sequence[float]) -> ScriptRow:
         verdict = fit_verdict(charged, Limit(limit, "control group", account=CHARGED), sure)
         runs.append((share, verdict, in_group(path, allocator, limit)[0]))
     said = {account: tuple(answer["interval"]) for account, answer in answers.items()}
-    return ScriptRow(Path(name).stem, allocator, said, took, sure, tuple(runs))
+    return ScriptRow(script.stem, allocator, said, took, sure, tuple(runs))
 
 
 def _answer(path: str, allocator: str, account: str) -> dict[str, Any]:
@@ -199,7 +206,8 @@ def in_group(path: str, allocator: str, limit: int | None) -> tuple[bool, dict[s
     """Run a script in a control group: whether it ended well, and the most that was seen, by two accounts, B.
 
     Charged: pages without a file, of workers too, and shared memory. Resident: these, and the pages of files that the
-    process itself has in memory; its workers share them.
+    process itself has in memory; its workers share them; at least the kernel's own mark of the process, which sees what
+    comes and goes between two looks.
     """
     group = _GROUPS / f"stepscope-{os.getpid()}"
     group.mkdir()
@@ -218,9 +226,13 @@ def in_group(path: str, allocator: str, limit: int | None) -> tuple[bool, dict[s
             while child.poll() is None:
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 own = int(stat["total_rss"]) + int(stat.get("total_shmem", 0))
-                files = re.search(r"RssFile:\s+(\d+)", status.read_text())
+                text = status.read_text()
+                files, mark = (
+                    int(found[1]) * 1024 if found else 0
+                    for found in (re.search(rf"{name}:\s+(\d+)", text) for name in ("RssFile", "VmHWM"))
+                )
                 took[CHARGED] = max(took[CHARGED], own)
-                took[RESIDENT] = max(took[RESIDENT], own + (int(files[1]) * 1024 if files else 0))
+                took[RESIDENT] = max(took[RESIDENT], own + files, mark)
                 time.sleep(0.01)
         return child.returncode == 0, took
     finally:
@@ -243,6 +255,9 @@ def script_table(rows: list[ScriptRow]) -> str:
     heads = ("script", "allocator", "said, MB", "took", "width", "said, cgroup", "took", "answers and runs at shares")
     lines = ["| " + " | ".join(heads) + " |", "| --- |" + " --- |" * (len(heads) - 1)]
     for r in rows:
+        if r.refused:
+            lines.append(f"| {r.script} | {r.allocator} | {r.refused} | | | | | |")
+            continue
         ends = {account: f"{low / 1e6:.0f} to {high / 1e6:.0f}" for account, (low, high) in r.said.items()}
         runs = "; ".join(f"{share}: {said}, {'ran' if ran else 'killed'}" for share, said, ran in r.runs)
         lines.append(
@@ -253,6 +268,43 @@ def script_table(rows: list[ScriptRow]) -> str:
     return (
         "\n".join([*lines, "", f"of {len(rows)} intervals hold: {held}; unsafe: {sum(r.unsafe for r in rows)}"]) + "\n"
     )
+
+
+def script_rows(
+    scripts: Sequence[Path], allocators: Sequence[str], shares: Sequence[float], kept: Path | None
+) -> list[ScriptRow]:
+    """Ask and run each script that is not among those kept; what is done is printed and kept at once."""
+    known = _kept_rows(kept)
+    rows = []
+    for number, (allocator, script) in enumerate(itertools.product(allocators, scripts), 1):
+        row = known.get((script.stem, allocator))
+        if row is None:
+            whole = len(allocators) * len(scripts)
+            print(f"{number} of {whole}: {script.stem}, {allocator}", file=sys.stderr, flush=True)
+            row = script_row(script, allocator, shares)
+            if kept is not None:
+                with kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(row)) + "\n")
+            print(script_table([row]).splitlines()[2], flush=True)
+        rows.append(row)
+    return rows
+
+
+def _kept_rows(kept: Path | None) -> dict[tuple[str, str], ScriptRow]:
+    if kept is None or not kept.exists():
+        return {}
+    found = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
+    rows = [
+        ScriptRow(
+            **{
+                **row,
+                "said": {account: tuple(ends) for account, ends in row["said"].items()},
+                "runs": tuple(tuple(run) for run in row["runs"]),
+            }
+        )
+        for row in found
+    ]
+    return {(row.script, row.allocator): row for row in rows}
 
 
 def _width(ends: Ends) -> float:
@@ -271,7 +323,10 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--child", help=argparse.SUPPRESS)
-    arguments.add_argument("--scripts", action="store_true", help="scripts in control groups")
+    arguments.add_argument(
+        "--scripts", nargs="?", const="", metavar="FOLDER", help="scripts in control groups: ours, or those of a folder"
+    )
+    arguments.add_argument("--kept", type=Path, help="file of scripts that are done: goes on from there")
     arguments.add_argument("--only", help="workloads of the five, or scripts, with commas")
     arguments.add_argument("--allocators", default="pinned,default")
     arguments.add_argument("--shares", default="0.95,1.0,1.05", help="of the limit from which on the answer is a yes")
@@ -281,14 +336,11 @@ def main() -> None:
         _train(*json.loads(options.child))
         return
     torch.set_num_threads(1)
-    if options.scripts:
-        said = []
-        for allocator in options.allocators.split(","):
-            for name in SCRIPTS:
-                if options.only is None or Path(name).stem in options.only.split(","):
-                    said.append(script_row(name, allocator, [float(share) for share in options.shares.split(",")]))
-                    print(script_table(said[-1:]).splitlines()[2], flush=True)
-        print(script_table(said))
+    if options.scripts is not None:
+        found = sorted(Path(options.scripts).glob("*.py")) if options.scripts else SCRIPTS
+        scripts = [script for script in found if options.only is None or script.stem in options.only.split(",")]
+        shares = [float(share) for share in options.shares.split(",") if share]
+        print(script_table(script_rows(scripts, options.allocators.split(","), shares, options.kept)))
         return
     rows = []
     for workload, optimizer, batch in CASES:
