@@ -342,6 +342,31 @@ def test_what_a_host_prints_does_not_steer_the_terminal(tmp_path: Path, capfd: p
     assert not set(said) & set("\x1b\x07")
 
 
+def test_what_a_device_says_of_its_run_is_neither_a_line_nor_markup_of_what_is_shown(
+    fleet: HostileFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "\x1b]0;mine\x07<svg/onload=mine> [x](javascript:mine) \u202e\nanother board: ok"
+    device = fleet.device("a")
+    device.answers["make"] = _changed(status="failed", reason=said)(device, device)
+    versions = {"stepscope": __version__, "torch": said}
+    facts = {"device": {"cpu": said, "board": said}, "versions": versions, "unix_ns": 0, "pid": 1}
+    device.answers["facts"] = lambda orders: json_of(facts)
+    found, _ = _swept(fleet, tmp_path / "s", device)
+    assert found == {"a": ["failed"]}
+    for path in (tmp_path / "s", tmp_path / "s" / "boards" / "a"):
+        assert main(["suite", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "onload" in shown
+    assert not set(shown) & set("\x1b\x07\u202e")
+    assert not [line for line in shown.splitlines() if line.strip().startswith("another board")]
+    out = tmp_path / "out.md"
+    assert main(["suite", "export", str(tmp_path / "s" / "boards" / "a"), "--to", "markdown", "--out", str(out)]) == 0
+    written = out.read_text()
+    assert "onload" in written
+    assert "<svg" not in written
+    assert "[x](" not in written
+
+
 def test_a_link_says_that_a_peer_is_gone(fleet: HostileFleet) -> None:
     async def ended() -> None:
         link, _ = await open_link(fleet.url, fleet.tls / GATHERER)

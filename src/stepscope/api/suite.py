@@ -19,7 +19,7 @@ from stepscope.errors import MissingDependency, StepscopeError, UnknownName, Usa
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.results import Results, read_results, runs_table
 from stepscope.experiments.suite.results import settings_table as table_of
-from stepscope.units import bytes_, estimate, percent, plural
+from stepscope.units import bytes_, estimate, percent, plural, visible
 
 if TYPE_CHECKING:
     from stepscope.experiments.suite.results import Score
@@ -186,12 +186,13 @@ def results_heading(results: Results) -> list[str]:
     rules = [form(value) for key, form in _RULES.items() if (value := content["rules"].get(key))]
     said = ", ".join([*rules, f"seed {content['rules']['seed']}"])
     limited = [f"memory limit: {content['limits']['memory']}"] if content["limits"]["memory"] else []
-    return [
+    lines = [
         f"{results.name}: {name}, {device.get('cpu') or device.get('machine')}, {plural(cores, 'core')}",
         f"{', '.join(f'{key} {value}' for key, value in content['versions'].items())}",
         f"rules: {said}",
         *limited,
     ]
+    return [visible(" ".join(line.split())) for line in lines]  # a device of a fleet can say anything
 
 
 def result_scores(results: Results, against: str | None) -> list[Score]:

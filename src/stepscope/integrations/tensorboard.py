@@ -56,9 +56,20 @@ def _text(summaries: Any, run: Run) -> Any:
     """Verdict and settings as the text plug-in shows them: Markdown."""
     tensors = load("tensorboard.compat.proto.tensor_pb2", EXTRA)
     types = load("tensorboard.compat.proto.types_pb2", EXTRA)
+    from stepscope.report.table import escaped_markdown
+
     verdict = run.verdict()
-    lines = [verdict.sentence, "", *(f"- {advice}" for advice in verdict.next), "", "| | |", "| --- | --- |"]
-    lines += [f"| {key} | {value} |" for key, value in {"status": run.status, **settings(run)}.items()]
+    lines = [
+        escaped_markdown(verdict.sentence),
+        "",
+        *(f"- {escaped_markdown(advice)}" for advice in verdict.next),
+        "",
+        "| | |",
+        "| --- | --- |",
+    ]
+    lines += [
+        f"| {key} | {escaped_markdown(str(value))} |" for key, value in {"status": run.status, **settings(run)}.items()
+    ]
     plugin = summaries.SummaryMetadata.PluginData(plugin_name="text")
     return summaries.Summary.Value(
         tag="verdict",

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 
 from stepscope.quantities import SUITE_COLUMNS, SuiteColumn
-from stepscope.report.table import Cell, Column, Table, figures, words
+from stepscope.report.table import Cell, Column, Table, escaped_markdown, figures, words
 from stepscope.report.table import markdown as table_markdown
-from stepscope.units import NOT_MEASURED, amount, estimate, number, percent, si
+from stepscope.units import NOT_MEASURED, amount, estimate, number, percent, si, visible
 
 _COLOURS = {"ok": "green", "not run yet": "dim"}
 
@@ -51,7 +51,7 @@ def notes(table: pl.DataFrame) -> list[str]:
         batch = "" if row["batch"] is None else f" batch {row['batch']}"
         who = f"{row['workload']}{batch} {setting_words(row, several)}".strip()
         if row["reason"]:
-            failed.append(f"{who}: {row['status']}: {row['reason']}")
+            failed.append(f"{who}: {row['status']}: {visible(' '.join(row['reason'].split()))}")
         for flag in (row["flags"] or "").split("; "):
             if flag:
                 kind = re.sub(r"\d[\d.,]*", "#", flag.partition(":")[0])
@@ -149,7 +149,8 @@ def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str]) -> str:
         *(Column(column.name.replace("_", " "), of=partial(_value_within, column=column)) for column in columns),
         *(words(name, name) for name in ("status", "data", "flags")),
     ], table.iter_rows(named=True))  # fmt: skip
-    return "\n".join([f"# {heading}", "", *(f"- {line}" for line in lines), "", *table_markdown(listed)]) + "\n"
+    above = [f"# {escaped_markdown(heading)}", "", *(f"- {escaped_markdown(line)}" for line in lines), ""]
+    return "\n".join([*above, *table_markdown(listed)]) + "\n"
 
 
 def mlperf(runs: Sequence[Mapping[str, Any]], device: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:

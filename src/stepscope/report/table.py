@@ -150,7 +150,17 @@ def _cell(given: Cell | str) -> Cell:
     return Cell(given, given) if isinstance(given, str) else given
 
 
-def markdown(table: Table, escaped: Callable[[str], str] = lambda text: text.replace("|", "\\|")) -> list[str]:
+_OF_MARKDOWN = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", "\n": " ", "\r": " "} | {sign: f"\\{sign}" for sign in "\\`[]|"}
+)
+
+
+def escaped_markdown(text: str) -> str:
+    """Return a text as Markdown shows it, in a line: no HTML, link or end of a cell."""
+    return visible(text).translate(_OF_MARKDOWN)
+
+
+def markdown(table: Table, escaped: Callable[[str], str] = escaped_markdown) -> list[str]:
     """Return the lines of the table in Markdown."""
     rows = [[column.title for column in table.columns], *([cell.text for cell in row] for row in table.rows)]
     lines = [f"| {' | '.join(escaped(text) or NOT_MEASURED for text in row)} |" for row in rows]
