@@ -343,8 +343,9 @@ def test_what_a_host_prints_does_not_steer_the_terminal(tmp_path: Path, capfd: p
 
 
 def test_what_a_device_says_of_its_run_is_neither_a_line_nor_markup_of_what_is_shown(
-    fleet: HostileFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fleet: HostileFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # no line is folded
     said = "\x1b]0;mine\x07<svg/onload=mine> [x](javascript:mine) \u202e\nanother board: ok"
     device = fleet.device("a")
     device.answers["make"] = _changed(status="failed", reason=said)(device, device)

@@ -150,14 +150,13 @@ def _cell(given: Cell | str) -> Cell:
     return Cell(given, given) if isinstance(given, str) else given
 
 
-_OF_MARKDOWN = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", "\n": " ", "\r": " "} | {sign: f"\\{sign}" for sign in "\\`[]|"}
-)
+_OF_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", "\n": " ", "\r": " ", "|": "\\|", "\\": "\\\\", "`": "\\`"})
 
 
 def escaped_markdown(text: str) -> str:
     """Return a text as Markdown shows it, in a line: no HTML, link or end of a cell."""
-    return visible(text).translate(_OF_MARKDOWN)
+    plain = visible(text).translate(_OF_MARKDOWN)
+    return plain.replace("](", "]\\(").replace("]:", "]\\:").replace("][", "]\\[")
 
 
 def markdown(table: Table, escaped: Callable[[str], str] = escaped_markdown) -> list[str]:
