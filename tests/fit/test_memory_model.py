@@ -155,6 +155,17 @@ def test_large_blocks_are_mapped_one_by_one_and_waste_little() -> None:
     assert mapped.high < scattered.high
 
 
+def test_a_heap_keeps_what_it_had_when_large_blocks_come_later() -> None:
+    """A teacher of 151 MB in large blocks after a student of 84 MB in small ones: its process grew by 309 MB."""
+    empty, code = (320_000_000, 327_000_000), (9_000_000, 18_000_000)
+    live, mapped, hole = (168_600_000, 168_600_000), 151_000_000, 18_900_000
+    for allocator, taken in (("default", 643_000_000), ("pinned", 500_000_000)):
+        by = ALLOCATORS[allocator].of_script()
+        peak = process_peak(live, mapped, by, empty, code, hole, (84_000_000, 151_000_000))
+        assert peak.low <= taken <= peak.high
+    assert peak.high == process_peak(live, mapped, by, empty, code, hole).high  # pinned: it keeps nothing
+
+
 def test_an_unknown_allocator_gets_the_nearest() -> None:
     with pytest.raises(UnknownName) as caught:
         limits.allocator_of("tcmaloc")

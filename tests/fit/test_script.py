@@ -122,6 +122,17 @@ def test_arrays_that_are_no_tensors_are_counted(tmp_path: Path, monkeypatch: pyt
     assert "numpy" in watched.imports
 
 
+def test_what_small_tensors_took_of_the_heap_is_counted_beside_large_ones_that_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "for _ in range(2):\n    update(*data[:8])\n"
+    body += "small = [torch.ones(5_000_000) for _ in range(4)]\ndel small\nlarge = torch.ones(25_000_000)\n"
+    live = live_peak(followed(tmp_path, monkeypatch, body).log)
+    assert live.bytes == pytest.approx(100e6, rel=0.05)
+    assert live.heap_mark[0] == pytest.approx(80e6, rel=0.05)
+    assert live.heap_mark[1] == 100_000_000
+
+
 def test_files_of_the_user_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log.txt").write_text("before")
     body = """

@@ -47,6 +47,7 @@ class LivePeak:
     code: KernelCode | None = None
     largest_hole: int = 0  # block below ALWAYS_MAPPED that comes and goes
     high_in_heap: int = 0  # as `high`, where blocks below ALWAYS_MAPPED lie in pages that were written to before
+    heap_mark: tuple[int, int] = (0, 0)  # most that lay in the heap, which keeps it, and what was mapped then or later
     least: int = 0  # of `bytes`: what is asked for, resident or not, where a kernel's workspace is not known exactly
     most: int = 0
     reserved: tuple[int, int] | None = None  # on CUDA: what the caching allocator takes of the GPU, least and most

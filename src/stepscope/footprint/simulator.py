@@ -203,7 +203,8 @@ class Simulator:
         if account == CHARGED:
             code = (round(_CODE_WITHOUT_FILE * code[0]), code[1] + round(_PAGE_TABLES * high))
         environment, loading = self._kept.environment, self.loading
-        peak = process_peak((low, high), live.mapped, by, environment.of(account), code, live.largest_hole)
+        own, hole, mark = environment.of(account), live.largest_hole, live.heap_mark
+        peak = process_peak((low, high), live.mapped, by, own, code, hole, mark)
         workers = (0, 0) if account in (ADDRESSES, DATA) else loading.bytes(environment.worker)
         return replace(peak, data=loading.arrays, workers=workers)
 
@@ -270,6 +271,7 @@ def live_peak(log: StorageLog) -> LivePeak:
         kernel_code(log),
         _largest_hole(log),
         peak_of(log, _in_heap),
+        _heap_mark(log),
         peak_of(log, "least"),
         peak_of(log, "most"),
         None if log.reserve is None else log.reserve(log),
@@ -313,6 +315,21 @@ def _largest_hole(log: StorageLog) -> int:
     ended = (log.storages[number] for _, _, number, sign in log.events if sign < 0)
     whole = (storage.bytes for storage in ended if storage.high == storage.bytes < ALWAYS_MAPPED)
     return max(whole, default=0)
+
+
+def _heap_mark(log: StorageLog) -> tuple[int, int]:
+    """The most that lay in glibc's heap, and what is mapped then or later, where both together are most, B."""
+    heap = mark = mapped = 0
+    found = (0, 0)
+    for _, _, number, sign in log.events:
+        storage = log.storages[number]
+        if storage.bytes < ALWAYS_MAPPED:
+            heap += sign * storage.bytes
+            mark = max(mark, heap)
+        else:
+            mapped += sign * storage.high
+        found = max(found, (mark, mapped), key=sum)
+    return found
 
 
 def _in_heap(storage: Storage) -> int:

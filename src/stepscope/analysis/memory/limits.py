@@ -88,21 +88,26 @@ class Allocator:
         """Return the allocator for a whole script, whose steps need not be alike."""
         return replace(self, high=max(self.high, self.high_of_scripts))
 
-    def resident(self, live: tuple[int, int], mapped: int, largest: int = 0) -> tuple[int, int]:
+    def resident(
+        self, live: tuple[int, int], mapped: int, largest: int = 0, mark: tuple[int, int] = (0, 0)
+    ) -> tuple[int, int]:
         """Resident bytes, least and most, of live bytes of which so many lie in large blocks.
 
         `largest`: of the blocks that come and go in the heap. Where they make up most of it, holes are as large.
+        `mark`: bytes in the heap at their highest, and the large blocks that came then or later: of the heap nothing
+        need be given back before.
         """
         small = (max(0, live[0] - mapped), max(0, live[1] - mapped))
-        settled = min(1.0, max(0.0, (small[1] - UNSETTLED) / (SETTLED - UNSETTLED)))
-        high = self.high + settled * (self.high_of_much - self.high)
-        heap = small[1] * high
+        most = self._heap(small[1], largest) + min(mapped, live[1]) * self.mapped_high
         if self.holes:
-            heap = max(heap, small[1] * LITTLE_WASTE + HOLES_OF_LARGEST * largest)
-        return (
-            round(small[0] * self.low + min(mapped, live[0])),
-            round(heap + min(mapped, live[1]) * self.mapped_high) + self.holes,
-        )
+            most = max(most, self._heap(mark[0], largest) + mark[1] * self.mapped_high)
+        return round(small[0] * self.low + min(mapped, live[0])), round(most) + self.holes
+
+    def _heap(self, live: int, largest: int) -> float:
+        """Return the most that glibc's heap takes for so many live bytes in it."""
+        settled = min(1.0, max(0.0, (live - UNSETTLED) / (SETTLED - UNSETTLED)))
+        heap = live * (self.high + settled * (self.high_of_much - self.high))
+        return max(heap, live * LITTLE_WASTE + HOLES_OF_LARGEST * largest) if self.holes else heap
 
 
 _DEFAULT = Allocator(
@@ -174,9 +179,13 @@ def process_peak(
     empty: tuple[int, int] = UNMEASURED.resident,
     code: tuple[int, int] = PAGED_IN,
     largest: int = 0,
+    mark: tuple[int, int] = (0, 0),
 ) -> ProcessPeak:
-    """Return the process peak from live bytes; `mapped`: above ALWAYS_MAPPED; `largest`: of blocks that come and go."""
-    low, high = allocator.resident(live, mapped, largest)
+    """Return the process peak from live bytes; `mapped`: above ALWAYS_MAPPED; `largest`: of blocks that come and go.
+
+    mark: as Allocator.resident takes it.
+    """
+    low, high = allocator.resident(live, mapped, largest, mark)
     return ProcessPeak(live, (low - live[0], high - live[1]), empty, code)
 
 
