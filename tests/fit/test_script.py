@@ -133,6 +133,27 @@ def test_what_small_tensors_took_of_the_heap_is_counted_beside_large_ones_that_c
     assert live.heap_mark[1] == 100_000_000
 
 
+def test_tables_that_come_and_go_before_the_first_update_are_counted_and_what_is_imported_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = Path("/proc/self/clear_refs")
+    if not mark.exists():
+        pytest.skip("no mark of resident memory that can be set back")
+    mark.write_text("5")  # to what is resident now
+    plain = "for _ in range(2):\n    update(*data[:8])\n"
+    body = "import numpy\ntable = numpy.ones((4000, 10_000))\nmeans = table.mean(0)\ndel table\n" + plain
+    watched = followed(tmp_path, monkeypatch, body)
+    assert watched.loading.arrays[1] < 60e6
+    assert 290e6 < watched.loading.earlier < 370e6
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "large_to_import.py").write_text("kept = bytearray(b'1') * 100_000_000")
+    monkeypatch.syspath_prepend(tmp_path / "late")
+    mark.write_text("5")
+    imported = followed(tmp_path, monkeypatch, "import large_to_import\n" + plain).loading
+    assert imported.earlier < 40e6
+    assert imported.arrays[1] < 110e6  # the array is found as such
+
+
 def test_files_of_the_user_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log.txt").write_text("before")
     body = """

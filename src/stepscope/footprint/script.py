@@ -49,7 +49,8 @@ _TRAINED, _EVALUATED = 3, 8  # rounds of a loop, after which comes its last one
 _MOST_SKIPPED = 100_000  # items of an iterator that has no last one before it was asked for all
 _MOST_SKIPPING_S = 3.0  # of processor time for them
 _LARGE = 65_536  # B: smaller arrays and texts are not looked at
-_OWN_GROWTH = 250_000_000  # B that this process may grow by while it follows, beside what the script itself takes
+_OWN_GROWTH = 30_000_000  # B that this process grows by until the first update, to follow it; 15 to 18 were measured
+_OWN_TRAINING = 250_000_000  # the same where it trains for real
 _ROUNDS, _PATIENCE = "__rounds__", "__patience__"
 
 
@@ -106,15 +107,16 @@ class Follower:
         self._loading = Loading()
         self._saved: dict[str, Any] = {}
         self._arrays = (0, 0)
-        self._before = (0, 0)  # arrays, and resident bytes of this process
+        self._before = (0, 0, 0)  # arrays, resident bytes of this process, and the most that they had been
+        self._imported = self._grown = self._earlier = 0  # B: of imports, the most beside them, and with tensors
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
-        self._before = _array_bytes(self.log), _resident()
+        self._before = _array_bytes(self.log), _resident(), _resident(at_most=True)
         try:
             with (
-                quiet(), as_main(self._target, arguments), self._own_files(), self._own_loaders(),
+                quiet(), as_main(self._target, arguments), self._own_files(), self._own_loaders(), self._own_imports(),
                 until_enough_steps(self._stepped), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
@@ -160,7 +162,7 @@ class Follower:
 
     def loading(self) -> Loading:
         """Return what its loaders of data and its arrays take."""
-        return replace(self._loading, arrays=self._arrays)
+        return replace(self._loading, arrays=self._arrays, earlier=self._earlier)
 
     def _execute(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
@@ -257,9 +259,6 @@ class Follower:
 
     @contextlib.contextmanager
     def _own_loaders(self) -> Iterator[None]:
-        def batches(loader: DataLoader[Any]) -> Iterator[Any]:
-            return self._batches(loader)
-
         plain = DataLoader.__len__
 
         def length(loader: DataLoader[Any]) -> int:
@@ -268,7 +267,8 @@ class Follower:
             by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(sys._getframe(1))
             return min(whole, _FIRST + 1) if by_library else whole
 
-        with _instead(DataLoader, "__iter__", batches), _instead(DataLoader, "__len__", length):
+        batches = _instead(DataLoader, "__iter__", lambda loader: self._batches(loader))
+        with batches, _instead(DataLoader, "__len__", length):
             yield
 
     def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -307,9 +307,45 @@ class Follower:
         )
 
     def _look_at_arrays(self) -> None:
+        self._see_growth()  # first: to look at all arrays takes a list of all objects
+        now, own = (_resident(), _OWN_GROWTH) if self._fake else (_resident(at_most=True), _OWN_TRAINING)
         size = max(0, _array_bytes(self.log) - self._before[0])
-        grown = _resident(at_most=True) - self._before[1] - _OWN_GROWTH
-        self._arrays = size, max(size, grown)
+        self._arrays = size, max(size, now - self._before[1] - self._imported * self._fake - own)
+        if self._fake and self._grown > _OWN_GROWTH:
+            self._earlier = self._grown - _OWN_GROWTH + self.log.alive_bytes()
+
+    def _see_growth(self) -> None:
+        most = _resident(at_most=True)
+        most = most if most > self._before[2] else _resident()  # the mark of what was before says nothing
+        self._grown = max(self._grown, most - self._before[1] - self._imported)
+
+    @contextlib.contextmanager
+    def _own_imports(self) -> Iterator[None]:
+        """Tell what imports take, which is of the empty process, from what the script makes of its data."""
+        running = False
+
+        def watched(plain: Callable[..., Any], name: str, *more: Any, **options: Any) -> Any:
+            nonlocal running
+            relative = name.startswith(".") or more[3:4] not in ((), (0,))  # of a package that is imported already
+            if running or self._updates or relative or name in sys.modules or self._is_beside(name):
+                return plain(name, *more, **options)
+            self._see_growth()
+            running, before = True, _resident()
+            try:
+                return plain(name, *more, **options)
+            finally:
+                running = False
+                self._imported += max(0, _resident() - before)
+
+        with contextlib.ExitStack() as stack:
+            for owner, name in ((builtins, "__import__"), (importlib, "import_module")):
+                stack.enter_context(_instead(owner, name, functools.partial(watched, getattr(owner, name))))
+            yield
+
+    def _is_beside(self, module: str) -> bool:
+        """Return whether a module is the script's own: what it makes of data as it is imported is no import."""
+        path = Path(self._target).parent / module.partition(".")[0]
+        return path.is_dir() or path.with_suffix(".py").is_file()
 
     # Files
 

@@ -128,12 +128,14 @@ _ADDRESSES_OF_A_KERNEL = 1_500_000  # B at most: primitives of oneDNN take 256 K
 class Loading:
     """Memory of a data loader and the data beside the tensors: workers, batches that wait, arrays that are no tensors.
 
-    B, least and most; `batches` lie in shared memory, and once more in the workers that make them.
+    B, least and most; `batches` lie in shared memory, and once more in the workers that make them. `earlier`: at most
+    before the first update, all that is beyond an empty process, as tables that come and go.
     """
 
     workers: int = 0  # at once
     batches: tuple[int, int] = (0, 0)
     arrays: tuple[int, int] = (0, 0)
+    earlier: int = 0
 
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of all workers, given the private bytes of one."""
@@ -206,7 +208,8 @@ class Simulator:
         own, hole, mark = environment.of(account), live.largest_hole, live.heap_mark
         peak = process_peak((low, high), live.mapped, by, own, code, hole, mark)
         workers = (0, 0) if account in (ADDRESSES, DATA) else loading.bytes(environment.worker)
-        return replace(peak, data=loading.arrays, workers=workers)
+        earlier = loading.earlier - peak.live[1] - peak.allocator[1] - peak.code[1]
+        return replace(peak, data=(loading.arrays[0], max(loading.arrays[1], earlier)), workers=workers)
 
     def verdict(self, live: LivePeak, limit: Limit, sure: bool, allocator: Allocator | None = None) -> str:
         """The worst of the verdicts under a limit and those beside it."""
