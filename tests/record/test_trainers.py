@@ -38,6 +38,23 @@ def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> N
     assert not trainers.others()
 
 
+def test_a_thread_that_has_the_number_of_one_that_ended_counts_as_that_one() -> None:
+    """What it does is what the former did, so that it is only looked at, and tells nobody that it computes."""
+    trainers, numbers = Trainers(), []
+    trainers.computes()
+
+    def computes() -> None:
+        trainers.computes()
+        numbers.append(threading.get_ident())
+
+    _in_a_thread(computes)()
+    assert not trainers.others()
+    ends = [_in_a_thread(lambda: numbers.append(threading.get_ident())) for _ in range(20)]
+    assert trainers.others() == (numbers[0] in numbers[1:])
+    for end in ends:
+        end()
+
+
 def test_a_pass_within_a_pass_makes_no_trainer() -> None:
     """Autograd runs it in a thread of its own for an accelerator, while the one that asked for it waits."""
     trainers = Trainers()

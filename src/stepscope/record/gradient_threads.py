@@ -26,11 +26,15 @@ class Trainers:
             self._threads.add(here)
 
     def others(self) -> bool:
-        """Return whether another thread, which still lives, has computed gradients."""
+        """Return whether another thread, which still lives, has computed gradients.
+
+        A number of a thread that has ended counts again once another thread has it: one that repeats the steps of the
+        former is only looked at, and tells nobody.
+        """
         if self._threads <= {threading.get_ident()}:
             return False
-        self._threads &= {thread.ident for thread in threading.enumerate() if thread.ident is not None}
-        return not self._threads <= {threading.get_ident()}
+        alive = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
+        return not self._threads & alive <= {threading.get_ident()}
 
 
 class _AtEndOfThread:
