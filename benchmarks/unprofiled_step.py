@@ -1,4 +1,4 @@
-"""What does a step cost that is not profiled? `python -m benchmarks.unprofiled_step [--threads 2] [--period 50ms]`.
+"""What does a step cost that is not profiled? `python -m benchmarks.unprofiled_step [--batch 128] [--threads 2]`.
 
 A LeNet-like training in one process under `stepscope.profile`. Blocks of steps go as they are, with our routes taken
 back and the sampling process stopped, or both, in pairs in random order within a second: a clock, a neighbour or a
@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 import stepscope
+from stepscope.clock import monotonic_ns
 from stepscope.record.session import SESSIONS, Session
 from stepscope.record.torch_hooks import Routes
 from stepscope.record.torch_recorder import TorchRecorder
@@ -42,15 +43,15 @@ WARM_STEPS = 300  # the first blocks of profiled steps lie in them
 SETTLING = 4  # steps at the beginning of each block that do not count
 
 
-def training() -> Callable[[], None]:
-    """One step of it: 64 digits' worth of noise through LeNet's layers, and an update."""
+def training(batch: int = 64) -> Callable[[], None]:
+    """One step of it: so many digits' worth of noise through LeNet's layers, and an update."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
     )
     optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss()
-    x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+    x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -86,14 +87,16 @@ def watched(session: Session) -> bool:
 
 @contextlib.contextmanager
 def without(session: Session | None, sampler: int) -> Iterator[None]:
-    """As if Stepscope were not there: no routes (of a session), no sampling."""
+    """As if Stepscope were not there: no routes (of a session), no sampling, no allowance that grows."""
     os.kill(sampler, signal.SIGSTOP)
+    began_ns = monotonic_ns()
     if session is not None:
         _routes(session).remove()
     try:
         yield
     finally:
         if session is not None:
+            session._began_ns += monotonic_ns() - began_ns
             _routes(session).install()
         os.kill(sampler, signal.SIGCONT)
 
@@ -138,11 +141,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=150, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=20, help="steps of a block")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--period", default="10ms", help="between two samples")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    step = training()
+    step = training(options.batch)
     with (
         tempfile.TemporaryDirectory() as folder,
         stepscope.profile(out=folder, steps="optimizer", period=options.period),
@@ -152,7 +156,7 @@ def main() -> None:
         (session,), sampler = SESSIONS, sampler_of(os.getpid())
         for name, routes in (("all of Stepscope", True), ("its sampling process", False)):
             line = compared(step, sampler, session, routes, options.pairs, options.steps)
-            sys.stdout.write(f"{name}, {options.threads} threads: {line} (bar: 1.01)\n")
+            sys.stdout.write(f"{name}, batch {options.batch}, {options.threads} threads: {line} (bar: 1.01)\n")
             sys.stdout.flush()
 
 

@@ -146,6 +146,34 @@ def test_losses_and_profiled_steps_are_kept_where_the_training_says_its_steps(
 
 
 @pytest.mark.usefixtures("no_sampler")
+@pytest.mark.parametrize("says", [True, False])
+def test_of_steps_that_repeat_only_profiled_ones_are_followed(
+    says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[tuple[int, bool]] = []
+    called = TorchRecorder.called
+
+    def noted(self: TorchRecorder, *call: Any) -> None:
+        called(self, *call)
+        (session,) = SESSIONS
+        followed.append((session.number, session.profiled))
+
+    monkeypatch.setattr(TorchRecorder, "called", noted)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps = "calls" if says else "optimizer"
+    with stepscope.profile(model, out=tmp_path, record="every:20", steps=steps) as scope:
+        for _ in range(100):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            if says:
+                scope.step(samples=3)
+    run = RunReader(scope.path).steps
+    assert run.filter(run["recorded"])["step"].to_list() == [0, 20, 40, 60, 80]
+    assert [step for step, profiled in followed if step > 10] == [20, 40, 60, 80]
+
+
+@pytest.mark.usefixtures("no_sampler")
 def test_a_fault_of_ours_in_a_look_is_told_and_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

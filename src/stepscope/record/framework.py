@@ -53,6 +53,9 @@ class TrainingSession(Protocol):
     def end_step(self, t1_ns: int, late: bool = False) -> None:
         """The open step ended then; late: the next one is under way by now."""
 
+    def next_step(self, samples: int | None) -> None:
+        """The next step begins: it may be profiled, or repeat the last one, which had so many samples."""
+
     def join_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> int | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies.
 

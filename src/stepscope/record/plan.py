@@ -131,8 +131,8 @@ class Plan:
         """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:
             asked_for = self._wanted or self.times_layers  # and may be profiled in parts
-            return 0 if self._left or self._layers_left or asked_for else self._wait
-        return next((ahead - 1 for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
+            return 0 if self._left or self._layers_left or asked_for else self._wait + 1
+        return next((ahead for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
 
     def waited(self, lengths_ns: list[int]) -> None:
         """Steps of these lengths have ended, unprofiled and without being asked about."""

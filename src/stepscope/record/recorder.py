@@ -64,7 +64,7 @@ class OpRecorder:
         self._updates = UpdateBook(memory.book.parameter_modules, memory.trainers.others)
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted, self._lines = True, LinesToFind()
-        self._events = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
+        self.event_count = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
         self._stopped = False
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
@@ -83,14 +83,14 @@ class OpRecorder:
     @property
     def held_bytes(self) -> int:
         """The most that a window's events took in RAM beside the training, B."""
-        return self._events.most * windows.EVENT_BYTES
+        return self.event_count.most * windows.EVENT_BYTES
 
     def before_step(self, step: int, elapsed_ns: int, again: bool = False) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded whole.
 
         again: the step was to be recorded, and begins anew behind an evaluation.
         """
-        self.plan.events_per_step = events = self._events.expected()
+        self.plan.events_per_step = events = self.event_count.expected()
         self.plan.layers_possible = self.layers.may_open(events)
         self._open_step = step, monotonic_ns()
         within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
@@ -109,13 +109,13 @@ class OpRecorder:
             else not wanted or full or open_now.memory != memory or open_now.shapes != self._shapes(step, elapsed_ns)
         ):
             self.close_window()
-        events = self._events.of_graph()
-        self.step_begins(torch_private.autograd_sequence())
+        events = self.event_count.of_graph()
+        self.event_count.step_begins(torch_private.autograd_sequence())
         if wanted and events > windows.most_events_of_step(dear=False):
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
             return False
-        large = max(events, self._events.seen or 0.0) > windows.most_events_of_step(dear=True)
+        large = max(events, self.event_count.seen or 0.0) > windows.most_events_of_step(dear=True)
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
@@ -129,12 +129,8 @@ class OpRecorder:
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = self.layers.start()
         at_end_of_thread(self.thread_ends)
-        self.step_begins(torch_private.autograd_sequence())  # behind nodes of ours
+        self.event_count.step_begins(torch_private.autograd_sequence())  # behind nodes of ours
         self._alarm.set()
-
-    def step_begins(self, sequence: int) -> None:
-        """A step begins when so many autograd nodes have been made."""
-        self._events.step_begins(sequence)
 
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""
@@ -155,7 +151,7 @@ class OpRecorder:
         window = self._window
         if window is None or window.nodes_alone or not window.is_of_this_thread():
             return False
-        events, to_come = self._events.so_far(), self._events.to_come()
+        events, to_come = self.event_count.so_far(), self.event_count.to_come()
         if self._parts.open is not None:
             if events - to_come >= windows.MOST_EVENTS_PER_PART:
                 self._end_part()
@@ -163,7 +159,7 @@ class OpRecorder:
         most = windows.most_events_of_step(window.shapes or window.memory)
         if (events < most * windows.TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
             return False
-        self._begin_parts(step, {UPDATE} if self._events.has_passed else {BACKWARD, UPDATE})
+        self._begin_parts(step, {UPDATE} if self.event_count.has_passed else {BACKWARD, UPDATE})
         self._parts.begins(BEGINNING, t0_ns)
         self._end_part()
         return True
@@ -187,10 +183,10 @@ class OpRecorder:
         self._end_part()
         if BACKWARD not in parts.left:
             return
-        nodes = self._events.nodes_of_part
+        nodes = self.event_count.nodes_of_part
         # Nodes that are passed over, or run in another thread, do not tell where the window is full.
         if inputs or not torch_private.begins_on_cpu(roots) or not torch_private.stops_within_backward():
-            large = self._events.nodes_to_pass > nodes
+            large = self.event_count.nodes_to_pass > nodes
             undo = None if large else lambda: None
         else:
             undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
@@ -203,7 +199,7 @@ class OpRecorder:
 
     def after_pass(self) -> None:
         """A backward pass is done, with all the nodes that were made; an update may follow."""
-        self._events.pass_ends()
+        self.event_count.pass_ends()
         parts = self._parts
         if torch_private.in_backward():
             return
@@ -223,7 +219,7 @@ class OpRecorder:
 
     def _begin_parts(self, step: int, wanted: set[str]) -> None:
         """The step that is under way is profiled in parts: windows of its own for what begins in it."""
-        if self._events.too_many_updates():
+        if self.event_count.too_many_updates():
             wanted = wanted - {UPDATE}
         self._parts.begin(step, wanted)
         if BACKWARD in wanted:
@@ -237,7 +233,7 @@ class OpRecorder:
         self._timed(lambda: self._open(False, False, in_pass))
         if not self.recording:
             return
-        self._events.part_begins(with_forward=part == FORWARD)
+        self.event_count.part_begins(with_forward=part == FORWARD)
         parts.begins(part, monotonic_ns())
         if part == UPDATE and parts.updating is not None:  # its own range began before this window
             parts.scope = torch_private.make_call_scope(f"{OPTIMIZER_STEP}{parts.updating}.step")
@@ -277,7 +273,7 @@ class OpRecorder:
         if in_parts:
             self._end_part()
             self._drop_parts()
-        self._events.step_ends()
+        self.event_count.step_ends()
         self._parts.step_ended()
         return in_parts
 
@@ -292,7 +288,7 @@ class OpRecorder:
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
         if self.recording:
-            self._events.step_of_window_ends()
+            self.event_count.step_of_window_ends()
             self._spans.append(span)
             self._stop_noting_sites()
             self._watched(self._memory.after_step)
@@ -423,16 +419,18 @@ class OpRecorder:
             return
         most = windows.most_events_of_step(window.shapes or window.memory)
         if self._parts.open is None:
-            few = (len(self._spans) + 1) * (self._events.seen or windows.MOST_EVENTS) < windows.MOST_EVENTS_PER_PART
+            few = (len(self._spans) + 1) * (self.event_count.seen or windows.MOST_EVENTS) < windows.MOST_EVENTS_PER_PART
             if few and monotonic_ns() - self._open_step[1] < _STILL_USUAL * self.plan.step_ns():  # the training grew
                 self._alarm.allow_more()
                 return
             self._begin_parts(self._open_step[0], set())
             self._parts.begins(BEGINNING, self._open_step[1])
         self._end_part("takes memory as if it were too large")
-        if self._events.caught > most:
-            self._stop_for_good(f"{self._events.caught:,} operators, most of them outside of modules, filled a window")
-        elif self._events.caught < windows.MOST_EVENTS_PER_PART:
+        if self.event_count.caught > most:
+            self._stop_for_good(
+                f"{self.event_count.caught:,} operators, most of them outside of modules, filled a window"
+            )
+        elif self.event_count.caught < windows.MOST_EVENTS_PER_PART:
             self._alarm.allow_more()
 
     def swaps(self) -> None:
@@ -485,7 +483,7 @@ class OpRecorder:
             self._watched(self._memory.open)
         self._spans, self._calls = [], OptimizerCalls()
         self._updates.window_begins()
-        self._events.window_begins()
+        self.event_count.window_begins()
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = torch_private.start_window(shapes, self._cuda, memory, in_pass)
         at_end_of_thread(self.thread_ends)
@@ -533,7 +531,7 @@ class OpRecorder:
         window, parts = self._window, self._parts
         assert window is not None
         raw = self._drop()
-        self._events.window_ends(len(raw))
+        self.event_count.window_ends(len(raw))
         watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
         if abs(offset - self._offset_ns) > _CLOCK_JUMP_NS:
@@ -548,14 +546,14 @@ class OpRecorder:
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):
-            self._events.seen = max(1.0, len(raw) / max(len(self._spans), 1))
+            self.event_count.seen = max(1.0, len(raw) / max(len(self._spans), 1))
             self.bytes_written += self._writer.ops(rows.part)
             self.rows += len(rows.part)
             self.layers.learn(rows.part)
         if parts.open is not None:
             parts.rows += len(rows.part)
             if parts.open == FORWARD:
-                self._events.learn_from_forward()
+                self.event_count.learn_from_forward()
             return
         if window.shapes or window.memory:
             self.apart.update(span.step for span in self._spans)
@@ -567,7 +565,7 @@ class OpRecorder:
             self._write_sources(LINES_WAIT_NS)
         self.plan.learn(rows.profiles)
         if self._spans:
-            self._events.learn_from_steps()
+            self.event_count.learn_from_steps()
         if window.memory and rows.labelled is not None and self._spans:
             self._watched(lambda: self._write_memory(caught, window.tree, watched, rows))
 

@@ -39,6 +39,12 @@ class Steps(Listener, Protocol):
     def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
         """These steps were as the one before them, and not followed; `sequence` autograd nodes when the last ended."""
 
+    def decides(self, samples: int | None, sequence: int) -> None:
+        """All steps are over that needed no more than a look, and the next one begins.
+
+        `sequence` autograd nodes when the last of them began.
+        """
+
 
 class Repeats:
     """Filter before a session: checks each event first; True where the event needs nothing more."""
@@ -59,6 +65,7 @@ class Repeats:
         self._ended: list[Ended] = []  # that the session has not been told of
         self._flushed_ns = 0
         self._sequence = self._nodes = 0  # autograd nodes when a step last ended, as far as known; that one made
+        self._last_began = 0  # autograd nodes when the last step of those began that may be only looked at
         self._thread: int | None = None
         self.replaying = False  # what is told now happened before
 
@@ -140,7 +147,7 @@ class Repeats:
         self._sequence, self._nodes = made, max(made - self._sequence, 0)
 
     def may_begin(self, steps: int, samples: int | None, flushed_ns: int) -> None:
-        """None of the next steps, the one that begins now included, needs to be followed if it repeats the last.
+        """None of so many steps, the one that begins now included, needs to be followed if it repeats the last.
 
         flushed_ns: when steps were last brought to the disk.
         """
@@ -153,7 +160,8 @@ class Repeats:
         ]
         self.left, self._place, self._samples = steps, 0, samples
         self._flushed_ns = flushed_ns
-        self._sequence, self._thread = torch_private.autograd_sequence(), _thread()
+        self._sequence = self._last_began = torch_private.autograd_sequence()
+        self._thread = _thread()
 
     def leave(self) -> None:
         """Return to following each event, beginning with those of the open step."""
@@ -172,13 +180,22 @@ class Repeats:
         if self.left < 1:  # another thread made an end of it just now
             return
         self._ended.append((now_ns, None if loss is None else torch_private.number_in(loss)))
-        self.left = max(self.left - 1, 0)
-        if not self.left:
-            self._needed = _ALIKE
-            self._boundary.call(self._leave)
-        elif now_ns - self._flushed_ns > FLUSH_EVERY_NS:
+        self.left = left = max(self.left - 1, 0)
+        if not left:
+            self._boundary.call(self._run_out)
+            return
+        if left == 1:
+            self._last_began = torch_private.autograd_sequence()
+        if now_ns - self._flushed_ns > FLUSH_EVERY_NS:
             self._flushed_ns = now_ns
             self._boundary.call(self.tell)
+
+    def _run_out(self) -> None:
+        """Ask what is to be done in the next step: the one that has ended was as those before it, as if followed."""
+        self._needed = _ALIKE
+        self._events, self._about, self._regular = [], [], True
+        self.tell()
+        self._steps.decides(self._samples, self._last_began)
 
     def tell(self) -> None:
         """Report the ended steps to the session."""

@@ -253,9 +253,13 @@ class Session:
             self.profiled = wanted and recorder.recording
             recorder.differs()
         else:
-            self.begin_step()
-            if not self.profiled and self.number > WARMUP_STEPS:
-                recorder.may_repeat(samples, self._log.flushed_ns)
+            self.next_step(samples)
+
+    def next_step(self, samples: int | None) -> None:
+        """The next step begins: it may be profiled, or repeat the last one, which had so many samples."""
+        self.begin_step()
+        if not self.profiled and self.number > WARMUP_STEPS:
+            self._recorder.may_repeat(samples, self._log.flushed_ns)
 
     def join_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> int | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies."""

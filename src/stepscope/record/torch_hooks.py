@@ -154,9 +154,7 @@ class Routes:
         self._repeating: Repeating = repeating or _NoneRepeats()
         self._updates = 0
         self._updating: list[int] = []  # addresses of optimizers that are within an update, the innermost last
-        tell_before = self._update_teller(UPDATE, listener, "before_optimizer")
-        tell_after = self._update_teller(UPDATED, listener, "after_optimizer")
-        self._before_update, self._after_update = self._outermost_updates(tell_before, tell_after)
+        self._before_update, self._after_update = self._outermost_updates()
         self._modules = _ModuleRoute(boundary, listener, self)
 
     @property
@@ -241,20 +239,11 @@ class Routes:
 
     # What follows runs in every step, on cold caches: each event takes as few frames as can be.
 
-    def _update_teller(self, kind: str, listener: Listener, name: str) -> Callable[..., None]:
-        """Return the hook of an update's beginning or end."""
-        boundary, is_next, heard = self._boundary, self._repeating.is_next, getattr(listener, name, _nothing)
-
-        def tell(optimizer: Any) -> None:
-            if not (boundary.open and is_next(kind, optimizer)):
-                boundary.call(heard, optimizer)
-
-        return tell
-
-    def _outermost_updates(self, tell_before: Callable[[Any], None], tell_after: Callable[[Any], None]) -> Any:
+    def _outermost_updates(self) -> Any:
         """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
-
-        boundary = self._boundary
+        boundary, listener, is_next = self._boundary, self._listener, self._repeating.is_next
+        begins = getattr(listener, "before_optimizer", _nothing)
+        ends = getattr(listener, "after_optimizer", _nothing)
 
         def before(optimizer: Any, *_: Any) -> None:
             if _is_compiling():
@@ -265,8 +254,9 @@ class Routes:
                     within = updates_below(sys._getframe(1))
                     self._updating = updating = [key for key in updating if key in within]
                 updating.append(id(optimizer))
-                if updating.count(id(optimizer)) == 1:
-                    tell_before(optimizer)
+                outermost = updating.count(id(optimizer)) == 1
+                if outermost and not (boundary.open and is_next(UPDATE, optimizer)):
+                    boundary.call(begins, optimizer)
             except BaseException as error:
                 boundary.failed(error)
 
@@ -278,7 +268,8 @@ class Routes:
                     self._updating.remove(id(optimizer))
                 if id(optimizer) not in self._updating:
                     self._updates += 1
-                    tell_after(optimizer)
+                    if not (boundary.open and is_next(UPDATED, optimizer)):
+                        boundary.call(ends, optimizer)
             except BaseException as error:
                 boundary.failed(error)
 

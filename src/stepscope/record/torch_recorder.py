@@ -288,7 +288,14 @@ class TorchRecorder:
         self._session.repeated(ended, samples)
         self._finder.repeated([t_ns for t_ns, _ in ended])
         if self._ops is not None:
-            self._ops.step_begins(sequence)
+            self._ops.event_count.step_begins(sequence)
+
+    def decides(self, samples: int | None, sequence: int) -> None:
+        """The next step begins, behind some that were not followed: it may be profiled."""
+        if self._ops is not None:
+            self._ops.event_count.step_begins(sequence)
+            self._ops.event_count.step_ends()
+        self._session.next_step(samples)
 
     # where steps begin, and how large they are
 
