@@ -229,10 +229,9 @@ class Session:
             self.begin()
         recorder = self._recorder
         t0_ns = t1_ns if self.t0_ns is None else self.t0_ns
-        counted = recorder.count_samples()
-        stated, loss = self._stated_samples, recorder.number_in(self._loss)
+        stated = self._stated_samples, self.settings.samples_per_step, recorder.count_samples()
+        samples, loss = next((n for n in stated if n is not None), None), recorder.number_in(self._loss)
         self._stated_samples = self._loss = None
-        samples = next((n for n in (stated, self.settings.samples_per_step, counted) if n is not None), None)
         self.profiled = self.profiled and recorder.recording  # it may have ended within the step
         span = StepSpan(self.number, t0_ns, t1_ns, samples)
         if self.profiled:
@@ -249,8 +248,7 @@ class Session:
             self._log.flushed_ns = 0
         if late:  # the next step began in the past: nothing may be opened or closed in its midst
             self.t0_ns = t1_ns
-            wanted = self.plan.records(self.number, t1_ns - self._began_ns)
-            self.profiled = wanted and recorder.recording
+            self.profiled = self.plan.records(self.number, t1_ns - self._began_ns) and recorder.recording
             recorder.differs()
         else:
             self.next_step(samples)
@@ -334,7 +332,7 @@ class Session:
         if self.number == 0:
             why = self.why_no_steps
             self._safely(lambda: self.note("no-steps", f"no step ended while this run was recorded: {why()}"))
-        if self.number:
+        else:
             self._safely(self._note_remarks)
         self._write_model()
         self._safely(lambda: self.writer.update(clock_end=anchors(), **facts.rank_of_process(), **self._outcome()))
