@@ -194,7 +194,7 @@ def _column(folder: Path, draw: random.Random) -> str:
     path = _any_file(folder, draw, ".parquet")
     try:
         frame = pl.read_parquet(path.read_bytes())
-    except Exception:  # damaged by an earlier mutation
+    except (Exception, pl.exceptions.PanicException):  # damaged by an earlier mutation
         return f"{path.name}: no Parquet any more"
     if not frame.width or not frame.height:
         return f"{path.name}: empty"
@@ -219,7 +219,7 @@ def _column(folder: Path, draw: random.Random) -> str:
     kind = draw.choice(list(changes))
     try:
         changes[kind]().write_parquet(path)
-    except Exception as error:
+    except (Exception, pl.exceptions.PanicException) as error:
         return f"{path.name}: {name} cannot be {kind}: {type(error).__name__}"
     return f"{path.relative_to(folder)}: {name} {kind}{_made_to_fit(folder, path, draw)}"
 
