@@ -17,7 +17,7 @@ from torch import nn
 
 import stepscope
 from stepscope.errors import OutputNotWritable, UsageError
-from stepscope.record import torch_private
+from stepscope.record import kineto, torch_private
 from stepscope.record.facts import status_of
 from stepscope.runfolder import RunReader
 
@@ -203,7 +203,7 @@ def test_a_torch_that_has_lost_the_private_parts_records_steps_without_ops(
     def _raises() -> None:
         raise AttributeError("module 'torch._C._profiler' has no attribute 'ProfilerConfig'")
 
-    monkeypatch.setattr(torch_private, "start_window", gone)
+    monkeypatch.setattr(kineto, "start_window", gone)
     model = nn.Linear(8, 1)
     run = record(simple_loop(model, 5), tmp_path, model)
     assert run.steps.height == 5
@@ -219,7 +219,7 @@ def test_this_torch_still_has_every_private_name_that_is_used() -> None:
     assert callable(torch._C._autograd._clear_callbacks)  # type: ignore[attr-defined]
     assert hasattr(torch._C._profiler, "_RecordFunctionFast")
     assert hasattr(torch.autograd.profiler.profile, "_prepare_trace")
-    window = torch_private.start_window(shapes=True, cuda=False)
+    window = kineto.start_window(shapes=True, cuda=False)
     torch.ones(2).sum()
     event = window.stop()[0]
     for name in ("start_ns", "duration_ns", "sequence_nr", "fwd_thread_id", "scope", "shapes", "concrete_inputs"):
@@ -227,5 +227,5 @@ def test_this_torch_still_has_every_private_name_that_is_used() -> None:
 
 
 def test_nothing_of_the_profilers_own_chatter_reaches_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    torch_private.start_window(shapes=False, cuda=False).stop()
+    kineto.start_window(shapes=False, cuda=False).stop()
     assert capfd.readouterr().err == ""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stepscope
 from stepscope.analysis.run import Run
-from stepscope.record import torch_private
+from stepscope.record import kineto
 from stepscope.record.memory.watch import MemoryWatch
 
 WIDE, DEEP, BATCH = 64, 8, 32
@@ -395,14 +395,14 @@ def test_the_run_says_what_the_allocator_is_and_holds(tmp_path: Path) -> None:
 
 
 def test_a_torch_without_the_event_tree_still_records_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = torch_private.KinetoWindow.stop
+    original = kineto.KinetoWindow.stop
 
-    def without_tree(window: torch_private.KinetoWindow, end_scopes: Callable[[], None]) -> list[Any]:
+    def without_tree(window: kineto.KinetoWindow, end_scopes: Callable[[], None]) -> list[Any]:
         events = original(window, end_scopes)
         window.tree = [object()]
         return events
 
-    monkeypatch.setattr(torch_private.KinetoWindow, "stop", without_tree)
+    monkeypatch.setattr(kineto.KinetoWindow, "stop", without_tree)
     model = two_layers()
     run = measured(simple_loop(model, 4), tmp_path, model)
     assert run.memory_events.is_empty()

@@ -19,7 +19,7 @@ from tests.record.loops import last_step, record, simple_loop
 from torch import nn
 
 import stepscope
-from stepscope.record import torch_private
+from stepscope.record import kineto
 from stepscope.record.ops.events import CLOSING, Names, columns
 from stepscope.record.ops.rows import until_the_close
 from stepscope.record.torch_hooks import _ModuleRoute
@@ -74,7 +74,7 @@ def test_a_training_survives_windows_that_close_inside_a_hundred_open_ranges(
 
 def stopped(left_open: Callable[[], Any]) -> tuple[list[str], tuple[str, ...]]:
     """Names of a window's events and of what outlasted it."""
-    window = torch_private.start_window(shapes=False, cuda=False)
+    window = kineto.start_window(shapes=False, cuda=False)
     torch.ones(2).sum()
     kept = left_open()
     names = Names()
@@ -209,7 +209,7 @@ def test_a_window_opens_and_closes_without_room_for_temporary_files(monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    window = torch_private.start_window(shapes=False, cuda=False)
+    window = kineto.start_window(shapes=False, cuda=False)
     torch.ones(2).sum()
     assert "aten::sum" in [event.name() for event in window.stop()]
     assert not torch._C._autograd._profiler_enabled()

@@ -52,6 +52,39 @@ finally:
     assert other == 0 or os.waitpid(other, 0)[1] == 0
 """
 
+FORKS_WHILE_A_LOCK_IS_HELD = """
+import ctypes, os, signal, sys, threading, time, torch
+library, ours, others = ctypes.CDLL(None), ctypes.c_void_p(8), ctypes.c_void_p(16)
+nothing = ctypes.cast(library.getpid, ctypes.c_void_p)
+for _ in range(100_000):
+    library.__cxa_atexit(nothing, None, others)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+over = threading.Event()
+def hold():  # the C library's lock of what is called at the exit, nearly always
+    while not over.is_set():
+        library.__cxa_finalize(ours)
+thread = threading.Thread(target=hold)
+thread.start()
+time.sleep(0.05)
+for number in range(8):
+    child = os.fork()
+    if child == 0:
+        os._exit(number)
+    waited_since = time.monotonic()
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > waited_since + float(sys.argv[1]):
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    print(ended[1] >> 8 if ended[1] & 127 == 0 else "killed")
+over.set()
+thread.join()
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
@@ -84,6 +117,15 @@ def test_a_script_from_stdin_is_run_as_python_runs_it(script: Path, tmp_path: Pa
     (run,) = (tmp_path / "runs").iterdir()
     assert RunReader(run).steps.height == 8
     assert RunReader(run).meta["workload"]["name"] == "stdin"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's lock")
+def test_a_child_that_is_forked_while_a_thread_holds_the_lock_of_exit_functions_leaves(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FORKS_WHILE_A_LOCK_IS_HELD)
+    words = [sys.executable, "-W", "ignore", "-m", "stepscope", "run", "-q", "--no-ceilings"]
+    words += ["--out", str(tmp_path / "runs"), "train.py", "--", str(HANG_S / 4)]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=HANG_S, check=True, text=True)
+    assert ended.stdout.split() == [str(number) for number in range(8)]
 
 
 def test_the_batch_size_can_be_said_instead(script: Path, tmp_path: Path) -> None:

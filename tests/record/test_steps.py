@@ -20,10 +20,11 @@ from torch import nn
 import stepscope
 from stepscope import Run
 from stepscope.record.gradient_threads import Trainers
+from stepscope.record.kineto import runs_elsewhere, start_window
 from stepscope.record.optimizers import CopiesMove, Identities, OneModel, OptimizerNumbers
 from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import Gaps, StepFinder
-from stepscope.record.torch_private import first_bytes, runs_elsewhere, start_window
+from stepscope.record.torch_private import first_bytes
 from stepscope.record.update_rounds import ROUNDS, Fingerprint, ManualRounds, OptimizerRounds
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from stepscope.clock import monotonic_ns
-from stepscope.record import torch_private
+from stepscope.record import kineto, torch_private
 from stepscope.record.boundary import Boundary
 from stepscope.record.ops.events import Names, columns
 from stepscope.record.torch_hooks import CallTimes, Routes, Scope
@@ -53,7 +53,7 @@ def measure_event_cost() -> EventCost:
 
     bare_scope, bare_call, bare_inner, bare_op = (per_call_ns(f) for f in (enter_and_leave, call, nothing, transposed))
     began_ns = monotonic_ns()
-    window = torch_private.start_window(shapes=False, cuda=False)
+    window = kineto.start_window(shapes=False, cuda=False)
     started_ns = monotonic_ns()
     try:
         per_call_ns(enter_and_leave)

@@ -18,7 +18,7 @@ import torch
 
 from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
-from stepscope.record import torch_private
+from stepscope.record import kineto, torch_private
 from stepscope.record.event_cost import per_call_ns, trial_call
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
@@ -154,17 +154,17 @@ class LayerRecorder:
         thread, phase = part.columns["thread"], part.columns["phase"]
         here = bool((thread == thread[0]).all()) and bool((phase == PHASES.index("forward")).any())
         alone = here and not (phase == PHASES.index(COMMUNICATION)).any()
-        self._apart = torch_private.TIMES_NODES_ALONE and alone
+        self._apart = kineto.TIMES_NODES_ALONE and alone
 
     def may_open(self, events_per_step: float) -> bool:
         """Return whether the next steps can be timed so; they have at most as many events as one that is profiled."""
         return self._apart and events_per_step <= MOST_EVENTS and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
-    def start(self) -> torch_private.KinetoWindow:
+    def start(self) -> kineto.KinetoWindow:
         """Begin; the first time, measure what it costs, half before and half within."""
         trial = LayerTrial() if self.cost is None else None
         times = LayerTimes(self._index)
-        window = torch_private.start_window(shapes=False, cuda=False, nodes_alone=True)
+        window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
         try:
             if trial is not None:
                 self.cost = trial.within()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
-from stepscope.record import torch_private, windows
+from stepscope.record import kineto, torch_private, windows
 from stepscope.record.boundary import Undisturbed, is_ours
 from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.gradient_threads import at_end_of_thread
@@ -57,7 +57,7 @@ class OpRecorder:
         self._alarm = RamAlarm(guarded(self._is_full))
         self._open_step = 0, 0  # its number and beginning
         self._names, self._book = Names(), ShapeBook()
-        self._window: torch_private.KinetoWindow | None = None
+        self._window: kineto.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
         self._memory, self.memory_book = memory, MemoryBook()
@@ -185,7 +185,7 @@ class OpRecorder:
             return
         nodes = self.event_count.nodes_of_part
         # Nodes that are passed over, or run in another thread, do not tell where the window is full.
-        if inputs or not torch_private.begins_on_cpu(roots) or not torch_private.stops_within_backward():
+        if inputs or not torch_private.begins_on_cpu(roots) or not kineto.stops_within_backward():
             large = self.event_count.nodes_to_pass > nodes
             undo = None if large else lambda: None
         else:
@@ -390,7 +390,7 @@ class OpRecorder:
     def forget(self) -> None:
         """Drop the window in a forked child: it is the parent's, and no call into the profiler is safe."""
         if self._window is not None:
-            torch_private.forget_callbacks()
+            kineto.forget_callbacks()
         self._window, self.layers.open, self._stopped = None, None, True
         self._drop_parts()
 
@@ -401,7 +401,7 @@ class OpRecorder:
         if self._window is None:
             self._routes.profile_calls(False)
             return
-        torch_private.end_without_destructors()  # should that thread never step again
+        kineto.end_without_destructors()  # should that thread never step again
         windows.when_an_optimizer_steps(self._drop_unwritten)
 
     def _drop_unwritten(self) -> bool:
@@ -485,7 +485,7 @@ class OpRecorder:
         self._updates.window_begins()
         self.event_count.window_begins()
         self._offset_ns = unix_minus_monotonic_ns()
-        self._window = torch_private.start_window(shapes, self._cuda, memory, in_pass)
+        self._window = kineto.start_window(shapes, self._cuda, memory, in_pass)
         at_end_of_thread(self.thread_ends)
         self._routes.profile_calls(True)
         self._note_sites()
@@ -506,7 +506,7 @@ class OpRecorder:
         finally:
             try:
                 raw = window.stop(self._end_scopes)
-            except torch_private.Overtaken:
+            except kineto.Overtaken:
                 self._window, self.layers.open = window, layers
                 raise
         return raw

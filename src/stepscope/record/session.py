@@ -382,9 +382,9 @@ SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`
 
 
 def _in_child() -> None:
-    torch_private: Any = sys.modules.get("stepscope.record.torch_private")
-    if torch_private is not None:  # a training with torch
-        torch_private.end_forked_children_early()
+    kineto: Any = sys.modules.get("stepscope.record.kineto")
+    if kineto is not None:  # a training with torch
+        kineto.end_forked_children_early()
     for session in list(SESSIONS):
         with contextlib.suppress(Exception):  # nothing of ours may reach a child of the training's
             session.forked()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stepscope.clock import monotonic_ns
-from stepscope.record import facts, torch_private
+from stepscope.record import facts, kineto, torch_private
 from stepscope.record.framework import Ended, TrainingSession
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.memory.watch import MemoryWatch
@@ -64,7 +64,7 @@ class TorchRecorder:
             self._boundary.call(self._book.add_root, model, name)
         self._leaving.callback(self.routes.remove)
         self.routes.install()
-        self._leaving.callback(torch_private.before_other_profilers(self._boundary.guarded(self._other_profiler)))
+        self._leaving.callback(kineto.before_other_profilers(self._boundary.guarded(self._other_profiler)))
 
     @property
     def knows_models(self) -> bool:
@@ -320,7 +320,7 @@ class TorchRecorder:
     def _joined(self, first_ns: int, ends_ns: tuple[int, ...]) -> bool:
         """What had been taken for steps since then were others, or none: profiles of them are of none."""
         session = self._session
-        if self._ops is None or torch_private.in_backward() or torch_private.runs_elsewhere():
+        if self._ops is None or torch_private.in_backward() or kineto.runs_elsewhere():
             return False
         if (step := session.join_steps(first_ns, ends_ns)) is None:
             return False
@@ -400,7 +400,7 @@ class TorchRecorder:
             try:
                 self._ops.abandon_window(why)
             finally:  # a fault of that, too
-                torch_private.end_what_runs()
+                kineto.end_what_runs()
 
     def forks(self) -> None:
         """Note that this process has forked."""

@@ -172,7 +172,7 @@ def peak_of(action: Callable[[], Any]) -> int | None:
         action()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    from stepscope.record.torch_private import without_usdt_lines
+    from stepscope.record.kineto import without_usdt_lines
 
     with (
         without_usdt_lines(),

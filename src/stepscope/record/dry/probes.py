@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
-from stepscope.record import torch_private
+from stepscope.record import kineto
 from stepscope.record.dry.storage_log import Hidden, Rule
 from stepscope.record.dry.unruled import bytes_of, kind_of
 from stepscope.record.dry.workspaces import Probed, order_of, signature
@@ -175,7 +175,7 @@ def workspace_bytes(call: Call, samples: int) -> int:
     args, kwargs = tree_map(made, call.args), tree_map(made, dict(call.kwargs))
     with torch.no_grad():
         call.func(*args, **kwargs)  # the first call also makes the primitive
-        with torch_private.without_usdt_lines(), _memory_profile() as profiler:
+        with kineto.without_usdt_lines(), _memory_profile() as profiler:
             out = call.func(*args, **kwargs)
     events = profiler.profiler.kineto_results.events()
     now = most = 0

@@ -361,7 +361,7 @@ def _categorise(storage: Storage, mark: Mark) -> None:
         storage.shape = mark.shape
 
 
-# The flat Kineto events have sizes but no addresses; the tree has both (torch._C._profiler, see torch_private).
+# The flat Kineto events have sizes but no addresses; the tree has both (torch._C._profiler, see kineto.py).
 
 Shape = tuple[int, ...]
 
