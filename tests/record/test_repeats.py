@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,31 @@ def test_of_steps_that_repeat_only_profiled_ones_are_followed(
     run = RunReader(scope.path).steps
     assert run.filter(run["recorded"])["step"].to_list() == [0, 20, 40, 60, 80]
     assert [step for step, profiled in followed if step > 10] == [20, 40, 60, 80]
+
+
+@pytest.mark.usefixtures("no_sampler")
+def test_no_step_is_decided_on_once_recording_has_stopped_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[int] = []
+    decides = TorchRecorder.decides
+
+    def noted(self: TorchRecorder, samples: int | None, sequence: int) -> None:
+        decided.append(self._session.number)
+        decides(self, samples, sequence)
+
+    monkeypatch.setattr(TorchRecorder, "decides", noted)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with stepscope.profile(model, out=tmp_path) as scope:
+        for step in range(500):
+            with torch.profiler.profile() if step == 20 else contextlib.nullcontext():
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+            scope.step()
+    assert "recording-stopped" in [event["kind"] for event in RunReader(scope.path).events]
+    assert RunReader(scope.path).steps.height == 500
+    assert 0 < len([step for step in decided if step > 20]) < 10
 
 
 @pytest.mark.usefixtures("no_sampler")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 
 import torch
+from tests.patience import until
 
 from stepscope.record.gradient_threads import Trainers
 
@@ -36,6 +38,22 @@ def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> N
     assert trainers.others()
     end()
     assert not trainers.others()
+
+
+def test_a_thread_that_the_module_threading_knows_nothing_of_counts_until_it_has_ended() -> None:
+    trainers, done, may_end = Trainers(), threading.Event(), threading.Event()
+    trainers.computes()
+
+    def run() -> None:
+        trainers.computes()
+        done.set()
+        may_end.wait()
+
+    _thread.start_new_thread(run, ())
+    done.wait()
+    assert trainers.others()
+    may_end.set()
+    until(lambda: not trainers.others())
 
 
 def test_a_thread_that_has_the_number_of_one_that_ended_counts_as_that_one() -> None:

@@ -7,6 +7,7 @@ tensor that is being replaced, and ends the process.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 
@@ -33,8 +34,7 @@ class Trainers:
         """
         if self._threads <= {threading.get_ident()}:
             return False
-        alive = {thread.ident for thread in threading.enumerate() if thread.ident is not None}
-        return not self._threads & alive <= {threading.get_ident()}
+        return not self._threads & sys._current_frames().keys() <= {threading.get_ident()}  # `_thread`'s among them
 
 
 class _AtEndOfThread:

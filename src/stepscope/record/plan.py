@@ -48,7 +48,7 @@ _MOST_MISSED = 5
 _NEGLIGIBLE = 0.01  # ops that together take less than this share of the step need no better median
 _CHECK_EVERY = 5
 _LENGTHS = 50  # of steps that are kept
-_LOOK_AHEAD = 200  # steps
+LOOK_AHEAD = 200  # steps that may go by before the plan is asked again
 _EVENT_WITHIN_NS = 400  # that an event adds to its step, until profiled steps tell
 _SHAPES_COST = 3  # times as much to profile a step with the shapes of its tensors
 _MEMORY_NS = 5_000_000  # to list the live tensors before a window
@@ -132,7 +132,7 @@ class Plan:
         if self.choice.adaptive:
             asked_for = self._wanted or self.times_layers  # and may be profiled in parts
             return 0 if self._left or self._layers_left or asked_for else self._wait + 1
-        return next((ahead for ahead in range(1, _LOOK_AHEAD) if self.choice.records(step + ahead)), _LOOK_AHEAD)
+        return next((ahead for ahead in range(1, LOOK_AHEAD) if self.choice.records(step + ahead)), LOOK_AHEAD)
 
     def waited(self, lengths_ns: list[int]) -> None:
         """Steps of these lengths have ended, unprofiled and without being asked about."""

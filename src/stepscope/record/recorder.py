@@ -65,7 +65,7 @@ class OpRecorder:
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted, self._lines = True, LinesToFind()
         self.event_count = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
-        self._stopped = False
+        self.stopped = False
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
@@ -96,13 +96,13 @@ class OpRecorder:
         within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
         if within and self._window is None and self.plan.choice.name != "none":
             self._parts.step_within_backward(step, self._note)
-        wanted = not self._stopped and not within and (again or self.plan.records(step, elapsed_ns))
+        wanted = not self.stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
         full = (len(self._spans) + 1) * self.plan.events_per_step > windows.MOST_EVENTS
         memory = wanted and self._with_memory
         open_now = None if within else self._window
-        layers = self.plan.times_layers and not (wanted or within or self._stopped or self._parts)
+        layers = self.plan.times_layers and not (wanted or within or self.stopped or self._parts)
         if open_now is not None and (
             layers != open_now.nodes_alone
             if layers or open_now.nodes_alone
@@ -228,7 +228,7 @@ class OpRecorder:
 
     def _open_part(self, part: str, in_pass: bool = False) -> None:
         parts = self._parts
-        if part not in parts.left or self._window is not None or self._stopped or torch_private.in_backward():
+        if part not in parts.left or self._window is not None or self.stopped or torch_private.in_backward():
             return
         self._timed(lambda: self._open(False, False, in_pass))
         if not self.recording:
@@ -345,7 +345,7 @@ class OpRecorder:
             self._parts.ends()
         elif self._window is not None and self._window.overtaken:
             self._timed(self._leave_overtaken)
-        elif self._window is not None and not self._stopped:
+        elif self._window is not None and not self.stopped:
             self._stop_for_good("a step ended in another thread than it began in")
 
     def abandon_window(self, why: str) -> None:
@@ -371,7 +371,7 @@ class OpRecorder:
         window = self._window
         if window is None or not window.is_of_this_thread():
             return window is None
-        self._stopped = True
+        self.stopped = True
         self._alarm.clear()
         self._memory.close()
         if gone := window.leave(self._end_scopes):
@@ -382,7 +382,7 @@ class OpRecorder:
     def thread_ends(self) -> None:
         """A thread that trained ends: a profile of its own would outlive it, and crash the process at its end."""
         if self._is_open:
-            self._stopped = True
+            self.stopped = True
             self.abandon_window("the thread that trained has ended")
         else:
             self._leave_overtaken()
@@ -391,7 +391,7 @@ class OpRecorder:
         """Drop the window in a forked child: it is the parent's, and no call into the profiler is safe."""
         if self._window is not None:
             kineto.forget_callbacks()
-        self._window, self.layers.open, self._stopped = None, None, True
+        self._window, self.layers.open, self.stopped = None, None, True
         self._drop_parts()
 
     def close(self) -> None:
@@ -448,7 +448,7 @@ class OpRecorder:
 
     def give_way(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
-        if not self._stopped:
+        if not self.stopped:
             self._stop_for_good("the training started a torch profiler of its own")
             self.close_window()
 
@@ -492,7 +492,7 @@ class OpRecorder:
         self._alarm.set()
 
     def _stop_for_good(self, why: str) -> None:
-        self._stopped = True
+        self.stopped = True
         self._note("recording-stopped", f"{why}: ops are recorded up to here")
 
     def _drop(self) -> list[Any]:
@@ -591,7 +591,7 @@ class OpRecorder:
         self._routes.profile_calls(False)
         self._memory.close()
         if not isinstance(error, OSError):
-            self._stopped = True
+            self.stopped = True
         if self._is_open:  # it failed between start and stop
             with Undisturbed(), contextlib.suppress(Exception):
                 self._drop()

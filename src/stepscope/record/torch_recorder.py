@@ -21,6 +21,7 @@ from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
 from stepscope.record.ops.modules import Models, ModuleBook, named_models
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.source_lines import CallSites
+from stepscope.record.plan import LOOK_AHEAD
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeats import Repeats
 from stepscope.record.sample_count import BatchWitness
@@ -153,8 +154,9 @@ class TorchRecorder:
     def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
         """Unprofiled steps that repeat the last one need no more than a look, as many as the plan says."""
         if self._finder.repeats:
-            session = self._session
-            self._repeats.may_begin(session.plan.steps_unprofiled(session.number), samples, flushed_ns)
+            session, is_over = self._session, self._ops is None or self._ops.stopped
+            steps = LOOK_AHEAD if is_over else session.plan.steps_unprofiled(session.number)
+            self._repeats.may_begin(steps, samples, flushed_ns)
 
     def close_window(self) -> None:
         """End the open window and write it."""
