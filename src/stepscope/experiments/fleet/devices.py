@@ -16,6 +16,7 @@ from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, admit
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
 from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import AGENT, running_pid, start_process, stop_process
+from stepscope.experiments.fleet.protocol import within
 from stepscope.liveness import identity, is_running
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import parse
@@ -96,7 +97,7 @@ async def _device_states(where: SchedulerAddress, patience_s: float) -> list[Dev
 
         async def state_of(device: Device) -> DeviceState:
             try:
-                return DeviceState(device, await asyncio.wait_for(gatherer.meet(device), patience_s))
+                return DeviceState(device, await within(gatherer.meet(device), patience_s))
             except asyncio.TimeoutError:
                 return DeviceState(device, None)
             except Exception as error:  # whatever a device answers, the others are shown
@@ -167,7 +168,7 @@ async def send_orders(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:
     command = [host.python, "-m", AGENT]
     text = json.dumps(orders)
     try:
-        code, printed, said = await asyncio.wait_for(
+        code, printed, said = await within(
             _run_here(command, text) if host.local else _run_over_ssh(host, command, text), _HOST_WITHIN_S
         )
     except asyncio.TimeoutError:

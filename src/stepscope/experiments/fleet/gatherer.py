@@ -17,7 +17,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import FleetError, RunDamaged
 from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, NotAdmitted, signed_by
 from stepscope.experiments.fleet.hosts import SchedulerAddress
-from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, checked, open_link
+from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, checked, open_link, within
 from stepscope.experiments.fleet.worker import Piece, clock_ns
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import FileName, Row, Within
@@ -134,7 +134,7 @@ class Gatherer:
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._link.send({"id": number, **head}, body)
-            return await asyncio.wait_for(answer, within_s)
+            return await within(answer, within_s)
         except ConnectionError as error:
             raise SchedulerLost("the scheduler has gone away") from error
         finally:

@@ -16,9 +16,9 @@ import contextlib
 import json
 import ssl
 import struct
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from stepscope.errors import FleetError
@@ -38,6 +38,7 @@ _HEAD = {
     "ping_s": float,
 }
 Head = dict[str, Any]
+_Result = TypeVar("_Result")
 
 
 class BadMessage(Exception):
@@ -46,6 +47,23 @@ class BadMessage(Exception):
 
 class FleetUnreachable(FleetError):
     """The scheduler of the fleet does not answer, or not to us."""
+
+
+async def within(awaitable: Awaitable[_Result], seconds: float | None) -> _Result:
+    """Return what is awaited, or raise asyncio.TimeoutError after so many seconds (null: never).
+
+    Unlike asyncio.wait_for before Python 3.12, which drops a cancellation that comes in the moment of the result: who
+    has cancelled such a task then waits for ever for its end.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if task.cancelled():
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 class Link:
@@ -58,7 +76,10 @@ class Link:
     @property
     def certificate(self) -> bytes:
         """The certificate that the peer has shown (DER)."""
-        found: bytes | None = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        try:
+            found: bytes | None = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        except AttributeError as error:  # asyncio has taken the connection apart
+            raise ConnectionResetError("the peer is gone") from error
         if found is None:
             raise BadMessage("a peer without a certificate")
         return found
@@ -69,7 +90,7 @@ class Link:
         async with self._sending:
             self._writer.writelines([_SIZES.pack(len(text), len(body)), text, body])
             try:
-                await asyncio.wait_for(self._writer.drain(), _STALL_S)
+                await within(self._writer.drain(), _STALL_S)
             except (OSError, asyncio.TimeoutError) as error:
                 self.close()
                 raise ConnectionResetError("the peer takes no message") from error
@@ -77,11 +98,11 @@ class Link:
     async def receive(self, idle_s: float | None = None) -> tuple[Head, bytes]:
         """Return the next message; ConnectionError where there is none (within idle_s), BadMessage where it is bad."""
         try:
-            sizes = await asyncio.wait_for(self._reader.readexactly(_SIZES.size), idle_s)
+            sizes = await within(self._reader.readexactly(_SIZES.size), idle_s)
             head_bytes, body_bytes = _SIZES.unpack(sizes)
             if head_bytes > MOST_HEAD_BYTES or body_bytes > MOST_BODY_BYTES:
                 raise BadMessage(f"a message of {head_bytes + body_bytes:,} bytes")
-            content = await asyncio.wait_for(self._reader.readexactly(head_bytes + body_bytes), _STALL_S)
+            content = await within(self._reader.readexactly(head_bytes + body_bytes), _STALL_S)
             head, dropped = parse(content[:head_bytes], _HEAD)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             raise ConnectionResetError("the peer is gone, or slow") from error
@@ -99,7 +120,7 @@ class Link:
         """End the connection, and wait until it is."""
         self._writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+            await within(self._writer.wait_closed(), 1.0)
 
 
 async def open_link(url: str, tls: Path) -> tuple[Link, Head]:
@@ -107,7 +128,7 @@ async def open_link(url: str, tls: Path) -> tuple[Link, Head]:
     parts, context = urlsplit(url), tls_context(tls)
     try:
         opened = asyncio.open_connection(parts.hostname, parts.port, ssl=context, server_hostname=SCHEDULER)
-        link = Link(*await asyncio.wait_for(opened, _TRY_S))
+        link = Link(*await within(opened, _TRY_S))
     except (OSError, asyncio.TimeoutError) as error:
         raise _unreachable(url, error) from error
     try:

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import signal
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +86,7 @@ class _Device:
     current: _Order | None = None
     number: int = 0  # of the order that it is at, as the device knows it
     answer: asyncio.Future[tuple[bool, bytes]] | None = None
-    pinged_s: float | None = None
+    unanswered: int | None = None  # how often it was looked for the answer to the last ping; null: it is there
 
 
 class Scheduler:
@@ -160,8 +159,8 @@ class Scheduler:
     async def _hear(self, device: _Device) -> None:
         while True:
             head, body = await device.link.receive()
-            if head.get("pong") and device.pinged_s is not None:
-                device.pinged_s = None
+            if head.get("pong") and device.unanswered is not None:
+                device.unanswered = None
             elif device.answer is not None and head.get("id") == device.number and isinstance(head.get("ok"), bool):
                 device.answer.set_result((head["ok"], body))
                 device.answer = None
@@ -186,10 +185,12 @@ class Scheduler:
             await asyncio.sleep(self._ping_s)
             if admitted(self._tls, device.link.certificate) != device.holder:
                 raise NotAdmitted(f"{device.holder.name} has another certificate now")
-            if device.pinged_s is None:
-                device.pinged_s = time.monotonic()
+            if device.unanswered is None:
+                device.unanswered = 0
                 await device.link.send({"ping": True})
-            elif time.monotonic() - device.pinged_s > self._forget_after_s:
+                continue
+            device.unanswered += 1  # and not by the clock: time in which this process did not listen is no silence
+            if device.unanswered * self._ping_s > self._forget_after_s:
                 raise ConnectionResetError(f"{device.holder.name} is silent")
 
     async def _serve_gatherer(self, link: Link, _: Identity) -> None:

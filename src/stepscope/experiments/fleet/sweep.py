@@ -36,7 +36,7 @@ from stepscope.experiments.fleet.gatherer import (
     connect,
 )
 from stepscope.experiments.fleet.hosts import SchedulerAddress, check_name
-from stepscope.experiments.fleet.protocol import FleetUnreachable
+from stepscope.experiments.fleet.protocol import FleetUnreachable, within
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import LONGEST_COOLING_S, chosen_entries, sweep_grid, sweep_plan
@@ -241,7 +241,7 @@ class _FleetRunner:
         offered_bytes = sum(file["size_bytes"] for file in ended["files"])
         within_s = _GATHERED_WITHIN_S + offered_bytes / _LEAST_BYTES_PER_S
         try:
-            await asyncio.wait_for(gather_run(board.sweep, where, ended["files"], fetch), within_s)
+            await within(gather_run(board.sweep, where, ended["files"], fetch), within_s)
         except asyncio.TimeoutError as error:
             raise DeviceUnfit(f"{device.name}: its files did not come within {within_s:.0f} s") from error
         signatures = board.sweep.path / "signatures"

@@ -27,7 +27,7 @@ from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.process import disk_was_full, run_child
 from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
-from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link
+from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link, within
 from stepscope.experiments.suite.plan import Rules, cool_down
 from stepscope.files import read_object, replace_json, sync
 
@@ -68,7 +68,7 @@ async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
             publish_state(folder, {"error": str(error)})
             wait_s = min(2 * wait_s, _AGAIN_MOST_S)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(end.wait(), wait_s)
+            await within(end.wait(), wait_s)
     watch.cancel()
 
 
