@@ -275,6 +275,17 @@ def test_control_characters_in_channels_and_in_packed_names_do_not_reach_a_chart
     assert "\x00" not in stepscope.text(run)
 
 
+@pytest.mark.parametrize("text", ["\x00", "a\x1b[2Jb", "\ud800", "a\nb", "\u2028"])
+def test_the_name_of_a_sensor_is_one_line_that_a_table_can_hold(run: Path, tmp_path: Path, text: str) -> None:
+    channels = json.loads((run / "channels.json").read_text())
+    channels["channels"][0]["sensor"] = text
+    (run / "channels.json").write_text(json.dumps(channels), encoding="utf-8")
+    opened = RunReader(run)
+    assert text not in [channel["sensor"] for channel in opened.channels]
+    assert opened.damaged == ["channels.json: channels[0]", "channels.json: channels[0].sensor"]
+    assert stepscope.export(run, "parquet", tmp_path / "out")
+
+
 def test_a_sensor_cannot_name_a_file_outside_its_folder(run: Path) -> None:
     channels = json.loads((run / "channels.json").read_text())
     channels["channels"][0]["sensor"] = "../../../../etc/passwd"

@@ -257,13 +257,16 @@ def _of_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: i
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and shape.least <= value <= shape.most else _DROPPED
     if shape is FileName:
-        return value if isinstance(value, str) and _FILE_NAME.fullmatch(value) else _DROPPED
+        return value if _is_name(value, _FILE_NAME) else _DROPPED
     if shape is RunName:
-        plain = isinstance(value, str) and value.isprintable() and _RUN_NAME.fullmatch(value)
-        return value if plain else _DROPPED
+        return value if _is_name(value, _RUN_NAME) else _DROPPED
     if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
         return _DROPPED
     return _plain(value, where, dropped, depth)
+
+
+def _is_name(value: Any, form: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and value.isprintable() and form.fullmatch(value) is not None
 
 
 def _fields(
