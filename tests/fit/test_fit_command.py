@@ -113,6 +113,17 @@ def test_a_script_is_followed_to_its_second_step_on_fake_tensors(capsys: pytest.
     assert found["largest_batch"] is None
 
 
+def test_losses_that_a_script_prints_while_it_is_followed_are_said_to_be_made_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fit", "train.py", "--memory", "8GB", "--", "640"]) == 0
+    shown = capsys.readouterr()
+    first, second, *_ = shown.err.splitlines()
+    assert "made up" in first
+    assert second.startswith("loss ")
+    assert second not in shown.out
+
+
 def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     line = "inputs = torch.randn(32, 20)"
     Path("numpy_inside.py").write_text(SCRIPT.replace(line, f"{line}\n    torch.randn(3).unique()"))

@@ -228,6 +228,7 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
             return measured_environment(request.malloc, imports)
 
     here = None if request.board is not None else environment
+    typer.echo(f"{request.target} is followed on tensors without numbers: losses it prints now are made up", err=True)
     return predict_script_fit(request.target, arguments, limit, request.malloc, here)
 
 
