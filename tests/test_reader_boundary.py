@@ -183,6 +183,17 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(run: Path, name: 
             assert stepscope.text(run)
 
 
+@pytest.mark.parametrize("linked", ["ranks", "ranks/1"])
+def test_a_link_in_the_place_of_a_part_is_no_part(run: Path, linked: str) -> None:
+    part = RunWriter.rank(run, 1).path
+    assert [folder.name for folder in RunReader(run).part_folders] == ["1"]
+    outside = run.parent.parent / "outside"
+    (run / linked).rename(outside)
+    (run / linked).symlink_to(outside)
+    assert part.exists()
+    assert RunReader(run).part_folders == []
+
+
 @pytest.mark.parametrize("name", ["device.json", "samples", "ops"])
 def test_a_link_in_a_run_folder_leads_nowhere(run: Path, name: str) -> None:
     outside = run.parent.parent / "outside" / name

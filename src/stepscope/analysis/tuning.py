@@ -16,7 +16,8 @@ import polars as pl
 
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
-from stepscope.files import read_object
+from stepscope.privacy import cleaned, redacted_texts, withheld
+from stepscope.runfolder.validation import Row, parse, read_regular
 from stepscope.units import percent
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _what_to_change(run: Run) -> WhatToChange:
     if found is not None:
         rows = {table["name"]: table for table in found["tables"]}
         tables = tuple(_table(rows[name]) for name in _TABLES if name in rows)
-        return WhatToChange(str(found["answer"]), str(found["command"]), tables)
+        return WhatToChange(found["answer"], found["command"], tables)
     if run.framework != "torch":
         return WhatToChange("`stepscope tune` changes trainings with torch: none of what it tries applies here.", "")
     untried = tuple(_possible(run))
@@ -70,16 +71,15 @@ def _what_to_change(run: Run) -> WhatToChange:
 
 
 def _table(kept: Mapping[str, Any]) -> ResultTable:
-    rows = tuple(tuple(row) for row in kept["rows"])
-    return ResultTable(kept["name"], kept["title"], tuple(kept["columns"]), rows, kept.get("note", ""))
+    return ResultTable(kept["name"], kept["title"], tuple(kept["columns"]), tuple(kept["rows"]), kept.get("note") or "")
 
 
 def _gain(run: Run) -> str:
     """Return the answer of the newest what-if experiment, where it surely saw the step wait for a part."""
     found = _findings(run, "what-if")
-    tables = () if found is None else found["tables"]
-    parts = (pl.DataFrame(t["rows"], t["columns"], orient="row") for t in tables if t["name"] == "what-if")
-    sure = any(bool((table["low %"] > 0).any()) for table in parts)
+    tables = () if found is None else [_table(table) for table in found["tables"] if table["name"] == "what-if"]
+    lows = [row[table.columns.index("low %")] for table in tables if "low %" in table.columns for row in table.rows]
+    sure = any(isinstance(low, int | float) and low > 0 for low in lows)
     return f"Measured by delays: {found['answer']}" if found is not None and sure else ""
 
 
@@ -94,9 +94,40 @@ def _findings(run: Run, study: str) -> dict[str, Any] | None:
     return None
 
 
+_MOST_BYTES, _MOST_ROWS = 16_000_000, 1000
+_TABLE = {**dict.fromkeys(("name", "title", "note"), str), "columns": [str], "rows": [[None]]}
+_FINDINGS = {
+    **dict.fromkeys(("study", "answer", "command"), str),
+    "device": None,
+    "settings": {"target": str, "arguments": [str]},
+    "tables": [Row(_TABLE, ("name", "title", "columns", "rows"))],
+}
+
+
 def _read(path: Path, study: str) -> dict[str, Any] | None:
-    found = read_object(path)
-    return found if found.get("study") == study and isinstance(found.get("tables"), list) else None
+    """Return findings as far as they can be, whoever wrote them; None where they are none of this study."""
+    try:
+        if path.parent.is_symlink():
+            raise OSError(f"'{path.parent}' is a link")
+        found, _ = parse(read_regular(path, _MOST_BYTES), Row(_FINDINGS, ("study", "answer", "tables")))
+    except (OSError, ValueError):
+        return None
+    if found is None or found["study"] != study:
+        return None
+    found = cleaned(redacted_texts(found))
+    for table in found["tables"]:
+        rows = [tuple(row) for row in table["rows"][:_MOST_ROWS] if len(row) == len(table["columns"])]
+        table["rows"] = [row for row in rows if not any(isinstance(cell, list | dict) for cell in row)]
+    return {**found, "command": "" if "argv" in withheld() else _plain_command(found.get("command") or "")}
+
+
+def _plain_command(text: str) -> str:
+    """Return a line that runs stepscope tune and nothing else, to be pasted; empty where it is another."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ""
+    return text if words[:2] == ["stepscope", "tune"] and shlex.join(words) == text and text.isprintable() else ""
 
 
 def _same_training(run: Run, found: Mapping[str, Any]) -> bool:

@@ -101,7 +101,8 @@ class RunReader:
     @cached_property
     def part_folders(self) -> list[Path]:
         """Folders of the parts that further processes of a distributed training wrote, in order of their names."""
-        folders = [header.parent for header in (self.path / PARTS).glob("*/run.json")]
+        found = [] if (self.path / PARTS).is_symlink() else (self.path / PARTS).glob("*/run.json")
+        folders = {header.parent for header in found if not header.parent.is_symlink()}
         return sorted(folders, key=lambda path: (len(path.name), path.name))
 
     @cached_property
@@ -547,14 +548,13 @@ _APPENDED = (".rows", ".jsonl")
 _TEXTS = (".json", ".jsonl")
 _MOST_TRIES = 100_000  # to read the parts of a stem: more than there can be
 _FACTS = {*_REPLACED, "events.jsonl"}
-_FOLDERS = ("computed", "ops", "layers", "memory", "samples")
 _TABLES = (".parquet", ".part", ".rows")
 _Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 def _listed(run: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     """Name, size in bytes and time of the last change, ns, of each file that a reader reads, but run.json."""
-    for folder in ("", *_FOLDERS):
+    for folder in ("", *validation.FOLDERS):
         with contextlib.suppress(OSError), os.scandir(run / folder) as entries:
             for entry in entries:
                 read = entry.name.endswith(_TABLES) and entry.name[0] != "." if folder else _is_of_run(entry.name)

@@ -31,7 +31,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\
 _FILE_NAME = re.compile(r"(?!\.)[^/\x00]{1,200}")
 _RUN_NAME = re.compile(rf"(?!\.)[^/\\]{{1,200}}(?:/{PARTS}/\d{{1,9}})?")
 _DROPPED = object()
-_FOLDERS = ("ops", "memory", "samples", "ranks")  # of a run
+FOLDERS = ("computed", "ops", "layers", "memory", "samples")  # of tables, of a run
 
 Shape = Any  # a type, a list of one shape, an object of shapes by key (... is every other key), or one of those below
 
@@ -198,7 +198,7 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
     A link is none either: a folder from elsewhere could name any file of its reader's with it.
     """
-    if path.parent.name in _FOLDERS and path.parent.is_symlink():
+    if path.parent.name in (*FOLDERS, PARTS) and path.parent.is_symlink():
         raise OSError(f"'{path.parent}' is a link")
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(number, "rb") as file:

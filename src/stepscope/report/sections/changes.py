@@ -30,7 +30,8 @@ def build(run: Run) -> Section:
     first = [table for table in found.tables if table.name in _FIRST]
     rest = [table for table in found.tables if table.name not in _FIRST]
     closed = (More("The check at the end, and changes without a certain gain", tuple(_parts(rest))),) if rest else ()
-    shown = (*gain, *_parts(first), *closed, Note("Measured with:"), Command(found.command))
+    command = (Note("Measured with:"), Command(found.command)) if found.command else ()
+    shown = (*gain, *_parts(first), *closed, *command)
     return Section(found.sentence, shown, closed=not first and not gain)
 
 
