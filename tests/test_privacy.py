@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +328,74 @@ def test_a_file_of_any_size_and_name_that_says_a_secret_is_not_pushed(tmp_path: 
     store.push(store.open_place(place), [run])
     assert found_in(place, SECRET) == []
     assert (run / name).exists()
+
+
+def _zipped(text: bytes) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("settings.json", text)
+    return written.getvalue()
+
+
+def _tarred(text: bytes) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        info = tarfile.TarInfo("settings.json")
+        info.size = len(text)
+        archive.addfile(info, io.BytesIO(text))
+    return written.getvalue()
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "notes.zip": _zipped,
+    "model.pt": _zipped,
+    "arrays.npz": _zipped,
+    "all.tar.gz": _tarred,
+    "two.json.gz": lambda text: gzip.compress(b"nothing") + gzip.compress(text),
+    "cut.json.gz": lambda text: gzip.compress(b"nothing" + text[:0])[:-4],
+    "twice.json.gz": lambda text: gzip.compress(gzip.compress(text)),
+    "bomb.json.gz": lambda text: gzip.compress(b" " * (65 << 20) + text),
+    "notes.bz2": bz2.compress,
+    "notes.xz": lzma.compress,
+    "data.parquet": lambda text: b"PAR1\0\xff" + text[::-1],
+    "other/data.parquet": lambda text: b"PAR1\0\xff" + text[::-1],
+    "steps.zip": _zipped,
+    "samples/notes.zip": _zipped,
+    "ranks/1/notes.zip": _zipped,
+    "wide.txt": lambda text: text.decode().encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_what_nobody_can_look_into_is_not_pushed_and_the_rest_is(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, place = fabricate_run(tmp_path / "runs"), tmp_path / "store"
+    RunWriter.rank(run, 1).close("ok")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_bytes(PACKED[name](b'{"password": "Q4711Zabc"}'))
+    (run / "report.html").write_text("<p>nothing</p>")
+    (run / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    (run / "trace.pftrace.gz").write_bytes(gzip.compress(b"\0\xff\0"))
+    for _ in range(2):
+        assert exit_code(["runs", "push", str(run), "--store", str(place)]) == 0
+        assert f"left here, since it could say what is not to leave: {name}" in capsys.readouterr().err
+    there = {path.name for path in place.rglob("*")}
+    assert Path(name).name not in there
+    assert there >= {"report.html", "trace.json.gz", "trace.pftrace.gz", "run.json"}
+    assert (run / name).exists()
+    (pulled,) = store.pull(store.open_place(place), [run.name], tmp_path / "pulled")
+    assert RunReader(pulled).ops.equals(RunReader(run).ops)
+    assert RunReader(pulled).part_folders
+
+
+def test_a_packed_file_that_says_a_secret_is_read_and_nothing_beside_the_run_is_pushed(tmp_path: Path) -> None:
+    run, place = fabricate_run(tmp_path / "runs"), tmp_path / "store"
+    (run / "trace.pftrace.gz").write_bytes(gzip.compress(b"\0" * (9 << 20) + b'"password": "Q4711Zabc"'))
+    (run / "report.html").write_text("<p>nothing</p>")
+    (pushed,) = store.push(store.open_place(place), [run])
+    assert pushed.left == ("report.html", "trace.pftrace.gz")
+    assert not [*place.rglob("*.html"), *place.rglob("*.gz")]
 
 
 @pytest.mark.parametrize("text", [*ARGUMENTS, REASON])

@@ -230,6 +230,15 @@ def _print_pushed(pushed: Pushed) -> None:
     from stepscope.units import bytes_
 
     typer.echo(f"{pushed.id}: {pushed.outcome} ({bytes_(pushed.bytes)})")
+    if pushed.left:
+        from stepscope.runfolder.validation import clean_text
+
+        named = [" ".join(clean_text(name).split()) for name in pushed.left[:_MOST_NAMED]]
+        more = f" and {len(pushed.left) - _MOST_NAMED:,} more" if len(pushed.left) > _MOST_NAMED else ""
+        typer.echo(f"  left here, since it could say what is not to leave: {', '.join(named)}{more}", err=True)
+
+
+_MOST_NAMED = 3  # files
 
 
 def _print_verified(run: Verified) -> None:

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import secrets
 import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from stepscope.errors import OutputNotWritable, RunDamaged, RunError, RunNotFound, StoreError, UsageError
-from stepscope.files import read_json, replaced, sealed, sync
-from stepscope.liveness import identity, is_running
-from stepscope.privacy import (
-    cleaned,
-    cleaned_fields,
-    redacted_sources,
-    redacted_texts,
-    says_secret,
-    withheld,
-    without_secrets,
-)
-from stepscope.runfolder import RunReader, RunWriter, validation
-from stepscope.runfolder.checksums import CHECKSUMS
-from stepscope.runfolder.schema import PARTS
+from stepscope.errors import OutputNotWritable, RunError, RunNotFound, StoreError, UsageError
+from stepscope.files import sync
+from stepscope.liveness import is_running
+from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
+from stepscope.store.redaction import files_of, redacted_run
 from stepscope.store.storage import CHUNK_BYTES, NotTaken, Place
 
 Outcome = Literal["pushed", "replaced", "already there"]
@@ -43,11 +29,12 @@ Outcome = Literal["pushed", "replaced", "already there"]
 
 @dataclass(frozen=True)
 class Pushed:
-    """Outcome of one run."""
+    """Outcome of one run; left: files of its folder that were not pushed, since they could say a secret."""
 
     id: str
     outcome: Outcome
     bytes: int
+    left: tuple[str, ...] = ()
 
 
 def push(
@@ -75,22 +62,7 @@ def entries_of(folder: Path) -> tuple[FileEntry, ...]:
 
     Raises RunDamaged for a link or a special file: a run folder holds plain files alone.
     """
-    return tuple(FileEntry(path.relative_to(folder).as_posix(), *_checked(path)) for path in _files(folder))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(place, name)
-            if name.startswith("."):
-                continue
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise RunDamaged(f"'{path}' is no plain file", "remove it: a run folder holds neither links nor pipes")
-            yield path
-        for name in folders:
-            if Path(place, name).is_symlink():
-                raise RunDamaged(f"'{Path(place, name)}' is a link", "remove it: a run folder holds no links")
+    return tuple(FileEntry(path.relative_to(folder).as_posix(), *_checked(path)) for path in files_of(folder))
 
 
 def _checked(path: Path) -> tuple[int, str]:
@@ -110,8 +82,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
 def _push_one(place: Place, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
     if stated.status == "running":
         raise UsageError(f"the run {stated.id} is still being written", "push it when it has ended")
-    with redacted_run(stated) as run:
-        return _push_redacted(place, run, tags)
+    with redacted_run(stated) as (run, left):
+        return replace(_push_redacted(place, run, tags), left=left)
 
 
 def _push_redacted(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
@@ -421,136 +393,3 @@ def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) ->
     for path in removed:
         place.remove(path, recursive=not path.startswith(FOLDER))
     return Collected(tuple(removed), freed, tuple(young), write_index(place))
-
-
-# A run as it may leave this machine: without secrets, and without what the user wants to be omitted.
-
-_COPY = ".push-"  # process number, its start, and random letters follow
-_TEXTS = {*validation.SHAPES, "run.json", "summary.json", CHECKSUMS}
-_TABLES = {".parquet", ".rows", ".part"}
-_REDACTED = "redacted"  # of run.json: pages and exports that lie beside it may be of before
-_MOST_TOLD_BYTES = 64 << 20  # a larger trace is drawn from the run
-_TOLD_AT_ONCE, _TOLD_OVERLAP = 8 << 20, 1 << 16  # bytes
-
-
-@contextmanager
-def redacted_run(run: RunReader) -> Iterator[RunReader]:
-    """Yield the run to push: itself, redacted in its place, or a copy beside it where something is to be omitted.
-
-    The copy has the files of the contract alone: a page or an export in the folder would still say what is omitted,
-    or what an earlier version wrote and was redacted since.
-    """
-    if not withheld():
-        for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
-            _redact(stated)
-        if not read_json(run.path / "run.json").get(_REDACTED) and not any(
-            _tells(path, run.path) for path in _files(run.path)
-        ):
-            yield run
-            return
-    beside = run.path.absolute().parent
-    _clear_copies(beside)
-    own = identity(os.getpid())
-    prefix = f"{_COPY}{own['pid']}-{own['pid_started'] or 0}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=beside) as folder:
-        copy = Path(folder) / run.path.absolute().name
-        _copy(run.path, copy)
-        yield RunReader(copy)
-
-
-def _clear_copies(folder: Path) -> None:
-    """Remove the copies of pushes that were killed."""
-    for copy in folder.glob(f"{_COPY}*"):
-        pid, _, rest = copy.name.removeprefix(_COPY).partition("-")
-        started = rest.partition("-")[0]
-        if pid.isdecimal() and started.isdecimal() and not is_running(int(pid), int(started) or None):
-            shutil.rmtree(copy, ignore_errors=True)
-
-
-def _redact(run: RunReader) -> None:
-    """Redact the secrets that an earlier version wrote as they were: of the command line, and of what was said."""
-    stated = read_json(run.path / "run.json")
-    changed = {name: new for name, old in stated.items() if name != "id" and (new := redacted_texts(old)) != old}
-    for name in ("events.jsonl", "summary.json", "device.json", "channels.json"):
-        with suppress(FileNotFoundError):
-            changed |= {_REDACTED: True} if _redact_texts(run.path / name) else {}
-    with suppress(FileNotFoundError):
-        places = _json(
-            validation.read_regular(run.path / "sources.json", validation.MOST_BYTES).decode(errors="replace")
-        )
-        if isinstance(places, dict) and redacted_sources(places) != places:
-            RunWriter.attach(run.path).sources(places)
-            changed |= {_REDACTED: True}
-    if changed:
-        RunWriter.attach(run.path).update(**(changed | {_REDACTED: True}))
-
-
-def _tells(path: Path, run: Path) -> bool:
-    """Return whether a page, a table or notes that lie in a run folder say a secret, or are too large to know."""
-    own = path.parent == run or path.parent.parent == run / PARTS
-    if (path.name in _TEXTS and own) or path.suffix in _TABLES:
-        return False
-    if path.stat().st_size > _MOST_TOLD_BYTES:
-        return True
-    with path.open("rb") as file:
-        before = b""
-        while piece := file.read(_TOLD_AT_ONCE):
-            if says_secret(before + piece, as_page=path.suffix == ".html"):
-                return True
-            before = piece[-_TOLD_OVERLAP:]
-    return False
-
-
-def _redact_texts(path: Path) -> bool:
-    """Redact the secrets in the texts of a JSON file, or of one with an object a line; no other line is touched."""
-    content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
-    lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
-    known = [(line, _json(line)) for line in lines]
-    said = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
-    if said != lines:
-        with replaced(path, whole=True) as part:
-            part.write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
-    return said != lines
-
-
-def _copy(run: Path, target: Path) -> None:
-    for folder, folders, names in os.walk(run):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        into = target / Path(folder).relative_to(run)
-        into.mkdir()
-        for name in names:
-            source = Path(folder, name)
-            if name in _TEXTS or name == "events.jsonl":
-                (into / name).write_text(_text(source), encoding="utf-8")
-            elif source.suffix in _TABLES and not name.startswith("."):
-                _link(source, into / name)
-
-
-def _text(path: Path) -> str:
-    """Return the cleaned content of a JSON file or of one with an object a line; what is damaged is omitted."""
-    content = path.read_bytes().decode("utf-8", errors="replace")
-    if path.suffix == ".jsonl":
-        lines = [_json(line) for line in content.splitlines()]
-        return "".join(json.dumps(without_secrets(line)) + "\n" for line in lines if line is not None)
-    known = _json(content)
-    if path.name == "run.json" and isinstance(known, dict):
-        plain = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
-        return json.dumps(cleaned_fields(plain), indent=1) + "\n"
-    named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
-    known = redacted_sources(known) if path.name == "sources.json" and isinstance(known, dict) else known
-    return json.dumps(cleaned(known) if named else without_secrets(known), indent=1) + "\n"
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name for the file where the disk has such, else a copy; `entries_of` refuses what is no plain file."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)

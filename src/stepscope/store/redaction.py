@@ -1,0 +1,226 @@
+"""A run as it may leave this machine: without secrets, and without what the user wants to be omitted."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import shutil
+import stat
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import RunDamaged
+from stepscope.files import read_json, replaced, sealed
+from stepscope.liveness import identity, is_running
+from stepscope.part_names import STEPS, parsed
+from stepscope.privacy import (
+    cleaned,
+    cleaned_fields,
+    redacted_sources,
+    redacted_texts,
+    says_secret,
+    withheld,
+    without_secrets,
+)
+from stepscope.runfolder import RunReader, RunWriter, validation
+from stepscope.runfolder.checksums import CHECKSUMS
+from stepscope.runfolder.schema import PARTS
+
+_TRACES = (".pftrace", ".pftrace.gz")
+_COPY = ".push-"  # process number, its start, and random letters follow
+_TEXTS = {*validation.SHAPES, "run.json", "summary.json", CHECKSUMS}
+_TABLES = {".parquet", ".rows", ".part"}
+_REDACTED = "redacted"  # of run.json: pages and exports that lie beside it may be of before
+_MOST_TOLD_BYTES = 64 << 20  # a larger trace is drawn from the run
+_TOLD_AT_ONCE, _TOLD_OVERLAP, _READ_AT_ONCE = 8 << 20, 1 << 16, 1 << 16  # bytes
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Yield the files of a run folder but hidden ones; RunDamaged for a link or a special file."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(place, name)
+            if name.startswith("."):
+                continue
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise RunDamaged(f"'{path}' is no plain file", "remove it: a run folder holds neither links nor pipes")
+            yield path
+        for name in folders:
+            if Path(place, name).is_symlink():
+                raise RunDamaged(f"'{Path(place, name)}' is a link", "remove it: a run folder holds no links")
+
+
+@contextmanager
+def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
+    """Yield the run to push, and the files that stay here: itself, redacted in its place, or a copy beside it.
+
+    The copy has the files of the contract alone where something is to be omitted or a file says a secret: a page or an
+    export in the folder could say it as well. Else it lacks what cannot be read: what is packed, and what is no text.
+    """
+    left: set[str] = set()
+    plain = not withheld()
+    if plain:
+        for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
+            _redact(stated)
+        plain = not read_json(run.path / "run.json").get(_REDACTED)
+    others = [path for path in files_of(run.path) if not is_of_run(path.relative_to(run.path))]
+    known = {path: _says(path) for path in others} if plain else {}
+    plain = plain and True not in known.values()
+    left = {path.relative_to(run.path).as_posix() for path in others if not plain or known[path] is None}
+    if plain and not left:
+        yield run, ()
+        return
+    beside = run.path.absolute().parent
+    _clear_copies(beside)
+    own = identity(os.getpid())
+    prefix = f"{_COPY}{own['pid']}-{own['pid_started'] or 0}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=beside) as folder:
+        copy = Path(folder) / run.path.absolute().name
+        _copy(run.path, copy, left, as_they_are=plain)
+        yield RunReader(copy), tuple(sorted(left))
+
+
+def _clear_copies(folder: Path) -> None:
+    """Remove the copies of pushes that were killed."""
+    for copy in folder.glob(f"{_COPY}*"):
+        pid, _, rest = copy.name.removeprefix(_COPY).partition("-")
+        started = rest.partition("-")[0]
+        if pid.isdecimal() and started.isdecimal() and not is_running(int(pid), int(started) or None):
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _redact(run: RunReader) -> None:
+    """Redact the secrets that an earlier version wrote as they were: of the command line, and of what was said."""
+    stated = read_json(run.path / "run.json")
+    changed = {name: new for name, old in stated.items() if name != "id" and (new := redacted_texts(old)) != old}
+    for name in ("events.jsonl", "summary.json", "device.json", "channels.json"):
+        with suppress(FileNotFoundError):
+            changed |= {_REDACTED: True} if _redact_texts(run.path / name) else {}
+    with suppress(FileNotFoundError):
+        places = _json(
+            validation.read_regular(run.path / "sources.json", validation.MOST_BYTES).decode(errors="replace")
+        )
+        if isinstance(places, dict) and redacted_sources(places) != places:
+            RunWriter.attach(run.path).sources(places)
+            changed |= {_REDACTED: True}
+    if changed:
+        RunWriter.attach(run.path).update(**(changed | {_REDACTED: True}))
+
+
+def is_of_run(path: Path) -> bool:
+    """Return whether a path below a run folder is that of a file of the contract (docs/run-folder.md)."""
+    parts = path.parts[2:] if path.parts[0] == PARTS and path.parts[1:2] and path.parts[1].isdecimal() else path.parts
+    if len(parts) == 1:
+        rows = parsed(parts[0])
+        return parts[0] in {*_TEXTS, "events.jsonl"} or (rows is not None and rows.stem == STEPS)
+    return len(parts) == 2 and parts[0] in validation.FOLDERS and path.suffix in _TABLES
+
+
+def _says(path: Path) -> bool | None:
+    """Return whether a page, a table or notes that lie in a run folder say a secret; None where nobody can tell."""
+    before = b""
+    try:
+        for piece in _unpacked(path):
+            if says_secret(before + piece, as_page=path.suffix == ".html"):
+                return True
+            before = piece[-_TOLD_OVERLAP:]
+    except ValueError:
+        return None
+    return False
+
+
+def _unpacked(path: Path) -> Iterator[bytes]:
+    """Yield the text of a file in pieces, also of one that gzip has packed; ValueError where it is too large, or none.
+
+    A trace for Perfetto is no text: its words stand in it as they are.
+    """
+    size, text = 0, None if path.name.endswith(_TRACES) else codecs.getincrementaldecoder("utf-8")()
+    for piece in _pieces(path):
+        size += len(piece)
+        if size > _MOST_TOLD_BYTES or (text is not None and "\0" in text.decode(piece)):
+            raise ValueError("too large, or no text")
+        yield piece
+    if text is not None:
+        text.decode(b"", final=True)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield a file in pieces, unpacked where gzip has packed it; ValueError where that cannot be as a whole."""
+    with path.open("rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            file.seek(0)
+            yield from iter(lambda: file.read(_TOLD_AT_ONCE), b"")
+            return
+        file.seek(0)
+        packed = zlib.decompressobj(wbits=31)
+        try:
+            while given := file.read(_READ_AT_ONCE):
+                while given:
+                    yield packed.decompress(given, _TOLD_AT_ONCE)
+                    given = packed.unconsumed_tail
+            yield packed.flush()
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+        if not packed.eof or packed.unused_data:
+            raise ValueError("more, or less, than one file is packed there")
+
+
+def _redact_texts(path: Path) -> bool:
+    """Redact the secrets in the texts of a JSON file, or of one with an object a line; no other line is touched."""
+    content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
+    lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
+    known = [(line, _json(line)) for line in lines]
+    said = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
+    if said != lines:
+        with replaced(path, whole=True) as part:
+            part.write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
+    return said != lines
+
+
+def _copy(run: Path, target: Path, left: Collection[str], as_they_are: bool) -> None:
+    """Copy a run without the files that are left; as_they_are: what they say was redacted in its place."""
+    for source in files_of(run):
+        name = source.relative_to(run)
+        if name.as_posix() in left:
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if as_they_are or source.suffix in _TABLES:
+            _link(source, target / name)
+        else:
+            (target / name).write_text(_text(source), encoding="utf-8")
+
+
+def _text(path: Path) -> str:
+    """Return the cleaned content of a JSON file or of one with an object a line; what is damaged is omitted."""
+    content = path.read_bytes().decode("utf-8", errors="replace")
+    if path.suffix == ".jsonl":
+        lines = [_json(line) for line in content.splitlines()]
+        return "".join(json.dumps(without_secrets(line)) + "\n" for line in lines if line is not None)
+    known = _json(content)
+    if path.name == "run.json" and isinstance(known, dict):
+        plain = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
+        return json.dumps(cleaned_fields(plain), indent=1) + "\n"
+    named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
+    known = redacted_sources(known) if path.name == "sources.json" and isinstance(known, dict) else known
+    return json.dumps(cleaned(known) if named else without_secrets(known), indent=1) + "\n"
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for the file where the disk has such, else a copy; `entries_of` refuses what is no plain file."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
