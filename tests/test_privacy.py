@@ -296,6 +296,58 @@ def test_options_that_take_several_secrets_or_have_brief_names_are_redacted_and_
     assert stored == {"api_keys": [privacy.REDACTED] * 2, "tokens": [5, 6], "keys": ["image"]}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-u me:Q4711Z", "--user me:Q4711Z", "--user=me:Q4711Z", "-ume:Q4711Z", "--proxy-user me@x.org:Q4711Z:y",
+        "-u me -p Q4711Z", "--username me -p Q4711Z x", "--password --Q4711Z", "--password --$Q4711Z",
+        "--ssh-key Q4711Z", "--my-license-key Q4711Z", "--ssh-key=Q4711Z",
+    ],
+)  # fmt: skip
+def test_a_secret_beside_a_user_and_behind_a_name_that_says_little_is_redacted(line: str) -> None:
+    once = privacy.redacted(line.split())
+    assert SECRET not in " ".join(once)
+    assert privacy.redacted(once) == once
+
+
+@pytest.mark.parametrize(
+    "line", ["--pin 4711", "--pin=4711", "--card-pin 47110815", "--otp 471108", "--pincode 4711", "--pin_code=4711"]
+)
+def test_a_number_that_is_secret_is_redacted(line: str) -> None:
+    assert "4711" not in " ".join(privacy.redacted(line.split()))
+    assert privacy.redacted_texts({"pin": "4711", "user": f"me:{SECRET}"}) == {
+        "pin": privacy.REDACTED,
+        "user": f"me:{privacy.REDACTED}",
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--pin-memory --pin 1 --pin 0,1 --pin 0-3 --pin True --pin x --pinned 4711 --spin 4711 --topin 4711",
+        "-p 8080 -p resnet50 -p fp16 -p data/x -p Some-Pattern7", "-u 3 -p 5", "-u me -p 8080", "-u me -p fp16",
+        "-u me -p a/b.txt", "-u me -p --verbose", "--user me", "--user 1000:1000", "-u http://x.org:80/a", "-u 1:5",
+        "--update a:b", "--users a:b", "--password --steps 5", "--token --dry-run x", "--ssh-key ~/.ssh/id_rsa",
+        "--sort-key name", "-u", "--user", "--input me:x", "--password -- x",
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_an_option_with_a_secret_stays(line: str) -> None:
+    assert privacy.redacted(line.split()) == line.split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "curl -u me:Q4711Z https://x", "['curl', '-u', 'me:Q4711Z']", "ran sshpass -p Q4711Z ssh x",
+        "sshpass -pQ4711Z ssh x", "['sshpass', '-p', 'Q4711Z']", "curl --user me:Q4711Z",
+    ],
+)  # fmt: skip
+def test_a_secret_of_a_command_is_redacted_in_the_words_of_an_error(text: str) -> None:
+    assert SECRET not in privacy.redacted_text(text)
+    assert privacy.redacted_text(privacy.redacted_text(text)) == privacy.redacted_text(text)
+    assert privacy.says_secret(b"x " * 9000 + text.encode() + b" x" * 9000)
+
+
 def test_a_run_that_another_tool_wrote_with_secrets_is_read_and_pushed_without(tmp_path: Path) -> None:
     run, place, token = fabricate_run(tmp_path / "runs"), tmp_path / "store", "ghp_Q4711Zabcdefghijklmnop"
     header = json.loads((run / "run.json").read_text())

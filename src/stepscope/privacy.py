@@ -12,6 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 VARIABLE = "STEPSCOPE_PRIVATE"  # "argv", "names" or both with a comma; "1": both, and a folder that is closed to others
@@ -118,7 +119,19 @@ _NO_SECRET = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT})[_.-]?token$", re.IGNORECASE
 _OF_NUMBER = "max|min|num|n|total|stop|new|seen|train|batch|context"  # of tokens that are counted
 _SECRETS_NAME = re.compile(rf"^[-+]*(?:{_NAME}|{_TOKEN})s$", re.IGNORECASE)
 _NO_SECRETS = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT}|{_OF_NUMBER})[_.-]?tokens$", re.IGNORECASE)
-_BRIEF_NAME = re.compile(r"^-{1,2}(?:pass|pw|passcode|bearer|jwt|pat|cookie)$", re.IGNORECASE)
+_BRIEF_NAME = re.compile(
+    r"^-{1,2}(?:pass|pw|passcode|bearer|jwt|pat|cookie|(?:[\w.-]*[_.-])?(?:ssh|gpg|pgp|licen[cs]e|product)[_.-]?key)$",
+    re.I,
+)
+_PIN_NAME = re.compile(r"^-{0,2}(?:[\w.-]*[_.-])?(?:pin(?:[_.-]?code)?|[th]?otp|2fa|mfa)$", re.IGNORECASE)
+_PIN = re.compile(r"\d{4,12}")
+_USERS = r"-u|--?(?:proxy[_-]?)?user(?:name|pwd)?|--?login"
+_USER_NAME = re.compile(_USERS, re.IGNORECASE)
+_USER = re.compile(
+    r"((?:-u)?[\w.@+-]{1,100}:)(?!\d+$)(?!\[redacted)[^/\s].*", re.DOTALL
+)  # me:X; no address, no 1000:1000
+_OPTION_NAME = re.compile(r"--[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*(?:=.*)?|--", re.DOTALL)
+_LEAST_PASSWORD = 5  # characters, behind -p
 _NUMBER_OR_FILE = re.compile(
     r"[+-]?[\d.,_]+(?:[eE][+-]?\d+)?[kKmMbBgGtT]?|\S*/\S*|\S+\.[A-Za-z]\w{0,4}|true|false|none", re.I
 )
@@ -160,6 +173,10 @@ _WITHIN = [
         rf"""((?<![a-z])(?i:token)["']?\s?(?:[|;]|[-=]>)\s?["']?){_RANDOM}""",
         rf"""((?i:pass(?:word|wd|phrase)|pwd)\s(?:(?i:is|was)\s)?["']?){_RANDOM}""",
         _OPTIONS + rf"""(?:["'],?\s?["']|[=\s]\s{{0,3}})){_RANDOM}(?:["']?[,\s]\s{{0,3}}["']?{_RANDOM}){{0,20}}""",
+        # A user with a password, as of curl; the password of sshpass.
+        rf"""((?<![\w-])(?:{_USERS})(?:["'],\s?["']|[\s=]\s{{0,3}}["']?)[\w.@+-]{{1,100}}:)"""
+        + r"""(?!\d+(?:[\s"',]|$))(?!\[redacted)[^\s"',/][^\s"',]{2,300}""",
+        r"""(\bsshpass["']?,?\s{1,3}["']?-p(?:["'],\s?["']|\s{0,3}["']?))(?!\[redacted)[^\s"',]{3,300}""",
         # The password of an address, what stands for a name and a password there, and the signature of one.
         _ADDRESS + r"[^/\s:@]{0,300}:)[^/\s]{1,2000}(?=@)",
         _ADDRESS + r"""[^/\s:@]{1,300}:)(?!\d{1,5}/)[^/\s"'?#][^\s"'?#@]{0,300}(?=@[\w.-]+(?:[:/?#]|$))""",
@@ -171,11 +188,13 @@ _WITHIN = [
 
 def redacted(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with each secret replaced by "[redacted]"."""
+    words = [str(word) for word in words]
     found: list[str] = []
     secret = several = False  # the word before is the name of an option whose value follows, or values
-    for word in map(str, words):
+    users = any(_USER_NAME.fullmatch(name) and value[:1] not in ("", "-") for name, value in pairwise(words))
+    for before, word in pairwise(["", *words]):
         name, equals, value = word.partition("=")
-        if secret and not word.startswith("--"):
+        if secret and not _OPTION_NAME.fullmatch(word):
             found.append(REDACTED)
             secret = False
         elif several and not word.startswith("-"):
@@ -183,11 +202,27 @@ def redacted(words: Iterable[str]) -> list[str]:
         elif equals and value and (_is_secret(name) or (_is_several(name) and not _NUMBER_OR_FILE.fullmatch(value))):
             found.append(f"{name}={REDACTED}")
             secret = several = False
+        elif before in ("-p", "-P") and users and _is_password(word):  # -u me -p X
+            found.append(REDACTED)
         else:
-            found.append(redacted_text(word))
+            said = f"{name}={_brief_value(name, value)}" if equals else _brief_value(before, word)
+            found.append(redacted_text(said))
             option = word.startswith("-") and not equals
             secret, several = option and _is_secret(word), option and _is_several(word)
     return found
+
+
+def _brief_value(name: str, value: str) -> str:
+    """Return the value of an option that takes a number that is secret, or a user with a password, redacted."""
+    if _PIN_NAME.fullmatch(name) and _PIN.fullmatch(value):
+        return REDACTED
+    if _USER_NAME.fullmatch(name) or value.startswith("-u"):
+        return _USER.sub(rf"\1{REDACTED}", value) if _USER.fullmatch(value) else value
+    return value
+
+
+def _is_password(word: str) -> bool:
+    return len(word) >= _LEAST_PASSWORD and word[0] != "-" and _NUMBER_OR_FILE.fullmatch(word) is None
 
 
 def redacted_text(text: str) -> str:
@@ -200,7 +235,7 @@ def redacted_text(text: str) -> str:
 # Where a secret can be, so that a trace of 100 MB need not be looked at as a whole.
 _HINTS = re.compile(
     rb"(?i:pass|pwd|secret|credential|key|auth|token|cookie|sig=|signature|://|jwt|bearer)|gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox"
-    rb"|AKIA|ASIA|AIza|npm_|pypi-|[rs]k_|r8_|eyJ|xapp-|SG\.|ya29|nvapi-|gsk_|dapi|wandb_v1|dop_v1|:AA|hooks\.slack|webhooks"
+    rb"|AKIA|ASIA|AIza|npm_|pypi-|[rs]k_|r8_|eyJ|xapp-|SG\.|ya29|nvapi-|gsk_|dapi|wandb_v1|dop_v1|-u\W|-user|-login|:AA|hooks\.slack|webhooks"
 )
 _BEFORE_HINT, _AFTER_HINT = 400, 2500  # bytes
 
@@ -228,7 +263,8 @@ def _redacted_value(key: Any, value: Any) -> Any:
     """Return what JSON holds under a key, redacted: the name of a secret says that its value is one."""
     name = str(key)
     if isinstance(value, str):
-        return REDACTED if value != "" and name != "key" and _is_secret(name) else redacted_text(value)
+        secret = value != "" and name != "key" and _is_secret(name)
+        return REDACTED if secret else redacted_text(_brief_value(f"--{name}", value))
     if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
         return redacted([f"--{name}", *value])[1:] if _is_several(name) else redacted(value)
     return redacted_texts(value)
