@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import config
 from stepscope.experiments.tune.changes import offered
 from stepscope.experiments.tune.config import Config, read_config, refuse_path, write_config
+from stepscope.experiments.tune.training import Observer, Targets, facts_of
 
 
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -50,6 +53,50 @@ def test_a_configuration_from_elsewhere_sets_no_variable_that_no_change_sets(tmp
     path.write_text('changes = ["channels_last"]\n[environment]\n' + setting.replace("'", '"') + "\n", encoding="utf-8")
     with pytest.raises(UsageError, match="no change of Stepscope sets"):
         read_config(path)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ['MALLOC_TOP_PAD_ = "4611686018427387904"', 'PYTORCH_CUDA_ALLOC_CONF = "backend:x"', 'OMP_PLACES = "a\\u0000"'],
+)
+def test_a_configuration_from_elsewhere_sets_no_value_that_no_change_sets(tmp_path: Path, setting: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f"changes = []\n[environment]\n{setting}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="no change of Stepscope sets"):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [1], "x", {"cores": 10**12}, {"cores": "x"}, {"cores": None}, {"large_cores": [[]]}, {"optimizers": [{}]},
+        {"environment": 5}, {"loader": {"workers": "x"}}, "[" * 100_000,
+    ],
+    ids=lambda facts: str(facts)[:30],
+)  # fmt: skip
+def test_facts_of_a_configuration_that_cannot_be_are_refused(tmp_path: Path, facts: object) -> None:
+    text = facts if isinstance(facts, str) else json.dumps(facts)
+    (tmp_path / "x.toml").write_text(f"changes = []\nfacts = {json.dumps(text)}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="facts that"):
+        read_config(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"\xff\xfe", b" " * 2_000_000, b"changes = " + b"[" * 100_000, b"changes = [[1]]"]
+)
+def test_what_can_be_no_configuration_is_refused_whatever_it_is(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(content) if content is not None else os.mkfifo(path)
+    with pytest.raises(UsageError, match="--with") as caught:
+        read_config(path)
+    assert len(str(caught.value)) < 400
+
+
+def test_facts_of_a_real_training_are_taken(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    facts = facts_of(Targets((model,), (torch.optim.SGD(model.parameters(), 0.1),)), Observer(), 4)
+    write_config(tmp_path / "x.toml", [], {**facts, "step_s": 0.1, "data_share": None, "prepared_s": None}, "head")
+    assert read_config(tmp_path / "x.toml").facts["cores"] == facts["cores"]
 
 
 def test_one_written_by_hand_needs_no_facts_and_an_unknown_change_is_refused(tmp_path: Path) -> None:

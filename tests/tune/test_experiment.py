@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.tune.fake_training import FACTS, FakeTraining
 
 from stepscope.errors import UnknownName
+from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.experiments.tune.arms import FINAL, Arm, Desk, process_interval, ratio_interval, tie_groups, typical
 from stepscope.experiments.tune.changes import offered, wanted
 from stepscope.experiments.tune.judge import gains, judge
@@ -287,3 +290,31 @@ def test_without_a_confidence_interval_no_gain_is_shown_and_nothing_is_ranked() 
     assert [row[1:4] for row in rows[1:]] == [(None, None, None)] * 2
     assert all(str(row[4]).startswith("cannot tell") for row in rows[1:])
     assert findings.frames["gains"].filter(change="two")["gain"].to_list() == [None]
+
+
+HOSTILE: dict[str, Any] = {
+    "no object": [1],
+    "a change that there is not": {"name": "x", "changes": ["rm -rf /"], "status": "measured", "pairs": [[0.1, 0]]},
+    "a name of another file": {"name": "../x", "changes": ["fused"]},
+    "pairs of any kind": {"name": "fused", "changes": ["fused"], "status": "measured", "pairs": [["a", {}]]},
+    "no end of pairs": {"name": "fused", "changes": ["fused"], "pairs": [[0.0, 0]] * 20_000},
+    "numbers without bounds": {"name": "fused", "changes": ["fused"], "pairs": [[1e300, 0]] * 8},
+    "measured without pairs": {"name": "fused", "changes": ["fused"], "status": "measured"},
+    "losses of any kind": {"name": "fused", "changes": ["fused"], "losses": ["x"], "as_is_losses": {}},
+    "unhashable": {"name": "fused", "changes": [["fused"]], "at_start": [[]]},
+    "no name": {"changes": ["fused"]},
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_somebody_else_put_into_the_folder_of_an_experiment_is_measured_again(
+    hostile: str, tmp_path: Path
+) -> None:
+    folder = StudyFolder(tmp_path / "s", "tune", {})
+    for name in ("fused", "x", "final", "progress"):
+        (folder.path / "cells" / f"{name}.json").write_text(json.dumps(HOSTILE[hostile]), encoding="utf-8")
+    os.mkfifo(folder.path / "cells" / "foreach.json")
+    (folder.path / "cells" / "bf16.json").symlink_to("fused.json")
+    tuned = FakeTraining({"fused": 0.8}).tuning(desk=Desk(folder.keep, folder.results()), only=("fused",))
+    assert set(tuned.arms) <= {"fused", "final"}
+    assert judge(tuned, "it").answer.startswith("fused: ")

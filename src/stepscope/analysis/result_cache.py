@@ -140,6 +140,12 @@ def _seal(key: bytes, name: str, data: bytes) -> bytes:
     return hmac.digest(key, name.encode() + b"\0" + data, "sha256")
 
 
+def user_seal(name: str, data: bytes) -> str | None:
+    """Return what nobody but this user can state of these bytes; None where there is no place for a key."""
+    key = _user_key()
+    return None if key is None else _seal(key, name, data).hex()
+
+
 @cache
 def _user_key() -> bytes | None:
     """Return the secret of this user, made at the first need; None where there is no place for it."""

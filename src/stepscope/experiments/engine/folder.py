@@ -20,18 +20,21 @@ import difflib
 import errno
 import fcntl
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stepscope.analysis.result_cache import user_seal
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
 from stepscope.experiments.engine.points import Entry, SweepPoint
-from stepscope.files import read_object, replace_json, replaced
+from stepscope.files import replace_json, replaced, unsealed
 from stepscope.privacy import redacted_text, redacted_texts
 from stepscope.runfolder.pack import disk_errors
+from stepscope.runfolder.validation import FileName, Row, Within, clean_text, parse, read_regular
 
 STUDY_SCHEMA = 1
 SWEEP_SCHEMA = 2  # since 2 a sweep may hold trainings of the user's own, whose batch is null
@@ -50,7 +53,7 @@ class ResultFolder:
 
     def result(self, name: str) -> dict[str, Any] | None:
         """Return the result of a point; null where it has not ended, or where its file is damaged."""
-        return read_object(self.path / self.results_folder / f"{name}.json") or None
+        return _object(self.path / self.results_folder / f"{name}.json") or None
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of the points that have ended, by their id; a damaged file counts as none."""
@@ -131,7 +134,7 @@ def writing_study(path: Path) -> Iterator[None]:
 
 def _stored_request(path: Path) -> dict[str, Any] | None:
     try:
-        stored = json.loads((path / _REQUEST_FILE).read_text(encoding="utf-8"))
+        stored = _content(path / _REQUEST_FILE)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -184,7 +187,8 @@ class SweepFolder(ResultFolder):
                 (path / name).mkdir(parents=True, exist_ok=True)
             for place, entry in enumerate(entries):
                 (path / "sources" / f"{place}.py").write_text(entry.source, encoding="utf-8")
-            replace_json(path / _PLAN_FILE, {"schema": SWEEP_SCHEMA, **plan, "workloads": definitions}, durable=True)
+            stated = {"schema": SWEEP_SCHEMA, **plan, "workloads": definitions}
+            replace_json(path / _PLAN_FILE, {**stated, "seal": _seal(stated)}, durable=True)
         return cls(path)
 
     @property
@@ -194,6 +198,13 @@ class SweepFolder(ResultFolder):
     def run_folder(self, point: SweepPoint) -> Path:
         """Return the folder that the child of this run writes to."""
         return self.path / "runs" / point.id
+
+    def refuse_programs_of_others(self, named: Collection[str] = ()) -> None:
+        """UsageError where going on would run programs of somebody else's: the plan names them, and is not ours."""
+        others = [name for name in _programs(self.plan) if name not in named]
+        if others and (self.plan.get("seal") is None or self.plan["seal"] != _seal(self.plan)):
+            said = f"the sweep in '{self.path}', which somebody else may have made, would run {', '.join(others[:3])}"
+            raise UsageError(said, f"name what you trust: stepscope suite run {others[0]} --resume --out DIR")
 
     def refuse_changes(self, entries: Sequence[Entry]) -> None:
         """UsageError with the difference where a workload is no longer the one that this sweep began with."""
@@ -219,10 +230,26 @@ class SweepFolder(ResultFolder):
         for key in sorted({*before, *after}):
             if before.get(key) != json.loads(json.dumps(after.get(key))):
                 yield f"{name}: {key}: {_short(before.get(key))} -> {_short(after.get(key))}"
-        source = self.path / "sources" / kept["source"]
-        old = source.read_text(encoding="utf-8") if source.exists() else ""
+        try:
+            old = read_regular(self.path / "sources" / kept["source"], _MOST_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            old = ""
         lines = difflib.unified_diff(old.splitlines(), entry.source.splitlines(), "then", "now", lineterm="", n=0)
         yield from (f"  {line}" for line, _ in zip(lines, range(_MOST_LINES), strict=False))
+
+
+def _programs(plan: Mapping[str, Any]) -> list[str]:
+    """Return the trainings of a plan that are files or modules, and no workloads."""
+    names = {*plan["workloads"], *(point["workload"] for point in plan["order"])}
+    return sorted(
+        name for name in names if not _WORKLOAD.fullmatch(name) or name.endswith(".py") or Path(name).is_file()
+    )
+
+
+def _seal(plan: Mapping[str, Any]) -> str | None:
+    """Return the seal of this user for the programs of a plan; None where there are none, or no key."""
+    programs = _programs(plan)
+    return user_seal("sweep", json.dumps(programs).encode()) if programs else None
 
 
 def disk_full(path: Path) -> OutputNotWritable:
@@ -253,7 +280,7 @@ def writing_sweep(path: Path, full: Callable[[Path], OutputNotWritable] = disk_f
 
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        plan = json.loads((path / _PLAN_FILE).read_text(encoding="utf-8"))
+        plan = _content(path / _PLAN_FILE)
     except FileNotFoundError:
         raise RunNotFound(f"no sweep in '{path}'", "give the folder of a sweep, see: stepscope suite list") from None
     except (OSError, ValueError) as error:
@@ -264,7 +291,63 @@ def _read_plan(path: Path) -> dict[str, Any]:
         raise SchemaTooNew(
             f"'{path}' has schema {plan['schema']}; this Stepscope reads up to {SWEEP_SCHEMA}", "update stepscope"
         )
-    return plan
+    return _plan_that_can_be(plan, path / _PLAN_FILE)
+
+
+_MOST_BYTES = 64_000_000  # of a file with results
+_AXIS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")  # it is part of the name of a folder
+_WORKLOAD = re.compile(r"[A-Za-z0-9_.-]+")
+_RULES = ("steps", "seconds", "interval", "cool_to_celsius", "pause_s", "memory_bytes", "time_limit_s", "seed")
+_POINT = {
+    **dict.fromkeys(("workload", "optimizer", "precision", "device"), str),
+    "batch": Within(1, 1 << 40), "threads": Within(1, 4096), "repeat": Within(0, 1_000_000),
+}  # fmt: skip
+_PLAN = {
+    "order": [Row(_POINT, ("workload", "optimizer", "precision", "device", "repeat"))],
+    "rules": dict.fromkeys(_RULES, float) | {"seed": int, "steps": int, "memory_bytes": int},
+    "workloads": {...: Row({"definition": {}, "about": {}, "source": FileName}, ("definition", "about", "source"))},
+}
+
+
+def _content(path: Path) -> Any:
+    """Return the JSON of a plain file, its texts cleaned; OSError or ValueError where there is none."""
+    try:
+        return _cleaned(json.loads(unsealed(read_regular(path, _MOST_BYTES))[0].decode("utf-8", errors="replace")))
+    except RecursionError:
+        raise ValueError("objects within objects without end") from None
+
+
+def _cleaned(content: Any) -> Any:
+    """Return it without what charts and terminals cannot bear; numbers stay, also those that are none."""
+    if isinstance(content, str):
+        return clean_text(content)
+    if isinstance(content, dict):
+        return {clean_text(key): _cleaned(value) for key, value in content.items()}
+    return [_cleaned(value) for value in content] if isinstance(content, list) else content
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = _content(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _plan_that_can_be(plan: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a plan; RunDamaged where a part is none, or the name of a run would be that of another folder."""
+    stated = {name: plan.get(name) for name in _PLAN}
+    kept, dropped = parse(json.dumps(stated).encode(), Row(dict(_PLAN), tuple(_PLAN)))
+    if dropped:
+        raise RunDamaged(f"'{path}' is not the plan of a sweep: {dropped[0] or 'a part of it is missing'}")
+    for number, point in enumerate(kept["order"]):
+        for axis in ("optimizer", "precision", "device"):
+            if _AXIS.fullmatch(point[axis]) is None:
+                raise RunDamaged(f"'{path}' is not the plan of a sweep: order[{number}].{axis}")
+        point.setdefault("batch", None)
+        point.setdefault("threads", None)
+    kept["rules"] = {name: value for name, value in kept["rules"].items() if name in _RULES}
+    return {**plan, **kept}
 
 
 def _short(value: object) -> str:

@@ -409,6 +409,8 @@ def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
     if request.given or request.boards is not None:
         raise UsageError("a fleet's sweep goes on as it was begun", "leave out all but --fleet, --resume and --out")
     folder = FleetFolder(out)
+    for sweep in folder.boards.values():
+        sweep.refuse_programs_of_others()
     names = list(next(iter(folder.boards.values())).plan["workloads"])
     now = workload_entries(names)
     for sweep in folder.boards.values():

@@ -367,6 +367,7 @@ def new_sweep(request: SuiteRun, out: Path, says: Callable[[str], None]) -> Swee
 def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
     """The sweep as it was begun; refused where a workload has changed or other options are given."""
     folder = SweepFolder(out)
+    folder.refuse_programs_of_others(request.workloads or ())
     if request.given:
         other = plan_differences(
             folder.plan, sweep_plan(request, chosen_entries(request), sweep_grid(request), folder.path.name)

@@ -142,11 +142,44 @@ class Arm:
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Arm:
-        """Read what `to_dict` wrote."""
+        """Read what `to_dict` wrote; ValueError for what cannot have been written so."""
         known = {name: kept[name] for name in cls.__dataclass_fields__ if name in kept}
-        known["pairs"] = [(float(log), int(couple)) for log, couple in known.get("pairs", [])]
-        known["changes"], known["at_start"] = tuple(known["changes"]), tuple(known.get("at_start", ()))
+        for name, kind in _KINDS.items():
+            if name in known and not isinstance(known[name], kind):
+                raise ValueError(f"{name} is {known[name]!r}"[:100])
+        pairs = known.get("pairs", [])
+        if not all(isinstance(pair, list | tuple) and len(pair) == 2 and _are_numbers(pair) for pair in pairs):
+            raise ValueError("pairs that are none")
+        lists = [known.get(name, []) for name in _NUMBERS]
+        if max(map(len, (pairs, *lists))) > _MOST_PAIRS or not all(map(_are_numbers, lists)):
+            raise ValueError("numbers that are none")
+        if any(abs(log) > _MOST_LOG for log in (*(log for log, _ in pairs), *known.get("fastest", []))):
+            raise ValueError("ratios that are none")
+        if not all(isinstance(span, list | tuple) and _are_numbers(span) for span in known.get("blocks_ns", [])):
+            raise ValueError("blocks that are none")
+        known["pairs"] = [(float(log), int(couple)) for log, couple in pairs]
+        known["changes"], known["at_start"] = tuple(known.get("changes", ())), tuple(known.get("at_start", ()))
+        named = all(isinstance(name, str) for name in (*known["changes"], *known["at_start"]))
+        if "name" not in known or not named or not {*known["at_start"]} <= {*known["changes"]}:
+            raise ValueError("changes that are none")
+        if known.get("status") == "measured" and not (pairs and len(known.get("as_is_s", [])) == len(pairs)):
+            raise ValueError("measured without pairs")
         return cls(**known)
+
+
+_NUMBERS = ("as_is_s", "changed_s", "fastest", "losses", "as_is_losses")
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "status", "reason"), str), **dict.fromkeys(("changes", "at_start"), list | tuple),
+    **dict.fromkeys(("pairs", "blocks_ns", *_NUMBERS), list | tuple),
+    **dict.fromkeys(("drift", "memory_bytes", "as_is_bytes", "compile_s"), int | float | None),
+    **dict.fromkeys(("of_process", "over", "given_up"), bool),
+}  # fmt: skip
+_MOST_PAIRS = 10_000  # all means of two are looked at
+_MOST_LOG, _LARGEST = 100.0, 1e15
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and abs(value) < _LARGEST for value in values)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import MissingDependency, OutputNotWritable, UnknownName, UsageError
 from stepscope.experiments.tune.changes import Change, offered, switched
 from stepscope.record.allocators import jemalloc_library, tcmalloc_library
+from stepscope.runfolder.validation import Row, Within, parse, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +24,19 @@ if TYPE_CHECKING:
     from stepscope.workloads.contract import Batch, Training, Workload
 
 
-_VARIABLES = {
-    *("MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "PYTORCH_CUDA_ALLOC_CONF"),
-    *("ONEDNN_MAX_CPU_ISA", "OMP_PROC_BIND", "OMP_PLACES"),
-}
+_MOST_BYTES = 1_000_000
+_COUNT = Within(0, 1 << 40)
+_FACTS = {
+    **dict.fromkeys(("device", "matmul_precision", "cpu_capability", "tcmalloc", "jemalloc", "compiler"), str),
+    **dict.fromkeys(("cores", "physical_cores", "interop_threads"), Within(1, 4096)), "threads": Within(0, 4096),
+    **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT), "large_cores": [Within(0, 4096)],
+    **dict.fromkeys(("channels_last", "autocast", "compiled", "zeroes_gradients", "flushes_denormals"), bool),
+    **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known"), bool),
+    **dict.fromkeys(("step_s", "data_share", "prepared_s"), float), "loader": Row({"workers": _COUNT}, ("workers",)),
+    "optimizers": [Row({"kind": str, "fused": bool, "foreach": bool}, ("kind", "fused", "foreach"))],
+    "environment": {...: str},
+}  # fmt: skip
+_MAY_BE_NULL = {"loader", "tcmalloc", "jemalloc", "compiler", "data_share", "prepared_s"}
 
 
 @dataclass(frozen=True)
@@ -79,9 +89,10 @@ def read_config(path: Path) -> Config:
     environment: dict[str, str] = {}
     into: dict[str, Any] = values
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--with {path}: {error.strerror or error}", "stepscope tune --apply writes one") from error
+        text = read_regular(path.resolve(), _MOST_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
+        said = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"--with {path}: {said}", "stepscope tune --apply writes one") from error
     for place, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if not words or words.startswith("#"):
@@ -92,25 +103,39 @@ def read_config(path: Path) -> Config:
         name, equals, value = (part.strip() for part in words.partition("="))
         try:
             into[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             equals = ""
         if not equals:
-            raise UsageError(f'--with {path}: line {place} is not `name = "value"`: {words}', "stepscope tune --apply")
+            raise UsageError(
+                f'--with {path}: line {place} is not `name = "value"`: {words[:80]}', "stepscope tune --apply"
+            )
     for name, setting in environment.items():
         if not _is_of_a_change(name, setting):
             raise UsageError(
                 f"--with {path}: no change of Stepscope sets {name}={setting}", "set it yourself, where you mean it"
             )
+    changes = values.get("changes", [])
+    if not isinstance(changes, list) or not all(isinstance(name, str) for name in changes):
+        raise UsageError(f"--with {path}: changes is no list of names", "stepscope tune --apply writes one")
+    return Config(tuple(changes), environment, _checked_facts(path, values.get("facts", "{}")))
+
+
+def _checked_facts(path: Path, text: Any) -> dict[str, Any]:
+    """Return the facts of a configuration; UsageError where one cannot be: they say which changes there are."""
     try:
-        return Config(tuple(values.get("changes", ())), environment, json.loads(values.get("facts", "{}")))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--with {path}: not a configuration: {error}", "stepscope tune --apply writes one") from error
+        facts, dropped = parse(text.encode(), _FACTS)
+        dropped += [name for name, value in facts.items() if value is None and name not in _MAY_BE_NULL]
+    except (AttributeError, ValueError) as error:
+        raise UsageError(f"--with {path}: facts that are none: {error}", "stepscope tune --apply writes one") from error
+    if dropped:
+        raise UsageError(f"--with {path}: facts that cannot be: {dropped[0]}", "stepscope tune --apply writes one")
+    return dict(facts)
 
 
 def _is_of_a_change(name: str, value: Any) -> bool:
-    """Return whether a change sets this variable: a file from elsewhere could have any library loaded by others."""
+    """Return whether a change sets this variable to this value: another library would be loaded, other memory taken."""
     if name != "LD_PRELOAD":
-        return name in _VARIABLES and isinstance(value, str)
+        return any(name in change.environment and change.environment[name] == value for change in offered({}).values())
     libraries = [jemalloc_library()]
     with contextlib.suppress(MissingDependency):
         libraries.append(tcmalloc_library())

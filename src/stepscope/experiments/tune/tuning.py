@@ -59,11 +59,12 @@ class Tuning:
     ) -> None:
         self._open, self.rules, self._desk, self._apart = open_place, rules, desk or Desk(), apart
         self._shuffle = random.Random(rules.seed)
-        self._spent_s = float(self._desk.kept.get("progress", {}).get("spent_s", 0.0))
+        progress = self._desk.kept.get("progress", {})
+        self._spent_s = _whole(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
         self._places: list[PlaceLike] = []
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
-        self._couple = int(self._desk.kept.get("progress", {}).get("couples", 0))
+        self._couple = int(_whole(progress.get("couples")))
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Change] = {}
         self.arms: dict[str, Arm] = {}
@@ -141,8 +142,10 @@ class Tuning:
                 arm.reason = "it needs a process of its own: stepscope tune SCRIPT"
             self.arms[change.name] = arm
         for name, content in self._desk.kept.items():
-            if name in self.arms or (name != "progress" and "changes" in content):
-                self.arms[name] = Arm.from_dict(content)
+            with contextlib.suppress(ValueError):  # of another version, damaged, or somebody else's: measured again
+                arm = Arm.from_dict(content)
+                if arm.changes and {*arm.changes} <= {*self.known} and file_name(arm.name) == name:
+                    self.arms[arm.name] = arm
         return place
 
     def _start(self, changes: Sequence[Change]) -> PlaceLike:
@@ -453,3 +456,8 @@ class Tuning:
             return
         spent = self._spent_s + (monotonic_ns() - self._began_ns) / 1e9
         self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
+
+
+def _whole(value: Any) -> float:
+    """Return a number that a folder states; 0 where it is none."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0
