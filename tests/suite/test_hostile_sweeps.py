@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from stepscope.__main__ import main
 from stepscope.errors import RunDamaged, UsageError
 from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import new_sweep, resume_sweep
 
@@ -41,6 +44,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "more threads than any machine has": _point(threads=10**9),
     "no point": lambda plan: plan.update(order=[7]),
     "no order": lambda plan: plan.pop("order"),
+    "versions in a list": lambda plan: plan.update(versions=[1]),
     "no rules": lambda plan: plan.update(rules=[]),
     "workloads in a list": lambda plan: plan.update(workloads=["lenet"]),
     "a source outside": lambda plan: plan["workloads"]["lenet"].update(source="../../secret.txt"),
@@ -68,6 +72,51 @@ def test_what_is_no_plan_at_all_is_refused(kind: str, tmp_path: Path) -> None:
 def test_a_plan_of_ours_is_taken_with_other_rules_than_there_are(plan: dict[str, Any], tmp_path: Path) -> None:
     changed = {**plan, "rules": {**plan["rules"], "of a later version": 1}}
     assert SweepFolder(_kept(tmp_path / "s", changed)).plan["rules"] == plan["rules"]
+
+
+ANY: list[Any] = [None, 5, "x\x1b]0;mine\x07", [], [7], [None], {}, {"x": [1]}, 1e300, True]
+
+
+def _result(point: SweepPoint) -> dict[str, Any]:
+    return {
+        "point": point.to_dict(), "status": "ok", "reason": None, "wall_s": 1.0, "total_s": 1.0, "run": "runs/x/y",
+        "ended_unix_ms": 1, "flags": ["it is warm"], "cooled": {"waited_s": 0.0, "reached": True}, "steps": 2,
+        "numbers": {"step_time_ms": {"value": 1.0, "low": 0.9, "high": 1.1}}, "versions": {"torch": "2"}, "data": None,
+        "at_start": {}, "at_end": {}, "input_shape": [1], "parameters": 1, "threads": 1, "last_loss": math.nan,
+        "flops_forward": None, "flops_backward": None, "warmup_steps": 0, "train_s": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["result", "plan"])
+def test_whatever_a_folder_holds_of_a_sweep_is_shown_or_refused(
+    place: str, plan: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = _kept(tmp_path / "s", plan)
+    (point,) = SweepFolder(folder).order
+    result = _result(point)
+    (folder / "points").mkdir()
+    for key in result if place == "result" else plan:
+        for value in ANY:
+            changed = {**(result if place == "result" else plan), key: value}
+            if value is ANY[-1]:
+                del changed[key]
+            (folder / "sweep.json").write_text(json.dumps(plan if place == "result" else changed), encoding="utf-8")
+            kept = changed if place == "result" else result
+            (folder / "points" / f"{point.id}.json").write_text(json.dumps(kept), encoding="utf-8")
+            for more in ([], ["--json"]):
+                assert main(["suite", "show", str(folder), *more]) in (0, 4), (key, value)
+                said = capsys.readouterr()
+                assert not set(said.out + said.err) & set("\x1b\x07"), (key, value)
+
+
+def test_a_result_of_ours_is_read_as_it_was_written(plan: dict[str, Any], tmp_path: Path) -> None:
+    folder = SweepFolder(_kept(tmp_path / "s", plan))
+    (folder.path / "points").mkdir()
+    (point,) = folder.order
+    folder.keep(point.id, _result(point))
+    assert json.dumps(folder.result(point.id), sort_keys=True) == json.dumps(_result(point), sort_keys=True)
+    folder.keep("another", _result(point))
+    assert folder.result("another") is None
 
 
 def test_a_source_that_is_a_link_is_not_shown(plan: dict[str, Any], tmp_path: Path) -> None:

@@ -195,6 +195,19 @@ class SweepFolder(ResultFolder):
     def order(self) -> list[SweepPoint]:
         return [SweepPoint(**point) for point in self.plan["order"]]
 
+    def result(self, name: str) -> dict[str, Any] | None:
+        """Return the result of a point; null where it has not ended, or where what its file holds is none of it."""
+        stated = super().result(name)
+        if stated is None:
+            return None
+        kept, _ = parse(json.dumps(stated).encode(), Row(dict(_RESULT), ("status",)))
+        point = (kept or {}).get("point")
+        if kept is None or ("point" in stated and (point is None or SweepPoint(**{**_UNSET, **point}).id != name)):
+            return None
+        loss = stated.get("last_loss")  # which may be no number, and is a result then
+        shown = {"last_loss": loss} if isinstance(loss, float) else {}
+        return {name: value for name, value in kept.items() if value is not None or name not in _NEVER_NULL} | shown
+
     def run_folder(self, point: SweepPoint) -> Path:
         """Return the folder that the child of this run writes to."""
         return self.path / "runs" / point.id
@@ -297,16 +310,33 @@ def _read_plan(path: Path) -> dict[str, Any]:
 _MOST_BYTES = 64_000_000  # of a file with results
 _AXIS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")  # it is part of the name of a folder
 _WORKLOAD = re.compile(r"[A-Za-z0-9_.-]+")
-_RULES = ("steps", "seconds", "interval", "cool_to_celsius", "pause_s", "memory_bytes", "time_limit_s", "seed")
+_RULES = {
+    **dict.fromkeys(("steps", "seconds", "interval", "cool_to_celsius", "memory_bytes")),
+    **{"pause_s": 0.0, "time_limit_s": 900.0, "seed": 0},
+}
 _POINT = {
     **dict.fromkeys(("workload", "optimizer", "precision", "device"), str),
     "batch": Within(1, 1 << 40), "threads": Within(1, 4096), "repeat": Within(0, 1_000_000),
 }  # fmt: skip
+_WHOLE_POINT = Row(_POINT, ("workload", "optimizer", "precision", "device", "repeat"))
+_UNSET = {"batch": None, "threads": None}
+_NEVER_NULL = {"numbers", "flags", "cooled", "versions"}
+_NEEDED = ("order", "rules", "workloads")
 _PLAN = {
-    "order": [Row(_POINT, ("workload", "optimizer", "precision", "device", "repeat"))],
+    "order": [_WHOLE_POINT],
     "rules": dict.fromkeys(_RULES, float) | {"seed": int, "steps": int, "memory_bytes": int},
     "workloads": {...: Row({"definition": {}, "about": {}, "source": FileName}, ("definition", "about", "source"))},
-}
+    **dict.fromkeys(("name", "created", "tier"), str), "argv": [str], "versions": {...: str},
+    "device": {}, "limits": {},
+}  # fmt: skip
+_RESULT = {
+    "point": _WHOLE_POINT, **dict.fromkeys(("status", "reason", "run"), str), "flags": [str],
+    **dict.fromkeys(("wall_s", "total_s", "train_s", "flops_forward", "flops_backward"), float),
+    **dict.fromkeys(("ended_unix_ms", "parameters", "steps", "warmup_steps"), int), "threads": Within(1, 4096),
+    "input_shape": [int], "versions": {...: str}, "numbers": {...: {...: float}}, "data": {},
+    "at_start": {}, "at_end": {},
+    "cooled": Row({"waited_s": float, "from_celsius": float, "to_celsius": float, "reached": bool}, ("reached",)),
+}  # fmt: skip
 
 
 def _content(path: Path) -> Any:
@@ -336,18 +366,20 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _plan_that_can_be(plan: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a plan; RunDamaged where a part is none, or the name of a run would be that of another folder."""
-    stated = {name: plan.get(name) for name in _PLAN}
-    kept, dropped = parse(json.dumps(stated).encode(), Row(dict(_PLAN), tuple(_PLAN)))
+    stated = {name: plan[name] for name in _PLAN if name in plan}
+    kept, dropped = parse(json.dumps(stated).encode(), Row(dict(_PLAN), _NEEDED))
     if dropped:
         raise RunDamaged(f"'{path}' is not the plan of a sweep: {dropped[0] or 'a part of it is missing'}")
     for number, point in enumerate(kept["order"]):
         for axis in ("optimizer", "precision", "device"):
             if _AXIS.fullmatch(point[axis]) is None:
                 raise RunDamaged(f"'{path}' is not the plan of a sweep: order[{number}].{axis}")
-        point.setdefault("batch", None)
-        point.setdefault("threads", None)
-    kept["rules"] = {name: value for name, value in kept["rules"].items() if name in _RULES}
-    return {**plan, **kept}
+    kept["order"] = [{**_UNSET, **point} for point in kept["order"]]
+    kept["rules"] = {name: kept["rules"].get(name, default) for name, default in _RULES.items()}
+    for name in ("versions", "device"):
+        kept[name] = kept.get(name) or {}
+    kept["limits"] = {"memory": None, **(kept.get("limits") or {})}
+    return {**dict.fromkeys(("name", "created", "tier")), **plan, **kept}
 
 
 def _short(value: object) -> str:

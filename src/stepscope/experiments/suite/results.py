@@ -63,7 +63,8 @@ def read_results(path: Path) -> Results:
 def results_of_folder(folder: SweepFolder) -> Results:
     """Return what has ended so far, and what is still to come, in the order of the plan."""
     ended, plan = folder.results(), folder.plan
-    runs = [ended.get(point.id) or {"point": point.to_dict(), "status": WAITING} for point in folder.order]
+    waiting = {"status": WAITING}
+    runs = [{"point": point.to_dict(), **(ended.get(point.id) or waiting)} for point in folder.order]
     workloads = {
         name: {key: about[key] for key in ("definition", "about")} for name, about in plan["workloads"].items()
     }
