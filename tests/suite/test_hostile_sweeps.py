@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.__main__ import main
 from stepscope.errors import RunDamaged, UsageError
-from stepscope.experiments.engine.folder import SweepFolder
+from stepscope.experiments.engine.folder import StudyFolder, SweepFolder
 from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import new_sweep, resume_sweep
@@ -160,3 +160,35 @@ def test_going_on_with_a_sweep_of_one_s_own_programs_needs_no_word_more(
     Path("s/sweep.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"would run other.py"):
         resume_sweep(SuiteRun(resume=True), Path("s"))
+
+
+@pytest.mark.parametrize(
+    "linked", ["runs", "runs/0.txt", "figures/gains.png", ".lock", "page.html", "cells/x.json", "a pipe"]
+)
+def test_nobody_works_in_a_folder_with_links_or_pipes(linked: str, tmp_path: Path) -> None:
+    folder, mine = StudyFolder(tmp_path / "s", "tune", {}), tmp_path / "mine"
+    mine.write_text("mine", encoding="utf-8")
+    (folder.path / linked).parent.mkdir(exist_ok=True)
+    if linked == "runs":
+        (folder.path / linked).rmdir()
+    if linked == "a pipe":
+        os.mkfifo(folder.path / "runs" / "0.txt")
+    else:
+        (folder.path / linked).symlink_to(mine if linked != "runs" else tmp_path)
+    with pytest.raises(RunDamaged, match="is a link, or no plain file"), folder.locked():
+        pytest.fail("it was worked in")
+    assert mine.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "no end of lists"])
+def test_a_study_that_is_no_plain_file_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path / "s", "tune", {}).path
+    (folder / "study.json").rename(tmp_path / "outside.json")
+    if kind == "a pipe":
+        os.mkfifo(folder / "study.json")
+    elif kind == "a link":
+        (folder / "study.json").symlink_to("../outside.json")
+    else:
+        (folder / "study.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(RunDamaged):
+        StudyFolder(folder, "tune", {})

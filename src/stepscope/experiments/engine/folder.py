@@ -20,7 +20,9 @@ import difflib
 import errno
 import fcntl
 import json
+import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -74,7 +76,11 @@ class ResultFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in this folder meanwhile; the kernel lets go of the lock however this process ends."""
+        """Nobody else works in this folder meanwhile; the kernel lets go of the lock however this process ends.
+
+        RunDamaged for a folder with links, pipes or devices: what is written would go elsewhere, or wait for ever.
+        """
+        _refuse_links(self.path)
         with self.writing():
             file = (self.path / ".lock").open("a")
         with file:
@@ -84,6 +90,19 @@ class ResultFolder:
                 hint = "wait for it to end, or choose another folder: --out DIR"
                 raise UsageError(f"another process is at work on the {self.noun} in '{self.path}'", hint) from None
             yield
+
+
+def _refuse_links(folder: Path) -> None:
+    for place, folders, names in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *names)):
+            try:
+                kind = path.lstat().st_mode
+            except FileNotFoundError:  # of somebody who is at work here, and holds the lock
+                continue
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                raise RunDamaged(
+                    f"'{path}' is a link, or no plain file", "remove it, or choose another folder: --out DIR"
+                )
 
 
 class StudyFolder(ResultFolder):
