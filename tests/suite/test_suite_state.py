@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -36,6 +37,22 @@ def test_two_processes_cannot_run_the_same_sweep(tmp_path: Path) -> None:
         pass
     with SweepFolder(folder.path).locked():
         pass
+
+
+def test_a_child_of_a_killed_process_that_is_about_to_become_another_program_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between fork and exec it has the lock as well; the killed process let go of it."""
+    folder, lock, refusals = small_sweep(tmp_path / "s"), fcntl.flock, [BlockingIOError()] * 3
+
+    def held_at_first(number: int, how: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        lock(number, how)
+
+    monkeypatch.setattr(fcntl, "flock", held_at_first)
+    with folder.locked():
+        assert not refusals
 
 
 def test_a_changed_definition_is_refused_with_the_difference(tmp_path: Path) -> None:

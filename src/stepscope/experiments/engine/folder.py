@@ -42,6 +42,7 @@ STUDY_SCHEMA = 1
 SWEEP_SCHEMA = 2  # since 2 a sweep may hold trainings of the user's own, whose batch is null
 _REQUEST_FILE, _PLAN_FILE = "study.json", "sweep.json"
 _MOST_LINES = 20
+_LAST_CHILD_S = 1.0  # that a killed process has started, and that has not become another program yet
 
 
 class ResultFolder:
@@ -84,12 +85,23 @@ class ResultFolder:
         with self.writing():
             file = (self.path / ".lock").open("a")
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _lock(file.fileno()):
                 hint = "wait for it to end, or choose another folder: --out DIR"
-                raise UsageError(f"another process is at work on the {self.noun} in '{self.path}'", hint) from None
+                raise UsageError(f"another process is at work on the {self.noun} in '{self.path}'", hint)
             yield
+
+
+def _lock(number: int) -> bool:
+    """Take the lock; False where somebody has it, and not only a killed one's child on its way to another program."""
+    end_s = time.monotonic() + _LAST_CHILD_S
+    while True:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.02)
 
 
 def _refuse_links(folder: Path) -> None:
