@@ -414,5 +414,9 @@ def test_repeats_are_pooled_on_a_logarithmic_scale_and_a_single_one_keeps_its_in
     assert pooled.low is not None
     assert pooled.high is not None
     assert pooled.low * pooled.high == pytest.approx(4.0), "the interval is as wide below as above, as factors"
+    apart = over_repeats([Estimate(0.4), Estimate(30.0)])
+    assert apart.value == pytest.approx(12**0.5)
+    assert apart.low is apart.high is None, "bounds would be of no use"
+    assert over_repeats([Estimate(1e-200), Estimate(1e200)]).high is None
     with_zero = over_repeats([Estimate(0.0), Estimate(2.0)])
     assert with_zero.value == 1.0, "zero has no logarithm"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.conftest import CommandLine
 
 from stepscope import workloads
+from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.points import in_rounds
@@ -25,7 +26,17 @@ from stepscope.experiments.sweeps.optimizers import (
     state_bytes,
     with_every_optimizer,
 )
-from stepscope.experiments.sweeps.results import WINDOW, axis_sweep, loss_tables, smoothed, steps_to
+from stepscope.experiments.sweeps.results import (
+    SPEED,
+    WINDOW,
+    BestSetting,
+    SettingCost,
+    axis_sweep,
+    best_settings,
+    loss_tables,
+    smoothed,
+    steps_to,
+)
 from stepscope.experiments.sweeps.trainings import TrainingRun
 from stepscope.report.charts.comparison import setting_charts
 from stepscope.report.study_results import render
@@ -141,6 +152,14 @@ def test_a_target_is_reached_at_the_first_step_whose_mean_of_ten_is_there(losses
     found = steps_to(losses, target)
     assert found is None or means[found - WINDOW] <= target + 1e-9
     assert all(mean > target - 1e-9 for mean in means[: (found or len(losses) + 1) - WINDOW])
+
+
+def test_a_setting_whose_repeats_tell_no_interval_is_not_distinguishable_and_the_others_are() -> None:
+    best, unsure, slow = (
+        SettingCost(TrainingSetting("lenet", threads=threads), 2, "ok", None, {SPEED: speed})
+        for threads, speed in ((1, Estimate(100.0, 95.0, 105.0)), (2, Estimate(60.0)), (3, Estimate(50.0, 48.0, 52.0)))
+    )
+    assert best_settings([best, unsure, slow]) == [BestSetting(SPEED, best, (unsure,))]
 
 
 def test_every_round_has_every_setting_once() -> None:

@@ -138,16 +138,23 @@ class Estimate:
         return Estimate(value, value * math.exp(-down), value * math.exp(up))
 
 
+_TELLS_NOTHING = math.log(1000.0)
+
+
 def over_repeats(repeats: Sequence[Estimate]) -> Estimate:
     """Geometric mean of repeats with Student's interval between them; of a single repeat, the interval within it.
 
-    Where one of the repeats is not above 0, and so has no logarithm, the mean is arithmetic.
+    Where one of the repeats is not above 0, and so has no logarithm, the mean is arithmetic. Without bounds where they
+    would be a thousand times the mean and a thousandth: two repeats that have little in common do not tell.
     """
     if len(repeats) == 1:
         return repeats[0]
     values = np.array([repeat.value for repeat in repeats], dtype=np.float64)
     if len(values) and values.min() > 0:
-        ends = [math.exp(end) for end in mean_interval(np.log(values))]
+        mean, low, high = mean_interval(np.log(values))
+        if high - mean > _TELLS_NOTHING:
+            return Estimate(math.exp(mean))
+        ends = [math.exp(end) for end in (mean, low, high)]
     else:
         ends = list(mean_interval(values))
     return Estimate(ends[0], null_if_nan(ends[1]), null_if_nan(ends[2]))

@@ -235,7 +235,7 @@ def measured_quantities(found: Sequence[SettingCost]) -> list[Quantity]:
 
 def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
     top, others = best.values[quantity], [cost for cost in having if cost is not best]
-    if top.low is None or top.high is None or any(cost.values[quantity].low is None for cost in others):
+    if top.low is None or top.high is None:
         return None
     return tuple(cost for cost in others if _overlap(cost.values[quantity], top))
 
