@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
@@ -261,7 +262,7 @@ class Plan:
         """Return the cost of a step whose layers alone are timed, ns."""
         if self._layer_ns is None:
             return _LAYER_COST * self._cost_of_step_ns()
-        slower_ns = float(np.median(self._layer_steps_ns)) - self.step_ns() if self._layer_steps_ns else 0.0
+        slower_ns = median(self._layer_steps_ns) - self.step_ns() if self._layer_steps_ns else 0.0
         return self._layer_ns + max(slower_ns, 0.0)
 
     def _cost_of_block_ns(self, steps: int) -> float:
@@ -280,12 +281,12 @@ class Plan:
         """An unprofiled step; of a few the shortest, since the first ones allocate and compile."""
         if not self._plain_ns:
             return 0.0
-        return float(min(self._plain_ns) if len(self._plain_ns) < _FEW_TIMES else np.median(self._plain_ns))
+        return float(min(self._plain_ns) if len(self._plain_ns) < _FEW_TIMES else median(self._plain_ns))
 
     def _slower_by_ns(self) -> float:
         if not self._recorded_ns or not self._plain_ns:
             return _EVENT_WITHIN_NS * self.events_per_step
-        return max(0.0, float(np.median(self._recorded_ns)) - self.step_ns())
+        return max(0.0, median(self._recorded_ns) - self.step_ns())
 
     def _known_share(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""
