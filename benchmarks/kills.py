@@ -350,7 +350,7 @@ def measure_sweep(folder: Path, say: Say) -> None:
         if (path / "sweep.json").exists():
             sweep = SweepFolder(path)
         else:
-            sweep = SweepFolder.create(path, {"order": order}, [entry])
+            sweep = SweepFolder.create(path, {"order": order, "rules": {}}, [entry])
         say("begun")
 
         def measure(point: Any, _: Any) -> dict[str, Any]:
@@ -568,7 +568,7 @@ def gather_it(folder: Path, say: Say) -> None:
     path = folder / "sweep"
     with contextlib.suppress(StepscopeError):
         there = (path / "sweep.json").exists()
-        sweep = SweepFolder(path) if there else SweepFolder.create(path, {"order": order}, [entry])
+        sweep = SweepFolder(path) if there else SweepFolder.create(path, {"order": order, "rules": {}}, [entry])
         (point,) = sweep.order
         where = sweep.run_folder(point)
         for left in (2, 1, 0) if sweep.result(point.id) is None else ():  # tries, as a sweep has them
