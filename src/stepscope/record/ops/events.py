@@ -14,7 +14,10 @@ from stepscope.arrays import Flags, Ints
 from stepscope.runfolder import COLLECTIVE, PHASES
 
 BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
-_ROW_KINDS = {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", ""}
+_ROW_KINDS = {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset"}
+_CALL_OF_CUDA = re.compile(
+    r"(cuda|cu|hip)[A-Z]\w*$|(Activity|Command) Buffer |Buffer Flush|Lazy Function Loading|Instrumentation|Resource$"
+)
 
 
 @dataclass
@@ -55,7 +58,7 @@ class Events:
 def columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool = False) -> Events:
     """Read the attributes that rows need; `keep_raw` keeps the events for their shapes."""
     if cuda:
-        raw = [event for event in raw if _is_row(event)]
+        raw = _rows_of_cuda(raw)
     kind = type(raw[0]) if raw else object
     ids = names.ids
     name = np.fromiter((ids.setdefault(n, len(ids)) for n in map(_method(kind, "name"), raw)), np.int64, len(raw))
@@ -95,12 +98,18 @@ def _gpu_index(event: Any) -> int:
     return int(event.device_index()) if on_gpu else -1
 
 
-def _is_row(event: Any) -> bool:
-    """Ops, scopes, kernels and copies; not CUDA runtime calls, nor the GPU's copies of our scopes."""
-    kind = event.activity_type() if hasattr(event, "activity_type") else ""
-    if kind == "user_annotation" and _gpu_index(event) >= 0:
-        return False
-    return kind in _ROW_KINDS
+def _rows_of_cuda(raw: list[Any]) -> list[Any]:
+    """Ops, scopes, kernels and copies; not CUDA's own calls nor CUPTI's work, nor the GPU's copies of scopes.
+
+    A torch before 2.13 does not say of what kind an event is: CUDA's calls have C names, and a copy has its scope's.
+    """
+    if raw and hasattr(raw[0], "activity_type"):
+        kinds = ((event, event.activity_type()) for event in raw)
+        return [e for e, kind in kinds if kind in _ROW_KINDS and (kind != "user_annotation" or _gpu_index(e) < 0)]
+    on_cpu = [event for event in raw if _gpu_index(event) < 0]
+    names = {event.name() for event in on_cpu}
+    kernels = [event for event in raw if _gpu_index(event) >= 0 and event.name() not in names]
+    return [event for event in on_cpu if not _CALL_OF_CUDA.match(event.name())] + kernels
 
 
 NO_PARENT = -1

@@ -77,7 +77,7 @@ class ShapeBook:
         for span, first, last in zip(window.steps, edges[:-1], edges[1:], strict=True):
             ops = first + np.flatnonzero(on_cpu[first:last])
             signature = hash((rows.name[ops].tobytes(), rows.module[ops].tobytes()))
-            profiles.append(StepProfile(span.step, signature, rows.self_ns[first:last]))
+            profiles.append(StepProfile(span.step, signature, rows.self_ns[ops]))
             key = (signature, span.samples)
             if window.shapes and key not in self._known:
                 raw = [rows.events.raw[event] for event in rows.order[ops]]
