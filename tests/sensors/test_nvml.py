@@ -164,6 +164,14 @@ def test_what_is_known_of_the_filter_is_stated_for_ampere_and_later_except_ga100
     sensor.close()
 
 
+def test_instant_power_of_hopper_is_said_to_be_a_part_of_each_100_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, Board([Card({**EVERYTHING, "Architecture": 9}, "NVIDIA H100 80GB HBM3"), Card(EVERYTHING)]))
+    sensor = found(nvml.discover(ROOT, Target(1)))
+    instant = {c.scope: (c.refresh_ns, c.window_ns) for c in sensor.channels if c.quantity == "power"}
+    assert instant == {"gpu:0": (100_000_000, 25_000_000), "gpu:1": (20_000_000, None)}
+    sensor.close()
+
+
 def test_only_quantities_that_answer_become_channels_and_the_drivers_power_then_is_the_power(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
