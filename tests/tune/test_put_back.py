@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune.bench import Bench
+from stepscope.experiments.tune.changes import offered, switched
 from stepscope.experiments.tune.child import bench_of
 from stepscope.experiments.tune.state import State
 from stepscope.experiments.tune.training import Targets
@@ -249,3 +251,17 @@ def test_a_loop_that_cannot_be_tuned_is_refused(
     known: dict[str, Any] = {"model": model, "optimizer": optimizer} if set(arguments) & {"batch", "for_"} else {}
     with pytest.raises(error):
         stepscope.tune(step, [torch.zeros(1, 8)], out=tmp_path / "out", **{**known, **arguments})
+
+
+def test_counts_of_steps_lie_beside_the_weights_while_the_update_is_fused() -> None:
+    changes = offered({"optimizers": [{"kind": "Adam", "fused": False, "foreach": False}]})
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.empty(3, device="cuda"))
+        optimizer = torch.optim.Adam([weight])
+        count = torch.tensor(2.0)
+        optimizer.state[weight] = {"step": count}
+        with switched([changes["fused"]], Targets((), (optimizer,))):
+            assert optimizer.state[weight]["step"].device == weight.device
+        assert optimizer.state[weight]["step"] is count
+        with switched([changes["foreach"]], Targets((), (optimizer,))):
+            assert optimizer.state[weight]["step"] is count

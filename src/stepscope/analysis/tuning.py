@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import polars as pl
 
+from stepscope.analysis.answer import machine_name
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
 from stepscope.privacy import cleaned, redacted_texts, withheld
@@ -134,7 +135,7 @@ def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
     """Return whether it is of the same workload or script, arguments, batch size and device; not where unknown."""
     workload, settings = run.meta.get("workload") or {}, found.get("settings") or {}
     target = str(settings.get("target", ""))
-    device = run.device.get("board") or run.device.get("cpu")
+    device = machine_name(run)
     return (
         Path(target).stem == workload.get("name")
         and settings.get("batch") == workload.get("batch_size")
@@ -166,7 +167,9 @@ def _command(run: Run) -> list[str]:
     workload = run.meta.get("workload") or {}
     if "domain" not in workload:  # a loop of somebody's
         return ["stepscope", "tune", "train.py"]
-    return ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
+    device = str(workload.get("device") or "cpu")
+    words = ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
+    return [*words, *(["--device", device] if device != "cpu" else [])]
 
 
 def _script_arguments(run: Run) -> list[str]:

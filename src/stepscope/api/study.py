@@ -206,15 +206,12 @@ def answer(request: StudyRequest, checked: StudyRequest, folder: Path, progress:
     """Answer a request in a folder, with findings.json, figures and page.html; `checked` is what it stores."""
     from stepscope.experiments.engine.engine import answer_study
     from stepscope.experiments.engine.folder import StudyFolder
-    from stepscope.report.html import write_text
-    from stepscope.report.study_results import render, save_figures
+    from stepscope.report.study_results import write_pictures
 
     with study_progress(progress) as watch:
         findings = answer_study(checked, folder, watch=watch, command=study_command(request, folder))
     StudyFolder(folder, request.study, checked.to_dict()).conclude(findings)
-    charts = _charts(request.study, findings)
-    save_figures(charts, folder / "figures", findings.title, FIGURE_FORMATS)
-    write_text(folder / "page.html", render(findings, charts))
+    write_pictures(findings, lambda: _charts(request.study, findings), folder, FIGURE_FORMATS)
     return findings
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.tune.arms import PlaceLike
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.tuning import Tuning
+    from stepscope.report.study_results import Charts
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
 Tell = Callable[[str, float], None]
@@ -137,7 +138,9 @@ def _answer(
         tuning = Tuning(open_place, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
         tuning.run()
     title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
-    return _concluded(replace(judge(tuning, title), study="tune"), request, kept, folder), tuning
+    gpu = tuning.facts.get("gpu")
+    found = replace(judge(tuning, title), study="tune", device=f"{gpu} (cuda)" if gpu else "")
+    return _concluded(found, request, kept, folder), tuning
 
 
 def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
@@ -146,9 +149,7 @@ def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path
     Of a workload that is its batch size as well, given or its own: what was measured holds for no other.
     """
     from stepscope.experiments.engine.engine import device_name, versions
-    from stepscope.report.charts.comparison import tuning_charts
-    from stepscope.report.html import write_text
-    from stepscope.report.study_results import render, save_figures
+    from stepscope.report.study_results import write_pictures
     from stepscope.workloads import shipped
 
     if not (request.of_a_script or request.of_a_function) and request.batch is None:
@@ -157,15 +158,19 @@ def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path
     findings = replace(
         findings,
         settings=redacted_texts(request.to_dict()),
-        device=device_name(),
+        device=findings.device or device_name(),
         versions=versions(),
         command=request.command_line("stepscope", "tune", out=folder),
     )
     kept.conclude(findings)
-    charts = tuning_charts(findings.frames)
-    save_figures(charts, folder / "figures", findings.title, ("png", "svg", "pdf"))
-    write_text(folder / "page.html", render(findings, charts))
+    write_pictures(findings, lambda: _charts(findings), folder, ("png", "svg", "pdf"))
     return findings
+
+
+def _charts(findings: Findings) -> Charts:
+    from stepscope.report.charts.comparison import tuning_charts
+
+    return tuning_charts(findings.frames)
 
 
 def _targets(model: Any, optimizer: Any) -> Any:

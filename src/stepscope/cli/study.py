@@ -37,6 +37,7 @@ def _answer(
 ) -> None:
     """Answer, with the line to go on with where it is interrupted, and print the findings."""
     from stepscope.api.study import answer, study_command, study_path
+    from stepscope.report.study_results import where_pictures
 
     checked = request.checked()
     if isinstance(checked, PowerModes):
@@ -61,7 +62,7 @@ def _answer(
         from stepscope.report.study_results import text
 
         print_wide(*text(findings), width=_PAGE_WIDTH)
-    sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
+    sys.stderr.write(where_pictures(folder))
 
 
 def _print_dry_run(jetson: Jetson, request: PowerModes) -> None:

@@ -38,6 +38,7 @@ def _tune(
     from stepscope.api.tune import answer, tune_path
     from stepscope.errors import UsageError
     from stepscope.experiments.tune.config import refuse_path
+    from stepscope.report.study_results import where_pictures
 
     if not (request.of_a_script or request.of_a_function):
         workloads.refuse_unknown(request.target)
@@ -53,7 +54,7 @@ def _tune(
         from stepscope.report.study_results import text
 
         print_wide(*text(findings), width=_PAGE_WIDTH)
-    sys.stderr.write(f"page and figures: {folder / 'page.html'}\n")
+    sys.stderr.write(where_pictures(folder))
     if tuning is None:
         return
     if tuning.interrupted:

@@ -72,7 +72,7 @@ def write_text(path: str | Path, content: str) -> Path:
 
 def render(run: Run) -> str:
     """The page of a run as HTML text."""
-    _check_needed()
+    refuse_without_libraries()
     from stepscope.report import sections
 
     found = sections.discovered()
@@ -92,7 +92,7 @@ def page_of(
 
     Sections without parts become phrases of its last line; a badge says that sensors were simulated, and frames it.
     """
-    _check_needed()
+    refuse_without_libraries()
     import jinja2
 
     from stepscope import __version__, units
@@ -136,7 +136,8 @@ def _absent(entry: Entry) -> str:
     return f"{entry.title.lower()} ({said[:1].lower()}{said[1:]})"
 
 
-def _check_needed() -> None:
+def refuse_without_libraries() -> None:
+    """Raise MissingDependency where a library is not installed that pages and figures need."""
     missing = [name for module, name in _PAGE_NEEDS.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MissingDependency(

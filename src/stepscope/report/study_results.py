@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.results import Findings, ResultTable, Value
+from stepscope.errors import MissingDependency
 from stepscope.quantities import simulated_badge
 from stepscope.report.table import Cell, Column, Table, terminal
 from stepscope.units import NOT_MEASURED, number
@@ -52,6 +53,30 @@ def render(findings: Findings, charts: Charts) -> str:
     entries.append(Entry("repeat", "How to repeat it", Section("", (Command(findings.command), facts))))
     alert = f"{simulated_badge(findings.simulated)}, not of this machine." if findings.simulated else None
     return page_of(findings.title, [findings.study, findings.device], alert, entries)
+
+
+def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path, forms: tuple[str, ...]) -> None:
+    """Write figures and page beside the findings; without the extra `report` nothing, since those stand already."""
+    from stepscope.report.html import refuse_without_libraries, write_text
+
+    try:
+        refuse_without_libraries()
+    except MissingDependency:
+        return
+    charts = make()
+    save_figures(charts, folder / "figures", findings.title, forms)
+    write_text(folder / "page.html", render(findings, charts))
+
+
+def where_pictures(folder: Path) -> str:
+    """Return where page and figures are, for a terminal, or what it takes to have them."""
+    from stepscope.report.html import refuse_without_libraries
+
+    try:
+        refuse_without_libraries()
+    except MissingDependency as error:
+        return f"findings: {folder / 'findings.json'}\nno page and no figures: {error}; {error.hint}\n"
+    return f"page and figures: {folder / 'page.html'}\n"
 
 
 def save_figures(charts: Charts, folder: Path, title: str, forms: tuple[str, ...]) -> list[Path]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1_000_000
 _COUNT = Within(0, 1 << 40)
 _FACTS = {
-    **dict.fromkeys(("device", "matmul_precision", "cpu_capability", "tcmalloc", "jemalloc", "compiler"), str),
+    **dict.fromkeys(("device", "gpu", "matmul_precision", "cpu_capability", "tcmalloc", "jemalloc", "compiler"), str),
     **dict.fromkeys(("cores", "physical_cores", "interop_threads"), Within(1, 4096)), "threads": Within(0, 4096),
     **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT), "large_cores": [Within(0, 4096)],
     **dict.fromkeys(("channels_last", "autocast", "compiled", "zeroes_gradients", "flushes_denormals"), bool),

@@ -118,9 +118,11 @@ def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisib
     ]
     telling = [w for w in weights if w.shape[1] > 1 and (w.shape[2] > 1 or w.shape[3] > 1)]
     parameters = [parameter for model in targets.models for parameter in model.parameters()]
+    device = parameters[0].device if parameters else torch.device("cpu")
     return {
         **machine_facts(),
-        "device": parameters[0].device.type if parameters else "cpu",
+        "device": device.type,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "flushes_denormals": bool((torch.tensor([1e-310], dtype=torch.float64) * 1.0).item() == 0.0),

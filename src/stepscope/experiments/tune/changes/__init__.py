@@ -27,7 +27,7 @@ Switch = Callable[["Targets"], AbstractContextManager[None]]
 
 _CORES = os.cpu_count() or 1
 _UNKNOWN: Facts = {  # of a training that nobody has looked at, such as that of a configuration written by hand
-    "device": "cpu", "cores": _CORES, "physical_cores": _CORES, "large_cores": [], "threads": 0,
+    "device": "cpu", "gpu": "", "cores": _CORES, "physical_cores": _CORES, "large_cores": [], "threads": 0,
     "conv2d": 1, "channels_last": False, "calls": 1, "autocast": False, "compiled": False, "zeroes_gradients": True,
     "matmul_precision": "highest", "flushes_denormals": False, "optimizers": [], "blocks": 1, "loader": None,
     "batch": 0, "divisible": False, "cpu_capability": "", "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False,

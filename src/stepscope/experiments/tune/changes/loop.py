@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 # The data loader: processes that load ahead of the step.
 
-if TYPE_CHECKING:
-    pass
-
 _LEAST_SHARE = 0.02  # of a step: with less there is nothing to gain
 
 
@@ -125,13 +122,31 @@ def _update(name: str) -> Switch:
         ]
         for group, _ in before:
             group.update({key: value for key, value in wanted.items() if key in group})
+        moved = list(_moved_counts(targets))
         try:
             yield
         finally:
             for group, values in before:
                 group.update(values)
+            for state, count in moved:
+                state["step"] = count.copy_(state["step"])
 
     return switch
+
+
+def _moved_counts(targets: Targets) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Put counts of steps where the update wants them: beside the parameter if fused, else on the host; yield those."""
+    import torch
+
+    for optimizer in targets.optimizers:
+        for group in optimizer.param_groups:
+            beside = group.get("fused") or group.get("capturable")
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                count, place = state.get("step"), parameter.device if beside else torch.device("cpu")
+                if isinstance(count, torch.Tensor) and count.device != place:
+                    state["step"] = count.to(place)
+                    yield state, count
 
 
 @contextlib.contextmanager
