@@ -231,7 +231,7 @@ def unsure_of(question: JobQuestion) -> list[str]:
     if not question.platform.known:
         reasons.append("the kernels of that processor were not measured")
     if on_gpu:
-        reasons.append("what CUDA's kernels and context take was never compared with a GPU")
+        reasons.append("what CUDA's kernels and context take was compared with one GPU alone, an H100")
     return reasons
 
 

@@ -177,7 +177,7 @@ _RECOMPUTED = 3_770_000
 _PACKED = 1.1  # B for each of an LSTM's weights
 _HALF_WIDTH = 4_500_000
 _PACKS_WEIGHTS = "mkldnn_rnn_layer"
-_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def kernel_code(log: StorageLog) -> KernelCode:
         for storage in log.storages
         if storage.phase == "backward" and storage.op not in forward
     }
-    products = {(storage.op, storage.shape) for storage in log.storages if storage.op in _PRODUCTS}
+    products = {(storage.op, storage.shape) for storage in log.storages if storage.op in PRODUCTS}
     packing = {storage.module for storage in log.storages if _PACKS_WEIGHTS in storage.op}
     weights = (s.bytes for s in log.storages if s.category == "parameter" and s.module in packing)
     return KernelCode(

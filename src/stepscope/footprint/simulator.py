@@ -30,7 +30,7 @@ from stepscope.analysis.memory.limits import (
 )
 from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.cuda_allocator import Settings, parse_settings, reserved_by
-from stepscope.footprint.result import Holder, LivePeak, ScenePeak, code_bytes, kernel_code
+from stepscope.footprint.result import PRODUCTS, Holder, LivePeak, ScenePeak, code_bytes, kernel_code
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
 from stepscope.record.dry.storage_log import Storage, StorageLog, peak_of
@@ -40,16 +40,20 @@ from stepscope.record.dry.workspaces import Platform, Workspaces
 #
 # The dry run goes through the CPU's dispatch; three things that CUDA does otherwise are put in: optimizers take all
 # parameters in one call (foreach), dropout keeps a mask of one byte an element, and attention with dropout stays
-# fused. cuBLAS keeps a workspace for each thread that multiplies: forward's and backward's. Recordings of GPUs showed
-# two of 8,519,680 B, on Hopper two of 33,554,432 B (`benchmarks/cuda_snapshots.py`).
+# fused. cuBLAS keeps a workspace for each thread that multiplies: forward's and backward's, none where nothing does.
+# Recordings of GPUs showed two of 8,519,680 B, on Hopper two of 33,554,432 B (`benchmarks/cuda_snapshots.py`).
 
 _CUBLAS = (8_519_680, 33_554_432)  # B of a workspace: least, most
 _THREADS = 2
 _SCALAR = 8  # B at the most; an optimizer's count of steps lies on the host
 
+# What 11 trainings reserved on an H100 beside the simulated ends (`benchmarks/cuda_memory.py`): as little as 0.97 of
+# the least, and up to 21 MB more than the most, since small requests come in another order than in a dry run.
+_RESERVED_LESS, _RESERVED_MORE, _RESERVED_SEGMENT = 0.95, 1.05, 20 << 20
+
 # Taken by the driver and by kernels that are loaded, beside the allocator's segments. Loaded lazily (CUDA 11.7 and
-# later) 0.2 to 0.7 GB are reported; before, about 1 GB. No GPU has checked these ends.
-CONTEXT = (200_000_000, 700_000_000)
+# later) 0.2 to 0.7 GB are reported, and 661 MB (without cuBLAS) to 797 were seen on an H100 with CUDA 13.
+CONTEXT = (200_000_000, 900_000_000)
 CONTEXT_OF_A_BOARD = (200_000_000, 1_200_000_000)
 LIBRARIES_ON_HOST = (0, 2_000_000_000)  # cuDNN and cuBLAS bring their code into the host's memory, on a board the same
 
@@ -99,13 +103,14 @@ def reserved_of(log: StorageLog, settings: Settings) -> tuple[int, int]:
     cuDNN and cuBLAS decide how much they take: the log is replayed with the least and with the most of it.
     """
     events = [(number, sign) for _, _, number, sign in log.events if not _on_host(log.storages[number])]
+    threads = _THREADS if any(storage.op in PRODUCTS for storage in log.storages) else 0
     ends = []
     for bound, cublas in zip(("low", "high"), _CUBLAS, strict=True):
         sizes = [int(getattr(storage, bound)) for storage in log.storages]
         first = len(sizes)
-        sizes += [cublas] * _THREADS
-        ends.append(reserved_by([*((first + n, +1) for n in range(_THREADS)), *events], sizes, settings).peak)
-    return min(ends), max(ends)
+        sizes += [cublas] * threads
+        ends.append(reserved_by([*((first + n, +1) for n in range(threads)), *events], sizes, settings).peak)
+    return round(_RESERVED_LESS * min(ends)), round(_RESERVED_MORE * max(ends)) + _RESERVED_SEGMENT
 
 
 def _on_host(storage: Storage) -> bool:
