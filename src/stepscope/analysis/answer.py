@@ -5,6 +5,7 @@ Numbers in SI units with their 95 % CI; the terminal, the page and `brief` draw 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from stepscope.analysis.channels import series_of
 from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.processes import ALL, OWN
-from stepscope.analysis.summary import main_rail, module_rows
+from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.quantities import KINDS, find
@@ -85,7 +86,19 @@ def machine_name(run: Run) -> str | None:
     name = processor if run.simulated is not None else stated or processor
     about = run.meta.get("workload")
     used = str((about if isinstance(about, dict) else {}).get("device") or "cpu")
+    gpus = [str(gpu["name"]) for gpu in _gpus_used(run) if gpu.get("name")]
+    if gpus:
+        names = [f"{count} {gpu}" if count > 1 else gpu for gpu, count in Counter(gpus).items()]
+        return f"{', '.join(names)} ({'cuda' if used == 'cpu' else used})"
     return f"{name or used} ({used})" if used != "cpu" else name and str(name)
+
+
+def _gpus_used(run: Run) -> list[dict[str, Any]]:
+    """The GPUs that the training had memory of; all that it saw where that was not recorded."""
+    stated = run.device.get("accelerators_torch")
+    gpus = [gpu for gpu in stated if isinstance(gpu, dict)] if isinstance(stated, list) else []
+    held = reserved_bytes(run)
+    return [gpu for gpu in gpus if f"cuda:{gpu.get('index')}" in held] or gpus
 
 
 def _day(name: str) -> str | None:
@@ -96,7 +109,7 @@ def _day(name: str) -> str | None:
 def headline(run: Run) -> list[Headline]:
     """Return step time, throughput, energy and power of the whole device, peak memory, temperature and accuracy."""
     found = [_metric(run, name) for name in ("step_time", "throughput", "energy_per_step", "mean_power", "peak_memory")]
-    return [*(row for row in found if row is not None), *_hottest(run), *_accuracy(run)]
+    return [*(row for row in found if row is not None), *_gpu_memory(run), *_hottest(run), *_accuracy(run)]
 
 
 def _metric(run: Run, name: str) -> Headline | None:
@@ -129,6 +142,21 @@ def _of_ranks(run: Run) -> str:
 def _memory_bytes(run: Run) -> float | None:
     total = run.device.get("memory_bytes") or (run.device.get("memory") or {}).get("total_bytes")
     return float(total) if isinstance(total, int | float) else None
+
+
+def _gpu_memory(run: Run) -> Iterator[Headline]:
+    """The most that the training held of its GPUs: as the driver said, or at least what the allocator reserved."""
+    gpus = _gpus_used(run)
+    if not gpus:
+        return
+    of_driver = [float(series.values.max()) for series in series_of(run, "process_memory") if len(series.values)]
+    of_allocator = sum(size for device, size in reserved_bytes(run).items() if device.startswith("cuda"))
+    most = max(sum(of_driver), float(of_allocator))
+    sizes = [gpu.get("memory_bytes") for gpu in gpus]
+    whole = sum(float(size) for size in sizes if isinstance(size, int | float)) or None
+    note = "context and libraries included" if of_driver else "of the allocator alone: the driver's own is not in it"
+    if most:
+        yield Headline("gpu_memory", "GPU memory", most, "B", note=note, whole=whole)
 
 
 def _hottest(run: Run) -> Iterator[Headline]:

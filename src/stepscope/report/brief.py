@@ -34,7 +34,7 @@ def _lines(run: Run) -> Iterator[str]:
     for row in headline(run):
         said = figure_text(row)
         label = row.label.lower()
-        yield said if said.startswith(("peak ", "accuracy ")) else f"{label}: {said}"
+        yield said if said.startswith(("peak ", "accuracy ", "GPU peak ")) else f"{label}: {said}"
     if fits := fits_sentence(run):
         yield f"memory: {fits}"
     yield from _findings(run)

@@ -125,8 +125,13 @@ def _headline(run: Run) -> list[RenderableType]:
     """Return the headline numbers, as many on a line as fit; none is broken."""
     peak = training_peak(run)
     fits = "" if peak is None else f", {which_fit(peak)}"
+    rows = headline(run)
+    host = "host " if any(row.metric == "gpu_memory" for row in rows) else ""  # two memories: whose the peak is
     said = tuple(
-        Text.assemble((figure_text(row), "bold"), fits if row.metric == "peak_memory" else "") for row in headline(run)
+        Text.assemble((host + figure_text(row), "bold"), fits)
+        if row.metric == "peak_memory"
+        else Text(figure_text(row), "bold")
+        for row in rows
     )
     return [_Flow(said)] if said else []
 
@@ -134,13 +139,19 @@ def _headline(run: Run) -> list[RenderableType]:
 def figure_text(row: Headline) -> str:
     """Return a headline number as a phrase: "4.91 ms/step [4.81, 5.01]", "peak 374 MB of 8.2 GB"."""
     if row.metric == "peak_memory":
-        return f"peak {bytes_(row.value)}{f' of {bytes_(row.whole)}' if row.whole else ''}"
+        return f"peak {_of_whole(row)}"
+    if row.metric == "gpu_memory":
+        return f"GPU peak {_of_whole(row)}"
     if row.metric == "accuracy":
         return f"accuracy {percent(row.value)}"
     value, _, interval = estimate(row.value, row.low, row.high, row.unit).partition(" [")
     said = f"{value}{_PER.get(row.metric, '')}{f' [{interval}' if interval else ''}"
     held = f", {row.note}" if row.metric in ("temperature", "throughput") and row.note else ""
     return f"{row.kind.upper()} {said}{held}".strip()
+
+
+def _of_whole(row: Headline) -> str:
+    return f"{bytes_(row.value)}{f' of {bytes_(row.whole)}' if row.whole else ''}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""A training that an H100 ran: LeNet, batch 64, 600 steps, torch 2.11; the folder as it was written, but for paths."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from stepscope.analysis.run import Run, open_run
+from stepscope.analysis.tuning import what_to_change
+from stepscope.report.brief import brief
+from stepscope.report.screen import render
+
+RECORDED = Path(__file__).parent / "recorded" / "h100-lenet.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("runs")
+    with tarfile.open(RECORDED) as packed:
+        packed.extractall(folder, filter="data")
+    return open_run(str(next(folder.iterdir())))
+
+
+def test_no_call_of_cuda_and_no_copy_of_a_scope_is_an_operator(run: Run) -> None:
+    ops = run.ops.with_columns(pl.col("name").cast(pl.Utf8), pl.col("device").cast(pl.Utf8))
+    assert ops.filter(pl.col("name").str.contains("^cuda|^cu[A-Z]|Buffer")).is_empty()
+    of_gpu = set(ops.filter(pl.col("device") == "cuda:0")["name"])
+    assert of_gpu
+    assert not of_gpu & set(ops.filter(pl.col("device") == "cpu")["name"])
+
+
+def test_nearly_all_kernels_belong_to_the_operator_and_phase_that_launched_them(run: Run) -> None:
+    kernels = run.ops.filter(pl.col("device").cast(pl.Utf8) == "cuda:0")
+    assert kernels.filter(pl.col("parent") >= 0).height > 0.99 * kernels.height
+    assert set(kernels["phase"].cast(pl.Utf8)) >= {"forward", "backward", "optimizer"}
+
+
+def test_convolutions_and_products_have_their_flops(run: Run) -> None:
+    flops = run.operators().group_by("name").agg(pl.col("flops").sum())
+    known = dict(flops.select(pl.col("name").cast(pl.Utf8), "flops").iter_rows())
+    forward = known["aten::cudnn_convolution"] + known["aten::addmm"]
+    assert forward == pytest.approx(64 * 961_000, rel=0.02)  # a step, by the layers' sizes
+
+
+def test_phases_add_up_to_the_step_and_kernels_to_less(run: Run) -> None:
+    phases = run.phases()
+    assert phases["share"].sum() == pytest.approx(1, abs=0.02)
+    assert 0 < phases["device_ns"].sum() < phases["ns"].sum()
+
+
+def test_the_first_screen_names_the_gpu_and_both_memories(run: Run) -> None:
+    console = Console(width=120, file=io.StringIO())
+    console.print(render(run))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "NVIDIA H100 80GB HBM3 (cuda)" in said
+    assert "host peak 1.35 GB of 135 GB" in said
+    assert "GPU peak 902 MB of 85 GB" in said
+    assert "Overhead bound" in said
+
+
+def test_changes_would_be_tried_on_the_gpu(run: Run) -> None:
+    assert what_to_change(run).command == "stepscope tune lenet --batch 64 --device cuda"
+    assert "GPU peak 902 MB" in brief(run)
