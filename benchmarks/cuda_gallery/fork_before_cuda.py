@@ -1,0 +1,114 @@
+"""Forks twice before CUDA is initialised (after model calls without autograd); the children use CUDA, then so does the parent."""
+import hashlib
+import os
+
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.use_deterministic_algorithms(True)
+torch.backends.cudnn.deterministic = True
+torch.backends.cudnn.benchmark = False
+torch.backends.cudnn.allow_tf32 = False
+torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def truth(text):
+    path = os.environ.get("STEPSCOPE_TRUTH")
+    if path:
+        with open(path, "a") as file:
+            file.write(f"{text}\n")
+
+
+def finish(models, updates):
+    total = hashlib.sha256()
+    for model in models:
+        for name, value in sorted(model.state_dict().items()):
+            total.update(name.encode())
+            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    print("weights", total.hexdigest())
+    print("rng", hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest())
+    if torch.cuda.is_initialized():
+        print("cuda rng", hashlib.sha256(torch.cuda.get_rng_state().numpy().tobytes()).hexdigest())
+    truth(f"UPDATES {updates}")
+
+
+def net(wide=256, deep=4, inputs=64, outputs=10, drop=0.1):
+    layers = [nn.Linear(inputs, wide), nn.ReLU()]
+    for _ in range(deep):
+        layers += [nn.Linear(wide, wide), nn.ReLU(), nn.Dropout(drop)]
+    return nn.Sequential(*layers, nn.Linear(wide, outputs))
+
+
+def batch(i, n=128, inputs=64):
+    g = torch.Generator().manual_seed(1000 + i)
+    return torch.randn(n, inputs, generator=g), torch.randint(0, 10, (n,), generator=g)
+
+
+def train(model, optimizer, first, count, tell=5, n=64):
+    for i in range(first, first + count):
+        x, y = batch(i, n)
+        x, y = x.to(DEV), y.to(DEV)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if i % tell == 0:
+            print(i, loss.item().hex(), flush=True)
+
+
+import traceback
+
+
+def in_child(steps):
+    """Trains in a forked child on CUDA; what it says comes through a pipe."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            torch.manual_seed(99)
+            try:
+                model = net(64).to(CHILD_DEV)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                for i in range(steps):
+                    x, y = batch(i)
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x.to(CHILD_DEV)), y.to(CHILD_DEV))
+                    loss.backward()
+                    optimizer.step()
+                text = f"child {CHILD_DEV} {loss.item().hex()} {torch.cuda.is_initialized()}"
+            except Exception as error:
+                text = f"child {type(error).__name__}: {str(error).splitlines()[0]}"
+            os.write(write, text.encode())
+        finally:
+            os._exit(5)
+    os.close(write)
+    with os.fdopen(read) as file:
+        print(file.read())
+    print("child ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+CHILD_DEV = "cuda" if torch.version.cuda else "cpu"  # no call of CUDA before the fork
+
+torch.manual_seed(22)
+torch.set_num_threads(1)  # no threads before a fork
+model = net(64)
+with torch.no_grad():
+    print("before", model(batch(0)[0]).sum().item().hex(), torch.cuda.is_initialized())
+in_child(20)
+weight = torch.zeros(64, 10)
+with torch.no_grad():
+    for i in range(8):
+        x, y = batch(i)
+        p = (x @ weight).softmax(1) - F.one_hot(y, 10)
+        weight -= 0.1 * x.T @ p / len(y)
+    model(batch(1)[0])
+in_child(20)
+print(torch.cuda.is_initialized(), weight.sum().item().hex())
+DEV = "cuda" if torch.cuda.is_available() else "cpu"
+model.to(DEV)
+train(model, torch.optim.SGD(model.parameters(), lr=0.1), 0, 40)
+finish([model], 40)
