@@ -141,7 +141,7 @@ class Undisturbed:
         self._handlers: dict[int, Any] = {}
         self._actions: dict[int, Any] = {}
         self._waiting: list[tuple[int, FrameType | None]] = []
-        self._outermost = Undisturbed._now is None and threading.current_thread() is threading.main_thread()
+        self._outermost = Undisturbed._now is None and threading.get_ident() == threading.main_thread().ident
         if not self._outermost:
             return
         Undisturbed._now = self
@@ -203,7 +203,7 @@ class Undisturbed:
     @staticmethod
     def end() -> None:
         """Put the handlers back where nobody else does: in a child that a thread forked, after a fault of ours."""
-        if Undisturbed._now is not None and threading.current_thread() is threading.main_thread():
+        if Undisturbed._now is not None and threading.get_ident() == threading.main_thread().ident:
             Undisturbed._now._restore()
 
 

@@ -57,5 +57,5 @@ def at_end_of_thread(action: Callable[[], None]) -> None:
     Never for the main thread, which ends with the interpreter.
     """
     kept = getattr(_of_this_thread, "ends", None)
-    if threading.current_thread() is not threading.main_thread() and (kept is None or kept.action != action):
+    if threading.get_ident() != threading.main_thread().ident and (kept is None or kept.action != action):
         _of_this_thread.ends = _AtEndOfThread(action)

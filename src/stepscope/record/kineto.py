@@ -390,7 +390,7 @@ def end_forked_children_early() -> None:
     _others.clear()
     if not _kineto_runs:
         return
-    if threading.current_thread() is _MAIN_THREAD:
+    if threading.get_ident() == _MAIN_THREAD.ident:
         atexit.register(end_without_destructors)  # the lock it takes may be held here by a thread that is not copied
     else:  # where this thread returns, the child ends without Python's end
         end_without_destructors()

@@ -185,7 +185,7 @@ def _waited(child: subprocess.Popen[bytes]) -> int:
 @contextlib.contextmanager
 def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """A signal for this process is for the training; Ctrl-C of a terminal reaches it by itself."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         yield
         return
 
