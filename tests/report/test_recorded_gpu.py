@@ -11,6 +11,8 @@ import pytest
 from rich.console import Console
 
 from stepscope.analysis.run import Run, open_run
+from stepscope.analysis.time.dependencies import _units_of_step, replay, replayed_ns
+from stepscope.analysis.time.schedule import schedule
 from stepscope.analysis.tuning import what_to_change
 from stepscope.report.brief import brief
 from stepscope.report.screen import render
@@ -66,3 +68,13 @@ def test_the_first_screen_names_the_gpu_and_both_memories(run: Run) -> None:
 def test_changes_would_be_tried_on_the_gpu(run: Run) -> None:
     assert what_to_change(run).command == "stepscope tune lenet --batch 64 --device cuda"
     assert "GPU peak 902 MB" in brief(run)
+
+
+def test_a_replay_of_each_step_with_its_lanes_takes_the_time_that_was_recorded(run: Run) -> None:
+    for step in run.ops["step"].unique():
+        units = _units_of_step(run, step)
+        assert units is not None
+        tasks, of_unit = replay(units)
+        again = schedule(tasks, dict.fromkeys(tasks.lane, 1))
+        assert again.end[of_unit] == pytest.approx(units.t1, abs=1)
+        assert replayed_ns(units) == pytest.approx(units.length_ns)
