@@ -197,3 +197,12 @@ def test_how_far_a_peak_lies_outside_the_prediction_is_a_ratio_to_its_nearer_end
 def test_a_real_probe_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert asked("lenet", "--batch", "1", "--memory", "100MB", "--probe", "--no-options") == 0
     assert "measured" in capsys.readouterr().out
+
+
+def test_a_script_is_not_answered_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    assert main(["fit", "train.py", "--memory", "8GB", "--device", "cuda"]) == 2
+    assert "for its process alone, not for a GPU" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fit import jobs
@@ -74,6 +75,20 @@ def test_an_answer_for_a_script_on_another_machine_is_at_most_likely(
     found = predict_script_fit("train.py", [], limit_of_memory("8GB"))
     assert found.verdict == "likely fits"
     assert "not measured" in found.unsure[0]
+
+
+def test_of_a_script_on_a_gpu_nothing_is_said_of_the_gpu_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_gpu(*given: Any) -> ScriptLog:
+        watched = watch_script(*given)
+        watched.log.storages[-1].device = "cuda:0"
+        return watched
+
+    monkeypatch.setattr("stepscope.footprint.prediction.watch_script", on_a_gpu)
+    found = answered(tmp_path, monkeypatch, "for _ in range(3):\n    update(*data[:32])\n")
+    assert found.verdict == "likely fits"
+    assert "nothing is said of the GPU's own memory" in found.unsure[0]
 
 
 def test_workers_of_a_loader_and_the_batches_that_wait_are_in_the_peak(

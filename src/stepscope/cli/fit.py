@@ -57,6 +57,11 @@ def _fit(
             batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
             beside=request.beside, plan=request.plan, prove=request.prove,
         )  # fmt: skip
+        if request.device != "cpu":
+            raise UsageError(
+                f"--device {request.device}: a script is followed for its process alone, not for a GPU",
+                f"of a GPU: stepscope fit module:function --device {request.device}, or a workload",
+            )
     elif context.args:
         left = " ".join(context.args)
         of_a_unit = bool(request.memory) and left.lower() in UNITS["B"].factors

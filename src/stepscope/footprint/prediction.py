@@ -442,6 +442,9 @@ def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> Storage
     return log
 
 
+_ON_A_GPU = "it trains on a GPU: what lies there counts as RAM, and nothing is said of the GPU's own memory"
+
+
 def predict_script_fit(
     target: str,
     arguments: Sequence[str],
@@ -467,6 +470,7 @@ def predict_script_fit(
     unsure = [
         *([] if simulator.measured else [NOT_MEASURED]),
         *(f"not followed: {call}" for call in watched.missed),
+        *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in watched.log.storages) else []),
         *_without_rule(not_modelled),
     ]
     found = _judged(simulator, live, limit, unsure)
