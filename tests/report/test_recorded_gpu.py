@@ -1,4 +1,4 @@
-"""A training that an H100 ran: LeNet, batch 64, 600 steps, torch 2.11; the folder as it was written, but for paths."""
+"""Trainings that an H100 ran (torch 2.11, 16 cores): LeNet, and a script with two workers; as written but for paths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.run import Run, open_run
 from stepscope.analysis.time.dependencies import _units_of_step, replay, replayed_ns
 from stepscope.analysis.time.schedule import schedule
@@ -17,15 +18,18 @@ from stepscope.analysis.tuning import what_to_change
 from stepscope.report.brief import brief
 from stepscope.report.screen import render
 
-RECORDED = Path(__file__).parent / "recorded" / "h100-lenet.tar.xz"
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def unpacked(name: str, folder: Path) -> Run:
+    with tarfile.open(RECORDED / f"{name}.tar.xz") as packed:
+        packed.extractall(folder, filter="data")
+    return open_run(str(next(folder.iterdir())))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("runs")
-    with tarfile.open(RECORDED) as packed:
-        packed.extractall(folder, filter="data")
-    return open_run(str(next(folder.iterdir())))
+    return unpacked("h100-lenet", tmp_path_factory.mktemp("runs"))
 
 
 def test_no_call_of_cuda_and_no_copy_of_a_scope_is_an_operator(run: Run) -> None:
@@ -78,3 +82,12 @@ def test_a_replay_of_each_step_with_its_lanes_takes_the_time_that_was_recorded(r
         again = schedule(tasks, dict.fromkeys(tasks.lane, 1))
         assert again.end[of_unit] == pytest.approx(units.t1, abs=1)
         assert replayed_ns(units) == pytest.approx(units.length_ns)
+
+
+def test_waiting_for_the_thread_of_backward_is_no_waiting_for_a_core(tmp_path: Path) -> None:
+    seen = unpacked("h100-cnn", tmp_path)
+    occupied = occupancy(seen)
+    assert occupied.waits["lock"].value > 0.25  # forward's thread, for the thread in which autograd serves the GPU
+    assert occupied.background_cores is not None
+    assert occupied.background_cores.value > 0.3  # what a load is told from
+    assert [cause.bound for cause in seen.verdict().causes] == ["overhead"]

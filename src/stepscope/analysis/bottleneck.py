@@ -220,7 +220,7 @@ def starved_share(seen: Occupancy) -> Estimate | None:
     None where the kernel's run-queue times were not sampled.
     """
     held = seen.held
-    if held is None or (seen.threads or 1) < 2 or not _load_evidence(seen):
+    if held is None or (seen.threads or 1) < 2 or not (seen.full and _load_evidence(seen)):
         return held
     lock = seen.waits.get("lock", NOTHING)
     return held if lock.value < _CLEAR else Estimate(held.value + lock.value).clipped()

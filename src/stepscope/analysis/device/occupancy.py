@@ -27,6 +27,7 @@ _THROTTLE_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown,
 _NEAR_TRIP = 3.0  # degrees below a passive trip point
 _SOME_PERIODS = 0.05  # of a quota, in which it held the training back
 _STEADY = 0.97  # of its limit: a clock that reaches it
+_FULL = 0.75  # of all cores
 
 
 NOTHING = Estimate(0.0, 0.0, 0.0)
@@ -70,6 +71,15 @@ class Occupancy:
     storage_read: Estimate | None  # B/s
     storage_written: Estimate | None
     clock: Clock | None
+
+    @property
+    def full(self) -> bool:
+        """Whether so few cores are idle that one of several threads may wait for one; so where that is not known.
+
+        With idle cores a thread that waits for another waits for its work: for autograd's own thread of a GPU, say.
+        """
+        fewer = self.allowed is not None and self.allowed < self.cores
+        return fewer or self.busy_cores is None or self.busy_cores >= _FULL * self.cores
 
     @property
     def held(self) -> Estimate | None:
