@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -22,6 +23,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def unpacked(name: str, folder: Path) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(RECORDED / f"{name}.tar.xz") as packed:
         packed.extractall(folder, filter="data")
     return open_run(str(next(folder.iterdir())))
@@ -67,6 +69,18 @@ def test_the_first_screen_names_the_gpu_and_both_memories(run: Run) -> None:
     assert "host peak 1.35 GB of 135 GB" in said
     assert "GPU peak 902 MB of 85 GB" in said
     assert "Overhead bound" in said
+
+
+def test_what_the_processor_of_the_host_gained_is_not_shown_for_its_gpu(tmp_path: Path) -> None:
+    seen = unpacked("h100-lenet", tmp_path / "here" / "runs")
+    kept = {"study": "tune", "answer": "threads: 20 % less time.", "command": "stepscope tune lenet", "tables": [],
+            "settings": {"target": "lenet", "batch": 64}, "device": seen.device["cpu"]}  # fmt: skip
+    beside = tmp_path / "here" / "studies" / "20261127T000000-tune-lenet" / "findings.json"
+    beside.parent.mkdir(parents=True)
+    beside.write_text(json.dumps(kept))
+    assert what_to_change(seen).sentence.startswith("Not measured yet")
+    beside.write_text(json.dumps({**kept, "device": "NVIDIA H100 80GB HBM3 (cuda)"}))
+    assert what_to_change(open_run(str(seen.path))).sentence == "threads: 20 % less time."
 
 
 def test_changes_would_be_tried_on_the_gpu(run: Run) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.fabricate import fabricate_run
 
 from stepscope import Run
+from stepscope.analysis.answer import machine_name
 from stepscope.analysis.tuning import what_to_change
 from stepscope.report import screen, text
 from stepscope.report.page.parts import Command, Note
@@ -21,11 +22,11 @@ from stepscope.report.sections import changes
 
 def _tuned(run: Run, **settings: Any) -> dict[str, Any]:
     name = run.meta["workload"]["name"]
-    device = run.device.get("board") or run.device.get("cpu")
     table = {"name": "helps", "title": "What helps", "columns": ["change", "gain %"], "rows": [["channels_last", 20.0]]}
     return {
         "study": "tune", "answer": "channels_last: 20 % less time.", "command": "stepscope tune it", "tables": [table],
-        "settings": {"target": name, "batch": run.meta["workload"].get("batch_size"), **settings}, "device": device,
+        "settings": {"target": name, "batch": run.meta["workload"].get("batch_size"), **settings},
+        "device": machine_name(run),
     }  # fmt: skip
 
 
