@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.fit import jobs
+from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from stepscope.analysis.memory.limits import ALLOCATORS, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
@@ -14,6 +17,7 @@ from stepscope.footprint.prediction import predict_script_fit
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.script import ScriptLog, watch_script
 from stepscope.footprint.simulator import live_peak
+from stepscope.record.dry.fake_numbers import _moved_into
 from stepscope.record.dry.storage_log import nothing_hidden
 
 HEAD = """
@@ -75,6 +79,13 @@ def test_an_answer_for_a_script_on_another_machine_is_at_most_likely(
     found = predict_script_fit("train.py", [], limit_of_memory("8GB"))
     assert found.verdict == "likely fits"
     assert "not measured" in found.unsure[0]
+
+
+def test_a_parameter_that_is_moved_to_a_gpu_lies_there() -> None:
+    with FakeTensorMode(), torch.no_grad():
+        weight = nn.Parameter(torch.empty(3))
+        _moved_into(weight, torch.empty(3, device="cuda"))
+        assert (weight * torch.empty(3, device="cuda")).device == weight.device == torch.device("cuda", 0)
 
 
 def test_of_a_script_on_a_gpu_nothing_is_said_of_the_gpu_and_that_is_said(

@@ -106,9 +106,11 @@ def _address(storage: torch.UntypedStorage) -> int:
 
 
 def _moved_into(old: Tensor, new: Tensor) -> None:
-    """Give a parameter what `model.to()` made of it: on one device without a swap, which refuses what is held twice."""
+    """Give a parameter what `model.to()` made of it, device too, without a swap, which refuses what is held twice."""
     if old is not new:
         old.data = new
+        if isinstance(old, FakeTensor):
+            old.fake_device = new.device
 
 
 def _copied(tensor: FakeTensor, memo: Any) -> Tensor:
