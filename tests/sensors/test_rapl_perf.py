@@ -78,6 +78,16 @@ def test_counts_become_joules_by_the_scale_and_never_wrap(tmp_path: Path) -> Non
     assert sensor.channels[2].id == "rapl.package-0/core.energy"
 
 
+def test_a_counter_of_a_package_or_system_that_stands_still_is_left_out(tmp_path: Path) -> None:
+    counts = {1: 0, 2: 1 << 20, 3: 0, 4: 0, 5: 0}
+    sensor = found(count_events(events(pmu(tmp_path)), counter(counts), lambda: None))
+    assert "rapl:psys" not in {channel.scope for channel in sensor.channels}
+    assert {"rapl:package-0", "rapl:package-0/core"} <= {channel.scope for channel in sensor.channels}
+    sensor.close()
+    dead = [event for event in events(pmu(tmp_path)) if event.rail == "psys"]
+    assert "stand still" in missing(count_events(dead, counter(counts), lambda: None)).detail
+
+
 def test_each_socket_has_its_package_and_psys_is_counted_once(tmp_path: Path) -> None:
     pmu(tmp_path, "0,18\n")
     topology(tmp_path, {0: (0, 0), 18: (1, 0)})

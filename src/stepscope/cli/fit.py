@@ -54,14 +54,9 @@ def _fit(
     script = is_script(target)
     if script:
         _refuse_for_a_script(
-            batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
+            request.device, batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
             beside=request.beside, plan=request.plan, prove=request.prove,
         )  # fmt: skip
-        if request.device != "cpu":
-            raise UsageError(
-                f"--device {request.device}: a script is followed for its process alone, not for a GPU",
-                f"of a GPU: stepscope fit module:function --device {request.device}, or a workload",
-            )
     elif context.args:
         left = " ".join(context.args)
         of_a_unit = bool(request.memory) and left.lower() in UNITS["B"].factors
@@ -174,7 +169,12 @@ def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Se
         raise UnknownName("format", unknown, SUFFIXES)
 
 
-def _refuse_for_a_script(**given: Any) -> None:
+def _refuse_for_a_script(device: str, **given: Any) -> None:
+    if device != "cpu":
+        raise UsageError(
+            f"--device {device}: a script is followed for its process alone, not for a GPU",
+            f"of a GPU: stepscope fit module:function --device {device}, or a workload",
+        )
     said = [f"--{name}" for name, value in given.items() if value]
     if said:
         raise UsageError(f"a script chooses that itself: {', '.join(said)}", "give the script's own options after --")

@@ -74,7 +74,7 @@ class Occupancy:
 
     @property
     def full(self) -> bool:
-        """Whether so few cores are idle that one of several threads may wait for one; so where that is not known.
+        """Tell whether so few cores are idle that one of several threads may wait for one; so where that is not known.
 
         With idle cores a thread that waits for another waits for its work: for autograd's own thread of a GPU, say.
         """

@@ -12,6 +12,7 @@ The kernel folds the 32-bit registers into 64 bits by a timer of its own, so the
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,6 +218,7 @@ def _number(path: Path) -> int:
 
 
 PERF = "rapl_perf"
+_STILL_S = 0.05  # a processor at rest takes some hundred steps of its counter in it
 _RAILS = {"pkg": "package", "cores": "core", "gpu": "uncore", "ram": "dram", "psys": "psys"}  # as powercap names them
 _REMEDY = (
     "sudo sysctl kernel.perf_event_paranoid=0   (for good: a line in /etc/sysctl.d/; or open RAPL's powercap files)"
@@ -249,7 +251,7 @@ def discover_perf(root: Path, target: Target) -> Found | Missing:
     if root != Path("/"):
         return Missing("absent", f"{folder}: perf counts on the running machine alone, not on a tree below {root}")
     try:
-        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu))
+        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _a_while)
     except (OSError, ValueError) as error:
         return Missing("failed", f"{folder}: {error}")
 
@@ -274,8 +276,15 @@ def events(root: Path) -> list[Event]:
     return sorted(found, key=lambda event: (event.domain.count("/"), event.domain))
 
 
-def count_events(known: Sequence[Event], opener: Opener) -> Found | Missing:
-    """Opens what may be opened; an event that this processor lacks is excluded."""
+def _a_while() -> None:
+    time.sleep(_STILL_S)
+
+
+def count_events(known: Sequence[Event], opener: Opener, wait: Callable[[], None] | None = None) -> Found | Missing:
+    """Opens what may be opened; an event that this processor lacks is excluded.
+
+    wait: as long as no package and no system can take nothing: what stands still is excluded, as in virtual machines.
+    """
     opened: list[tuple[Event, int]] = []
     refused: list[OSError] = []
     for event in known:
@@ -287,6 +296,13 @@ def count_events(known: Sequence[Event], opener: Opener) -> Found | Missing:
         if not refused:
             return Missing("unsupported", "power PMU: no energy event in joules is known")
         return missing_because(refused[0], f"perf_event_open of {known[0].source}; {PARANOID}", _REMEDY)
+    if wait is not None:
+        wait()
+        still = [(event, file) for event, file in opened if _takes_power(event) and _joules(file, event.scale_j) == 0]
+        close_files([descriptor for _, descriptor in still])
+        opened = [event for event in opened if event not in still]
+        if not opened:
+            return Missing("unsupported", "power PMU: its counters stand still (a virtual machine without a meter?)")
 
     def read() -> list[float]:
         values = [_joules(descriptor, event.scale_j) for event, descriptor in opened]
@@ -297,6 +313,10 @@ def count_events(known: Sequence[Event], opener: Opener) -> Found | Missing:
     domains = [event.domain for event, _ in opened]
     channels = tuple(_rapl_perf_channel(event, domains) for event, _ in opened)
     return Found(channels, read, lambda: close_files([descriptor for _, descriptor in opened]))
+
+
+def _takes_power(event: Event) -> bool:
+    return event.rail == "psys" or "/" not in event.domain
 
 
 def cpu_list(text: str) -> list[int]:
