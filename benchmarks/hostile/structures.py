@@ -102,7 +102,7 @@ def lane_of(columns: dict[str, Any], rows: Ints, length_ns: int) -> Lane:
 
 
 def credited(step: Step, lane: Lane) -> Ints:
-    """Owner of each segment by docs/energy.md: time between two nodes of a backward pass is the later one's."""
+    """Owner of each segment by docs/energy.md: time between two nodes of a backward pass is the earlier one's."""
     node = np.array([
         above < 0 and name.startswith(NODE)
         for above, name in zip(step.columns["parent"], step.columns["name"], strict=True)
@@ -111,7 +111,7 @@ def credited(step: Step, lane: Lane) -> Ints:
     for gap in np.flatnonzero(lane.owner[1:-1] < 0) + 1:
         before, after = lane.owner[gap - 1], lane.owner[gap + 1]
         if before >= 0 and after >= 0 and node[before] and node[after]:
-            owner[gap] = after
+            owner[gap] = before
     return owner
 
 

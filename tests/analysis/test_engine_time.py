@@ -16,8 +16,8 @@ def engine_ns(*rows: tuple[int, int, str, int, int | None]) -> list[int]:
     return frame.select(ENGINE_NS).to_series().to_list()
 
 
-def test_what_lies_between_two_nodes_is_the_time_of_the_later_one() -> None:
-    assert engine_ns((0, 10, NODE, 1, None), (2, 8, "aten::mm", 1, 0), (17, 20, NODE, 1, None)) == [0, 0, 7]
+def test_what_lies_between_two_nodes_is_the_time_of_the_earlier_one() -> None:
+    assert engine_ns((0, 10, NODE, 1, None), (2, 8, "aten::mm", 1, 0), (17, 20, NODE, 1, None)) == [7, 0, 0]
 
 
 def test_what_lies_before_the_pass_and_between_two_passes_is_the_loop_s() -> None:
@@ -26,5 +26,5 @@ def test_what_lies_before_the_pass_and_between_two_passes_is_the_loop_s() -> Non
 
 
 def test_nodes_of_two_threads_that_overlap_have_nothing_between_them() -> None:
-    assert engine_ns((0, 50, NODE, 1, None), (10, 20, NODE, 2, None), (60, 70, NODE, 1, None)) == [0, 0, 10]
+    assert engine_ns((0, 50, NODE, 1, None), (10, 20, NODE, 2, None), (60, 70, NODE, 1, None)) == [10, 0, 0]
     assert engine_ns((0, 50, NODE, 1, None), (40, 60, NODE, 1, None)) == [0, 0]

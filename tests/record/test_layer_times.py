@@ -21,6 +21,7 @@ from stepscope.analysis.run import Run
 from stepscope.record.layer_times import LayerRecorder, LayerTimes
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.settings import parse_schedule
+from stepscope.record.torch_recorder import TorchRecorder
 from stepscope.runfolder import AUTOGRAD_NODE, RunReader
 
 MS = 1_000_000
@@ -86,6 +87,48 @@ def test_rows_nest_lie_within_their_step_and_their_times_are_possible(tmp_path: 
     assert ((inner["t0_ns"] >= inner["t0_ns_outer"]) & (inner["t1_ns"] <= inner["t1_ns_outer"])).all()
     updates = rows.filter(pl.col("phase") == "optimizer")
     assert updates["step"].n_unique() == rows["step"].n_unique()
+
+
+def test_steps_whose_layers_are_timed_are_only_looked_at_as_unprofiled_ones_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[int] = []
+    plain = TorchRecorder.after_backward
+
+    def after_backward(self: TorchRecorder) -> None:
+        followed.append(self._session.number)
+        plain(self)
+
+    monkeypatch.setattr(TorchRecorder, "after_backward", after_backward)
+    run = recorded(simple_loop(net(), 120), tmp_path)
+    timed = set(run.layer_calls["step"].to_list())
+    assert len(timed) >= 20
+    assert not timed & set(followed)
+    assert len(run.steps) == 120
+
+
+def test_a_block_whose_layers_are_timed_goes_on_behind_a_step_that_differs(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    differ = set(range(7, 120, 3))
+
+    def loop(step: Callable[[], None]) -> None:
+        for number in range(120):
+            optimizer.zero_grad()
+            model(torch.randn(5 if number in differ else 4, 8)).sum().backward()
+            optimizer.step()
+            step()
+
+    run = recorded(loop, tmp_path, model)
+    rows = layer_rows(run)
+    timed = rows["step"].unique().to_list()
+    assert differ & set(timed)
+    assert set(timed) - differ
+    updates = rows.filter(pl.col("phase") == "optimizer").group_by("step").len()
+    assert sorted(updates["step"].to_list()) == sorted(timed)
+    assert set(updates["len"].to_list()) == {1}
+    times = run.steps.sort("step")
+    assert (times["t0_ns"][1:] >= times["t1_ns"][:-1]).all()
 
 
 def test_no_operator_and_no_range_of_the_training_is_recorded(tmp_path: Path) -> None:
@@ -213,8 +256,8 @@ def test_nothing_stays_on_the_model_or_the_class_after_such_steps(tmp_path: Path
 @pytest.mark.filterwarnings("ignore:stepscope recorded no training step")
 @pytest.mark.parametrize(
     "place",
-    ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.start", "LayerRecorder.updating",
-     "LayerTimes.__init__", "LayerTimes.append", "LayerTimes.part", "LayerTimes.updating", "LayerTrial.__init__",
+    ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.repeated", "LayerRecorder.settled",
+     "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part", "LayerTimes.updating", "LayerTrial.__init__",
      "LayerTrial.within", "_calls_of", "_joined", "per_call_ns"],
 )  # fmt: skip
 def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
@@ -269,7 +312,7 @@ def test_rows_of_more_than_one_thread_or_with_collectives_are_not_timed_apart() 
     def columns(threads: list[int], phases: list[str]) -> Part:
         return Part({"thread": np.array(threads), "phase": np.array([PHASES.index(phase) for phase in phases])})
 
-    recorder = LayerRecorder(None, lambda _: 0)  # type: ignore[arg-type]
+    recorder = LayerRecorder(None, lambda _: 0, lambda: None)  # type: ignore[arg-type]
     assert not recorder.may_open(100)  # nothing has shown so far that it can be
     for threads, phases, possible in (
         ([1, 1], ["forward", "backward"], True),

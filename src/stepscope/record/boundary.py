@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import os
 import signal
 import sys
@@ -126,6 +127,18 @@ class Boundary:
         self.open = False
         self._lock = threading.RLock()
         self._inside = None
+
+
+class WithoutCollections:
+    """While it is entered the garbage collector is off: short-lived events by the thousand would set it off."""
+
+    def __enter__(self) -> None:
+        self._collecting = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._collecting:
+            gc.enable()
 
 
 class Undisturbed:

@@ -62,8 +62,8 @@ class TrainingSession(Protocol):
         Return the number of the first of them; None where that step is too long ago.
         """
 
-    def repeated(self, ended: list[Ended], samples: int | None) -> None:
-        """Write unprofiled steps that ended at these times."""
+    def repeated(self, ended: list[Ended], samples: int | None) -> list[StepSpan]:
+        """Write unprofiled steps that ended at these times, and return them."""
 
 
 class Recorder(Protocol):

@@ -27,7 +27,7 @@ from stepscope.record.torch_hooks import ENDED, CallTimes, Routes
 from stepscope.record.windows import MOST_EVENTS
 from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, PHASES, Part
 
-_NODES, _PASSES = 24, 5  # of a trial
+_NODES, _PASSES = 24, 15  # of a trial
 _NONE = -1
 
 
@@ -64,6 +64,8 @@ class LayerTimes(CallTimes):
     def updating(self, kind: str | None) -> None:
         """An optimizer of this kind begins to update, or (None) has ended."""
         now_ns = monotonic_ns()
+        if threading.get_ident() != self.thread:
+            return
         if kind is not None:
             self._updating = kind, now_ns
         elif self._updating is not None:
@@ -142,11 +144,11 @@ def _joined(nodes: Events, marks: list[tuple[int, int, int]], thread: int, unix_
 class LayerRecorder:
     """Opens windows in which layers alone are timed, and turns each into a part of the run folder."""
 
-    def __init__(self, routes: Routes, index: Callable[[Any], int]) -> None:
+    def __init__(self, routes: Routes, index: Callable[[Any], int], tell: Callable[[], None]) -> None:
         self.cost: LayerCost | None = None
         self.open: LayerTimes | None = None  # the window that is open now
         self.written = 0  # steps, by the last window
-        self._routes, self._index = routes, index
+        self._routes, self._index, self._tell = routes, index, tell
         self._apart = False
 
     def learn(self, part: Part) -> None:
@@ -175,10 +177,18 @@ class LayerRecorder:
         self.open = times
         return window
 
-    def updating(self, kind: str | None) -> None:
-        """An optimizer of this kind begins to update, or (None) has ended."""
-        if self.open is not None:
-            self.open.updating(kind)
+    def settled(self) -> LayerTimes:
+        """Return the open window, with all steps of it that have ended."""
+        self._tell()
+        assert self.open is not None
+        return self.open
+
+    def repeated(self, spans: list[StepSpan]) -> bool:
+        """Steps have ended that were only looked at; True where they are of the open window."""
+        if self.open is None:
+            return False
+        self.open.spans.extend(spans)
+        return True
 
 
 class LayerTrial:

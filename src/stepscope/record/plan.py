@@ -34,8 +34,8 @@ _CHEAP_NS = 40_000_000  # so much once, for shapes and again for the first block
 _PRESUMED_STEPS = 300
 _PRESUMED_AT_ONCE = 60  # of which only the first step was seen, which allocates and compiles
 _BLOCK = 2
-_LAYER_BLOCK = 5, 12  # steps whose layers alone are timed, fewest and most; the first of them only settles
-_LAYER_BLOCK_NS = 6_000_000  # as many as cost so much
+_LAYER_BLOCK = 6, 24  # steps whose layers alone are timed, fewest and most; the first of them only settles
+_LAYER_BLOCK_NS = 10_000_000  # as many as cost so much
 _LAYER_BLOCKS = 3  # of these for each of the others, until the medians are known
 _LAYER_COST = 0.1  # of what a profiled step costs, until one tells
 _LAYERS_CHEAP_NS = 20_000_000  # so much once, for the first of them
@@ -106,10 +106,8 @@ class Plan:
         if self._left == self._layers_left == self._wait == 0:
             self._begin_block(elapsed_ns)
         if self._layers_left:
-            self._layers_left -= 1
+            self._take_layers(1)
             self.times_layers = True
-            if self._layers_left == 0:
-                self._wait = self._steps_apart(_BETWEEN)
             return False
         if self._left == 0:
             self._wait -= 1
@@ -131,14 +129,27 @@ class Plan:
     def steps_unprofiled(self, step: int) -> int:
         """Number of steps, this unprofiled one included, that end before the next decision."""
         if self.choice.adaptive:
-            asked_for = self._wanted or self.times_layers  # and may be profiled in parts
+            if self.times_layers:
+                return self._layers_left + 1
+            asked_for = self._wanted  # and may be profiled in parts
             return 0 if self._left or self._layers_left or asked_for else self._wait + 1
         return next((ahead for ahead in range(1, LOOK_AHEAD) if self.choice.records(step + ahead)), LOOK_AHEAD)
 
-    def waited(self, lengths_ns: list[int]) -> None:
-        """Steps of these lengths have ended, unprofiled and without being asked about."""
-        self._wait = max(self._wait - len(lengths_ns), 0)
-        self._plain_ns = (self._plain_ns + lengths_ns)[-_LENGTHS:]
+    def waited(self, lengths_ns: list[int], timed: bool) -> None:
+        """Steps of these lengths have ended without being asked about: unprofiled, or their layers alone were timed."""
+        if timed:
+            self._layer_steps_ns = (self._layer_steps_ns + lengths_ns)[-_LENGTHS:]
+            self._take_layers(len(lengths_ns))
+        else:
+            self._wait = max(self._wait - len(lengths_ns), 0)
+            self._plain_ns = (self._plain_ns + lengths_ns)[-_LENGTHS:]
+
+    def _take_layers(self, steps: int) -> None:
+        """So many steps of a block whose layers alone are timed are over, or begin."""
+        if self._layers_left:
+            self._layers_left = max(self._layers_left - steps, 0)
+            if self._layers_left == 0:
+                self._wait = self._steps_apart(_BETWEEN)
 
     def wants_shapes(self, step: int, elapsed_ns: int) -> bool:
         """Shapes are recorded while warming up, where time does not count."""

@@ -7,7 +7,6 @@ window holds in RAM is bounded while it is open: a step that is too large for on
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import kineto, torch_private, windows
-from stepscope.record.boundary import Undisturbed, is_ours
+from stepscope.record.boundary import Undisturbed, WithoutCollections, is_ours
 from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.layer_times import LayerRecorder
@@ -37,14 +36,15 @@ _STILL_USUAL = 4  # times an unprofiled step
 _CLOCK_JUMP_NS = 1_000_000
 
 Note = Callable[..., None]
-Guarded = Callable[[Callable[[], None]], Callable[[], None]]
+Tell = Callable[[], None]
+Guard = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
     def __init__(
-        self, writer: RunWriter, plan: Plan, memory: MemoryWatch, routes: Routes, note: Note, guarded: Guarded
+        self, writer: RunWriter, plan: Plan, memory: MemoryWatch, routes: Routes, note: Note, guarded: Guard, tell: Tell
     ) -> None:
         self.plan, self.modules = plan, memory.book
         self.paused_ns = 0
@@ -69,7 +69,7 @@ class OpRecorder:
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
         self._parts = Parts()
-        self.layers = LayerRecorder(routes, self.modules.index)
+        self.layers = LayerRecorder(routes, self.modules.index, tell)
 
     @property
     def recording(self) -> bool:
@@ -214,8 +214,7 @@ class OpRecorder:
 
     def updates(self, optimizer: Any | None) -> None:
         """Note that this optimizer is about to update, or (None) that one has updated."""
-        self._parts.updating = kind = None if optimizer is None else type(optimizer).__name__
-        self.layers.updating(kind)
+        self._parts.updating = None if optimizer is None else type(optimizer).__name__
 
     def _begin_parts(self, step: int, wanted: set[str]) -> None:
         """The step that is under way is profiled in parts: windows of its own for what begins in it."""
@@ -261,6 +260,14 @@ class OpRecorder:
     def _end_part_within_a_pass(self) -> None:
         if self._parts.open == BACKWARD and self.recording:
             self._end_part()
+
+    def repeated(self, spans: list[StepSpan], sequence: int) -> None:
+        """Steps have ended that were only looked at: unprofiled, or their layers alone were timed."""
+        timed = bool(spans) and self._is_open and self.layers.repeated(spans)
+        if timed:
+            self._open_step = spans[-1].step + 1, spans[-1].t1_ns
+        self.plan.waited([span.t1_ns - span.t0_ns for span in spans], timed)
+        self.event_count.step_begins(sequence)
 
     def step_ends(self, span: StepSpan) -> bool:
         """Every step's end, recorded or not; True where it was profiled in parts."""
@@ -455,18 +462,14 @@ class OpRecorder:
     def _timed(self, action: Callable[[], object], once: bool = False) -> None:
         """Run the action between steps, undisturbed; once: its cost is paid once a process, outside the budget."""
         began = monotonic_ns()
-        collecting = gc.isenabled()
-        gc.disable()  # thousands of short-lived events would set off collections over all of torch's objects
-        try:
-            with Undisturbed(), torch_private.unseen_by_modes():
-                action()
-        except BaseException as error:  # whatever it is, the training goes on
-            if not is_ours(error):
-                raise
-            self._lost(error)
-        finally:
-            if collecting:
-                gc.enable()
+        with WithoutCollections():
+            try:
+                with Undisturbed(), torch_private.unseen_by_modes():
+                    action()
+            except BaseException as error:  # whatever it is, the training goes on
+                if not is_ours(error):
+                    raise
+                self._lost(error)
         spent_ns = monotonic_ns() - began
         if once:
             self.once_ns += spent_ns
@@ -518,8 +521,7 @@ class OpRecorder:
         self._routes.profile_calls(False)
 
     def _flush_layers(self) -> None:
-        layers = self.layers.open
-        assert layers is not None
+        layers = self.layers.settled()
         raw = self._drop()
         self.windows += 1
         if layers.spans and abs(unix_minus_monotonic_ns() - self._offset_ns) <= _CLOCK_JUMP_NS:

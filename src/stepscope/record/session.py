@@ -150,18 +150,18 @@ class Session:
 
     # steps that end unprofiled
 
-    def repeated(self, ended: list[Ended], samples: int | None) -> None:
-        """Write steps that ended at these times, unprofiled and one right after the other."""
-        began_ns, lengths_ns = self.t0_ns, []
+    def repeated(self, ended: list[Ended], samples: int | None) -> list[StepSpan]:
+        """Write steps that ended at these times, unprofiled and one right after the other; return them."""
+        began_ns, spans = self.t0_ns, []
         for t1_ns, loss in ended:
             t0_ns = t1_ns if began_ns is None else began_ns
             self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, False)
+            spans.append(StepSpan(self.number, t0_ns, t1_ns, samples))
             self.number += 1
-            lengths_ns.append(t1_ns - t0_ns)
             began_ns = t1_ns
         self.t0_ns = began_ns
         self._log.flush(self.writer, began_ns or 0)
-        self.plan.waited(lengths_ns)
+        return spans
 
     # the beginning
 

@@ -97,6 +97,9 @@ class CallTimes(Protocol):
     known: dict[int, int]  # index of each module, by its id
     index: Callable[[Any], int]  # of a module that is not known yet
 
+    def updating(self, kind: str | None) -> None:
+        """An optimizer of this kind begins to update, or (None) has ended."""
+
 
 class CallListener(Protocol):
     """Listener, for a while, to every call of a module."""
@@ -154,8 +157,8 @@ class Routes:
         self._repeating: Repeating = repeating or _NoneRepeats()
         self._updates = 0
         self._updating: list[int] = []  # addresses of optimizers that are within an update, the innermost last
-        self._before_update, self._after_update = self._outermost_updates()
         self._modules = _ModuleRoute(boundary, listener, self)
+        self._before_update, self._after_update = self._outermost_updates()
 
     @property
     def calls(self) -> int:
@@ -242,6 +245,7 @@ class Routes:
     def _outermost_updates(self) -> Any:
         """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
         boundary, listener, is_next = self._boundary, self._listener, self._repeating.is_next
+        modules = self._modules
         begins = getattr(listener, "before_optimizer", _nothing)
         ends = getattr(listener, "after_optimizer", _nothing)
 
@@ -257,6 +261,9 @@ class Routes:
                 outermost = updating.count(id(optimizer)) == 1
                 if outermost and not (boundary.open and is_next(UPDATE, optimizer)):
                     boundary.call(begins, optimizer)
+                times = modules.timed
+                if outermost and times is not None:
+                    times.updating(type(optimizer).__name__)
             except BaseException as error:
                 boundary.failed(error)
 
@@ -267,6 +274,8 @@ class Routes:
                 if id(optimizer) in self._updating:
                     self._updating.remove(id(optimizer))
                 if id(optimizer) not in self._updating:
+                    if (times := modules.timed) is not None:
+                        times.updating(None)
                     self._updates += 1
                     if not (boundary.open and is_next(UPDATED, optimizer)):
                         boundary.call(ends, optimizer)
@@ -426,7 +435,7 @@ class _ModuleRoute:
         self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
         self._noted_by: CallListener | None = None
         self._times: CallTimes | None = None
-        self._timed: CallTimes | None = None  # the same, while calls get no scope
+        self.timed: CallTimes | None = None  # the same, while calls get no scope
         self._watched = False  # profiled, timed or noted
         self._window = 0
         self._free: dict[int, Scope] = {}  # an open scope cannot be entered again: it is taken out meanwhile
@@ -488,8 +497,8 @@ class _ModuleRoute:
         self._follow()
 
     def _follow(self) -> None:
-        self._timed = None if self._profiled else self._times
-        self._watched = self._profiled or self._noted_by is not None or self._timed is not None
+        self.timed = None if self._profiled else self._times
+        self._watched = self._profiled or self._noted_by is not None or self.timed is not None
         self._plainly = self._installed and self._inside and not self._watched and self._plain is None
 
     def _routed_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -524,7 +533,7 @@ class _ModuleRoute:
                     route._boundary.call(route._listener.many_calls)
             times = None
             try:
-                times = route._timed and route._times_of(self)
+                times = route.timed and route._times_of(self)
             except BaseException as error:
                 route._boundary.failed(error)
             if times is not None:
@@ -546,7 +555,7 @@ class _ModuleRoute:
 
     def _times_of(self, module: Any) -> CallTimes | None:
         """Return where the time of this call is noted; None in another thread, or with too many calls."""
-        times, key = self._timed, id(module)
+        times, key = self.timed, id(module)
         if times is None or times.thread != get_ident() or len(times.noted) >= MOST_NOTED:
             return None
         if key not in times.known:

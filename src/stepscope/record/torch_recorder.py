@@ -75,7 +75,8 @@ class TorchRecorder:
     def open(self, writer: RunWriter) -> None:
         """Prepare to record into this run."""
         memory, session = MemoryWatch(self._book, self._trainers), self._session
-        self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, self._boundary.guarded)
+        guarded, tell = self._boundary.guarded, self._repeats.tell
+        self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, guarded, tell)
 
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""
@@ -287,10 +288,10 @@ class TorchRecorder:
 
     def repeated(self, ended: list[Ended], samples: int | None, sequence: int) -> None:
         """Write the steps that were not followed, and make up for what they would have changed."""
-        self._session.repeated(ended, samples)
+        spans = self._session.repeated(ended, samples)
         self._finder.repeated([t_ns for t_ns, _ in ended])
         if self._ops is not None:
-            self._ops.event_count.step_begins(sequence)
+            self._ops.repeated(spans, sequence)
 
     def decides(self, samples: int | None, sequence: int) -> None:
         """The next step begins, behind some that were not followed: it may be profiled."""

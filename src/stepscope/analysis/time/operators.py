@@ -41,11 +41,11 @@ TINY_NS = 10_000  # self time below this is the cost of launching an op, not of 
 PROFILING = ("profiling_ns", "outside_ns", "below_ns")
 _KEYS = ("phase", "module", "name", "device")
 _IS_NODE = pl.col("parent").is_null() & pl.col("name").cast(pl.String).str.starts_with(AUTOGRAD_NODE)
-_BEFORE = ("step", "thread", pl.col("parent").is_null())
-# Between two nodes of a backward pass autograd's engine looks for the next one: time of that node, not of your loop.
+_BESIDE = ("step", "thread", pl.col("parent").is_null())
+# Behind a node of a backward pass autograd's engine frees what it held and looks for the next: time of that node.
 ENGINE_NS = (
-    pl.when(_IS_NODE & _IS_NODE.shift(1).over(*_BEFORE))
-    .then((pl.col("t0_ns") - pl.col("t1_ns").shift(1).over(*_BEFORE)).clip(0))
+    pl.when(_IS_NODE & _IS_NODE.shift(-1).over(*_BESIDE))
+    .then((pl.col("t0_ns").shift(-1).over(*_BESIDE) - pl.col("t1_ns")).clip(0))
     .otherwise(0)
     .fill_null(0)
 )
@@ -259,7 +259,7 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     """Pieces of the profiled steps after warm-up; times in s since `origin_ns`."""
     steps = profiled_steps(run)["step"].cast(OPS["step"])
     wanted = ("step", "t0_ns", "t1_ns", "parent", "thread", *FACTS)
-    every = run.scan_ops().select(wanted).with_columns(t0_ns=pl.col("t0_ns") - ENGINE_NS)
+    every = run.scan_ops().select(wanted).with_columns(t1_ns=pl.col("t1_ns") + ENGINE_NS)
     rows = every.join(pl.LazyFrame({"step": steps}), on="step", how="semi", maintain_order="left").collect()
     rows = rows.with_columns(
         pl.col("name", "module", "phase", "device").cast(pl.String), row=pl.int_range(pl.len()).over("step")

@@ -8,7 +8,6 @@ costs is the overlap of the training's Python with the device's work.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Number
@@ -18,7 +17,7 @@ import jax
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.record.boundary import Undisturbed, is_ours
+from stepscope.record.boundary import Undisturbed, WithoutCollections, is_ours
 from stepscope.record.framework import TrainingSession
 from stepscope.record.jax import profiler
 from stepscope.record.jax.layers import Layers
@@ -217,19 +216,16 @@ class JaxRecorder:
 
     def _timed(self, action: Callable[[], object]) -> None:
         """Run the action between steps, undisturbed by signals and collections; a failure ends the recording of ops."""
-        began, collecting = monotonic_ns(), gc.isenabled()
+        began = monotonic_ns()
         self._written = self._once_within = 0
-        gc.disable()
-        try:
-            with Undisturbed():
-                action()
-        except BaseException as error:
-            if not is_ours(error):
-                raise
-            self._lost_window(error)
-        finally:
-            if collecting:
-                gc.enable()
+        with WithoutCollections():
+            try:
+                with Undisturbed():
+                    action()
+            except BaseException as error:
+                if not is_ours(error):
+                    raise
+                self._lost_window(error)
         spent = monotonic_ns() - began - self._once_within
         self.paused_ns += spent
         self._plan.spent(spent, self._written)
