@@ -1,9 +1,11 @@
-"""What each single change truly gains, and what tune says: `python -m benchmarks.tune --exhaustive lenet`.
+"""What each single change truly gains, and what tune says of it: `python -m benchmarks.tune lenet resnet8-c32`.
 
-Truth: every change that applies, in fresh couples of processes, as is and changed, which make 300 steps each in turns
-of ten. Then `stepscope tune` is asked with its own time. Printed for each workload: the truth by change, whether tune
-ranks the truly best first (a tie within the CI counts), by how many points its gain is off, and whether it recommends
-anything slower. The truth is kept as JSON, so that it need not be measured again: `--truth FILE`.
+Truth: every change that applies, in fresh couples of processes, as is and changed, which make steps in turns: one
+couple for each change, then two more for those that could be the best or that tune recommends. Its whole
+recommendation is measured so as well. Tune is asked in between, with its own time. Kept for each target (`--kept FILE`)
+and said at the end: whether the truly best change is ranked first (a tie within the CI counts), by how many points the
+gains of what is recommended are off, and what is recommended though it is slower. A target is a workload, or a script
+with its arguments in one word ("train.py --batch-size 8"). Wants an idle machine.
 """
 
 from __future__ import annotations
@@ -11,111 +13,190 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import statistics
 import sys
-import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.experiments.tune.arms import process_interval
+from stepscope.experiments.tune import TuneRequest
+from stepscope.experiments.tune.arms import process_interval, ratio_interval
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.process import Place, PlaceEnded
+from stepscope.experiments.tune.process import LastingPlace, Place, PlaceEnded
 
 _LIMIT_S = 1800.0
-_BLOCK = 10  # steps
-Truth = dict[str, list[float]]  # of each change: ratio, low, high
+_TURN_S, _TURNS = 0.35, 8  # of one side; turns of a couple
+_MOST_STEPS = 30  # of a turn
+_COUPLES = 3
+_SLOWER = 1.02  # what is slower than this must not be recommended
 
 
-def truth_of(workload: str, steps: int, couples: int, folder: Path) -> Truth:
-    """Return the ratio of the step time with each change to that without, with its CI."""
-    orders: dict[str, Any] = {"workload": workload}
-    first = Place({**orders, "facts": {}}, folder / "facts.txt", {})
-    try:
-        facts = first.ask(_LIMIT_S, do="facts")
-    finally:
-        first.close()
-    orders["facts"] = facts
-    found: Truth = {}
-    for change in wanted(offered(facts).values(), "time", (), ()):
-        if change.refused:
-            continue
+@dataclass
+class Answer:
+    """The truth of a target and what tune said.
+
+    truth, together: log ratios of the step time of each couple, by change and of the recommendation. said, final: gain
+    with its bounds, %, of each change that tune recommends and of the recommendation when measured anew.
+    """
+
+    target: str
+    step_s: float = math.nan
+    truth: dict[str, list[list[float]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    said: dict[str, list[float | None]] = field(default_factory=dict)
+    best: tuple[str, ...] = ()
+    final: list[float | None] = field(default_factory=list)
+    together: list[list[float]] = field(default_factory=list)
+    answer: str = ""
+
+    def gain(self, name: str) -> tuple[float, float, float]:
+        """Return the true gain of a change with its bounds, %."""
+        return _gain(self.truth[name])
+
+
+def _gain(couples: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    ratio, low, high = process_interval(couples) if len(couples) > 1 else ratio_interval(couples[0])
+    return 100 * (1 - ratio), 100 * (1 - high), 100 * (1 - low)
+
+
+class Target:
+    """A training whose changes are measured in couples of fresh processes."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        self.name, self._folder = text, folder
+        name, *arguments = shlex.split(text)
+        self.request = TuneRequest(target=name, arguments=tuple(arguments))
+        self._orders: dict[str, Any] = {**self.request.orders(), "facts": {}}
+        place = self._open("facts", {}, ())
         try:
-            logs = [_couple(orders, change, steps, folder) for _ in range(couples)]
-        except PlaceEnded as error:
-            sys.stderr.write(f"{workload} {change.name}: {error}\n")
-            continue
-        found[change.name] = [*process_interval(logs)]
-        sys.stderr.write(f"{workload} {change.name}: {_gain(found[change.name])}\n")
+            self.facts = place.ask(_LIMIT_S, do="facts")
+        finally:
+            place.close()
+        self._orders["facts"] = self.facts
+        self.known: dict[str, Change] = offered(self.facts)
+        self.changes = [change for change in wanted(self.known.values(), "time", (), ()) if not change.refused]
+
+    def _open(self, name: str, environment: dict[str, str], at_start: Sequence[str]) -> Place | LastingPlace:
+        kind = LastingPlace if "script" in self._orders else Place
+        return kind(self._orders, self._folder / f"{name}.txt", environment, at_start)
+
+    def couple(self, names: Sequence[str]) -> list[float]:
+        """Return the log ratio of each turn of a new couple of processes, as is and with these changes."""
+        at_start = [name for name in names if self.known[name].at_start]
+        live = [name for name in names if name not in at_start]
+        environment = {key: value for name in at_start for key, value in self.known[name].environment.items()}
+        places = [self._open("as-is", {}, ()), self._open("changed", environment, at_start)]
+        try:
+            with ThreadPoolExecutor(2) as both:  # they start beside each other, and take turns from then on
+                list(both.map(lambda place: place.ask(_LIMIT_S, do="use", facts=self.facts), places))
+            return [self._turn(places, live, turn) for turn in range(_TURNS)]
+        finally:
+            for place in places:
+                place.close()
+
+    def _turn(self, places: Sequence[Place | LastingPlace], live: Sequence[str], turn: int) -> float:
+        steps = max(2, min(_MOST_STEPS, math.ceil(_TURN_S / self.facts["step_s"])))
+        warmup = max(3, min(20, math.ceil(1.0 / self.facts["step_s"]))) if turn == 0 else 1
+        sides = [(places[0], []), (places[1], list(live))]
+        means = {}
+        for place, names in reversed(sides) if turn % 2 else sides:
+            seconds = place.ask(_LIMIT_S, do="block", changes=names, warmup=warmup, steps=steps)["seconds"]
+            means[id(place)] = statistics.fmean(sorted(seconds)[: math.ceil(0.9 * len(seconds))])
+        return math.log(means[id(places[1])] / means[id(places[0])])
+
+
+def answer_of(text: str, minutes: float, folder: Path) -> Answer:
+    """Measure each change once, ask tune, and measure what matters twice more."""
+    target = Target(text, folder)
+    found = Answer(text, target.facts["step_s"])
+    for change in target.changes:
+        _measure(target, found, change.name)
+    where = folder / text.replace("/", "-").replace(" ", "-")
+    findings = stepscope.tune(replace(target.request, minutes=minutes), out=where)
+    tables = {table.name: table.rows for table in findings.tables}
+    rows = [(str(row[1]), [*row[4:7]]) for row in tables.get("helps", ())]
+    found.said = {name: gains for name, gains in rows if " + " not in name}  # type: ignore[misc]
+    found.answer = findings.answer
+    if "code" in tables:
+        found.best = tuple(str(row[0]) for row in tables["code"])
+        found.final = [*tables["final"][0][3:6]] if "final" in tables else []  # type: ignore[list-item]
+    top = max((found.gain(name) for name in found.truth), default=(0.0, 0.0, 0.0))
+    for name in found.truth:
+        if name in found.said or found.gain(name)[2] >= max(0.0, top[1]):
+            for _ in range(_COUPLES - 1):
+                _measure(target, found, name)
+    if len(found.best) > 1:
+        found.together = [target.couple(found.best) for _ in range(_COUPLES)]
+    elif found.best:
+        found.together = found.truth.get(found.best[0], [])
     return found
 
 
-def _couple(orders: dict[str, Any], change: Change, steps: int, folder: Path) -> list[float]:
-    """Return the log ratios of the turns of a couple of processes."""
-    live, at_start = ([], [change.name]) if change.at_start else ([change.name], [])
-    places = [
-        Place(orders, folder / "as-is.txt", {}),
-        Place(orders, folder / "changed.txt", change.environment, at_start),
-    ]
+def _measure(target: Target, found: Answer, name: str) -> None:
     try:
-        for place in places:
-            place.ask(_LIMIT_S, do="use", facts=orders["facts"])
-        logs = []
-        for turn in range(max(1, steps // _BLOCK)):
-            warmup = 20 if turn == 0 else 1
-            as_is, changed = (
-                statistics.fmean(place.ask(_LIMIT_S, do="block", changes=names, warmup=warmup, steps=_BLOCK)["seconds"])
-                for place, names in zip(places, ([], live), strict=True)
-            )
-            logs.append(math.log(changed / as_is))
-        return logs
-    finally:
-        for place in places:
-            place.close()
+        found.truth.setdefault(name, []).append(target.couple([name]))
+    except PlaceEnded as error:
+        found.failed[name] = str(error)
+        if not found.truth[name]:
+            del found.truth[name]
+        return
+    sys.stderr.write("{}: {}: {:+.1f} % [{:+.1f}, {:+.1f}]\n".format(found.target, name, *found.gain(name)))
 
 
-def _gain(interval: list[float]) -> str:
-    ratio, low, high = (100 * (1 - value) for value in interval)
-    return f"{ratio:+.1f} % [{high:+.1f}, {low:+.1f}]"
-
-
-def compared(workload: str, truth: Truth, minutes: float, folder: Path) -> dict[str, Any]:
-    """Return how the answer of tune compares with the truth: rank, points off, anything slower that it recommends."""
-    findings = stepscope.tune(workload, minutes=minutes, out=folder / f"tune-{workload}")
-    helps = next((table.rows for table in findings.tables if table.name == "helps"), ())
-    single = [row for row in helps if " + " not in str(row[1])]
-    first = str(single[0][1]) if single else None
-    best = min(truth, key=lambda name: truth[name][0]) if truth else None
-    helping = best is not None and truth[best][2] < 1
-    tied = first is not None and best is not None and first in truth and truth[first][1] <= truth[best][2]
-    off = [float(row[4]) - 100 * (1 - truth[str(row[1])][0]) for row in single if str(row[1]) in truth]  # type: ignore[arg-type]
-    slower = [str(row[1]) for row in single if str(row[1]) in truth and truth[str(row[1])][1] > 1.02]
-    right = (first == best or tied) if helping else first is None or tied
+def verdict(found: Answer) -> dict[str, Any]:
+    """Return how the answer of tune compares with the truth."""
+    gains = {name: found.gain(name) for name in found.truth}
+    best = max(gains, key=lambda name: gains[name][0]) if gains else None
+    helping = best is not None and gains[best][1] > 0
+    first = max(found.said, key=lambda name: found.said[name][0] or 0.0) if found.said else None
+    tied = first is not None and best is not None and first in gains and gains[first][2] >= gains[best][1]
+    off = {name: said[0] - gains[name][0] for name, said in found.said.items() if name in gains and said[0] is not None}
+    if found.final and found.together and found.final[0] is not None:
+        off["the recommendation"] = found.final[0] - _gain(found.together)[0]
+    slower = [name for name in found.said if name in gains and gains[name][2] < -100 * (_SLOWER - 1)]
     return {
-        "workload": workload, "best": best, "first": first, "right": right, "points off": off, "slower": slower,
-        "answer": findings.answer,
+        "target": found.target, "truly best": best, "its gain": None if best is None else gains[best],
+        "ranked first": first, "right": first == best or tied if helping else first is None or tied,
+        "points off": off, "recommended but slower": slower, "answer": found.answer,
     }  # fmt: skip
 
 
+def summary(verdicts: Sequence[dict[str, Any]]) -> str:
+    """Return the three figures that are asked for, over all targets."""
+    right = sum(bool(row["right"]) for row in verdicts)
+    off = sorted(abs(points) for row in verdicts for points in row["points off"].values())
+    slower = sum(len(row["recommended but slower"]) for row in verdicts)
+    spread = f"median {statistics.median(off):.1f}, 90 % below {off[math.ceil(0.9 * len(off)) - 1]:.1f}" if off else "-"
+    return (
+        f"truly best first (or tied): {right} of {len(verdicts)}; points off: {spread} (of {len(off)});"
+        f" recommended though slower: {slower}\n"
+    )
+
+
 def main() -> None:
-    """Measure the truth where it is wanted, ask tune, and print how they compare."""
+    """Measure the truth of the targets, ask tune, and print how they compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("workloads", nargs="+")
-    parser.add_argument("--exhaustive", action="store_true", help="measure the truth anew")
-    parser.add_argument("--truth", type=Path, default=Path("tune-truth.json"), help="where the truth is kept")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--couples", type=int, default=3)
+    parser.add_argument("targets", nargs="*", help="of none: those that are kept are judged again")
+    parser.add_argument("--kept", type=Path, default=Path("tune-truth.json"), help="where the answers are kept")
+    parser.add_argument("--folder", type=Path, default=Path("studies/tune-truth"), help="where tune's own answers lie")
     parser.add_argument("--minutes", type=float, default=3.0, help="that tune may take")
     known = parser.parse_args()
-    truths: dict[str, Truth] = json.loads(known.truth.read_text()) if known.truth.exists() else {}
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        for workload in known.workloads:
-            if known.exhaustive or workload not in truths:
-                truths[workload] = truth_of(workload, known.steps, known.couples, folder)
-                known.truth.write_text(json.dumps(truths, indent=1))
-            result = compared(workload, truths[workload], known.minutes, folder)
-            sys.stdout.write(json.dumps(result, indent=1) + "\n")
+    rows = json.loads(known.kept.read_text()) if known.kept.exists() else []
+    kept = {row["target"]: Answer(**row) for row in rows}
+    for text in known.targets:
+        kept[text] = answer_of(text, known.minutes, known.folder)
+        known.kept.write_text(json.dumps([asdict(answer) for answer in kept.values()], indent=1) + "\n")
+        sys.stdout.write(json.dumps(verdict(kept[text]), indent=1) + "\n")
+        sys.stdout.flush()
+    verdicts = [verdict(answer) for answer in kept.values()]
+    for row in verdicts:
+        sys.stdout.write(f"{row['target']}: {'right' if row['right'] else 'wrong'}; best {row['truly best']}"
+                         f" ({(row['its gain'] or [0])[0]:+.1f} %), first {row['ranked first']}\n")  # fmt: skip
+    sys.stdout.write(summary(verdicts))
 
 
 if __name__ == "__main__":

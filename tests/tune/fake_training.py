@@ -35,6 +35,7 @@ class FakeTraining:
         self.interrupt_after: int | None = None
         self.at_s = 0.0  # on a clock that only its steps move
         self.load: Callable[[float], float] | None = None
+        self.tells_load = False  # as a kernel that tells what other processes use
 
     def steps(self, ratio: float, count: int) -> list[float]:
         """Return the times of steps; other load, where there is some at that time, makes each slower."""
@@ -81,7 +82,11 @@ class FakePlace:
                     raise KeyboardInterrupt
                 training.blocks.append(names)
                 training.steps(ratio, command["warmup"])
-                return {"seconds": training.steps(ratio, command["steps"]), "t0_ns": 0, "t1_ns": 1, "losses": []}
+                began_s, seconds = training.at_s, training.steps(ratio, command["steps"])
+                others = None
+                if training.tells_load and training.load is not None:
+                    others = training.load((began_s + training.at_s) / 2) - 1
+                return {"seconds": seconds, "t0_ns": 0, "t1_ns": 1, "losses": [], "others": others}
             case "losses":
                 return {"losses": [1.0 + sum(training.drifts.get(name, 0.0) for name in names)] * command["steps"]}
             case "memory":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import random
 
 import pytest
@@ -54,6 +55,20 @@ def test_load_as_short_as_a_block_puts_no_smaller_gain_surely_before_a_larger(se
         assert all(intervals[smaller][2] > intervals[larger][1] for smaller in NAMES[place + 1 :])
     assert tuned.winners()[0].name == "channels_last"
     assert _given_up(tuned) <= {"flush-denormals"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_beside_load_that_the_kernel_tells_of_are_made_again(seed: int) -> None:
+    def disturbed(tells: bool) -> float:
+        training = _under_load(seed, 3.0)
+        training.tells_load = tells
+        tuned = training.tuning(only=NAMES, seed=seed)
+        assert bool(tuned.quiet.set_aside) == tells
+        assert [arm.name for arm in tuned.winners()] == ["channels_last", "fused", "foreach", "threads=1"]
+        off = [abs(log - math.log(GAINS[name])) > 0.2 for name in NAMES for log, _ in tuned.arms[name].pairs]
+        return sum(off) / len(off)
+
+    assert disturbed(tells=True) < disturbed(tells=False) / 2
 
 
 def test_a_burst_over_the_first_pairs_of_a_change_gives_it_up_for_a_while_only() -> None:

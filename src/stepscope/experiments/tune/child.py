@@ -20,6 +20,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError
 from stepscope.experiments.engine.child import die_with
 from stepscope.experiments.tune.delays import waited, watch_batches
+from stepscope.experiments.tune.other_load import OtherLoad
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.bench import Bench, Block
@@ -97,7 +98,10 @@ def obeyed(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
     if what == "peak":
         return {"process_bytes": process_peak()}
     waited()
-    return {**block_answer(bench.block(names, command["warmup"], command["steps"])), **waited()}
+    others = OtherLoad()
+    others.begin()
+    answer = block_answer(bench.block(names, command["warmup"], command["steps"]))
+    return {**answer, **waited(), "others": others.cores()}
 
 
 def block_answer(block: Block) -> dict[str, Any]:

@@ -198,6 +198,8 @@ def _clear(arm: Arm) -> bool:
 def _notes(tuning: Tuning) -> list[str]:
     facts = tuning.facts
     notes = []
+    if aside := tuning.quiet.set_aside:
+        notes.append(f"{plural(aside, 'pair')} beside more other load than the rest were not counted, and made again.")
     if tuning.interrupted:
         notes.append("Interrupted: the same command with the same --out goes on.")
     unknown = [arm.name for arm in tuning.winners() if arm.drift is None and not tuning.steady(arm)]

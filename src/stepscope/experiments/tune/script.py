@@ -18,6 +18,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.experiments.tune.changes import Change, offered, switched
 from stepscope.experiments.tune.child import Commands, changes_at_start, process_peak
 from stepscope.experiments.tune.delays import DELAY, delay_of, waited, watch_batches
+from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.processes.children import when_imported
 from stepscope.record.processes.training import _run_script
 
@@ -59,6 +60,7 @@ class _Loop:
         self._last_ns: int | None = None
         self._waited_ns = 0  # since the last step ended
         self._last_s = self._data_share = 0.0
+        self._others = OtherLoad()
         self._block: tuple[int, int] | None = None  # warm-up and timed steps that are left
         self._seconds: list[float] = []
         self._span_ns = (0, 0)
@@ -138,8 +140,9 @@ class _Loop:
         self._switches.close()
         self._block = None
         self._commands.answer(
-            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **waited()
-        )
+            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **waited(),
+            others=self._others.cores(),
+        )  # fmt: skip
         self._seconds = []
 
     def _serve(self) -> None:
@@ -167,6 +170,7 @@ class _Loop:
                     delay_of(name) if name.startswith(DELAY) else self._known[name] for name in command["changes"]
                 ]
                 waited()
+                self._others.begin()
                 self._switches.enter_context(switched(changes, targets))
                 self._block = max(1, command["warmup"]), command["steps"]
                 return

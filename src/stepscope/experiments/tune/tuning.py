@@ -29,6 +29,7 @@ from stepscope.experiments.tune.arms import (
     typical,
 )
 from stepscope.experiments.tune.changes import Change, offered, wanted
+from stepscope.experiments.tune.other_load import QuietLevel
 from stepscope.experiments.tune.process import PlaceEnded, TooShort
 
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
@@ -70,6 +71,7 @@ class Tuning:
         self.arms: dict[str, Arm] = {}
         self.interrupted = False
         self.step_s = math.nan
+        self.quiet = QuietLevel()
         self._fresh_losses: list[float] = []  # of the training as is, from its first step on
         self._fresh_peak: int | None = None
         self._opening_s = 0.0
@@ -225,13 +227,18 @@ class Tuning:
             before, after = (sum(losses) / steps for losses in (arm.as_is_losses, arm.losses))
             arm.drift = math.inf if not math.isfinite(after) else (after - before) / abs(before) if before else None
 
-    def _pair(self, as_is: PlaceLike, changed: PlaceLike, arm: Arm, base: Sequence[str] = ()) -> None:
-        """A block of each in random order, after warm-up; base: what the training as is has of live changes."""
+    def _pair(self, as_is: PlaceLike, changed: PlaceLike, arm: Arm, base: Sequence[str] = ()) -> bool:
+        """A block of each in random order, after warm-up; base: what the training as is has of live changes.
+
+        False where more other load was beside it than beside others: such a pair does not count.
+        """
         sides = [(as_is, tuple(base), False), (changed, arm.live, True)]
         self._shuffle.shuffle(sides)
         times: dict[bool, Mapping[str, Any]] = {}
         for place, names, is_changed in sides:
             times[is_changed] = self._block(place, names)
+        if self.quiet.disturbed((times[False].get("others"), times[True].get("others"))):
+            return False
         loads = any(self.known[name].loader for name in arm.changes)
         means = {side: typical(block["seconds"], 0.0 if loads else _TRIMMED) for side, block in times.items()}
         arm.pairs.append((math.log(means[True] / means[False]), self._couple))
@@ -241,6 +248,7 @@ class Tuning:
         arm.blocks_ns.append((*spans, len(times[True]["seconds"])))
         arm.fastest.append(math.log(min(times[True]["seconds"]) / min(times[False]["seconds"])))
         arm.status, arm.reason = "measured", ""
+        return True
 
     def _block(self, place: PlaceLike, names: Sequence[str]) -> dict[str, Any]:
         seconds = min(0.5, max(0.04, self.rules.seconds / 600))
@@ -321,8 +329,9 @@ class Tuning:
         try:
             if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
                 self._take_losses(arm, self._fresh_losses, self._losses(other, arm.live))
-            for _ in range(pairs):
-                self._pair(place, other, arm, base)
+            made = 0
+            while made < pairs:
+                made += self._pair(place, other, arm, base)
             ended = other.ask(_ANSWER_S, do="peak")
             if "compile" in arm.changes and ended.get("prepared_s") is not None:
                 arm.compile_s = max(0.0, ended["prepared_s"] - place.ask(_ANSWER_S, do="peak")["prepared_s"])
