@@ -125,14 +125,12 @@ def ours(timed: Timed, steps: int) -> dict[str, Any]:
     """Return what `Run.modules` says of each block, forward and backward, ns; null where it says nothing."""
     import stepscope
 
-    with (
-        tempfile.TemporaryDirectory() as out,
-        stepscope.profile(timed.made.model, timed.optimizer, out=out) as scope,
-    ):
-        for step in range(_WARM + steps):
-            timed.step(step)
-            scope.step()
-        run = scope.run
+    with tempfile.TemporaryDirectory() as out:
+        with stepscope.profile(timed.made.model, timed.optimizer, out=out) as scope:
+            for step in range(_WARM + steps):
+                timed.step(step)
+                scope.step()
+        run = scope.run  # of the closed run: what recording costs is known at its end
         modules = {row["module"]: row for row in run.modules().iter_rows(named=True)}
         profiled = int(run.steps["recorded"].sum())
     names = [str(number) for number in range(len(timed.made.model))]

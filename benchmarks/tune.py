@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.arms import process_interval, ratio_interval
 from stepscope.experiments.tune.changes import Change, offered, wanted
 from stepscope.experiments.tune.process import LastingPlace, Place, PlaceEnded
+from stepscope.record.device import describe_device
 
 _LIMIT_S = 1800.0
 _TURN_S, _TURNS = 0.35, 8  # of one side; turns of a couple
@@ -45,6 +47,7 @@ class Answer:
 
     target: str
     step_s: float = math.nan
+    machine: str = ""
     truth: dict[str, list[list[float]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     said: dict[str, list[float | None]] = field(default_factory=dict)
@@ -112,7 +115,7 @@ class Target:
 def answer_of(text: str, minutes: float, folder: Path) -> Answer:
     """Measure each change once, ask tune, and measure what matters twice more."""
     target = Target(text, folder)
-    found = Answer(text, target.facts["step_s"])
+    found = Answer(text, target.facts["step_s"], _machine())
     for change in target.changes:
         _measure(target, found, change.name)
     where = folder / text.replace("/", "-").replace(" ", "-")
@@ -134,6 +137,11 @@ def answer_of(text: str, minutes: float, folder: Path) -> Answer:
     elif found.best:
         found.together = found.truth.get(found.best[0], [])
     return found
+
+
+def _machine() -> str:
+    found = describe_device()
+    return f"{found['cpu']}, {len(found['cores'])} cores, torch {version('torch')}"
 
 
 def _measure(target: Target, found: Answer, name: str) -> None:
