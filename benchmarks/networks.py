@@ -6,6 +6,7 @@ of channels and `batch` the samples, so that no threshold can be tuned to one si
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -240,12 +241,9 @@ def mlp(width: float) -> Sequence[nn.Module]:
 
 def dispatch(width: float) -> Sequence[nn.Module]:
     """64 x (Linear 32 -> 32, ReLU): almost nothing but dispatch; eight pairs to a block."""
-    a = int(32 * width)
-    blocks: list[nn.Module] = []
-    for _ in range(8):
-        pairs = [layer for _ in range(8) for layer in (nn.Linear(a, a), nn.ReLU())]
-        blocks.append(nn.Sequential(*pairs))
-    return blocks
+    sizes = [32, *[int(32 * width)] * 63, 32]
+    pairs = [nn.Sequential(nn.Linear(i, o), nn.ReLU()) for i, o in itertools.pairwise(sizes)]
+    return [nn.Sequential(*itertools.chain.from_iterable(pairs[first : first + 8])) for first in range(0, 64, 8)]
 
 
 def lstm(width: float) -> Sequence[nn.Module]:
