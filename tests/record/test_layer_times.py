@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 import stepscope
 from stepscope.analysis.run import Run
 from stepscope.record.layer_times import LayerRecorder, LayerTimes
+from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
+from stepscope.record.recorder import OpRecorder
 from stepscope.record.settings import parse_schedule
 from stepscope.record.torch_recorder import TorchRecorder
 from stepscope.runfolder import AUTOGRAD_NODE, RunReader
@@ -129,6 +131,36 @@ def test_a_block_whose_layers_are_timed_goes_on_behind_a_step_that_differs(tmp_p
     assert set(updates["len"].to_list()) == {1}
     times = run.steps.sort("step")
     assert (times["t0_ns"][1:] >= times["t1_ns"][:-1]).all()
+
+
+def test_steps_that_another_thread_makes_an_end_of_belong_to_the_window_in_which_they_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    within: set[int] = set()
+    plain = OpRecorder.repeated
+
+    def repeated(self: OpRecorder, spans: list[StepSpan], sequence: int) -> None:
+        if self.layers.open is not None:
+            within.update(span.step for span in spans)
+        plain(self, spans, sequence)
+
+    def loop(step: Callable[[], None]) -> None:
+        for number in range(150):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            if number % 40 == 20:
+                beside = threading.Thread(target=model, args=(torch.randn(4, 8),))
+                beside.start()
+                beside.join()
+            step()
+
+    monkeypatch.setattr(OpRecorder, "repeated", repeated)
+    run = recorded(loop, tmp_path, model)
+    assert len(within) >= 5
+    assert within <= set(run.layer_calls["step"].to_list())
 
 
 def test_no_operator_and_no_range_of_the_training_is_recorded(tmp_path: Path) -> None:

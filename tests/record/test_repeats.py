@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,30 @@ def test_steps_are_counted_while_they_wait_in_memory(tmp_path: Path, looked_at: 
             optimizer.step()
             session.step()
     assert sum(looked_at) > 20
+
+
+@pytest.mark.usefixtures("no_sampler")
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_step_that_repeats_and_holds_an_evaluation_in_its_midst_begins_where_it_began(
+    without: Callable[[], Any], tmp_path: Path, looked_at: list[int]
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    begun: dict[int, int] = {}
+    modes, evaluated = [], (50, 120, 170)
+    with stepscope.profile(model, optimizer, out=tmp_path, record="every:500") as scope:
+        for step in range(200):
+            optimizer.zero_grad()
+            begun[step] = time.monotonic_ns()
+            loss = model(torch.randn(4, 8)).sum()
+            if step in evaluated:
+                with without():
+                    model(torch.randn(4, 8))
+                    modes.append(torch.is_grad_enabled())
+            loss.backward()
+            optimizer.step()
+            scope.step()
+    assert sum(looked_at) > 100
+    assert not any(modes)
+    began = dict(scope.run.steps.select("step", "t0_ns").iter_rows())
+    assert all(began[step] <= begun[step] for step in evaluated)

@@ -263,7 +263,7 @@ class OpRecorder:
 
     def repeated(self, spans: list[StepSpan], sequence: int) -> None:
         """Steps have ended that were only looked at: unprofiled, or their layers alone were timed."""
-        timed = bool(spans) and self._is_open and self.layers.repeated(spans)
+        timed = bool(spans) and self.layers.repeated(spans)  # whichever thread tells of them
         if timed:
             self._open_step = spans[-1].step + 1, spans[-1].t1_ns
         self.plan.waited([span.t1_ns - span.t0_ns for span in spans], timed)

@@ -214,10 +214,11 @@ class Repeats:
         self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
         self.replaying = True
         try:
-            for (kind, _, detail), about in zip(self._events, self._about, strict=True):
-                thing = about()
-                if thing is not None:  # else it went with the loop that had it
-                    self._replay(kind, thing, detail)
+            with torch_private.gradients_enabled():  # as they were then; it may be an evaluation that differs
+                for (kind, _, detail), about in zip(self._events, self._about, strict=True):
+                    thing = about()
+                    if thing is not None:  # else it went with the loop that had it
+                        self._replay(kind, thing, detail)
         finally:
             self.replaying = False
 

@@ -190,6 +190,21 @@ def unseen_by_modes() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def gradients_enabled() -> Iterator[None]:
+    """Run something with gradients, although the training may have none just now; no mode of its sees it."""
+    if torch.is_grad_enabled():
+        yield
+        return
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(True)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            torch._C._set_grad_enabled(False)
+
+
 def _without_dispatch_modes() -> Scope:
     stack = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
     if not stack():

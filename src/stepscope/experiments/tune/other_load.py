@@ -17,7 +17,7 @@ _FEWEST = 6  # blocks, before which nothing tells what is quiet
 
 
 class OtherLoad:
-    """Watches one block: `begin`, then `cores`. The training are all processes of this one's group."""
+    """Watch over one block: `begin`, then `cores`. The training are all processes of this one's group."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
@@ -57,7 +57,7 @@ class OtherLoad:
 
 
 class QuietLevel:
-    """What blocks of an experiment had beside them: `disturbed` says whether a pair had more than quiet ones."""
+    """Level of other load in an experiment: `disturbed` says whether a pair had more beside it than quiet blocks."""
 
     def __init__(self) -> None:
         self._seen: list[float] = []
