@@ -210,7 +210,7 @@ def test_layers_that_were_timed_in_steps_of_their_own_are_compared_as_such(tmp_p
     other = run_with(tmp_path / "b", {("forward", "features.0"): 2900}, spread=0.01)
     assert_as_reported(*reported([first.path, other.path]))
     part = compare([first, other]).explain().parts.filter(name="features.0").row(0, named=True)
-    assert part["difference"] == pytest.approx(900_000, rel=0.02)  # of times that differ by 1 % from step to step
+    assert part["difference"] == pytest.approx(900_000, rel=0.01)
     assert part["low"] < part["difference"] < part["high"]
 
 

@@ -55,9 +55,8 @@ class LayerTimes:
     def in_step_of(self, step_ns: float) -> LayerTimes:
         """Return the same for a step that takes `step_ns`, where these took longer, or less, than their looks cost.
 
-        Other work only lengthens a layer, so that its time is the mean of the quicker half of these steps. It lengthens
-        with the step by as much as its times in these steps tell; one that they tell nothing of does so as the step
-        does. Of the update and of what is in no layer that is not taken to be likely: framework overhead
+        A layer lengthens with the step by as much as its times in these steps tell; one that they tell nothing of does
+        so as the step does. Of the update and of what is in no layer that is not taken to be likely: framework overhead
         lengthens further than its part of the step. What all of it leaves over or lacks is divided by how little is
         known of each.
         """
@@ -78,10 +77,8 @@ class LayerTimes:
         seen = noise / squares if squares else np.full(len(mean), np.inf)
         weight = before / np.maximum(before + seen, 1e-30)
         slope = weight * slope + (1 - weight) * even
-        quicker = np.sort(values, axis=0)[: (len(values) + 1) // 2].mean(axis=0)
-        excess = quicker.sum() - step_ns
-        variance = excess**2 * before * (1 - weight)
-        found = values - mean - beyond[:, None] * slope + quicker - excess * slope
+        variance = (lengths.mean() - step_ns) ** 2 * before * (1 - weight)
+        found = values - (lengths - step_ns)[:, None] * slope
         lacking = step_ns - found.mean(axis=0).sum()
         if variance.sum() > 0:
             found += lacking * variance / variance.sum()
