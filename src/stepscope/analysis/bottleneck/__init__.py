@@ -1,0 +1,59 @@
+"""The causes of a step's length, each from two pieces of evidence that could have gone against it.
+
+What the system takes (background load, quotas, clocks, memory: `system`) comes before what the training waits for by
+itself (`waits`) and what it does with the rest (`work`): where the training thread does not run, no operator explains
+the time. A limit of the device is named only against a ceiling of this device that was measured
+(`analysis.device.ceilings`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.analysis.bottleneck.causes import OF_WORK, SYSTEM, Bottleneck, Bound, Cause
+from stepscope.analysis.bottleneck.system import CROWDED, causes_of_system, starved_share
+from stepscope.analysis.bottleneck.waits import causes_of_waiting, late_rank
+from stepscope.analysis.bottleneck.work import WORKS_ELSEWHERE, causes_of_work
+from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.estimate import Estimate
+from stepscope.analysis.metrics import accelerator_utilisation
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+__all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck", "starved_share"]
+
+
+def bottleneck(run: Run) -> Bottleneck:
+    """Return the causes of the step's length in this run, by share of the step; system causes before operators."""
+    seen, phases = occupancy(run), _phases(run)
+    system = sorted(causes_of_system(seen), key=lambda cause: -cause.share)
+    busiest = max((row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"), default=None)
+    loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
+    elsewhere = busiest is not None or run.framework in WORKS_ELSEWHERE
+    off_core = [*causes_of_waiting(seen, phases, elsewhere, loaders, late_rank(run))]
+    work, why, would_tell = causes_of_work(run, seen, phases, busiest)
+    waits = max((cause.share for cause in off_core), default=0.0)
+    first = [cause for cause in system if cause.share >= waits]
+    rest = [*(cause for cause in system if cause.share < waits), *off_core, *work]
+    return Bottleneck((*first, *sorted(rest, key=_rank)), why, would_tell)
+
+
+def _rank(cause: Cause) -> float:
+    """The largest share first; that of a wait counts twice, since no work is lost with it."""
+    return -cause.share if cause.bound in OF_WORK else -2 * cause.share
+
+
+def _phases(run: Run) -> dict[str, Estimate]:
+    """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD)."""
+    return {
+        row["phase"]: _of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])
+        for row in run.phases().iter_rows(named=True)
+    }
+
+
+def _of_step(share: float, ns: float, low: float | None, high: float | None) -> Estimate:
+    """A share with the relative interval of its median time."""
+    if not ns or ns <= 0 or low is None or high is None:
+        return Estimate(share).clipped()
+    return Estimate(share, share * low / ns, share * high / ns).clipped()

@@ -1,0 +1,150 @@
+"""What the system takes from a training: memory, cores, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, notable_cause, rate, said
+from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy
+from stepscope.analysis.estimate import Estimate
+from stepscope.units import number, percent, plural
+
+CROWDED = "more threads than cores"  # the training's own
+
+_OTHERS = 0.3  # cores of background CPU load
+_SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
+_FAULTS, _SWAPPED = 10.0, 1e5  # a second: faults that read a disk; bytes to and from swap
+_SATURATED = 0.85  # of the cores that it may use
+
+
+def causes_of_system(seen: Occupancy) -> Iterator[Cause]:
+    yield from memory_capacity(seen)
+    yield from _starved(seen)
+    yield from _throttled(seen)
+
+
+def memory_capacity(seen: Occupancy) -> Iterator[Cause]:
+    """Swap and reclaim: pressure or traffic of the machine, and pages or waits of this very process."""
+    machine = [
+        said("the machine stalled for memory {} of the time", seen.pressure.get("memory:some"), "PSI", CLEAR),
+        rate("{} went to and from swap", seen.swapped, "B/s", "/proc/vmstat", _SWAPPED),
+        rate("programs took back {} of memory before they could go on", seen.reclaimed, "B/s", "/proc/vmstat", 1e6),
+        rate("the memory limit of its cgroup was hit {}", seen.limit_hits, "times/s", "cgroup", 1.0),
+    ]
+    own = [
+        rate("the training had {} that read a disk", seen.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS),
+        said("the training thread waited for pages {} of the time", seen.waits.get("disk"), "thread", CLEAR),
+    ]
+    known_machine, known_own = ([entry for entry in side if entry is not None] for side in (machine, own))
+    if not known_machine or not known_own:
+        return
+    stalled = [seen.pressure.get("memory:some", NOTHING), seen.waits.get("disk", NOTHING)]
+    share = max(stalled, key=lambda entry: entry.value)
+    yield from notable_cause("memory-capacity", "swap and reclaim", share, *known_machine, *known_own)
+
+
+def _starved(seen: Occupancy) -> Iterator[Cause]:
+    """Time in which the training was ready and did not get a core: by a quota, its own affinity, or background load."""
+    held = starved_share(seen)
+    if held is None:
+        yield from _starved_by_utilisation(seen)
+        return
+    queue = said("the training thread was waiting for a CPU core {} of the time", held, "schedstat")
+    quota = _quota_evidence(seen)
+    if quota:
+        yield from notable_cause("cpu-starved", "CPU quota", held, *quota, queue)
+        return
+    pinned = _pinned(seen)
+    if pinned:
+        lost = Estimate(max(held.value, 1 - (seen.allowed or 1) / max(seen.threads or 1, seen.cores)))
+        yield from notable_cause("cpu-starved", "affinity", lost, *pinned, queue if held.value >= CLEAR else None)
+        return
+    stolen = seen.steal_cores
+    if stolen is not None and stolen.value >= NOTABLE and (seen.background_cores or NOTHING).value < _OTHERS:
+        by_host = rate("the hypervisor took {}", stolen, "cores", "/proc/stat", NOTABLE)
+        yield from notable_cause(
+            "cpu-starved", "hypervisor", Estimate(max(stolen.value / seen.cores, held.value)), by_host, queue
+        )
+        return
+    crowded, others = _crowded(seen), _load_evidence(seen)
+    name = CROWDED if crowded else "background load"  # of both, which one it waits for is not told apart
+    alone = not crowded or (seen.background_cores or NOTHING).value < _OTHERS
+    yield from notable_cause("cpu-starved", name, held, crowded, queue, *others, clear=alone)
+
+
+def _crowded(seen: Occupancy) -> Evidence | None:
+    """More threads that compute than cores: at the end of every operator they wait for each other."""
+    cores = min(seen.cores, int(seen.allowed or seen.cores))
+    if seen.threads is None or seen.threads <= cores:
+        return None
+    return Evidence(f"it computes with {seen.threads} threads on {plural(cores, 'core')}", seen.threads, source="torch")
+
+
+def starved_share(seen: Occupancy) -> Estimate | None:
+    """Return the share of the time without a core; of operators with threads, also that in which one waits for another.
+
+    None where the kernel's run-queue times were not sampled.
+    """
+    held = seen.held
+    if held is None or (seen.threads or 1) < 2 or not (seen.full and _load_evidence(seen)):
+        return held
+    lock = seen.waits.get("lock", NOTHING)
+    return held if lock.value < CLEAR else Estimate(held.value + lock.value).clipped()
+
+
+def _load_evidence(seen: Occupancy) -> list[Evidence]:
+    found = [
+        rate("background CPU load of {}", seen.background_cores, "cores", "core and process times", _OTHERS),
+        said("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", 2 * CLEAR),
+    ]
+    return [entry for entry in found if entry is not None]
+
+
+def _quota_evidence(seen: Occupancy) -> list[Evidence]:
+    periods = said("the CPU quota held the training back in {} of its periods", seen.throttled_periods, "cgroup", 0.1)
+    if periods is None:
+        return []
+    allowed = seen.quota and Evidence(f"the quota is {number(seen.quota)} cores", seen.quota, source="cgroup")
+    return [periods, *([allowed] if allowed else [])]
+
+
+def _pinned(seen: Occupancy) -> list[Evidence]:
+    """Fewer cores allowed than there are, and all of them used by this training."""
+    allowed, used = seen.allowed, seen.process_cores
+    if allowed is None or used is None or allowed >= seen.cores or used.value < _SATURATED * allowed:
+        return []
+    threads = "" if seen.threads is None else f", for {plural(seen.threads, 'thread')}"
+    may = Evidence(f"it may run on {number(allowed)} of {seen.cores} cores{threads}", allowed, source="affinity")
+    uses = Evidence(f"it uses {number(used.value)} cores, all that it may", used.value, used.low, used.high, "CPU time")
+    return [may, uses]
+
+
+def _starved_by_utilisation(seen: Occupancy) -> Iterator[Cause]:
+    """Detect CPU starvation in a run without thread times: full CPU utilisation, of which the training gets little."""
+    used, others = seen.process_cores, seen.background_cores
+    if used is None or others is None or seen.busy_cores is None or seen.busy_cores < 0.9 * seen.cores:
+        return
+    wanted = min(seen.threads or 1, seen.cores)
+    lost = Estimate(1 - used.value / wanted).clipped()
+    got = rate(f"the training got {{}} of the {wanted} that its threads ask for", used, "cores", "CPU time", 0.0)
+    yield from notable_cause("cpu-starved", "background load", lost, got, *_load_evidence(seen), least=0.3)
+
+
+def _throttled(seen: Occupancy) -> Iterator[Cause]:
+    """A clock below its maximum while the thread runs, and a sign that something holds it there, or that it fell."""
+    clock = seen.clock
+    if clock is None or clock.share.value > _SLOWER or (seen.runs is not None and seen.runs.value < 0.3):
+        return
+    low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
+    slow = said("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
+    signs = [Evidence(sign, None, source="limits and flags") for sign in clock.signs]
+    yield from notable_cause(
+        "throttled", "clock", Estimate(1 - clock.share.value, low, high), slow, *signs, _fell(clock)
+    )
+
+
+def _fell(clock: Clock) -> Evidence | None:
+    if clock.last > _SLOWER * clock.first:
+        return None
+    text = f"it fell from {percent(clock.first, 0)} in the first steps to {percent(clock.last, 0)} in the last"
+    return Evidence(text, clock.last / clock.first, source="cpufreq")

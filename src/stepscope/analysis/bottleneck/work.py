@@ -1,0 +1,226 @@
+"""What a training's time is spent on while it runs: overhead, or kernels beside the measured ceilings of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.bottleneck.causes import LARGEST, Bound, Cause, Evidence, notable_cause, rate, said
+from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, why_no_ceilings, would_tell
+from stepscope.analysis.device.occupancy import NOTHING, Occupancy
+from stepscope.analysis.estimate import Estimate, mean_interval
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.steps import profiled_steps
+from stepscope.runfolder import COMMUNICATION, MODULE_CALL
+from stepscope.units import duration, number, percent, si
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run import Run
+
+WORKS_ELSEWHERE = frozenset({"jax"})  # whose operators run in threads of their own, while the training's waits for them
+_REACHED = 0.4  # of its ceiling, before a limit is called reached
+_DOUBTFUL = 0.2  # of the time of an operator; a run that was off by more named another bound than six like it
+_BUSY, _IDLE = 0.8, 0.5  # of an accelerator
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Time of a step, ns, by what limits the operators that took it; each with what it could take at the ceilings."""
+
+    step_ns: float
+    dispatch: float
+    python: float
+    arithmetic: float
+    memory: float
+    shares: dict[str, Estimate]  # of the step in operators of each limit
+    arithmetic_best: float
+    memory_best: float
+    unknown: float
+    calls: float
+    farthest: tuple[str, float, float] | None  # operator with the most to gain, its time, and at the ceilings
+    doubt: float  # of the time of an operator: what was calibrated away without a known cause, relative
+
+
+def causes_of_work(
+    run: Run, seen: Occupancy, phases: dict[str, Estimate], busiest: float | None
+) -> tuple[list[Cause], str, tuple[str, ...]]:
+    """What the time is spent on in which the training runs; else why that cannot be told, and what would tell."""
+    if run.step_times.is_empty:
+        return [], "no operator was profiled", ("profile steps: --record adaptive or all, for at least 30 steps",)
+    limits = ceilings_of(run)
+    if busiest is not None:
+        return _accelerated(run, seen, limits, busiest)
+    outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
+    asleep = 0.0 if seen.runs is None else max(seen.asleep - phases.get("data", NOTHING).value, 0.0)
+    if run.framework in WORKS_ELSEWHERE:  # it sleeps while operators run
+        asleep = max(asleep - (1 - outside.value), 0.0)
+    python = Estimate(max(outside.value - asleep - (seen.held or NOTHING).value * outside.value, 0.0))
+    if limits is None:
+        ran = said("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
+        idle = said("no operator ran in {} of the profiled steps", outside, "operators")
+        causes = [*notable_cause("overhead", "Python", python, idle, ran, least=LARGEST)]
+        if run.framework != "torch":
+            return causes, why_no_ceilings(run), ()
+        return causes, why_no_ceilings(run), (would_tell(run),)
+    sums = _sums(run, limits, python.value)
+    reached = [*_device_bound(sums)]
+    causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
+    kernels = (sums.arithmetic + sums.memory + sums.unknown) / sums.step_ns
+    best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
+    if sums.unknown > 0.5 * sums.step_ns:
+        unknown = percent(sums.unknown / sums.step_ns, 0)
+        return causes, f"operators whose FLOPs and bytes are not known take {unknown} of the step", ()
+    why = (
+        f"operators take {percent(kernels, 0)} of the step, and the device could do their arithmetic and traffic "
+        f"in {percent(best, 0)} of it: neither ceiling is near"
+    )
+    return causes, why, ("the roofline and the operators' share of the attainable show which are far from it",)
+
+
+def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
+    rows = attainable(run, limits).filter(~pl.col("phase").is_in(["data", COMMUNICATION]))
+    step_ns = run.step_times.step_ns
+    in_python = pl.col("name").str.starts_with(MODULE_CALL) | pl.col("name").str.starts_with("Optimizer.")
+
+    def total(column: str, *where: pl.Expr) -> float:
+        return float(rows.filter(*where)[column].sum())
+
+    dispatch, arithmetic, memory = (pl.col("limit") == name for name in ("dispatch", "arithmetic", "memory"))
+    return _Sums(
+        step_ns=max(step_ns, 1.0),
+        dispatch=total("self_ns", dispatch, ~in_python),
+        python=total("self_ns", dispatch, in_python) + python * step_ns,
+        arithmetic=total("self_ns", arithmetic),
+        memory=total("self_ns", memory),
+        shares=_shares(run, rows),
+        arithmetic_best=total("attainable_ns", arithmetic),
+        memory_best=total("attainable_ns", memory),
+        unknown=total("self_ns", pl.col("limit").is_null()),
+        calls=total("calls"),
+        farthest=_farthest(rows),
+        doubt=2 * run.step_times.uneven,
+    )
+
+
+def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
+    """Share of the profiled steps in operators of each limit, with Student's interval over the steps."""
+    times = run.step_times
+    steps = pl.DataFrame({"step": times.steps.cast(pl.Int64)})
+    limits = rows.select("phase", "module", "name", "limit").drop_nulls("limit")
+    table = times.table.filter(pl.col("device") == CPU).join(limits, on=["phase", "module", "name"])
+    found = {}
+    for (limit,), part in table.group_by("limit"):
+        summed = steps.join(part.group_by("step").agg(pl.col("self_ns").sum()), on="step", how="left").fill_null(0)
+        step_share = summed["self_ns"].to_numpy() / max(times.step_ns, 1.0)
+        mean, low, high = mean_interval(step_share)
+        found[str(limit)] = Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
+    return found
+
+
+def _overhead(sums: _Sums, limits: Ceilings) -> Iterator[Cause]:
+    """Time in calls that compute nothing: how many there are and cost here, and how little the rest would need."""
+    calls_take = sums.shares.get("dispatch", NOTHING)
+    outside = max((sums.dispatch + sums.python) / sums.step_ns - calls_take.value, 0.0)
+    bounds = (None if end is None else end + outside for end in (calls_take.low, calls_take.high))
+    share = Estimate(calls_take.value + outside, *bounds).clipped()
+    name = "dispatch" if sums.dispatch >= sums.python else "Python"
+    least_ns = sums.calls * limits.op_ns
+    calls = Evidence(
+        f"a step makes {number(sums.calls)} calls, and one costs {duration(limits.op_ns)} at least on this device: "
+        f"{duration(least_ns)} of {duration(sums.step_ns)}",
+        least_ns / sums.step_ns, source="operators, ceilings",
+    )  # fmt: skip
+    needed = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
+    little = Evidence(
+        f"the device could do the arithmetic and traffic of the step in {percent(needed, 0)} of its time",
+        needed, source="ceilings",
+    )  # fmt: skip
+    spent = said("dispatch, autograd and Python take {} of the profiled steps", share, "operators")
+    if needed < 0.5:
+        yield from notable_cause("overhead", name, share, spent, calls, little, least=LARGEST)
+
+
+def _device_bound(sums: _Sums) -> Iterator[Cause]:
+    """Operators near a ceiling of the device: their time, and the share of it that the ceiling alone explains."""
+    kinds: tuple[tuple[Bound, str, str, float, float], ...] = (
+        ("compute", "arithmetic", "arithmetic", sums.arithmetic, sums.arithmetic_best),
+        ("memory-bandwidth", "memory traffic", "memory", sums.memory, sums.memory_best),
+    )
+    for bound, name, limit, spent_ns, best_ns in kinds:
+        share, reached = sums.shares.get(limit, NOTHING), best_ns / max(spent_ns, 1.0)
+        if reached < _REACHED:
+            continue
+        spent = said(f"operators limited by {name} take {{}} of the profiled steps", share, "operators")
+        near = Evidence(
+            f"they reach {percent(min(reached, 1.0), 0)} of what this device does with calls of their size",
+            min(reached, 1.0), source="ceilings",
+        )  # fmt: skip
+        clear = sums.doubt <= _DOUBTFUL and reached >= _REACHED * (1 + sums.doubt)
+        yield from notable_cause(bound, name, share, spent, near, least=LARGEST, clear=clear)
+
+
+def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
+    """Operators that compute, and stay far below the ceilings of calls of their size: other kernels may be faster."""
+    found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
+    ends = [(entry.value if entry.low is None else entry.low, entry.value if entry.high is None else entry.high)
+            for entry in found]  # fmt: skip
+    share = Estimate(sum(entry.value for entry in found), sum(low for low, _ in ends), sum(high for _, high in ends))
+    best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
+    if sums.farthest is None or best >= _REACHED * share.value:
+        return
+    name, self_ns, best_ns = sums.farthest
+    spent = said("operators that compute take {} of the profiled steps", share, "operators")
+    needed = Evidence(f"at the ceilings of this device they would take {percent(best, 0)}", best, source="ceilings")
+    farthest = Evidence(
+        f"farthest from it is {name}, {duration(self_ns)} where {duration(best_ns)} is attainable",
+        self_ns / best_ns, source="ceilings",
+    )  # fmt: skip
+    ran = said("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
+    clear = sums.doubt <= _DOUBTFUL and best * (1 + sums.doubt) <= _REACHED * share.value
+    yield from notable_cause(
+        "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=LARGEST, clear=clear
+    )
+
+
+def _farthest(rows: pl.DataFrame) -> tuple[str, float, float] | None:
+    """The operator with the most to save at the ceilings: its name, and its time measured and attainable, ns a step."""
+    computing = rows.filter(pl.col("limit").is_in(["arithmetic", "memory"]) & (pl.col("attainable_ns") > 0))
+    sums = computing.group_by("name", maintain_order=True).agg(pl.col("self_ns").sum(), pl.col("attainable_ns").sum())
+    if sums.is_empty():
+        return None
+    name, self_ns, best_ns = sums.sort(pl.col("self_ns") - pl.col("attainable_ns"), descending=True).row(0)
+    return str(name), float(self_ns), float(best_ns)
+
+
+def _accelerated(
+    run: Run, seen: Occupancy, limits: Ceilings | None, busy: float
+) -> tuple[list[Cause], str, tuple[str, ...]]:
+    """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
+    used = said("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
+    if busy < _IDLE:
+        ran = said("the training thread ran {} of the time", seen.runs, "schedstat", 0.5)
+        ran = ran or rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.5)
+        why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
+        return [*notable_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], why, ()
+    if limits is None:
+        return [], why_no_ceilings(run, "this accelerator"), (would_tell(run),)
+    if limits.device.partition(":")[0] == CPU:
+        return [], "the ceilings of this accelerator were not measured", (would_tell(run),)
+    steps = run.self_times["step"].n_unique()
+    cpu_ops = run.self_times.filter(pl.col("device") == CPU)
+    busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
+    causes: list[Cause] = []
+    kinds: tuple[tuple[Bound, str, str, str, float], ...] = (
+        ("compute", "arithmetic", "flops", "FLOP/s", limits.peak_flops_per_s),
+        ("memory-bandwidth", "memory traffic", "bytes", "B/s", limits.peak_bytes_per_s),
+    )
+    for bound, name, column, unit, peak in kinds:
+        reached = float(cpu_ops[column].sum()) / steps / busy_s
+        near = Evidence(f"its kernels reach {si(reached, unit)} of {si(peak, unit)}", reached / peak, source="ceilings")
+        if reached >= _REACHED * peak and busy >= _BUSY:
+            causes += notable_cause(bound, name, Estimate(busy), used, near)
+    return causes, "the accelerator's kernels are near neither of its ceilings", ()
