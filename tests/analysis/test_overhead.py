@@ -42,11 +42,13 @@ def test_a_machine_that_grows_slower_does_not_pass_for_overhead(tmp_path: Path) 
     assert abs(cost(run, "recorded_step_overhead_share")["value"]) < 0.01
 
 
-def test_the_whole_run_pays_for_recorded_steps_and_for_writing_them(tmp_path: Path) -> None:
-    header = {"overhead": {"paused_ns": 80_000_000}}
+def test_the_whole_run_pays_for_recorded_steps_for_writing_them_and_for_following_the_others(tmp_path: Path) -> None:
+    header = {"overhead": {"paused_ns": 60_000_000, "followed_ns": 20_000_000}}
     run = Run(fabricate_run(tmp_path, steps=100, recorded=lambda step: step % 10 == 5, overhead=0.5, header=header))
     bare = 100 * 16e6 - 80e6  # the fabricated pauses lie within the span of the steps
-    assert cost(run, "run_overhead_share")["value"] == pytest.approx((10 * 8e6 + 80e6) / bare, rel=0.01)
+    row = cost(run, "run_overhead_share")
+    assert row["value"] == pytest.approx((10 * 8e6 + 80e6) / bare, rel=0.01)
+    assert "20 ms to follow the others" in row["note"]
 
 
 @pytest.mark.parametrize(("recorded", "reason"), [(every_step, "every step"), (lambda step: False, "no step was")])

@@ -86,6 +86,39 @@ def scaled(picks: random.Random) -> None:
         scaler.update()
 
 
+class Tagger(nn.Module):
+    """Words to classes through a recurrent layer, which alone knows which side of its input is the batch."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.words, self.layer, self.out = nn.Embedding(9, 4), nn.GRU(4, 4, batch_first=first), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.out(self.layer(self.words(x))[0]))
+
+
+def squares(picks: random.Random) -> None:
+    """As many samples as words in each: the shape of the input does not tell which side is the batch."""
+    model = Tagger(first=picks.random() < 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    words = 6
+    for _ in range(80):
+        words = picks.choice([6, 7]) if picks.random() < 0.06 else words
+        model(torch.randint(9, (6, words))).sum().backward()
+        optimizer.step()
+
+
+def vectors(picks: random.Random) -> None:
+    """A vector goes in: one sample, or a batch of numbers, as the output says."""
+    one, many = nn.Linear(5, 2), nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD([*one.parameters(), *many.parameters()], lr=0.01)
+    model = one
+    for _ in range(80):
+        model = picks.choice([one, many]) if picks.random() < 0.06 else model
+        model(torch.randn(5)).sum().backward()
+        optimizer.step()
+
+
 def written(loop: Loop, seed: int, out: Path, **options: Any) -> list[tuple[int, int | None]]:
     """Numbers and samples of the steps of a run of this loop, and the steps in which an update was left out."""
     torch.manual_seed(seed)
@@ -118,7 +151,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("no_sampler")
-@pytest.mark.parametrize("loop", [accumulated, adversaries, failing, scaled])
+@pytest.mark.parametrize("loop", [accumulated, adversaries, failing, scaled, squares, vectors])
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_and_samples_are_those_of_a_run_in_which_every_event_is_followed(
     loop: Loop, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: list[int]

@@ -411,22 +411,24 @@ def _relative(base_ns: float, step: Measured) -> tuple[float | None, str, float 
 def _whole_run(run: RunReader, step: Measured) -> Measured:
     """Profiled steps times their cost, and the pauses to write them, as a share of the run without both.
 
-    Steps whose layers alone were timed count likewise, with what they took longer.
+    Steps whose layers alone were timed count likewise, with what they took longer; of others what following them took.
     """
     steps, layers = run.steps, layer_timed_steps(run)
     layers_ns = len(layers) * _slower_by_ns(run, layers)
     recorded = int(steps["recorded"].sum())
     stated = run.meta.get("overhead") or {}
-    paused_ns, once_ns = (float(stated.get(name) or 0) for name in ("paused_ns", "once_ns"))
+    spent = ("paused_ns", "once_ns", "followed_ns")
+    paused_ns, once_ns, followed_ns = (float(stated.get(name) or 0) for name in spent)
     spent_ns = float(steps["t1_ns"][-1] - steps["t0_ns"][0])
 
     def share(cost_ns: float | None) -> float | None:
-        total = None if cost_ns is None else recorded * cost_ns + layers_ns + paused_ns
+        total = None if cost_ns is None else recorded * cost_ns + layers_ns + paused_ns + followed_ns
         return None if total is None else total / max(spent_ns - total, 1)
 
     note = f"{recorded} profiled of {plural(len(steps), 'step')}"
     note += f", {len(layers)} more of which layers alone were timed" if len(layers) else ""
     note += f", and {paused_ns / 1e6:.3g} ms to write them"
+    note += f", {followed_ns / 1e6:.3g} ms to follow the others" if followed_ns else ""
     note += f"; besides, {once_ns / 1e6:.3g} ms once, before the first step" if once_ns else ""
     value = share(step.value)
     if value is None or value > _MOST:

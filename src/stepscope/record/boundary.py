@@ -23,6 +23,8 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from stepscope.clock import monotonic_ns
+
 P = ParamSpec("P")
 T = TypeVar("T")
 _OURS = str(Path(__file__).parents[1]) + os.sep
@@ -44,13 +46,14 @@ class Boundary:
         self._disturbed = disturbed  # an exception of the training's passed through us and may have cut us short
         self._lock = threading.RLock()  # a signal handler that trains may come in before `_inside` is set
         self._inside: int | None = None  # the thread that runs our code
+        self.spent_ns = 0  # in all calls so far
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function of ours; None where it failed, where the door is shut, and from within another such call."""
         if not self.open or self._inside == threading.get_ident():
             return None
         with self._lock:
-            self._inside = threading.get_ident()
+            self._inside, began_ns = threading.get_ident(), monotonic_ns()
             try:
                 return function(*args, **kwargs) if self.open else None
             except BaseException as error:
@@ -65,6 +68,7 @@ class Boundary:
                 return None
             finally:
                 self._inside = None
+                self.spent_ns += monotonic_ns() - began_ns
 
     def asks(self, question: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Ask ours a question that is quickly answered, without the lock; False where it failed or the door is shut."""

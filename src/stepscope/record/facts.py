@@ -169,12 +169,15 @@ def of_malloc(framework: str) -> dict[str, Any]:
     return {**stated, "empty_process_bytes": empty}
 
 
-def of_overhead(recorder: OpRecorder, span_ns: int) -> dict[str, Any]:
-    """Return what profiling took of a run of this length: between steps, once before the first, and an event."""
+def of_overhead(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[str, Any]:
+    """Return what profiling took of a run of this length: between steps, once before the first, and an event.
+
+    followed_ns: within unprofiled steps, to follow what happens in them.
+    """
     event = None if recorder.event_cost is None else recorder.event_cost.facts()
     layer = None if recorder.layers.cost is None else recorder.layers.cost.facts()
-    spent = {"paused_ns": recorder.paused_ns, "once_ns": recorder.once_ns, "span_ns": span_ns}
-    return {**spent, "event": event, "layer": layer}
+    spent = {"paused_ns": recorder.paused_ns, "once_ns": recorder.once_ns, "followed_ns": followed_ns}
+    return {**spent, "span_ns": span_ns, "event": event, "layer": layer}
 
 
 def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str) -> dict[str, Any]:

@@ -1,24 +1,18 @@
 """The samples of each step: counted in tensors, and assigned to the step that trains on them.
 
-They come from the batches of data loaders and from the inputs that models are called with. Recurrent layers and
-attention know which dimension is the batch (`BatchWitness`).
+They come from the batches of data loaders and from the inputs that models are called with (`call_samples`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.utils.rnn import PackedSequence
-
-from stepscope.record import torch_private
 
 _MOST_MODELS = 256
 _AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
@@ -299,24 +293,6 @@ def _listed(batch: Any, most: Any) -> int | None:
     return None if stacked else length
 
 
-def packed_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The sequences of a PackedSequence among the inputs of a model: those that are there at the first time step."""
-    packed = next((value for value in (*args, *kwargs.values()) if type(value) is PackedSequence), None)
-    first = None if packed is None else torch_private.first_bytes(packed.batch_sizes, 8)  # int64, always in RAM
-    return None if first is None else int.from_bytes(first, sys.byteorder)
-
-
-def mapped_samples(tensor: torch.Tensor) -> int:
-    """Return how many samples a tensor stands for within `torch.vmap`, which hides them: 1 outside it."""
-    functorch, samples = torch._C._functorch, 1
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        inner = functorch.get_unwrapped(tensor)
-        if functorch.is_batchedtensor(tensor):
-            samples *= inner.shape[functorch.maybe_get_bdim(tensor)]
-        tensor = inner
-    return samples
-
-
 def telling_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The tensor among the inputs of a model that tells its samples; None where there is none."""
     return args[0] if args and isinstance(args[0], torch.Tensor) else first_tensor((args, kwargs))
@@ -338,45 +314,3 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
     elif depth < 3 and issubclass(type(value), Mapping):  # its attributes: to ask it would run the training's code
         with contextlib.suppress(AttributeError):
             yield from tensors_in(object.__getattribute__(value, "__dict__"), depth + 1)
-
-
-TELLING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-
-
-class BatchWitness:
-    """Witness of the calls within one call of a model; `sizes` are the batch sizes of the layers that know theirs."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self._thread = threading.get_ident()
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called."""
-        if isinstance(module, TELLING) and threading.get_ident() == self._thread:
-            size = _batch(module, args[0] if args else kwargs.get("input", kwargs.get("query")))
-            if size is not None and size not in self.sizes:
-                self.sizes.append(size)
-
-    def leave(self) -> None:
-        """Note that a module call has returned."""
-
-    def axis(self, shape: tuple[Any, ...]) -> int | None:
-        """The axis of an input of this shape that has the batch; None where more than one may be, or none is."""
-        fitting = [axis for axis, size in enumerate(shape[:2]) if size in self.sizes]
-        if len(fitting) == 2 and shape[0] == shape[1]:
-            return fitting[0]  # as many samples either way
-        return fitting[0] if len(fitting) == 1 else None
-
-
-def _batch(module: nn.Module, given: Any) -> int | None:
-    """The samples in what this module is given; None where it is unbatched, packed or something else."""
-    if not isinstance(given, torch.Tensor):
-        return None
-    with torch._C.DisableTorchFunction():
-        shape = tuple(given.shape)
-    if isinstance(module, nn.RNNCellBase):
-        size = shape[0] if len(shape) == 2 else None
-    else:
-        first = bool(vars(module).get("batch_first", False))
-        size = shape[0 if first else 1] if len(shape) == 3 else None
-    return size if type(size) is int else None

@@ -16,21 +16,11 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
+from stepscope.record.call_samples import BatchWitness, CallSamples
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.modules import parameters_of, parts_of
 from stepscope.record.optimizers import COPIES, CopiesMove, Identities, OneModel, OptimizerNumbers
-from stepscope.record.sample_count import (
-    TELLING,
-    BatchWitness,
-    SampleCount,
-    batch_size,
-    first_tensor,
-    length,
-    mapped_samples,
-    packed_samples,
-    telling_tensor,
-    tensors_in,
-)
+from stepscope.record.sample_count import SampleCount, batch_size, tensors_in
 from stepscope.record.update_rounds import (
     ROUNDS,
     UNCERTAIN,
@@ -79,15 +69,9 @@ class StepFinder:
         self._gaps = Gaps()
         self._gradients = GradientWitness()
         self._samples = SampleCount()
+        self._calls = CallSamples(self._samples, note_calls)
         self._watched: list[weakref.ref[torch.Tensor]] | None = None  # leaves whose updates show steps by hand
         self._choice = 0  # of these leaves, counted
-        self._note_calls = note_calls
-        self._axis: dict[int, int] = {}  # of models: the axis of the input that has the batch
-        self._call: tuple[int, tuple[Any, ...], BatchWitness | None] | None = (
-            None  # a model whose axis its call will tell
-        )
-        self._telling: dict[int, bool | None] = {}
-        self._unbatched: tuple[int, int] | None = None  # a model that was called with a vector, and its length
         self._trained: set[int] = set()  # models that were called with gradients
         # models called so in evaluation since the last pass: whether that began between steps, and when it ended
         self._in_evaluation: dict[int, tuple[bool, int]] = {}
@@ -101,7 +85,6 @@ class StepFinder:
         self._penalty = False  # there was such a pass since the last update
         self._direct_passes = 0  # gradients of what no module's call computed
         self.signs = {"calls": 0, "passes": 0, "updates": 0, "forks": 0}  # of a training, for one without a step
-        self.input_shape: list[int] | None = None
 
     @property
     def detected_by(self) -> str:
@@ -118,7 +101,12 @@ class StepFinder:
     @property
     def awaits_output(self) -> bool:
         """Return whether only the output of the call that is under way tells its samples."""
-        return self._call is not None or self._unbatched is not None
+        return self._calls.awaits_output
+
+    @property
+    def input_shape(self) -> list[int] | None:
+        """Return the shape of one sample, as the last call had it."""
+        return self._calls.input_shape
 
     def repeated(self, ended_ns: list[int]) -> None:
         """Note steps that repeated the one before them, by their ends."""
@@ -163,13 +151,12 @@ class StepFinder:
             self._gradients.called(number, module)
         self._step_pass_called = True
         self._given.update(id(tensor) for tensor in tensors_in((args, kwargs)))
-        self._count(module, number, args, kwargs)
+        self._calls.called(module, number, args, kwargs)
 
     def returned(self, module: nn.Module, output: Any) -> None:
         """Note the return of a call: between two steps and without gradients it was evaluation."""
         if torch.is_grad_enabled():
-            self._settle_axis()
-            self._settle_batched(output)
+            self._calls.returned(output)
             if self._in_evaluation:
                 self._called_in_evaluation(self._identities.number(module))
             return
@@ -201,9 +188,7 @@ class StepFinder:
 
     def raised(self, module: nn.Module) -> None:
         """Note that a call ended with an exception."""
-        counted, self._call = self._call is None, None
-        if not counted:
-            self._note_calls(None)
+        counted = self._calls.raised()
         if torch.is_grad_enabled():
             self._samples.raised(self._identities.number(module), counted)
 
@@ -323,85 +308,6 @@ class StepFinder:
             self._rounds.finish()
         self._samples.evaluated_before()
         self._excluded(now_ns)
-
-    def _count(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with torch._C.DisableTorchFunction():
-            packed = packed_samples(args, kwargs)
-            if packed is not None:
-                self._samples.called(number, packed, True)
-                return
-            tensor = telling_tensor(args, kwargs)
-            if tensor is None:
-                return
-            self._samples.given(tensor)
-            size = length(tensor)
-            self._unbatched = None
-            if size is None:
-                return
-            if tensor.is_nested:
-                self._samples.called(number, size, True)
-                return
-            shape, mapped = tuple(tensor.shape), mapped_samples(tensor)
-            if mapped > 1 and shape:
-                self._samples.called(number, mapped * size, True)
-                return
-            if len(shape) > 1 and number not in self._axis and self._ask_for_axis(module, number, shape):
-                return
-            axis = self._axis.get(number, 0)
-            if axis and len(shape) > axis:
-                self._samples.called(number, shape[axis] if type(shape[axis]) is int else None, True)
-                self.input_shape = [n for place, n in enumerate(shape) if place != axis and type(n) is int]
-                return
-            if tensor.dim() == 1 and tensor.is_floating_point():
-                self._unbatched = number, size  # a batch of numbers or one sample: its output tells
-                return
-            self._samples.called(number, size, True)
-            self.input_shape = [n for n in tensor.shape[1:] if type(n) is int]
-
-    def _ask_for_axis(self, module: nn.Module, number: int, shape: tuple[Any, ...]) -> bool:
-        """Return whether the samples of this call are known only when it has returned: some module within it tells."""
-        if number not in self._telling:
-            parts = [part for part in parts_of(module) if isinstance(part, TELLING)]
-            all_first = all(isinstance(p, nn.RNNCellBase) or vars(p).get("batch_first", False) for p in parts)
-            self._telling[number] = all_first if parts else None
-        if self._telling[number] is None:
-            return False
-        witness = BatchWitness()
-        self._call = number, shape, witness if self._note_calls(witness) else None
-        return True
-
-    def _settle_axis(self) -> None:
-        """The call has returned: the axis in which it was given what the modules within it were given as a batch.
-
-        Where they were not seen, or disagree, the first axis counts only if no module within has its batch in another.
-        """
-        if self._call is None:
-            return
-        (number, shape, witness), self._call = self._call, None
-        axis = None
-        if witness is not None:
-            self._note_calls(None)
-            axis = witness.axis(shape)
-            if axis is not None and shape[0] != shape[1]:
-                self._axis[number] = axis
-        if axis is None and self._telling[number] and not (witness and witness.sizes):
-            axis = 0
-        if axis is None:
-            self._samples.called(number, None, True)
-            return
-        self._samples.called(number, shape[axis] if type(shape[axis]) is int else None, True)
-        self.input_shape = [n for place, n in enumerate(shape) if place != axis and type(n) is int]
-
-    def _settle_batched(self, output: Any) -> None:
-        """A vector went in: if as many numbers come out it was a batch of numbers, else the values of one sample."""
-        if self._unbatched is None:
-            return
-        (number, size), self._unbatched = self._unbatched, None
-        with torch._C.DisableTorchFunction():
-            tensor = first_tensor(output)
-            batched = tensor is not None and length(tensor) == size
-        self._samples.called(number, size if batched else 1, batched)
-        self.input_shape = [] if batched else [size]
 
     def _none_is_trained(self, roots: Any, inputs: Any) -> bool:
         """Return whether gradients of these are no training: an attack, a penalty, a derivative by coordinates.

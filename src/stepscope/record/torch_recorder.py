@@ -14,6 +14,7 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import facts, kineto, torch_private
+from stepscope.record.call_samples import BatchWitness
 from stepscope.record.framework import Ended, TrainingSession
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.memory.watch import MemoryWatch
@@ -24,7 +25,6 @@ from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.plan import LOOK_AHEAD
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeats import Repeats
-from stepscope.record.sample_count import BatchWitness
 from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
 from stepscope.record.torch_hooks import Routes
 from stepscope.runfolder import RunWriter
@@ -53,6 +53,7 @@ class TorchRecorder:
             self._note_calls,
         )
         self._leaving = contextlib.ExitStack()
+        self._followed_ns = self._spent_ns = 0  # to follow unprofiled steps; in all calls, until the last step's end
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self.stepped, self.differs = self._repeats.stepped, self._repeats.differs  # no frame of ours in between
@@ -148,9 +149,17 @@ class TorchRecorder:
     def step_ends(self, span: StepSpan) -> bool:
         """Every step's end, profiled or not; True where it was profiled in parts."""
         assert self._ops is not None
+        self._book_following(self._ops)
         in_parts = self._ops.step_ends(span)
         self._repeats.step_ended()
         return in_parts
+
+    def _book_following(self, ops: OpRecorder) -> None:
+        """Count what following the events of this step took, where it is none whose own length shows that."""
+        spent_ns = self._boundary.spent_ns - ops.paused_ns - ops.once_ns
+        if not self._session.profiled and ops.layers.open is None:
+            self._followed_ns += max(spent_ns - self._spent_ns, 0)
+        self._spent_ns = spent_ns
 
     def may_repeat(self, samples: int | None, flushed_ns: int) -> None:
         """Unprofiled steps that repeat the last one need no more than a look, as many as the plan says."""
@@ -378,7 +387,7 @@ class TorchRecorder:
         return {
             "threads": torch.get_num_threads(),  # at the end: a script sets their number after the run has begun
             "recorder": facts.of_recording(self._ops, self._session.settings.steps_from, self._finder.detected_by),
-            "overhead": facts.of_overhead(self._ops, span_ns),
+            "overhead": facts.of_overhead(self._ops, span_ns, self._followed_ns),
             "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,
         }

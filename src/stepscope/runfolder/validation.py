@@ -106,7 +106,7 @@ RUN: dict[Any, Shape] = {
     "sampler": {"period_ns": Within(1, _LARGEST_WHOLE), "max_disk": _COUNT},
     "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},
     "overhead": {
-        **dict.fromkeys(("paused_ns", "once_ns", "span_ns"), float),
+        **dict.fromkeys(("paused_ns", "once_ns", "followed_ns", "span_ns"), float),
         **dict.fromkeys(("event", "layer"), _NUMBERS),
     },
     "result": {"accuracy": float, "steps": _COUNT, "counters": _NUMBERS},
