@@ -68,13 +68,18 @@ def _rows(step: int, t0_ns: int, times: Times, engine_us: int, left_out: str) ->
 
 
 def run_with(
-    out: Path, changed: Times | None = None, spread: float = 0.0, engine_us: int = 0, left_out: str = ""
+    out: Path,
+    changed: Times | None = None,
+    spread: float = 0.0,
+    engine_us: int = 0,
+    left_out: str = "",
+    profiled: int = 10,
 ) -> Run:
-    """Return a run of 40 steps, ten of them profiled, in seven of which layers were timed; what differs from PROFILED.
+    """Return a run of 40 steps, some of them profiled, in seven of which layers were timed; what differs from PROFILED.
 
     spread: of a layer's time from step to step, relative; engine_us: of each node's time that lies behind it.
     """
-    path = fabricate_run(out, steps=40, recorded=lambda step: 3 <= step < 13, samples=False, status=None)
+    path = fabricate_run(out, steps=40, recorded=lambda step: 3 <= step < 3 + profiled, samples=False, status=None)
     begins = dict(Run(path).steps.select("step", "t0_ns").iter_rows())
     times = {**PROFILED, **(changed or {})}
     rows = []
@@ -179,6 +184,28 @@ def test_the_interval_of_a_layer_holds_how_far_these_steps_differ(tmp_path: Path
         assert row["low_ns"] <= 2800 * US <= row["high_ns"]
     assert uneven["high_ns"] - uneven["low_ns"] > 5 * (steady["high_ns"] - steady["low_ns"])
     assert uneven["high_ns"] - uneven["low_ns"] > 0.02 * uneven["total_ns"]
+
+
+@pytest.mark.parametrize("profiled", [1, 4])
+def test_layers_and_phases_have_intervals_where_fewer_than_six_steps_were_profiled(
+    tmp_path: Path, profiled: int
+) -> None:
+    run = run_with(tmp_path, spread=0.05, profiled=profiled)
+    narrow = layer(run_with(tmp_path / "narrow", spread=0.01, profiled=profiled), "features.0")
+    found = layer(run, "features.0")
+    assert found["low_ns"] < 9150 * US < found["high_ns"]
+    assert found["high_ns"] - found["low_ns"] > 2 * (narrow["high_ns"] - narrow["low_ns"])
+    whole = layer(run, "features")
+    assert whole["tree_low_ns"] < 10_000 * US < whole["tree_high_ns"]
+    phases = {row["phase"]: row for row in run.phases().iter_rows(named=True)}
+    assert phases["backward"]["low_ns"] < 8200 * US < phases["backward"]["high_ns"]
+    assert run.operators()["low_ns"].drop_nulls().is_empty()  # how a layer divides among its operators is not known
+
+
+def test_a_phase_that_lies_outside_of_the_layers_has_no_interval_of_them(tmp_path: Path) -> None:
+    phases = {row["phase"]: row for row in run_with(tmp_path, profiled=4).phases().iter_rows(named=True)}
+    assert phases["data"]["ns"] > 0
+    assert phases["data"]["low_ns"] is None
 
 
 def test_an_update_takes_what_these_steps_say_whichever_layers_it_belongs_to(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to b
 _STARVED = 1.05  # times its CPU time: from here on, waits for a core are more than the odd interruption of a step
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
 _LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
+_BESIDE_LAYERS = 0.25  # of a time: where more of it lies outside of the layers, these say nothing of its spread
 _NORMAL = 1.96
 
 
@@ -65,26 +66,36 @@ class StepTimes:
     event_doubt: float = 0.0  # half width of the 95 % CI of the events' cost, relative
     cost_share: float = 0.0  # of the events' cost in a step
     uneven: float = 0.0  # half width of the 95 % CI of a cell on account of what was calibrated away, relative
+    layers: LayerTimes | None = None  # that it was taken from
 
     @property
     def is_empty(self) -> bool:
         """Return whether no op of a profiled step is known."""
         return self.table.is_empty() or len(self.steps) == 0
 
-    def estimates(self, values: Floats, profiling: Floats, doubt: Floats) -> tuple[Floats, Floats, Floats]:
+    @property
+    def beside_layers(self) -> Floats | None:
+        """Time of a step outside its layers, ns, in each step in which these alone were timed; None without such."""
+        return None if self.layers is None else self.step_ns - self.layers.ns.sum(axis=1)
+
+    def estimates(
+        self, values: Floats, profiling: Floats, doubt: Floats, of_layers: Floats | None = None
+    ) -> tuple[Floats, Floats, Floats]:
         """Mean of each column with its 95 % CI, ns: (k,) each; NaN for the CI of fewer than 6 steps.
 
         values, profiling, doubt: (steps, k), times, the recorder's cost in them, and what is not known of how they
         lengthen with the step. The CI holds the spread from step to step, that of the headline, and what is not known
         of the correction; it ends where a step does.
+        of_layers: (steps in which layers alone were timed, k), the part of a column that these know. Where fewer than 6
+        steps were profiled the spread is theirs, and of the rest of a column nothing is known.
         """
         mean, low, _ = mean_intervals(values)
+        spread = mean - low
         if len(values) < FEW:
-            nothing = np.full(mean.shape, np.nan)
-            return mean, nothing, nothing
+            spread = np.full(mean.shape, np.nan) if of_layers is None else _spread_of_layers(mean, of_layers)
         share = mean / max(self.step_ns, 1.0)
         parts = [
-            mean - low,
+            spread,
             self.step_doubt * mean,
             self.event_doubt * (profiling.mean(axis=0) - self.cost_share * mean),
             self.uneven * mean * ((1 - share).clip(0) if self.cost_share else 1.0),
@@ -93,6 +104,15 @@ class StepTimes:
         half = np.sqrt(np.sum(np.square(parts), axis=0))
         most = np.maximum(mean, self.step_ns * (1 + self.step_doubt))  # kernels side by side may take more than a step
         return mean, np.maximum(mean - half, 0.0), np.minimum(mean + half, most)
+
+
+def _spread_of_layers(mean: Floats, of_layers: Floats) -> Floats:
+    """Half width of the 95 % CI of each mean; NaN where these steps are few, or know too little of it."""
+    known, low, _ = mean_intervals(of_layers)
+    beside = np.abs(mean - known)
+    sure = (len(of_layers) >= FEW) & (beside <= _BESIDE_LAYERS * mean)
+    half: Floats = np.where(sure, np.hypot(known - low, beside), np.nan)
+    return half
 
 
 def step_times(run: Run) -> StepTimes:
@@ -145,6 +165,7 @@ def step_times(run: Run) -> StepTimes:
         event_doubt,
         float(cost.sum() / max(bare.sum(), 1.0)),
         uneven,
+        layers,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.time.correction import StepTimes
-from stepscope.analysis.time.layers import sources_of_modules, sources_of_operators, with_sources
+from stepscope.analysis.time.layers import UPDATE, sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, per_step, sums_per_step
 from stepscope.analysis.time.steps import shown_steps, whole_steps
 from stepscope.arrays import Flags, Floats, Ints
@@ -78,7 +78,11 @@ def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) 
     Reports and comparisons have the times of operators and phases from here; of modules by the same sums.
     """
     spent, profiling, doubt, recorded = sums_per_step(table, times.steps, keys, ("self_ns", *_RECORDED))
-    value, low, high = times.estimates(spent.values, profiling.values, doubt.values)
+    of_layers = None
+    if times.layers is not None and keys == ("phase",):
+        phases = spent.keys["phase"].to_numpy()
+        of_layers = times.layers.ns @ (times.layers.keys["phase"].to_numpy()[:, None] == phases)
+    value, low, high = times.estimates(spent.values, profiling.values, doubt.values, of_layers)
     return spent.keys.with_columns(
         ns=pl.Series(value),
         low_ns=pl.Series(low),
@@ -90,9 +94,9 @@ def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) 
 
 def rest_of_step(times: StepTimes) -> dict[str, list[float]]:
     """Return the same columns of framework overhead, one row."""
-    value, low, high = times.estimates(
-        *(part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
-    )
+    rest, profiling, doubt = (part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
+    beside = None if times.beside_layers is None else times.beside_layers[:, None]
+    value, low, high = times.estimates(rest, profiling, doubt, beside)
     recorded, share = [float(times.rest_recorded_ns.mean())], [float(value[0]) / times.step_ns]
     return {"ns": value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
 
@@ -225,13 +229,14 @@ def module_table(run: Run) -> pl.DataFrame:
     table, number = times.table, times.steps
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
     own = _ModuleTimes.of(on_cpu, number, tree)
+    of_layers = own.of_layers(times, tree)
     calls = _step_matrix(table, number, tree, "calls")
     columns: dict[str, Any] = {
         **_identity(tree),
         **called,
         "calls": np.append(np.median(calls, axis=0), np.nan),
-        **own.columns("", times),
-        **own.subtrees(tree).columns("tree_", times),
+        **own.columns("", times, of_layers),
+        **own.subtrees(tree).columns("tree_", times, None if of_layers is None else _subtree_sums(of_layers, tree)),
         **_device_columns(on_device, number, tree),
         "flops": _module_flops(table, number, tree),
         "optimizer_shared": [*(module.facts.get("update_share") is not None for module in tree), None, None],
@@ -299,12 +304,30 @@ class _ModuleTimes:
         for name in ("forward_ns", "backward_ns", "optimizer_ns", "total_ns", "low_ns", "high_ns", "mean_ns", "share"):
             columns[f"{prefix}{name}"][:-1][unseen if name in ("forward_ns", "backward_ns") else nothing] = np.nan
 
-    def columns(self, prefix: str, times: StepTimes) -> dict[str, Floats]:
+    def of_layers(self, times: StepTimes, tree: list[Module]) -> Floats | None:
+        """Return what the steps whose layers alone were timed know of each module, (those steps, modules + 1), ns."""
+        if times.layers is None:
+            return None
+        place = {module.name: column for column, module in enumerate(tree)} | {OUTSIDE: len(tree)}
+        updates = self.split[UPDATE].mean(axis=0)
+        parts = np.zeros((len(times.layers.keys), len(tree) + 1))  # of the time of a group, in each module
+        for group, (phase, module) in enumerate(times.layers.keys.iter_rows()):
+            if phase == UPDATE:
+                parts[group] = updates / max(updates.sum(), 1.0)
+            else:
+                parts[group, place[module]] = 1.0
+        known: Floats = times.layers.ns @ parts
+        return known
+
+    def columns(self, prefix: str, times: StepTimes, of_layers: Floats | None) -> dict[str, Floats]:
         """Columns of the frame; the last entry of each is the framework overhead, which has no phase."""
         named = {f"{prefix}{phase}_ns": np.append(ns.mean(axis=0), np.nan) for phase, ns in self.split.items()}
         own = (self.total, self.profiling, self.doubt)
         rest = (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns)
-        found = times.estimates(*(np.column_stack(pair) for pair in zip(own, rest, strict=True)))
+        if of_layers is not None and times.beside_layers is not None:
+            of_layers = np.column_stack([of_layers, times.beside_layers])
+        values, profiling, doubt = (np.column_stack(pair) for pair in zip(own, rest, strict=True))
+        found = times.estimates(values, profiling, doubt, of_layers)
         totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), found, strict=True))
         recorded = np.append(self.recorded.mean(axis=0), times.rest_recorded_ns.mean())
         shares = totals[f"{prefix}total_ns"] / times.step_ns
