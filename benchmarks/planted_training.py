@@ -381,10 +381,12 @@ def main() -> None:
     training = CAUSES[options.cause](draw)
     (FOLDER / "begun").touch()
     until, began = time.monotonic() + options.seconds, time.perf_counter()
-    cpu, waited, step = time.process_time(), waited_s(), 0
+    cpu, waited, step, loading = time.process_time(), waited_s(), 0, 0.0
     while time.monotonic() < until or step < 12:
         training.before(step)
+        asked = time.perf_counter()
         inputs, targets = next(training.batches)
+        loading += time.perf_counter() - asked
         training.optimizer.zero_grad()
         training.made.loss(training.made.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         training.optimizer.step()
@@ -394,6 +396,7 @@ def main() -> None:
     counted = {
         "steps": step,
         "step_s": wall / step,
+        "loading": loading / wall,
         "cores": (time.process_time() - cpu) / wall,
         "run_delay": max(0.0, waited_s() - waited) / wall,
         "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
