@@ -86,6 +86,47 @@ def scaled(picks: random.Random) -> None:
         scaler.update()
 
 
+def distilled(picks: random.Random) -> None:
+    """A teacher is asked in each step, before the student or behind it, and sometimes not; the student is evaluated."""
+    teacher, student = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+    loader: Any = torch.utils.data.DataLoader(torch.randn(142, 4), batch_size=4)  # type: ignore[arg-type]
+    first = picks.random() < 0.5
+    for _ in range(6):
+        for batch in loader:
+            asked = picks.random() < 0.97
+            if asked and first:
+                with torch.no_grad():
+                    teacher(batch)
+            loss = student(batch).square().sum()
+            if asked and not first:
+                with torch.no_grad():
+                    teacher(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if picks.random() < 0.5:
+            student.eval()
+            with torch.no_grad():
+                student(torch.randn(7, 4))
+            student.train()
+
+
+def acting(picks: random.Random) -> None:
+    """Deep Q-learning: the policy acts before most updates, a copy of it says what is to come."""
+    policy, target = nn.Linear(4, 2), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+    for step in range(150):
+        for _ in range(picks.choice([1, 1, 1, 1, 1, 1, 2, 0]) if step > 60 else 1):
+            with torch.no_grad():
+                policy(torch.randn(1, 4))
+        with torch.no_grad():
+            wanted = target(torch.randn(8, 4)).max(1).values
+        optimizer.zero_grad()
+        (policy(torch.randn(8, 4)).max(1).values - wanted).square().sum().backward()
+        optimizer.step()
+
+
 class Tagger(nn.Module):
     """Words to classes through a recurrent layer, which alone knows which side of its input is the batch."""
 
@@ -151,7 +192,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("no_sampler")
-@pytest.mark.parametrize("loop", [accumulated, adversaries, failing, scaled, squares, vectors])
+@pytest.mark.parametrize("loop", [accumulated, adversaries, failing, scaled, distilled, acting, squares, vectors])
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_and_samples_are_those_of_a_run_in_which_every_event_is_followed(
     loop: Loop, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: list[int]

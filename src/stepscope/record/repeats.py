@@ -21,10 +21,11 @@ from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary
 from stepscope.record.framework import FLUSH_EVERY_NS, Ended
 from stepscope.record.sample_count import batch_size, telling_tensor
-from stepscope.record.torch_hooks import BACKWARD, BATCH, CALL, CALL_WITHIN, STEP, UPDATE, UPDATED, Listener
+from stepscope.record.torch_hooks import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED, Listener
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64
+_MOST_EVENTS = 200  # of a step that is known to repeat
 _is_grad_enabled, _thread, _as_it_is = torch.is_grad_enabled, threading.get_ident, torch._C.DisableTorchFunction
 _Tensor, _graph_task, _NO_TASK = torch.Tensor, torch_private.graph_task, torch_private.NO_TASK
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
@@ -87,24 +88,24 @@ class Repeats:
                     self._end_step(loss)
                 return True
             self.leave()
-        self._events.append((kind, id(about), detail))
-        self._about.append(_reference(about))
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append((kind, id(about), detail))
+            self._about.append(_reference(about))
+        else:
+            self._regular = False
         return False
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A module is called that no other module calls."""
-        if not _is_grad_enabled():
+        within = _graph_task() != _NO_TASK
+        if within and not _is_grad_enabled():
             return self.differs()
         with _as_it_is():
             tensor = args[0] if args and type(args[0]) is _Tensor else telling_tensor(args, kwargs)
             if tensor is not None and tensor.is_nested:  # without a shape to compare
                 return self.differs()
             detail = None if tensor is None else (tensor.shape, tensor.dtype)
-        return self.is_next(CALL if _graph_task() == _NO_TASK else CALL_WITHIN, module, detail)
-
-    def returned(self, module: nn.Module, output: Any) -> bool:
-        """Note that the call has returned."""
-        return not _is_grad_enabled() and self.differs()
+        return self.is_next(CALL_WITHIN if within else CALL if _is_grad_enabled() else EVALUATION, module, detail)
 
     def batch(self, iterator: Any, batch: Any) -> bool:
         """A data loader gave a batch: of as many samples as the last one, where its tensors have the same shapes."""
@@ -224,8 +225,13 @@ class Repeats:
 
     def _replay(self, kind: str, about: Any, detail: Any) -> None:
         """Report an event of the open step to the session after the fact."""
+        given = () if kind not in (CALL, EVALUATION) or detail is None else (torch_private.without_numbers(*detail),)
         if kind == CALL:
-            self._steps.called(about, () if detail is None else (torch_private.without_numbers(*detail),), {})
+            self._steps.called(about, given, {})
+        elif kind == EVALUATION:
+            with torch.no_grad():
+                self._steps.called(about, given, {})
+                self._steps.returned(about, None)
         elif kind == BATCH:
             self._steps.fetched(about, detail)
         elif kind == BACKWARD:

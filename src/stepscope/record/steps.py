@@ -466,6 +466,7 @@ class Gaps:
         self._gaps = 0
         self._with: defaultdict[int, int] = defaultdict(int)
         self._here: dict[int, int] = {}  # models of this gap, and when their last call ended
+        self._last: tuple[int, ...] = ()  # models of the last gap
         self._open = True
 
     @property
@@ -478,8 +479,10 @@ class Gaps:
         self._open, self._here = True, {}
 
     def repeated(self, steps: int) -> None:
-        """Note steps that did not begin with evaluation."""
+        """Note steps that began as the last one did."""
         self._gaps += steps
+        for model in self._last:
+            self._with[model] += steps
 
     def evaluated(self, model: int, now_ns: int) -> None:
         """A model was called without gradients."""
@@ -494,5 +497,5 @@ class Gaps:
         for model in self._here:
             self._with[model] += 1
         self._gaps += 1
-        self._open, self._here = False, {}
+        self._open, self._here, self._last = False, {}, tuple(self._here)
         return max(outside, default=None)

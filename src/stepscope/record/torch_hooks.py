@@ -112,7 +112,7 @@ class CallListener(Protocol):
 
 
 CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
-CALL_WITHIN = "call within a backward pass"
+CALL_WITHIN, EVALUATION = "call within a backward pass", "call without gradients"
 _LOOK_EVERY = 500  # calls of modules in a window
 ENDED = -1
 MOST_NOTED = 600_000  # numbers of `CallTimes`: 100,000 calls
@@ -130,7 +130,6 @@ class Repeating(Protocol):
 
     def is_next(self, kind: str, about: Any, detail: Any = None) -> bool: ...
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
-    def returned(self, module: nn.Module, output: Any) -> bool: ...
     def batch(self, iterator: Any, batch: Any) -> bool: ...
 
 
@@ -142,7 +141,7 @@ class _NoneRepeats:
     def is_next(self, *_: Any) -> bool:
         return False
 
-    called = returned = batch = is_next
+    called = batch = is_next
 
 
 class Routes:
@@ -586,8 +585,7 @@ class _ModuleRoute:
             raise
         finally:
             self._inside = self._plainly = False
-        left = self._repeating.left
-        if watched and not left and not self._boundary.asks(self._repeating.returned, module, output):
+        if watched and not self._repeating.left:
             self._boundary.call(self._listener.returned, module, output)
         return output
 

@@ -319,6 +319,7 @@ class TorchRecorder:
     def _excluded(self, now_ns: int) -> None:
         """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
         session = self._session
+        self._repeats.differs()
         if self._ops is not None and self._ops.recording:
             self._ops.close_window()
             self._evaluated_first += session.profiled
