@@ -81,16 +81,18 @@ def _run(
     residual_us: int = 1000,
     threads: int = 1,
     overhead: float | None = None,
+    loading_ns: int | None = None,
     **more: Any,
 ) -> Run:
-    """A run with every step profiled; with an overhead of profiling half of them."""
+    """A run with every step profiled; with an overhead of profiling half of them. loading_ns: of all data loaders."""
     cores = [{"core": core, "online": True, "max_frequency_hz": 2_000_000_000} for core in (0, 1)]
     return Run(
         fabricate_run(
             out, steps=_STEPS, recorded=every_step if overhead is None else _in_blocks, ops=ops,
             residual_us=residual_us, noise=0.02, overhead=overhead or 0.0,
             cores=tuple(Core(busy) for busy in machine.busy), process_cores=machine.own_cores,
-            sampled=machine.sampled(), header={"threads": threads}, device={"cores": cores, **more},
+            sampled=machine.sampled(), device={"cores": cores, **more},
+            header={"threads": threads, "recorder": {"loading_ns": loading_ns}},
         )
     )  # fmt: skip
 
@@ -175,6 +177,16 @@ def test_a_machine_that_takes_nothing_from_the_training_is_no_cause(tmp_path: Pa
     verdict = _run(tmp_path, quiet).verdict()
     assert verdict.bound == "compute", verdict.sentence
     assert [cause.bound for cause in verdict.causes] == ["compute"]
+
+
+@pytest.mark.parametrize(("part", "bound"), [(0.6, "input"), (0.05, "compute")])
+def test_loading_takes_no_more_of_a_run_than_its_loaders_took(tmp_path: Path, part: float, bound: str) -> None:
+    steps = _run(tmp_path / "first", Machine(0.98), ops=_DATA).steps
+    loading_ns = int(part * (steps["t1_ns"][-1] - steps["t0_ns"][0]))
+    verdict = _run(tmp_path / "run", Machine(0.98), ops=_DATA, loading_ns=loading_ns).verdict()
+    found = [cause for cause in verdict.causes if cause.bound == "input"]
+    assert [cause.share for cause in found] == ([pytest.approx(part, abs=0.01)] if bound == "input" else [])
+    assert all(cause.confidence == "high" for cause in found)
 
 
 def test_the_threads_of_the_training_are_no_background_load(tmp_path: Path) -> None:

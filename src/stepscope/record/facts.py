@@ -180,8 +180,8 @@ def of_overhead(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[st
     return {**spent, "span_ns": span_ns, "event": event, "layer": layer}
 
 
-def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str) -> dict[str, Any]:
-    """Return what was profiled of the run, and what that held in RAM and wrote."""
+def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str, loading_ns: int) -> dict[str, Any]:
+    """Return what was profiled of the run, what that held in RAM and wrote, and how long data loaders took."""
     plan = recorder.plan
     return {
         "mode": plan.choice.name,
@@ -195,6 +195,7 @@ def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str) -> dic
         "rows": recorder.rows,
         "bytes": recorder.bytes_written,
         "memory": plan.memory,
+        "loading_ns": loading_ns,
         "held_bytes": recorder.held_bytes,  # of events, in the largest window
         "reserved_bytes": recorder.memory_book.reserved,  # by device, the most that an allocator held
     }

@@ -152,6 +152,7 @@ class Routes:
         self._undo: list[Callable[[], None]] = []
         self._keras = self._distributed = False
         self.loading = False  # a data loader makes a batch: modules that it calls are transforms
+        self.loading_ns = 0  # that data loaders took so far, in steps and between them
         self._installed = False
         self._repeating: Repeating = repeating or _NoneRepeats()
         self._updates = 0
@@ -347,11 +348,12 @@ class Routes:
         def take(iterator: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(iterator)
-            self.loading = True
+            self.loading, began_ns = True, monotonic_ns()
             try:
                 batch = plain(iterator)
             finally:
                 self.loading = False
+                self.loading_ns += monotonic_ns() - began_ns
             try:
                 expected = boundary.open and repeating.batch(iterator, batch)
             except BaseException as error:

@@ -387,7 +387,9 @@ class TorchRecorder:
         assert self._ops is not None
         return {
             "threads": torch.get_num_threads(),  # at the end: a script sets their number after the run has begun
-            "recorder": facts.of_recording(self._ops, self._session.settings.steps_from, self._finder.detected_by),
+            "recorder": facts.of_recording(
+                self._ops, self._session.settings.steps_from, self._finder.detected_by, self.routes.loading_ns
+            ),
             "overhead": facts.of_overhead(self._ops, span_ns, self._followed_ns),
             "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,

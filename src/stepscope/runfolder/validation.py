@@ -98,7 +98,7 @@ RUN: dict[Any, Shape] = {
     "recorder": {
         **dict.fromkeys(("mode", "memory", "steps_from", "steps_found_by", "flops_source"), str),
         **dict.fromkeys(("recorded_steps", "windows", "lost_windows", "rows", "bytes", "held_bytes"), _COUNT),
-        "known_share": float,
+        **dict.fromkeys(("known_share", "loading_ns"), float),
         "steps_apart": [int],
         "modules_bytes": float,
         "reserved_bytes": _NUMBERS,

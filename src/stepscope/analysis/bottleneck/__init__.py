@@ -45,11 +45,20 @@ def _rank(cause: Cause) -> float:
 
 
 def _phases(run: Run) -> dict[str, Estimate]:
-    """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD)."""
-    return {
+    """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD).
+
+    Data takes no more than the loaders took of the whole run: a few profiled steps may hold the first ones of epochs.
+    """
+    shares = {
         row["phase"]: _of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])
         for row in run.phases().iter_rows(named=True)
     }
+    loading_ns, steps = (run.meta.get("recorder") or {}).get("loading_ns"), run.steps
+    if "data" in shares and loading_ns and not steps.is_empty():
+        most, data = loading_ns / max(steps["t1_ns"][-1] - steps["t0_ns"][0], 1), shares["data"]
+        if most < data.value:
+            shares["data"] = Estimate(most, None if data.low is None else min(data.low, most), data.high)
+    return shares
 
 
 def _of_step(share: float, ns: float, low: float | None, high: float | None) -> Estimate:

@@ -6,7 +6,6 @@ Of a layer such a step has the time in forward and in backward, of the optimizer
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,6 @@ _LEAST_SPREAD = 0.002  # of a layer's time from step to step, relative: a handfu
 _WAITED = 0.25  # so much longer than in its shortest step, relative: the layer waited for a core meanwhile
 _STRETCH_DOUBT = 0.025  # standard deviation of how much longer waits make a layer, relative
 _NORMAL = 1.96
-# The costs are measured on warm caches. Behind so much work as empties them an event takes as much again as a call's.
-_COLD_BEHIND_NS = 50_000.0
 
 
 @dataclass(frozen=True)
@@ -150,15 +147,10 @@ def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
             pl.col("self_ns").sum().cast(pl.Float64),
             pl.col("cost").sum(),
             count=pl.len().cast(pl.Int64),
-            events=(pl.col("kind") > 0).sum(),
         )
     )
     steps = rows["step"].unique(maintain_order=True)
-    lengths = _lengths(run, steps)
-    apart_ns = float(lengths.sum()) / max(int(grouped["events"].sum()), 1)
-    colder_ns = (inside + outside) * (1 - math.exp(-apart_ns / _COLD_BEHIND_NS))
-    grouped = grouped.with_columns(cost=pl.col("cost") + pl.col("events") * colder_ns)
-    return _agreeing(grouped, steps, lengths, cells, run)
+    return _agreeing(grouped, steps, _lengths(run, steps), cells, run)
 
 
 def _settled(run: RunReader) -> pl.DataFrame:
