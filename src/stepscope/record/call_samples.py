@@ -31,7 +31,7 @@ class CallSamples:
         self._axis: dict[int, int] = {}  # of models: the axis of the input that has the batch
         self._telling: dict[int, bool | None] = {}
         # of models and shapes of their input that leave it open: the axis that calls told, and how often in a row
-        self._told: dict[tuple[int, tuple[Any, ...]], tuple[int | None, int]] = {}
+        self._axis_of_shape: dict[tuple[int, tuple[Any, ...]], tuple[int | None, int]] = {}
         # of the call that is under way: a model whose axis its call will tell; one with a vector, and its length
         self._call: tuple[int, tuple[Any, ...], BatchWitness | None] | None = None
         self._unbatched: tuple[int, int] | None = None
@@ -72,7 +72,7 @@ class CallSamples:
                 return
             if tensor.dim() == 1 and tensor.is_floating_point():
                 if self._is_sure(number, shape):
-                    self._count_vector(number, size, self._told[number, shape][0] == 0)
+                    self._count_vector(number, size, self._axis_of_shape[number, shape][0] == 0)
                 else:
                     self._unbatched = number, size  # a batch of numbers or one sample: its output tells
                 return
@@ -88,7 +88,7 @@ class CallSamples:
         if self._telling[number] is None:
             return False
         if self._is_sure(number, shape):
-            self._count_on(self._told[number, shape][0], number, shape)
+            self._count_on(self._axis_of_shape[number, shape][0], number, shape)
             return True
         witness = BatchWitness()
         self._call = number, shape, witness if self._note_calls(witness) else None
@@ -117,13 +117,13 @@ class CallSamples:
     def _is_sure(self, number: int, shape: tuple[Any, ...]) -> bool:
         """Return whether calls of this model with inputs of this shape have told the same often enough."""
         plain = all(type(n) is int for n in shape)
-        return plain and self._told.get((number, shape), (None, 0))[1] >= _SURE
+        return plain and self._axis_of_shape.get((number, shape), (None, 0))[1] >= _SURE
 
     def _learn(self, number: int, shape: tuple[Any, ...], axis: int | None) -> None:
         """Remember what a call with an input of this shape told."""
-        if all(type(n) is int for n in shape) and len(self._told) < _MOST_SHAPES:
-            before, times = self._told.get((number, shape), (axis, 0))
-            self._told[number, shape] = axis, times + 1 if axis == before else 1
+        if all(type(n) is int for n in shape) and len(self._axis_of_shape) < _MOST_SHAPES:
+            before, times = self._axis_of_shape.get((number, shape), (axis, 0))
+            self._axis_of_shape[number, shape] = axis, times + 1 if axis == before else 1
 
     def _count_on(self, axis: int | None, number: int, shape: tuple[Any, ...]) -> None:
         """Note a call of a model with an input of this shape, whose samples lie along this axis; None: not known."""

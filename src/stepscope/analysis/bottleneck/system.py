@@ -1,4 +1,4 @@
-"""What the system takes from a training: memory, cores, clocks."""
+"""Causes by which the system takes time from a training: memory, cores, clocks."""
 
 from __future__ import annotations
 

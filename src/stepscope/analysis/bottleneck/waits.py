@@ -1,4 +1,4 @@
-"""What a training waits for by itself: data, other ranks, a lock, a disk, or nothing."""
+"""Waits of a training's own: for data, other ranks, a lock, a disk, or nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def causes_of_waiting(
     seen: Occupancy, phases: dict[str, Estimate], elsewhere: bool, loaders: bool, late: Evidence | None
 ) -> Iterator[Cause]:
-    """What the training thread waits for by itself: data, other ranks, a lock, a disk, or nothing.
+    """Yield what the training thread waits for by itself: data, other ranks, a lock, a disk, or nothing.
 
     elsewhere: operators run on an accelerator, or in threads apart. The thread waits for those, and for the thread that
     backward runs in: neither is a lock or a sleep.

@@ -1,4 +1,4 @@
-"""What a training's time is spent on while it runs: overhead, or kernels beside the measured ceilings of the device."""
+"""Causes in what a training does while it runs: overhead, or kernels beside the measured ceilings of the device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Sums:
 def causes_of_work(
     run: Run, seen: Occupancy, phases: dict[str, Estimate], busiest: float | None
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
-    """What the time is spent on in which the training runs; else why that cannot be told, and what would tell."""
+    """Return what the time is spent on in which the training runs; else why that cannot be told, and what would."""
     if run.step_times.is_empty:
         return [], "no operator was profiled", ("profile steps: --record adaptive or all, for at least 30 steps",)
     limits = ceilings_of(run)

@@ -137,11 +137,8 @@ def step_times(run: Run) -> StepTimes:
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
     doubt = np.zeros_like(bare)
-    layers = layer_times(run, cells) if headline.near_ns is not None else None
+    layers = _layers_in_step(run, cells, headline)
     if layers is not None:
-        step_ns, stretch = headline.step_ns, _stretch(run, headline.step_ns)
-        starved = stretch > _STARVED
-        layers = layers.in_starved_step_of(step_ns, stretch) if starved else layers.in_step_of(step_ns)
         bare, cost, doubt = _with_layers(bare, cost, count, layers, headline.step_ns)
         cells_cost = PerStep(cells.keys, cost[:, :-1])
         rows, columns = cells_cost.places(on_cpu, number)
@@ -185,6 +182,16 @@ class _Headline:
         median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
         doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
         return cls(median, doubt, _near(run) if which == "unprofiled steps" else None)
+
+
+def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes | None:
+    """The times of layers in a step of the stated length; None where no step tells them."""
+    layers = layer_times(run, cells) if headline.near_ns is not None else None
+    if layers is None:
+        return None
+    stretch = _stretch(run, headline.step_ns)
+    starved = stretch > _STARVED
+    return layers.in_starved_step_of(headline.step_ns, stretch) if starved else layers.in_step_of(headline.step_ns)
 
 
 def _with_layers(
