@@ -21,8 +21,8 @@ _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours
 _UNNAMED = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>")  # run where they stand
 MODULES = (
     "arrays", "clock", "errors", "files", "liveness", "part_names", "privacy", "request",
-    "record.access", "record.allocators", "record.boundary", "record.device", "record.empty_process",
-    "record.event_cost",
+    "record.access", "record.allocators", "record.boundary", "record.call_samples", "record.device",
+    "record.empty_process", "record.event_cost",
     "record.facts", "record.framework", "record.gradient_threads", "record.kineto", "record.layer_times",
     "record.memory.rows", "record.memory.watch", "record.meters",
     "record.ops.accesses", "record.ops.costs", "record.ops.events", "record.ops.modules", "record.ops.rows",
