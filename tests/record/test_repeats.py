@@ -153,7 +153,7 @@ def vectors(picks: random.Random) -> None:
     """A vector goes in: one sample, or a batch of numbers, as the output says."""
     one, many = nn.Linear(5, 2), nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1))
     optimizer = torch.optim.SGD([*one.parameters(), *many.parameters()], lr=0.01)
-    model = one
+    model: nn.Module = one
     for _ in range(80):
         model = picks.choice([one, many]) if picks.random() < 0.06 else model
         model(torch.randn(5)).sum().backward()
