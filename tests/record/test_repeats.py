@@ -250,6 +250,21 @@ def test_of_steps_that_repeat_only_profiled_ones_are_followed(
 
 
 @pytest.mark.usefixtures("no_sampler")
+def test_epochs_that_end_again_and_again_are_no_reason_to_follow_their_steps(
+    tmp_path: Path, looked_at: list[int]
+) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader: Any = torch.utils.data.DataLoader(torch.randn(160, 4), batch_size=4)  # type: ignore[arg-type]
+    with stepscope.profile(model, out=tmp_path, record="none", steps="optimizer"):
+        for _ in range(20):
+            for batch in loader:
+                model(batch).sum().backward()
+                optimizer.step()
+    assert sum(looked_at) > 0.8 * 20 * 40
+
+
+@pytest.mark.usefixtures("no_sampler")
 def test_no_step_is_decided_on_once_recording_has_stopped_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from stepscope.record.torch_hooks import BACKWARD, BATCH, CALL, CALL_WITHIN, EVA
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64
+_WORTH = 4  # times as many steps that were only looked at are no disappointment: an epoch is over, for one
 _MOST_EVENTS = 200  # of a step that is known to repeat
 _is_grad_enabled, _thread, _as_it_is = torch.is_grad_enabled, threading.get_ident, torch._C.DisableTorchFunction
 _Tensor, _graph_task, _NO_TASK = torch.Tensor, torch_private.graph_task, torch_private.NO_TASK
@@ -57,7 +58,9 @@ class Repeats:
         self._before: list[_Event] = []  # of the step before it
         self._regular = False  # all that happened in it is an event that can be compared
         self._alike, self._needed = 0, _ALIKE
-        self.left = 0  # steps that may still be only looked at
+        self.left = self._granted = (
+            0  # steps that may still be only looked at; that might be, when the first of them began
+        )
         self._about_before: list[Callable[[], Any]] = []
         self._expected: list[tuple[str, Callable[[], Any], Any]] = []  # the same in one: kind, about what, and detail
         self._place = 0  # of the next event, in it
@@ -159,7 +162,7 @@ class Repeats:
         self._expected = [
             (kind, about, detail) for (kind, _, detail), about in zip(self._before, self._about_before, strict=True)
         ]
-        self.left, self._place, self._samples = steps, 0, samples
+        self.left, self._granted, self._place, self._samples = steps, steps, 0, samples
         self._flushed_ns = flushed_ns
         self._sequence = self._last_began = torch_private.autograd_sequence()
         self._thread = _thread()
@@ -172,7 +175,8 @@ class Repeats:
     def follow(self) -> None:
         """Return to following each event; called by the session itself."""
         if self.left:
-            self._needed = min(2 * self._needed, _MOST_ALIKE)
+            worth = self._granted - self.left >= _WORTH * self._needed
+            self._needed = _ALIKE if worth else min(2 * self._needed, _MOST_ALIKE)
             self._leave()
 
     def _end_step(self, loss: Any) -> None:

@@ -53,7 +53,8 @@ class TorchRecorder:
             self._note_calls,
         )
         self._leaving = contextlib.ExitStack()
-        self._followed_ns = self._spent_ns = 0  # to follow unprofiled steps; in all calls, until the last step's end
+        self._followed_ns = 0  # to follow unprofiled steps
+        self._spent_ns: int | None = None  # in all calls until the last step's end; the first one begins the run
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self.stepped, self.differs = self._repeats.stepped, self._repeats.differs  # no frame of ours in between
@@ -157,7 +158,7 @@ class TorchRecorder:
     def _book_following(self, ops: OpRecorder) -> None:
         """Count what following the events of this step took, where it is none whose own length shows that."""
         spent_ns = self._boundary.spent_ns - ops.paused_ns - ops.once_ns
-        if not self._session.profiled and ops.layers.open is None:
+        if self._spent_ns is not None and not self._session.profiled and ops.layers.open is None:
             self._followed_ns += max(spent_ns - self._spent_ns, 0)
         self._spent_ns = spent_ns
 
