@@ -200,7 +200,8 @@ def test_a_fault_of_ours_changes_nothing(unbroken: Results, faulty: dict[str, Re
         if _says_so_before_it_starts(broken, fault):
             continue
         for what in SAME:
-            assert broken[what] == bare[what], f"{what} of {broken['script']} differs with a fault in {fault}"
+            said = f"{what} of {broken['script']} differs with a fault in {fault}:\n{broken['stderr'][-3000:]}"
+            assert broken[what] == bare[what], f"{said}\n{broken['faults']}"
 
 
 def _says_so_before_it_starts(broken: dict[str, object], fault: str) -> bool:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -171,6 +172,64 @@ def test_a_signal_that_comes_while_undisturbed_is_handled_at_the_end() -> None:
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_waited_is_given_the_frame_in_which_the_training_was() -> None:
+    given: list[FrameType | None] = []
+    act = ours(
+        "with Undisturbed(): ring(number)", Undisturbed=Undisturbed, ring=signal.raise_signal, number=signal.SIGUSR1
+    )
+    before = signal.signal(signal.SIGUSR1, lambda _number, frame: given.append(frame))
+    try:
+        Boundary(lambda _: None).call(act)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert given == [sys._getframe()]
+
+
+def test_a_boundary_is_shut_when_tidying_up_behind_the_trainings_exception_fails() -> None:
+    told: list[BaseException] = []
+
+    def disturbed() -> None:
+        raise LookupError
+
+    def ring(_number: int, _frame: object) -> None:
+        raise Timeout
+
+    boundary = Boundary(told.append, disturbed)
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(Timeout):
+            boundary.call(signal.raise_signal, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [type(error) for error in told] == [LookupError]
+    assert not boundary.open
+
+
+def test_a_shield_that_a_fault_of_ours_keeps_from_ending_ends_with_the_boundary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ring(_number: int, _frame: object) -> None:
+        raise Timeout
+
+    def broken(*_: object) -> None:
+        raise LookupError
+
+    def work() -> None:
+        with Undisturbed():
+            signal.raise_signal(signal.SIGUSR1)
+
+    boundary = Boundary(lambda _: None)
+    before = signal.signal(signal.SIGUSR1, ring)
+    monkeypatch.setattr(Undisturbed, "__exit__", broken)
+    try:
+        with pytest.raises(Timeout):
+            boundary.call(work)
+        assert signal.getsignal(signal.SIGUSR1) is ring
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not boundary.open
 
 
 @pytest.mark.parametrize("ours", [False, True])

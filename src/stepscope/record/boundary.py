@@ -63,6 +63,7 @@ class Boundary:
                     except BaseException as second:
                         if not is_ours(second):
                             raise
+                        self.close(second)  # what is half done is left so
                     raise
                 self.close(error)
                 return None
@@ -110,12 +111,16 @@ class Boundary:
         if self.open:
             self.open = False
             try:
-                self._shut(error)
+                with (
+                    Undisturbed()
+                ):  # what a signal raises is the training's: the library's `traceback` would swallow it
+                    self._shut(error)
             except BaseException as second:
                 if not is_ours(second):
                     raise
             finally:
                 let_go(error)
+                Undisturbed.end()
 
     def guarded(self, function: Callable[P, T]) -> Callable[P, T | None]:
         """Return the function wrapped so that it is called through this boundary."""
@@ -183,16 +188,12 @@ class Undisturbed:
             raised, Undisturbed._now = error, None
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-        for number, frame in self._waiting:
-            try:
-                self._handlers[number](number, frame)
-            except BaseException as error:
-                raised = raised or error
-        if raised is not None:
+        waited = self._call_waiting()
+        if (raised := raised or waited) is not None:
             try:
                 raise raised
             finally:  # its traceback has this frame, which would keep it, and with it what the training's frames hold
-                raised = None
+                raised = waited = None
 
     def _restore(self) -> BaseException | None:
         """Put every handler back, whatever one that is back already raises; return that."""
@@ -215,16 +216,46 @@ class Undisturbed:
             raised = None  # as above
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back  # what the handler is told is where the training was
         self._waiting.append((number, frame))
+
+    def _call_waiting(self) -> BaseException | None:
+        """Call the handlers of the signals that came; return the first exception that one raised."""
+        raised: BaseException | None = None
+        while self._waiting:
+            number, frame = self._waiting.pop(0)
+            try:
+                self._handlers[number](number, frame)
+            except BaseException as error:
+                raised = raised or error
+        try:
+            return raised
+        finally:
+            raised = None  # as above
 
     @staticmethod
     def end() -> None:
-        """Put the handlers back where nobody else does: in a child that a thread forked, after a fault of ours."""
-        if Undisturbed._now is not None and threading.get_ident() == threading.main_thread().ident:
-            Undisturbed._now._restore()
+        """Put the handlers back, and call those of signals that came, where a fault of ours kept `__exit__` from it."""
+        now = Undisturbed._now
+        if now is not None and threading.get_ident() == threading.main_thread().ident:
+            raised = now._restore()
+            waited = now._call_waiting()
+            try:
+                if (raised := raised or waited) is not None:
+                    raise raised
+            finally:
+                raised = waited = None  # as above
+
+    @staticmethod
+    def end_in_child() -> None:
+        """Put the handlers back in a child that a thread forked: the signals were the parent's."""
+        if Undisturbed._now is not None:
+            Undisturbed._now._waiting.clear()
+            Undisturbed.end()
 
 
-os.register_at_fork(after_in_child=Undisturbed.end)
+os.register_at_fork(after_in_child=Undisturbed.end_in_child)
 
 
 def _action_of(number: int) -> ctypes.Array[ctypes.c_char] | None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.boundary import Boundary
+from stepscope.record.boundary import Boundary, Undisturbed
 from stepscope.record.framework import FLUSH_EVERY_NS, Ended
 from stepscope.record.sample_count import batch_size, telling_tensor
 from stepscope.record.torch_hooks import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED, Listener
@@ -219,7 +219,7 @@ class Repeats:
         self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
         self.replaying = True
         try:
-            with torch_private.gradients_enabled():  # as they were then; it may be an evaluation that differs
+            with Undisturbed(), torch_private.gradients_enabled():  # as they were; it may be an evaluation that differs
                 for (kind, _, detail), about in zip(self._events, self._about, strict=True):
                     thing = about()
                     if thing is not None:  # else it went with the loop that had it

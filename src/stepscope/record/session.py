@@ -282,13 +282,13 @@ class Session:
     def _failed(self, error: BaseException) -> None:
         """Ours, of any kind: tell it in the run, and let the training be."""
         self.profiled, self.fault = False, fault_text(error)
-        self._safely(Undisturbed.end)
-        with Undisturbed():  # what a signal raises is the training's: `traceback` would swallow it
-            self._safely(self._recorder.settle)
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
-            self._safely(lambda: self._recorder.abandon_window("profiling failed"))
-            self._safely(self._recorder.leave)
-            self.note("profiling-failed", self.fault, step=self.number, traceback="".join(lines)[-4000:])
+        self._safely(self._recorder.settle)
+        self._safely(lambda: self._recorder.abandon_window("profiling failed"))
+        self._safely(self._recorder.leave)
+        lines = traceback.format_exception(
+            type(error), error, error.__traceback__
+        )  # ours, too: no route hides them now
+        self.note("profiling-failed", self.fault, step=self.number, traceback="".join(lines)[-4000:])
 
     def _disturbed(self) -> None:
         """An exception of the training's came while our code ran: a window may be half open."""
