@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.layers import LayerTimes
 from stepscope.analysis.time.operators import OUTSIDE
 from stepscope.analysis.time.steps import timed_steps
-from stepscope.runfolder import AUTOGRAD_NODE, RunWriter, part_of
+from stepscope.runfolder import AUTOGRAD_NODE, DATA_LOADER, RunWriter, part_of
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.pack import pack
 from stepscope.runfolder.reader import OPS
@@ -39,16 +40,30 @@ TIMED = range(20, 27)  # the first of them only settles
 Times = dict[tuple[str, str | None], int]
 
 
-def _rows(step: int, t0_ns: int, times: Times, engine_us: int, left_out: str) -> list[dict[str, Any]]:
-    """Rows of one step: what each layer takes, in us, and what looking at it costs."""
+def _rows(
+    step: int, t0_ns: int, times: Times, engine_us: int, left_out: str, loads_us: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    """Rows of one step: what each layer takes, in us, and what looking at it costs; behind what loaders take."""
     constant = {"step": step, "thread": 1, "device": "cpu", "flops": None, "bytes": None}
     made: list[dict[str, Any]] = []
     now = t0_ns
+    for us in loads_us:
+        row = {"name": f"{DATA_LOADER}_SingleProcessDataLoaderIter.__next__", "module": None, "phase": "data"}
+        made.append({**row, "parent": None, "t0_ns": now, "self_ns": us * US})
+        now += us * US
+    first = len(made)
     for place, (name, module, caller) in enumerate(CALLS):
         children = sum(other == place for _, _, other in CALLS)
         own = int(times["forward", module] * US + COST["call_inside_ns"] + children * COST["call_outside_ns"])
         made.append(
-            {"name": name, "module": module, "phase": "forward", "parent": caller, "t0_ns": now, "self_ns": own}
+            {
+                "name": name,
+                "module": module,
+                "phase": "forward",
+                "parent": None if caller is None else first + caller,
+                "t0_ns": now,
+                "self_ns": own,
+            }
         )
         now += own
     for name, module in NODES:
@@ -71,10 +86,12 @@ def run_with(
     engine_us: int = 0,
     left_out: str = "",
     profiled: int = 10,
+    loads_us: Callable[[int], tuple[int, ...]] = lambda _: (),
 ) -> Run:
     """Return a run of 40 steps, some of them profiled, in seven of which layers were timed; what differs from PROFILED.
 
-    spread: of a layer's time from step to step, relative; engine_us: of each node's time that lies behind it.
+    spread: of a layer's time from step to step, relative; engine_us: of each node's time that lies behind it;
+    loads_us: of each batch that is loaded in a step.
     """
     path = fabricate_run(out, steps=40, recorded=lambda step: 3 <= step < 3 + profiled, samples=False, status=None)
     begins = dict(Run(path).steps.select("step", "t0_ns").iter_rows())
@@ -83,7 +100,7 @@ def run_with(
     for step in TIMED:
         factor = 1 + spread * (step % 3 - 1)
         now = {key: round(us * factor) for key, us in times.items()}
-        rows += _rows(step, begins[step], now, engine_us, left_out)
+        rows += _rows(step, begins[step], now, engine_us, left_out, loads_us(step))
     writer = RunWriter.attach(path)
     writer.update(overhead={"paused_ns": 0, "layer": COST})
     frame = pl.DataFrame(rows, schema_overrides={"parent": pl.Int32, "flops": pl.Int64, "bytes": pl.Int64})
@@ -189,6 +206,16 @@ def test_an_update_takes_what_these_steps_say_whichever_layers_it_belongs_to(tmp
     run = run_with(tmp_path, {("optimizer", None): 1200})
     phases = dict(run.phases().select("phase", "ns").iter_rows())
     assert phases["optimizer"] == pytest.approx(1200 * US, rel=1e-3)
+
+
+@pytest.mark.parametrize("loads_us", [lambda _: (600,), lambda step: (500, 100) if step % 3 else (600,)])
+def test_loading_takes_what_these_steps_say_also_where_an_epoch_ends_in_one_of_them(
+    tmp_path: Path, loads_us: Callable[[int], tuple[int, ...]]
+) -> None:
+    run = run_with(tmp_path, loads_us=loads_us)
+    phases = dict(run.phases().select("phase", "ns").iter_rows())
+    assert phases["data"] == pytest.approx(600 * US, rel=1e-3), "profiled steps say 1000"
+    assert run.phases()["ns"].sum() == pytest.approx(run.step_times.step_ns, rel=1e-6)
 
 
 def test_these_steps_do_not_count_as_unprofiled(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ MODULES = (
     "record.access", "record.allocators", "record.boundary", "record.call_samples", "record.device",
     "record.empty_process", "record.event_cost",
     "record.facts", "record.framework", "record.gradient_threads", "record.kineto", "record.layer_times",
-    "record.memory.rows", "record.memory.watch", "record.meters",
+    "record.listeners", "record.memory.rows", "record.memory.watch", "record.meters",
     "record.ops.accesses", "record.ops.costs", "record.ops.events", "record.ops.modules", "record.ops.rows",
     "record.ops.source_lines", "record.ops.updates",
     "record.optimizers", "record.plan", "record.processes.children", "record.processes.training", "record.profile",

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import stepscope
+from stepscope.record import boundary as boundary_module
 from stepscope.record.boundary import Boundary, Undisturbed, _action_of, is_ours
 
 _OURS = str(Path(stepscope.__file__).parent / "record" / "a_part.py")
@@ -230,6 +231,21 @@ def test_a_shield_that_a_fault_of_ours_keeps_from_ending_ends_with_the_boundary(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not boundary.open
+
+
+def test_what_a_handler_raises_goes_on_whatever_fails_as_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ring(_number: int, _frame: object) -> None:
+        raise Timeout
+
+    broken = ours("raise LookupError")
+    before = signal.signal(signal.SIGUSR1, ring)
+    monkeypatch.setattr(boundary_module, "_put_back", lambda *_: broken())
+    try:
+        with pytest.raises(Timeout), Undisturbed():
+            signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is ring
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("ours", [False, True])

@@ -15,6 +15,7 @@ import torch
 from tests.record.loops import Loop, record, simple_loop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
 from stepscope.analysis.run import Run
@@ -24,7 +25,7 @@ from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.settings import parse_schedule
 from stepscope.record.torch_recorder import TorchRecorder
-from stepscope.runfolder import AUTOGRAD_NODE, RunReader
+from stepscope.runfolder import AUTOGRAD_NODE, DATA_LOADER, RunReader
 
 MS = 1_000_000
 
@@ -360,7 +361,7 @@ def test_rows_of_more_than_one_thread_or_with_collectives_are_not_timed_apart() 
 
 def test_a_call_that_never_returned_and_an_end_without_a_beginning_are_left_out() -> None:
     from stepscope.record.layer_times import _calls_of
-    from stepscope.record.torch_hooks import ENDED
+    from stepscope.record.listeners import ENDED
 
     calls, places = _calls_of([ENDED, 5, 0, 3, 10, 1, 4, 11, 2, ENDED, 20, 4, 7, 30, 5])
     assert calls == [(4, 11, 20)]
@@ -423,6 +424,27 @@ def test_a_training_whose_layers_cannot_be_timed_apart_is_profiled_as_before() -
     for step in range(300):
         made.took(made.records(step, step * 10 * MS), 10 * MS)
         assert not made.times_layers
+
+
+def test_batches_of_data_loaders_are_timed_and_what_asks_for_one_too_many(tmp_path: Path) -> None:
+    def loop(end_step: Callable[[], None]) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(12):
+            for (inputs,) in loader:
+                optimizer.zero_grad()
+                model(inputs).sum().backward()
+                optimizer.step()
+                end_step()
+
+    model = net()
+    run = recorded(loop, tmp_path, model)
+    rows = layer_rows(run).filter(pl.col("phase") == "data")
+    timed = run.layer_calls["step"].unique().sort().to_list()
+    expected = [2 if step % 5 == 0 and step else 1 for step in timed]
+    assert [rows.filter(pl.col("step") == step).height for step in timed] == expected
+    assert rows["name"].unique().to_list() == [f"{DATA_LOADER}_SingleProcessDataLoaderIter.__next__"]
+    assert (rows["self_ns"] > 0).all()
 
 
 def test_what_a_run_says_of_layers_comes_from_these_steps(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class Undisturbed:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         waited = self._call_waiting()
-        if (raised := raised or waited) is not None:
+        if (raised := _going_on(raised, waited)) is not None:
             try:
                 raise raised
             finally:  # its traceback has this frame, which would keep it, and with it what the training's frames hold
@@ -208,7 +208,7 @@ class Undisturbed:
                         _put_back(number, self._actions[number])
                     del left[number]
             except BaseException as error:
-                raised = raised or error
+                raised = _going_on(raised, error)
         Undisturbed._now = None
         try:
             return raised
@@ -228,7 +228,7 @@ class Undisturbed:
             try:
                 self._handlers[number](number, frame)
             except BaseException as error:
-                raised = raised or error
+                raised = _going_on(raised, error)
         try:
             return raised
         finally:
@@ -242,7 +242,7 @@ class Undisturbed:
             raised = now._restore()
             waited = now._call_waiting()
             try:
-                if (raised := raised or waited) is not None:
+                if (raised := _going_on(raised, waited)) is not None:
                     raise raised
             finally:
                 raised = waited = None  # as above
@@ -256,6 +256,13 @@ class Undisturbed:
 
 
 os.register_at_fork(after_in_child=Undisturbed.end_in_child)
+
+
+def _going_on(first: BaseException | None, second: BaseException | None) -> BaseException | None:
+    """Return which of two exceptions is raised: the first, but of a fault of ours and one of a handler the latter."""
+    if first is None or (second is not None and is_ours(first) and not is_ours(second)):
+        return second
+    return first
 
 
 def _action_of(number: int) -> ctypes.Array[ctypes.c_char] | None:

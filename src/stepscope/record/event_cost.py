@@ -18,8 +18,10 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
 from stepscope.record.boundary import Boundary
+from stepscope.record.listeners import CallTimes
 from stepscope.record.ops.events import Names, columns
-from stepscope.record.torch_hooks import CallTimes, Routes, Scope
+from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_private import Scope
 
 _CALLS, _CHUNKS = 12, 6  # the median of some short stretches: single interruptions do not count
 _SCOPE, _CALL = "#stepscope.trial.scope", "#stepscope.trial.call"

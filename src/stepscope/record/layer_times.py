@@ -20,12 +20,13 @@ from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
 from stepscope.record.event_cost import per_call_ns, trial_call
+from stepscope.record.listeners import ENDED, CallTimes
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
-from stepscope.record.torch_hooks import ENDED, CallTimes, Routes
+from stepscope.record.torch_hooks import Routes
 from stepscope.record.windows import MOST_EVENTS
-from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, PHASES, Part
+from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, DATA_LOADER, PHASES, Part
 
 _NODES, _PASSES = 24, 15  # of a trial
 _NONE = -1
@@ -45,7 +46,7 @@ class LayerCost:
 
 
 class LayerTimes(CallTimes):
-    """Notes of one window beside the nodes of backward passes: calls of modules, and updates, of this thread."""
+    """Notes of one window beside the nodes of backward passes: module calls, updates and batches, of this thread."""
 
     def __init__(self, index: Callable[[Any], int]) -> None:
         self.index = index
@@ -53,6 +54,7 @@ class LayerTimes(CallTimes):
         self.noted: list[int] = []
         self.known: dict[int, int] = {}
         self.updates: list[tuple[str, int, int]] = []  # kind of the optimizer, begin, end
+        self.loads: list[tuple[str, int, int]] = []  # kind of the data loader's iterator, begin, end
         self.spans: list[StepSpan] = []
         self._updating: tuple[str, int] | None = None
 
@@ -72,8 +74,13 @@ class LayerTimes(CallTimes):
             self.updates.append((*self._updating, now_ns))
             self._updating = None
 
+    def loaded(self, iterator: Any, began_ns: int, ended_ns: int) -> None:
+        """A data loader gave a batch, or had none left."""
+        if threading.get_ident() == self.thread:
+            self.loads.append((type(iterator).__name__, began_ns, ended_ns))
+
     def part(self, raw: list[Any], unix_offset_ns: int, names: Names, modules: list[tuple[str, str]]) -> Part:
-        """Return rows as those of ops/, of module calls, backward nodes and updates; raw: the nodes, in Unix ns."""
+        """Return rows as those of ops/: module calls, backward nodes, updates, batches; raw: the nodes, in Unix ns."""
         nodes = columns(raw, names, cuda=False)
         nodes = nodes.take(np.flatnonzero(nodes.scope == BACKWARD_NODE))
         texts, kinds = names.texts(), np.bincount(nodes.name)
@@ -87,6 +94,7 @@ class LayerTimes(CallTimes):
         scopes = {index: names.intern(f"{MODULE_SCOPE}{index}") for index in self.known.values()}
         marks = [(scopes[index], t0, t1) for index, t0, t1 in calls]
         marks += [(names.intern(f"{OPTIMIZER_STEP}{kind}.step"), t0, t1) for kind, t0, t1 in self.updates]
+        marks += [(names.intern(f"{DATA_LOADER}{kind}.__next__"), t0, t1) for kind, t0, t1 in self.loads]
         events = _joined(nodes, marks, thread, unix_offset_ns)
         window = Window([], self.spans, unix_offset_ns, OptimizerCalls(), shapes=False, cuda=False, places=places)
         return rows_of_events(events, window, names, modules, _NoCosts(), thread).part

@@ -24,10 +24,10 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from threading import get_ident
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,112 +36,24 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary, code_that_calls, updates_below, without_our_frames
+from stepscope.record.listeners import (
+    BACKWARD,
+    ENDED,
+    MOST_NOTED,
+    UPDATE,
+    UPDATED,
+    CallListener,
+    CallTimes,
+    Listener,
+    NoneRepeats,
+    Repeating,
+)
+from stepscope.record.torch_private import Scope
 
-Scope = AbstractContextManager[Any]
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
 _compiled_now: Callable[[], Any] = getattr(getattr(torch._guards, "CompileContext", None), "try_get", lambda: None)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
-
-
-class Listener(Protocol):
-    """Listeners to what the training does; every call comes through a boundary."""
-
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called that no other module calls."""
-
-    def returned(self, module: nn.Module, output: Any) -> None:
-        """The call has returned."""
-
-    def raised(self, module: nn.Module) -> None:
-        """The call has ended with an exception."""
-
-    def compiled(self, module: nn.Module) -> None:
-        """A module was compiled in place: its calls pass us by from now on."""
-
-    def before_optimizer(self, optimizer: Any) -> None:
-        """An optimizer is about to update."""
-
-    def after_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has updated."""
-
-    def skipped_update(self) -> None:
-        """A gradient scaler has left an update out."""
-
-    def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
-        """Gradients are about to be computed, of these weighted roots; of all leaves, unless inputs are given."""
-
-    def after_backward(self) -> None:
-        """The gradients are computed."""
-
-    def backward_raised(self) -> None:
-        """An exception has ended a backward pass."""
-
-    def batch(self, iterator: Any, batch: Any) -> None:
-        """A data loader gave a batch."""
-
-    def many_calls(self) -> None:
-        """Enough modules were called in a window that its size should be checked."""
-
-    def makes_scope(self, module: nn.Module) -> Scope | None:
-        """The range of a call in the window that records now; None where none can be made."""
-
-    def optimizer_scope(self, optimizer: Any) -> Scope | None:
-        """Return a scope for the update of an optimizer that does not announce itself."""
-
-
-class CallTimes(Protocol):
-    """Times of the calls of modules in one thread, as `_routed_call` notes them: module, time in ns, autograd nodes."""
-
-    thread: int
-    noted: list[int]  # three numbers for each beginning, and for each end, whose module is ENDED
-    known: dict[int, int]  # index of each module, by its id
-    index: Callable[[Any], int]  # of a module that is not known yet
-
-    def updating(self, kind: str | None) -> None:
-        """An optimizer of this kind begins to update, or (None) has ended."""
-
-
-class CallListener(Protocol):
-    """Listener, for a while, to every call of a module."""
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is called."""
-
-    def leave(self) -> None:
-        """The last one that was called returns."""
-
-
-CALL, BATCH, BACKWARD, UPDATE, UPDATED, STEP = "call", "batch", "backward", "update", "updated", "step"
-CALL_WITHIN, EVALUATION = "call within a backward pass", "call without gradients"
 _LOOK_EVERY = 500  # calls of modules in a window
-ENDED = -1
-MOST_NOTED = 600_000  # numbers of `CallTimes`: 100,000 calls
-
-
-class Repeating(Protocol):
-    """Asked first about what happens in every step: True where it is what was expected, and the listener need not hear.
-
-    left: how many steps may still be only looked at; the ends of calls and of backward passes are not even looked at
-    then. The others are the listener's methods of the same names, and `is_next` asks about those that are known by
-    their kind and what they are about: an optimizer, or the one who is asked.
-    """
-
-    left: int
-
-    def is_next(self, kind: str, about: Any, detail: Any = None) -> bool: ...
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
-    def batch(self, iterator: Any, batch: Any) -> bool: ...
-
-
-class _NoneRepeats:
-    """Stand-in where no filter checks events first."""
-
-    left = 0
-
-    def is_next(self, *_: Any) -> bool:
-        return False
-
-    called = batch = is_next
 
 
 class Routes:
@@ -154,7 +66,7 @@ class Routes:
         self.loading = False  # a data loader makes a batch: modules that it calls are transforms
         self.loading_ns = 0  # that data loaders took so far, in steps and between them
         self._installed = False
-        self._repeating: Repeating = repeating or _NoneRepeats()
+        self._repeating: Repeating = repeating or NoneRepeats()
         self._updates = 0
         self._updating: list[int] = []  # addresses of optimizers that are within an update, the innermost last
         self._modules = _ModuleRoute(boundary, listener, self)
@@ -352,8 +264,10 @@ class Routes:
             try:
                 batch = plain(iterator)
             finally:
-                self.loading = False
-                self.loading_ns += monotonic_ns() - began_ns
+                self.loading, ended_ns, times = False, monotonic_ns(), self._modules.timed
+                self.loading_ns += ended_ns - began_ns
+                if times is not None:
+                    boundary.call(times.loaded, iterator, began_ns, ended_ns)
             try:
                 expected = boundary.open and repeating.batch(iterator, batch)
             except BaseException as error:

@@ -1,6 +1,7 @@
 """Times of layers from steps in which nothing else was profiled: nearly as long as any other step.
 
-Of a layer such a step has the time in forward and in backward, of the optimizer its update; operators it does not know.
+Of a layer such a step has the time in forward and in backward, of the optimizer its update, of data loaders what they
+take; operators it does not know.
 `correction` takes the time of a layer from here, and from profiled steps how it is divided among its operators.
 """
 
@@ -16,15 +17,18 @@ from scipy import special  # type: ignore[import-untyped]
 from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, without_interruptions
 from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
 from stepscope.arrays import Floats, Ints
-from stepscope.runfolder import AUTOGRAD_NODE, MODULE_CALL, RunReader
+from stepscope.runfolder import AUTOGRAD_NODE, DATA_LOADER, MODULE_CALL, RunReader
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 GROUP = ("phase", "module")
 UPDATE = "optimizer"  # this phase is one group: its operators belong to layers, its range to none
-_PHASES = ("forward", "backward", UPDATE)
+_DATA = "data"  # what data loaders do in no layer is one group, too; an epoch's end takes more of it, in some steps
+_PHASES = (_DATA, "forward", "backward", UPDATE)
 _UPDATE = "Optimizer.step#"
+_RANGES = (_UPDATE, DATA_LOADER)
+_WORKLOAD = "#stepscope.data"  # the range in which a workload of ours takes its batch: nothing else times that
 _RESET = ("Optimizer.zero_grad", "aten::zero_", "aten::_foreach_zero_", "aten::fill_")  # in its phase, but not of it
 _FEWEST = 4
 _ELASTIC = 0.5  # standard deviation of how far a layer lengthens with the step, where 1 is as much as the step does
@@ -37,7 +41,7 @@ _NORMAL = 1.96
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Time of each layer in forward and in backward, and of the update, (steps, groups), ns; `keys` as GROUP.
+    """Time of each layer in forward and backward, of the update and of loading, (steps, groups), ns; `keys` as GROUP.
 
     cost_ns: of the looks at the clock and of the events, which was taken off; length_ns: of each of these steps.
     doubt_ns: half width of the 95 % CI of each group, and of all else, on account of the step's length (groups + 1).
@@ -53,9 +57,9 @@ class LayerTimes:
         """Return the same for a step that takes `step_ns`, where these took longer, or less, than their looks cost.
 
         A layer lengthens with the step by as much as its times in these steps tell; one that they tell nothing of does
-        so as the step does. Of the update and of what is in no layer that is not taken to be likely: framework overhead
-        lengthens further than its part of the step. What all of it leaves over or lacks is divided by how little is
-        known of each.
+        so as the step does. Of the update, of data loaders and of what is in no layer that is not taken to be likely:
+        framework overhead lengthens further than its part of the step. What all of it leaves over or lacks is divided
+        by how little is known of each.
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
         rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
@@ -69,7 +73,7 @@ class LayerTimes:
         free = max(len(values) - 2, 1)
         noise = np.maximum((left**2).sum(axis=0) / free, (_LEAST_SPREAD * mean) ** 2)
         noise *= (special.stdtrit(free, 0.975) / _NORMAL) ** 2  # of few steps it is itself hardly known
-        loose = np.append((self.keys["phase"] == UPDATE).to_numpy(), True)
+        loose = np.append(self.keys["phase"].is_in([UPDATE, _DATA]).to_numpy(), True)
         before = (_ELASTIC * even) ** 2 + np.where(loose, _LOOSE**2, 0.0)
         seen = noise / squares if squares else np.full(len(mean), np.inf)
         weight = before / np.maximum(before + seen, 1e-30)
@@ -141,7 +145,7 @@ def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
         cost=pl.col("own") + pl.col("len").fill_null(0.0), kind=is_call.cast(pl.Int8) + 2 * is_node
     )
     grouped = (
-        rows.filter((pl.col("kind") > 0) | pl.col("name").str.starts_with(_UPDATE))
+        rows.filter((pl.col("kind") > 0) | pl.any_horizontal(pl.col("name").str.starts_with(x) for x in _RANGES))
         .group_by("step", *GROUP)
         .agg(
             pl.col("self_ns").sum().cast(pl.Float64),
@@ -175,21 +179,25 @@ def _lengths(run: RunReader, steps: pl.Series) -> Floats:
 
 
 def _agreeing(grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: PerStep, run: Run) -> LayerTimes | None:
-    """The groups with as many calls of modules, backward nodes and updates in each step as in each profiled step."""
+    """The groups with as many calls of modules, backward nodes and updates in each step as in each profiled step.
+
+    Of data loaders that is not asked: a step in which an epoch ends asks twice.
+    """
     found, cost, count = (per_step(grouped, steps, GROUP, name) for name in ("self_ns", "cost", "count"))
-    starts = (pl.col("name").str.starts_with(name) for name in (MODULE_CALL, AUTOGRAD_NODE, _UPDATE))
+    starts = (pl.col("name").str.starts_with(name) for name in (MODULE_CALL, AUTOGRAD_NODE, *_RANGES))
     events = run.self_times.filter(pl.any_horizontal(*starts))
     profiled = per_step(events, run.self_times["step"].unique().sort(), GROUP, "count")
     place = profiled.column_of()
     in_cells = {
         (phase, OUTSIDE if phase == UPDATE else module) for phase, module in cells.keys.select(GROUP).iter_rows()
     }
+    apart = {(_DATA, OUTSIDE)} if _WORKLOAD in cells.keys["name"] else set()
     kept = []
     for column, key in enumerate(found.keys.iter_rows()):
         other = profiled.values[:, place[key]] if key in place else np.zeros(len(profiled.values))
         mine = count.values[:, column]
-        same = (mine == mine[0]).all() and (other == mine[0]).all()
-        if key in in_cells and same and key[0] in _PHASES:
+        same = (other > 0).all() if key == (_DATA, OUTSIDE) else (mine == mine[0]).all() and (other == mine[0]).all()
+        if key in in_cells and same and key[0] in _PHASES and key not in apart:
             kept.append(column)
     if not kept:
         return None

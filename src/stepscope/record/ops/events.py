@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stepscope.arrays import Flags, Ints
-from stepscope.runfolder import COLLECTIVE, PHASES
+from stepscope.runfolder import COLLECTIVE, DATA_LOADER, PHASES
 
 BACKWARD_NODE = 1  # RecordScope::BACKWARD_FUNCTION
 _ROW_KINDS = {"cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset"}
@@ -207,7 +207,7 @@ def phase_marked_by(name: str) -> int:
         return BACKWARD
     if name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
         return OPTIMIZER
-    if name.startswith(("enumerate(DataLoader)#", DATA_SCOPE)):
+    if name.startswith((DATA_LOADER, DATA_SCOPE)):
         return DATA
     if name.startswith(_CALLS) or _COLLECTIVE.match(name) or name.startswith("nccl"):
         return COMMUNICATION

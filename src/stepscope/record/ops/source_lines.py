@@ -29,15 +29,14 @@ from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, phase_marked_by
 from stepscope.record.ops.rows import Labelled, StepSpan, row_name
-from stepscope.runfolder import PHASES
+from stepscope.runfolder import DATA_LOADER, PHASES
 
 MOST_CALLS = 20_000  # of modules in the step: of a larger one the first
 MOST_ROWS = 20_000  # of a step: of a larger one only modules, updates and batches have their lines
 _DEEPEST = 4  # functions that call functions
 _MOST_SITES = 4_000  # of one function with those that it calls
 _BACKWARD, _OPTIMIZER, _DATA = "backward", "optimizer", "data"
-_FETCH = "enumerate(DataLoader)#"
-_NOTED = (MODULE_SCOPE, OPTIMIZER_STEP, _FETCH)  # begins of names of what was noted as it was called
+_NOTED = (MODULE_SCOPE, OPTIMIZER_STEP, DATA_LOADER)  # begins of names of what was noted as it was called
 
 _PASSED_OVER, _LIBRARY, _OWN = range(3)
 _PACKAGE = str(Path(__file__).parents[2])
@@ -284,7 +283,7 @@ class _Reader:
         marked = {name: phase_marked_by(texts[name]) for name in set(events.name[rows].tolist())}
         scoped = {name for name in marked if texts[name].startswith(MODULE_SCOPE)}
         self._modules([row for row in rows.tolist() if int(events.name[row]) in scoped])
-        starts = {_OPTIMIZER: OPTIMIZER_STEP, _DATA: _FETCH}
+        starts = {_OPTIMIZER: OPTIMIZER_STEP, _DATA: DATA_LOADER}
         for kind, begin in starts.items():
             self._marked(kind, [row for row in rows.tolist() if texts[int(events.name[row])].startswith(begin)])
         contexts: dict[int, list[int]] = {}
