@@ -338,7 +338,7 @@ def _sample(
     rss = np.linspace(3e8, 5e8, len(t0_ns))
     add("process", "rss", "rss", "B", "gauge", "process", rss)
     add("process", "peak_rss", "peak_rss", "B", "gauge", "process", rss + 1e7)
-    own = np.arange(len(t0_ns)) * period_ns * 0.01
+    own = np.arange(len(t0_ns)) * period_ns * 0.01 // refresh_ns * refresh_ns
     add("sampler", "sampler_cpu_time", "sampler_cpu_time", "ns", "counter", "sampler", own)
     if power_w is not None:
         add("power", "vdd_in", "power", "W", "gauge", "board", np.full(len(t0_ns), power_w))

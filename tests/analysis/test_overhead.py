@@ -60,3 +60,8 @@ def test_with_nothing_to_compare_the_cost_is_null_and_says_why(tmp_path: Path, r
 
 def test_the_sampler_states_its_share_of_a_core(tmp_path: Path) -> None:
     assert cost(Run(fabricate_run(tmp_path)), "sampler_cpu_share")["value"] == pytest.approx(0.01)
+
+
+def test_a_sampler_that_takes_its_time_in_few_moments_takes_no_less_than_nothing(tmp_path: Path) -> None:
+    row = cost(Run(fabricate_run(tmp_path, refresh_ns=2_000_000)), "sampler_cpu_share")
+    assert 0 <= row["low"] < row["value"] < row["high"]

@@ -525,6 +525,7 @@ def _sampler_rows(run: RunReader) -> list[Measured]:
         return [Measured("sampler_cpu_share", "sampler", None, "1", note="the sampler's CPU time was not recorded")]
     parts = windows(found[0], *span, max(resolved_ns(found[0]), (span[1] - span[0]) / 200))
     value, low, high = (null_if_nan(x) for x in mean_interval(parts.rates))
+    low = None if low is None else max(low, 0.0)
     note = "of one core" if value is not None else "the run is too short to tell what the sampler takes"
     return [Measured("sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), found[0].source, note)]
 
