@@ -139,7 +139,7 @@ def out_of(script: str) -> str:
 
 
 def set_up_products() -> None:
-    """Multiply once: of 10,928 bare processes whose threads make their first products at once, one had another result."""
+    """Multiply once: one of 10,928 processes whose threads made their first products at once had another result."""
     import torch
 
     ones = torch.ones(16, 16)
