@@ -63,3 +63,11 @@ def test_a_layer_that_waited_in_every_step_is_known_badly_and_the_others_well() 
     assert short == pytest.approx(6.0, rel=0.1)
     assert long == pytest.approx(24.0, rel=0.1)
     assert found.doubt_ns[0] < 0.1 * found.ns[:, 0].mean()
+
+
+def test_loading_that_sleeps_is_not_lengthened_by_the_load() -> None:
+    seen = np.tile(np.array([1.0, 2.0, 8.0]), (6, 1)) * (1 + 0.01 * np.arange(-3, 3)[:, None])
+    keys = pl.DataFrame({"phase": ["data", "forward"], "module": ["(outside any module)", "long"]})
+    times = LayerTimes(keys, seen[:, 1:] * MS, np.zeros((6, 2)), seen.sum(axis=1) * MS, np.zeros(3))
+    found = times.in_starved_step_of((1 * 3 + 2 + 8 * 3) * MS, 3.0)
+    assert (found.ns.mean(axis=0) / MS).tolist() == pytest.approx([2.0, 24.0], rel=0.05)

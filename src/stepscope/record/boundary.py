@@ -111,9 +111,7 @@ class Boundary:
         if self.open:
             self.open = False
             try:
-                with (
-                    Undisturbed()
-                ):  # what a signal raises is the training's: the library's `traceback` would swallow it
+                with Undisturbed():  # what a signal raises is the training's: formatting a traceback would swallow it
                     self._shut(error)
             except BaseException as second:
                 if not is_ours(second):

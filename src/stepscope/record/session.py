@@ -285,9 +285,8 @@ class Session:
         self._safely(self._recorder.settle)
         self._safely(lambda: self._recorder.abandon_window("profiling failed"))
         self._safely(self._recorder.leave)
-        lines = traceback.format_exception(
-            type(error), error, error.__traceback__
-        )  # ours, too: no route hides them now
+        # With the frames of ours, too, that a route has hidden until now.
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
         self.note("profiling-failed", self.fault, step=self.number, traceback="".join(lines)[-4000:])
 
     def _disturbed(self) -> None:

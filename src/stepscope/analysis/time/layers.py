@@ -92,17 +92,19 @@ class LayerTimes:
 
         In these few steps the waits fall on this layer or that one, on a short one hardly ever. So a layer counts with
         its times without a wait, stretched; one that waited in most steps has none such, and what the step lacks or
-        has too much is laid on those.
+        has too much is laid on those. Loading mostly sleeps, which no load lengthens: it counts as it was in them.
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
         rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
         values = np.maximum(np.column_stack([self.ns, rest]), 1.0)
-        smooth = values <= (1 + _WAITED) * values.min(axis=0)
+        loads = np.append((self.keys["phase"] == _DATA).to_numpy(), False)
+        stretched = np.where(loads, 1.0, stretch)
+        smooth = loads | (values <= (1 + _WAITED) * values.min(axis=0))
         count = smooth.sum(axis=0)
         own = np.where(smooth, values, 0.0).sum(axis=0) / count
         values = np.where(smooth, values, own)
-        found = own * stretch
-        variance = (_STRETCH_DOUBT * found) ** 2 + stretch**2 * values.var(axis=0) / count
+        found = own * stretched
+        variance = (_STRETCH_DOUBT * found) ** 2 + stretched**2 * values.var(axis=0) / count
         variance = np.where(count > len(values) / 2, variance, variance + ((found - own) / 2) ** 2)
         found += (step_ns - found.sum()) * variance / variance.sum()
         found = np.maximum(found, own)
