@@ -23,7 +23,10 @@ FACTS: dict[str, Any] = {
 
 
 class FakeTraining:
-    """Steps of 10 ms times the planted ratio of each change; `broken` changes end the process; noise as a share."""
+    """Steps of 10 ms times the planted ratio of each change; noise as a share.
+
+    broken: changes that end the process, "a + b" only both together.
+    """
 
     def __init__(self, ratios: Mapping[str, float], noise: float = 0.01, broken: Sequence[str] = ()) -> None:
         self.ratios, self.noise, self.broken = ratios, noise, broken
@@ -71,7 +74,7 @@ class FakePlace:
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
         training, names = self.training, (*self.at_start, *command.get("changes", ()))
-        if any(name in training.broken for name in names):
+        if any({*broken.split(" + ")} <= {*names} for broken in training.broken):
             raise PlaceEnded("it crashed")
         ratio = training.ratio(names)
         match command["do"]:

@@ -90,6 +90,18 @@ def test_a_change_that_ends_its_process_is_told_and_the_others_go_on() -> None:
     assert [arm.name for arm in tuned.winners()] == ["channels_last"]
 
 
+def test_two_winners_that_fail_together_leave_the_best_single_change() -> None:
+    tuned = FakeTraining({"channels_last": 0.8, "fused": 0.9}, broken=["channels_last + fused"]).tuning()
+    together = tuned.arms["channels_last + fused"]
+    assert (together.status, together.reason) == ("failed", "it crashed")
+    best = tuned.best()
+    assert best is not None
+    assert best.name == "channels_last"
+    findings = judge(tuned, "t")
+    assert findings.answer.startswith("channels_last: ")
+    assert ("channels_last + fused", "", "it crashed") in next(t for t in findings.tables if t.name == "untried").rows
+
+
 def test_a_change_whose_loss_drifts_is_not_combined() -> None:
     training = FakeTraining({"channels_last": 0.8, "bf16": 0.85})
     training.drifts["bf16"] = 0.2

@@ -104,7 +104,8 @@ class Tuning:
 
     def best(self) -> Arm | None:
         """Return the configuration to recommend: the last of the combinations, else the best single change."""
-        combined = [arm for arm in self.arms.values() if len(arm.changes) > 1 and arm.name != FINAL and arm.over]
+        measured = [arm for arm in self.arms.values() if arm.status == "measured" and arm.name != FINAL]
+        combined = [arm for arm in measured if len(arm.changes) > 1 and arm.over]
         return combined[-1] if combined else next((arm for arm in self.winners() if self.steady(arm)), None)
 
     def winners(self) -> list[Arm]:
