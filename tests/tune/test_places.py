@@ -1,17 +1,22 @@
-"""A process that is tuned is started again where it is gone, and told what it was told."""
+"""A process that is tuned begins as it is told, and where it is gone it is started again and told what it was told."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.patience import HANG_S
 
-from stepscope.experiments.tune.process import LastingPlace, PlaceEnded, TooShort
+from stepscope.experiments.tune import child
+from stepscope.experiments.tune.process import LastingPlace, Place, PlaceEnded, TooShort
 
+_CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 _BREAKS_WITH_VIEW = """
 import torch
 layer, head = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 2)
@@ -69,3 +74,45 @@ def test_a_script_too_short_as_it_is_is_refused_and_not_the_change(open_script: 
     place.ask(HANG_S, do="facts")
     with pytest.raises(TooShort, match="too few to tune it"):
         place.ask(HANG_S, do="block", changes=[], warmup=1, steps=20)
+
+
+@pytest.mark.parametrize(
+    ("change", "facts", "in_force"),
+    [
+        ("workers=2", {"loader": {"workers": 0}, "cores": 4}, lambda place: _facts(place)["loader"]["workers"] == 2),
+        ("large-cores", {"large_cores": [_CORE]}, lambda place: os.sched_getaffinity(place._child.pid) == {_CORE}),
+    ],
+)
+def test_what_the_process_of_a_workload_begins_with_is_in_force_while_it_makes_steps(
+    change: str, facts: dict[str, Any], in_force: Callable[[Place], bool], tmp_path: Path
+) -> None:
+    orders: dict[str, Any] = {"workload": "lenet", "batch": 4, "facts": facts, "threads": 1}
+    place = Place(orders, tmp_path / "log.txt", {}, [change])
+    try:
+        assert len(place.ask(HANG_S, do="block", changes=[], warmup=1, steps=2)["seconds"]) == 2
+        assert in_force(place)
+    finally:
+        place.close()
+
+
+def _facts(place: Place) -> dict[str, Any]:
+    return place.ask(HANG_S, do="facts")
+
+
+def test_a_workload_that_begins_compiled_calls_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def compile_(call: Any) -> Any:
+        def calls(*args: Any) -> Any:
+            compiled.append(call)
+            return call(*args)
+
+        return calls
+
+    monkeypatch.setattr(child, "_kept", contextlib.ExitStack())
+    monkeypatch.setattr(torch, "compile", compile_)
+    with child._kept:
+        bench = child.workload_bench({"workload": "lenet", "batch": 2, "at_start": ["compile"], "facts": {}})
+        compiled.clear()
+        bench.block([], 0, 2)
+        assert len(compiled) == 2

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Orders = Mapping[str, Any]
 _FIXED = 8  # batches in which losses are compared
+_kept = contextlib.ExitStack()  # of what a workload's process begins with, for as long as it lives
 
 
 class Commands:
@@ -150,7 +151,7 @@ def workload_bench(orders: Orders) -> Bench:
         bench_of(training, first)  # which modules it calls is seen in a step
         called = first.called
     targets = Targets((training.model,), training.optimizers, called)
-    contextlib.ExitStack().enter_context(switched(at_start, targets))
+    _kept.enter_context(switched(at_start, targets))
     return bench_of(training, targets)
 
 
