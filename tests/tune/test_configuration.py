@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.tune.fake_training import FACTS
 
 from stepscope import workloads
+from stepscope.__main__ import main
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import config
 from stepscope.experiments.tune.changes import offered
@@ -121,6 +124,72 @@ def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
     finally:
         config._kept.close()
     assert weight.is_contiguous()
+
+
+PARTS = {"divisible": True, "batch": 4}
+
+
+def test_a_batch_in_parts_is_divided_when_a_workload_trains_with_it() -> None:
+    sizes: list[int] = []
+    plain = workloads.find("lenet")
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        sizes.append(len(batch[0]))
+        return plain.loss(model, batch)
+
+    training = config.configured(replace(plain, loss=loss), Config(("accumulate=2",), facts=PARTS)).prepare(batch=4)
+    batches = training.batches()
+    try:
+        for _ in range(2):
+            training.step(next(batches))
+    finally:
+        config._kept.close()
+    assert sizes == [4, 2, 2]  # the first step shows which modules are called
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (["train.py"], "only a step that Stepscope makes itself can be divided"),
+        (["mine:training"], "only a step that Stepscope makes itself can be divided"),
+        (["lenet", "--batch", "5"], "5 samples are not divisible by 2"),
+        (["dcgan-32"], "only a step that Stepscope makes itself can be divided"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_is_refused_before_anything_is_trained(
+    line: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "mine.py"):
+        Path(name).write_text("raise SystemExit('it was started')\n")
+    Path("x.toml").write_text(f'changes = ["accumulate=2"]\nfacts = {json.dumps(json.dumps(PARTS))}\n')
+    assert main(["run", "--with", "x.toml", *line]) == UsageError.exit_code
+    assert f"accumulate=2 cannot be made: {why}" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+FUNCTION = """
+import torch
+from pathlib import Path
+def training():
+    model = torch.nn.Linear(8, 2)
+    def loss(outputs, targets):
+        with open("seen.txt", "a") as seen:
+            seen.write(f"{torch.get_float32_matmul_precision()} ")
+        return torch.nn.functional.mse_loss(outputs, targets)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), lambda n: (torch.rand(n, 8), torch.rand(n, 2)), loss
+"""
+
+
+def test_a_function_trains_with_it_and_ends_after_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(FUNCTION)
+    Path("x.toml").write_text('changes = ["matmul=medium"]\n')
+    line = ["--steps", "8", "--batch", "2", "--no-ceilings", "--record-memory", "off", "-q", "--with", "x.toml"]
+    assert main(["run", *line, "mine:training"]) == 0
+    seen = Path("seen.txt").read_text().split()
+    assert seen[-1] == "medium"
+    assert len(seen) == 9  # it ends before the update that would be one too many
 
 
 @pytest.mark.parametrize("name", ["x.json", "nowhere/x.toml", "folder.toml"])

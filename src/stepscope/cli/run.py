@@ -84,12 +84,14 @@ def _run(
     if not of_a_script:
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
-    from stepscope.experiments.tune.config import TO_SCRIPTS, note_of
+    from stepscope.experiments.tune.config import TO_SCRIPTS, note_of, refuse_no_parts
     from stepscope.record import allocators
     from stepscope.runfolder import RunWriter
     from stepscope.simulate import sensor_root
 
     config = _config(request)
+    if config is not None and of_a_script:
+        refuse_no_parts(config)
     if not of_a_script:
         allocators.use(request.malloc)
         refuse_logs_without_a_folder(request.meter_csv)
@@ -188,8 +190,9 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
         )
     workload = workloads.find(request.target)
     if config is not None:
-        from stepscope.experiments.tune.config import configured
+        from stepscope.experiments.tune.config import configured, refuse_no_parts
 
+        refuse_no_parts(config, workload, request.batch)
         workload = configured(workload, config)
     steps = request.steps or (100 if request.until_resolved is None else MOST)
     with (

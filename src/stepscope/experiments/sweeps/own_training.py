@@ -7,6 +7,7 @@ A script decides its batch and all else itself. Where its arguments hold {batch}
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import shutil
@@ -62,7 +63,8 @@ def run_function(
     from stepscope.record.script import run_script
 
     _refuse_no_module(target)
-    limited = replace(settings, prepare=(_PREPARE, json.dumps({"steps": steps, "seconds": None, "precision": "fp32"})))
+    limit = {"steps": steps, "seconds": None, "precision": "fp32", "first": settings.prepare}
+    limited = replace(settings, prepare=(_PREPARE, json.dumps(limit)))
     words = [target, *([] if batch is None else [str(batch)])]
     path, code = run_script(_FUNCTIONS, words, limited, True, threads, malloc, name=target.replace(":", "."))
     if code == UsageError.exit_code and not has_steps(path):
@@ -153,10 +155,13 @@ def train_own(orders: Orders) -> dict[str, Any]:
 
 
 def prepare(text: str) -> None:
-    """Prepare the process of the script once torch is imported: its precision, and where it ends."""
+    """Prepare the process of the script once torch is imported: a configuration, its precision, and where it ends."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     about = json.loads(text)
+    if about.get("first") is not None:
+        module, _, function = about["first"][0].partition(":")
+        getattr(importlib.import_module(module), function)(about["first"][1])
     if about["precision"] == "bf16":
         from stepscope.experiments.tune.changes import offered
         from stepscope.experiments.tune.config import make_in_script

@@ -25,6 +25,7 @@ from stepscope.experiments.tune.other_load import OtherLoad
 if TYPE_CHECKING:
     from stepscope.experiments.tune.bench import Bench, Block
     from stepscope.experiments.tune.changes import Change
+    from stepscope.experiments.tune.training import Targets
     from stepscope.workloads.contract import Training
 
 Orders = Mapping[str, Any]
@@ -161,20 +162,6 @@ def bench_of(training: Training, targets: Any = None, restored: bool = False) ->
     from stepscope.experiments.tune.training import Targets
 
     targets = targets or Targets((training.model,), training.optimizers)
-    divisible = training.workload.step is None
-
-    def step(batch: Any) -> Any:
-        if targets.parts == 1:
-            return training.step(batch)
-        training.optimizer.zero_grad()
-        total: Any = 0.0
-        for part in zip(*(tensor.chunk(targets.parts) for tensor in batch), strict=True):
-            loss = training.loss(part) / targets.parts
-            loss.backward()
-            total = total + loss.detach()
-        training.optimizer.step()
-        return total
-
     # Batches for comparison come first, from an iterator of their own: a training's own stream is begun once.
     stream: Iterator[Any] = iter(training.batches())
     fixed = list(itertools.islice(stream, _FIXED))
@@ -183,9 +170,23 @@ def bench_of(training: Training, targets: Any = None, restored: bool = False) ->
         return stream if not arguments else iter(_made_anew(training, arguments))
 
     return Bench(
-        step, targets, source, fixed, others=(training.counters,), restored=restored, divisible=divisible,
-        batch=training.batch_size,
+        lambda batch: step_of(training, targets, batch), targets, source, fixed, others=(training.counters,),
+        restored=restored, divisible=training.workload.step is None, batch=training.batch_size,
     )  # fmt: skip
+
+
+def step_of(training: Training, targets: Targets, batch: Any) -> Any:
+    """Make a step of a workload, with its batch in as many parts as the targets state; return the loss."""
+    if targets.parts == 1:
+        return training.step(batch)
+    training.optimizer.zero_grad()
+    total: Any = 0.0
+    for part in zip(*(tensor.chunk(targets.parts) for tensor in batch), strict=True):
+        loss = training.loss(part) / targets.parts
+        loss.backward()  # type: ignore[no-untyped-call]
+        total = total + loss.detach()
+    training.optimizer.step()
+    return total
 
 
 def _made_anew(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:

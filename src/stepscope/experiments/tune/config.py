@@ -174,27 +174,37 @@ def changes_of(config: Config) -> list[Change]:
     return [known[name] for name in config.changes]
 
 
+def refuse_no_parts(config: Config, workload: Workload | None = None, batch: int | None = None) -> None:
+    """Raise UsageError where a batch was to be divided and cannot be: no workload makes the step, or not like that."""
+    size = 0 if workload is None else batch or workload.default_batch
+    facts = {**config.facts, "divisible": workload is not None and workload.step is None, "batch": size}
+    for change in changes_of(replace(config, facts=facts)):
+        if change.group == "accumulate" and change.refused:
+            raise UsageError(f"--with: {change.name} cannot be made: {change.refused}", "take it out of the file")
+
+
 def configured(workload: Workload, config: Config) -> Workload:
     """Return the workload with these changes, made once its first step has shown which modules it calls."""
     changes = changes_of(config)
     if not changes:
         return workload
+    from stepscope.experiments.tune.child import step_of
     from stepscope.experiments.tune.training import Targets, observed
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
     _kept.enter_context(switched(early, Targets((), ())))
     later = [change for change in changes if change not in early]
-    begun: list[bool] = []
+    made: list[Targets] = []
 
     def step(training: Training, batch: Batch) -> Tensor:
         plain = replace(training, workload=workload)
-        if begun:
-            return plain.step(batch)
-        begun.append(True)
+        if made:
+            loss: Tensor = step_of(plain, made[0], batch)
+            return loss
         losses: list[Tensor] = []
         seen = observed(lambda: losses.append(plain.step(batch)))
-        targets = Targets((training.model,), training.optimizers, tuple(seen.called_modules.values()))
-        _kept.enter_context(switched(later, targets))
+        made.append(Targets((training.model,), training.optimizers, tuple(seen.called_modules.values())))
+        _kept.enter_context(switched(later, made[0]))
         return losses[0]
 
     return replace(workload, step=step)
