@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.fabricate import STEP, Core, Op, Sampled, every_step, fabricate_run
+from tests.fabricate import CEILINGS, STEP, Core, Op, Sampled, every_step, fabricate_run
 
 from stepscope.analysis.compare import compare
 from stepscope.analysis.run import Run
@@ -304,3 +304,37 @@ def test_a_slower_layer_on_a_machine_as_quiet_is_named_as_before(tmp_path: Path)
     (said,) = compare([first, other]).sentences()
     assert "'features.0'" in said
     assert compare([first, other]).surroundings() == ()
+
+
+def test_a_training_that_has_a_core_for_each_thread_and_never_waits_is_not_starved(tmp_path: Path) -> None:
+    pinned = Machine(0.99, 0.0, own_cores=0.99, allowed=1.0, busy=(0.99, 0.02))
+    verdict = _run(tmp_path, pinned, threads=1).verdict()
+    assert verdict.bound == "compute"
+    assert all(cause.bound != "cpu-starved" for cause in verdict.causes)
+
+
+_AT_BOTH_CEILINGS = (
+    STEP[0],
+    Op("aten::mkldnn_convolution", "features.0", "forward", 5600, flops=11_400_000, bytes=50_000),
+    Op("aten::add", "features.1", "forward", 5600, bytes=40_000_000),
+)
+
+
+def test_operators_at_two_ceilings_are_both_named_where_only_together_they_take_the_most(tmp_path: Path) -> None:
+    verdict = _run(tmp_path, Machine(), ops=_AT_BOTH_CEILINGS, residual_us=2600).verdict()
+    assert {cause.bound for cause in verdict.causes} == {"compute", "memory-bandwidth"}
+    assert verdict.confidence == "medium"
+    assert all(0.3 < cause.share < 0.4 for cause in verdict.causes)
+
+
+def _on_a_gpu(out: Path, flops: int | None, kernel_us: int) -> Run:
+    kernel = Op("sgemm", "fc", "forward", kernel_us, device="cuda:0", thread=7)
+    ops = (Op("aten::mm", "fc", "forward", 9_000, (kernel,), flops=flops), Op("aten::add", "fc", "forward", 500))
+    return _run(out, Machine(), ops=ops, ceilings={**CEILINGS, "device": "cuda:0"})
+
+
+def test_of_kernels_whose_work_is_not_known_no_ceiling_is_said_to_be_far(tmp_path: Path) -> None:
+    verdict = _on_a_gpu(tmp_path, None, 9_000).verdict()
+    assert verdict.bound == "unknown"
+    assert "are not known" in verdict.sentence
+    assert "near neither" not in verdict.sentence

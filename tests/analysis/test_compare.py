@@ -420,3 +420,11 @@ def test_repeats_are_pooled_on_a_logarithmic_scale_and_a_single_one_keeps_its_in
     assert over_repeats([Estimate(1e-200), Estimate(1e200)]).high is None
     with_zero = over_repeats([Estimate(0.0), Estimate(2.0)])
     assert with_zero.value == 1.0, "zero has no logarithm"
+
+
+def test_of_too_few_steps_nothing_is_said_to_be_slower(tmp_path: Path) -> None:
+    runs = [fabricate_run(tmp_path / f"{seed}", steps=8, noise=0.05, seed=seed) for seed in (1, 2)]
+    said = " ".join(compare(runs).sentences())
+    assert "cannot be told" in said
+    assert "run longer" in said
+    assert "from chance" not in said

@@ -9,10 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.analysis.parts import Row, write_part
+from tests.fabricate import Core, fabricate_run
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.dependencies import BRANCHES, DATA_BESIDE, NO_ACCESSES, data_edges, replay, replayed_ns
-from stepscope.analysis.time.idleness import DATA, HOST_CODE, SMALL, SYNC, gaps_by_cause
+from stepscope.analysis.time.idleness import DATA, HOST_CODE, SMALL, SYNC, gaps_by_cause, idle_causes
 from stepscope.analysis.time.schedule import Tasks, bound_ns, heads, schedule, tails
 from stepscope.analysis.time.units import Units, units_of
 from stepscope.runfolder import RunWriter
@@ -152,3 +153,12 @@ def test_the_longest_way_is_that_of_all_ways_tried() -> None:
 
     assert (heads(tasks) + tasks.duration).tolist() == [ways(task) for task in range(12)]
     assert tails(tasks).max() == max(ways(task) for task in range(12))
+
+
+@pytest.mark.parametrize("busy", [(0.99, 0.99), (0.97, 0.05)])
+def test_cores_are_idle_for_no_longer_than_they_were_seen_to_be(tmp_path: Path, busy: tuple[float, float]) -> None:
+    cores = [{"core": core, "online": True} for core in (0, 1)]
+    sampled = tuple(Core(share) for share in busy)
+    path = fabricate_run(tmp_path, steps=60, cores=sampled, process_cores=0.02, device={"cores": cores})
+    idle = idle_causes(Run(path), [_units(*DIAMOND, length_us=750)], 750e3)
+    assert idle["share"].sum() == pytest.approx(1 - sum(busy) / 2, abs=0.01)

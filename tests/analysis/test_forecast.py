@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from benchmarks import forecast as plants
 from tests.analysis.powered import TX2, powered, rail
@@ -15,8 +16,10 @@ from stepscope.analysis.estimate import change_points
 from stepscope.analysis.forecast import forecast, watch_starts, watched_steps
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.tracks import levels
 from stepscope.api.requests import ForecastRequest
 from stepscope.arrays import Flags, Floats
+from stepscope.cli._forecast_watch import measured_totals
 from stepscope.errors import RunError, UsageError
 
 
@@ -203,3 +206,26 @@ def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_i
         held += said.low <= true <= said.high
     assert max(errors) < 0.015
     assert held == 4
+
+
+def test_steps_that_are_slower_for_being_profiled_are_no_change_of_the_training(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=603, recorded=lambda step: step < 303, overhead=0.3, noise=0.01)
+    assert forecast(Run(path), 1000).changes == ()
+
+
+def test_a_change_is_told_by_the_number_of_its_step(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=603, recorded=lambda _: False, noise=0.01)
+    steps = pl.read_parquet(path / "steps.parquet")
+    length = pl.col("t1_ns") - pl.col("t0_ns")
+    slower = pl.when(pl.col("step") >= 303).then(pl.col("t0_ns") + (1.5 * length).cast(pl.Int64)).otherwise("t1_ns")
+    steps.with_columns(t1_ns=slower).cast(steps.schema).write_parquet(path / "steps.parquet")
+    run = Run(path)
+    (change,) = forecast(run, 1000).changes
+    assert [(change.step, pytest.approx(change.ratio))] == [(step, found.ratio) for step, found in levels(run) or ()]
+    assert abs(change.step - 303) <= 5
+
+
+def test_a_gap_of_the_power_sensor_leaves_the_energy_that_was_taken_known(tmp_path: Path) -> None:
+    runs = [fabricate_run(tmp_path / f"{gap}", power_w=5.0, gap=gap) for gap in (None, (0.1, 0.15))]
+    whole, gap = ({total.metric: total.value for total in measured_totals(run)} for run in runs)
+    assert gap["energy"] == pytest.approx(whole["energy"], rel=0.02)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
-from tests.fabricate import Core, fabricate_run
+from tests.fabricate import Core, Sampled, fabricate_run
 
 from stepscope.analysis.run import Run
 
@@ -128,3 +129,18 @@ def test_metrics_hold_no_nan(tmp_path: Path) -> None:
     for steps in (0, 1, 4, 20):
         rows = Run(fabricate_run(tmp_path, steps=steps)).metrics().to_dicts()
         assert json.dumps(rows, allow_nan=False)
+
+
+@pytest.mark.parametrize(("level", "dip"), [(1.0, 0.5), (0.0, 0.4)])
+def test_the_interval_of_a_utilisation_that_a_gpu_states_ends_at_0_and_1(
+    tmp_path: Path, level: float, dip: float
+) -> None:
+    channel = {"id": "gpu.use", "quantity": "utilisation", "unit": "1", "kind": "gauge", "scope": "gpu:0"}
+    values = np.full(80, level)
+    values[40] = dip
+    seen = Sampled(
+        {**channel, "sensor": "gpu", "refresh_ns": None, "source": "gpu"}, np.arange(80) * 10_000_000, values
+    )
+    run = Run(fabricate_run(tmp_path, steps=60, ops=(), sampled=(seen,)))
+    row = measured(run, "accelerator_utilisation", "gpu:0")
+    assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
+from tests.analysis.test_bottleneck import Machine
+from tests.fabricate import Core, fabricate_run
 
+from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.run import Run
 from stepscope.analysis.time.layers import LayerTimes
 from stepscope.arrays import Floats
 
@@ -71,3 +77,39 @@ def test_loading_that_sleeps_is_not_lengthened_by_the_load() -> None:
     times = LayerTimes(keys, seen[:, 1:] * MS, np.zeros((6, 2)), seen.sum(axis=1) * MS, np.zeros(3))
     found = times.in_starved_step_of((1 * 3 + 2 + 8 * 3) * MS, 3.0)
     assert (found.ns.mean(axis=0) / MS).tolist() == pytest.approx([2.0, 24.0], rel=0.05)
+
+
+def test_threads_that_spin_while_they_wait_do_not_pass_for_layers_that_compute() -> None:
+    own_ms = np.array([1.5, 2.0, 0.5])  # loading, a layer, and what is in no layer
+    seen = np.tile(own_ms, (6, 1)) * (1 + 0.01 * np.arange(-3, 3)[:, None])
+    seen[::2, 1] += 9
+    keys = pl.DataFrame({"phase": ["data", "forward"], "module": ["(outside any module)", "layer"]})
+    times = LayerTimes(keys, seen[:, :2] * MS, np.zeros((6, 2)), seen.sum(axis=1) * MS, np.zeros(3))
+    stretch = times.least_stretch(21.5 * MS)
+    assert stretch == pytest.approx(8.0, rel=0.02)
+    found = times.in_starved_step_of(21.5 * MS, stretch)
+    assert (found.ns.mean(axis=0) / MS).tolist() == pytest.approx([1.5, 16.0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("busy", "starved"), [((0.99, 0.99), 0.5), ((0.97, 0.05), 0.2)], ids=["loaded", "idle cores beside it"]
+)
+def test_a_wait_for_the_threads_of_an_operator_is_one_for_a_core_only_where_all_are_busy(
+    tmp_path: Path, busy: tuple[float, float], starved: float
+) -> None:
+    machine = Machine(0.3, 0.2, {"lock": 0.3, "timer": 0.2}, {"cpu:some": 0.9}, own_cores=0.5, busy=busy)
+    cores = tuple(Core(share) for share in busy)
+    about = {"threads": 2}
+    path = fabricate_run(tmp_path, steps=60, cores=cores, process_cores=0.5, sampled=machine.sampled(), header=about)
+    found = occupancy(Run(path)).starved
+    assert found is not None
+    assert found.value == pytest.approx(starved, abs=0.02)
+
+
+def test_loading_is_no_longer_than_that_of_the_whole_run_however_few_steps_were_profiled(tmp_path: Path) -> None:
+    loading = {"recorder": {"loading_ns": 60 * 200_000}}
+    path = fabricate_run(tmp_path, steps=60, recorded=lambda step: step == 30, header=loading)
+    run = Run(path)
+    phases = dict(run.phases().select("phase", "ns").iter_rows())
+    assert phases["data"] == pytest.approx(200_000, rel=0.01)
+    assert sum(phases.values()) == pytest.approx(run.step_times.step_ns, rel=1e-6)

@@ -10,7 +10,7 @@ import pytest
 from tests.fabricate import Sampled, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.tracks import clocks_and_heat, drift, levels, throttled
+from stepscope.analysis.time.tracks import clocks_and_heat, drift, levels
 from stepscope.report.page.parts import Items
 from stepscope.report.sections.step_times import build
 
@@ -57,9 +57,3 @@ def test_heat_is_shown_as_read_and_a_gap_begins_with_null(tmp_path: Path) -> Non
     watched = clocks_and_heat(Run(fabricate_run(tmp_path, sampled=(heat,))))
     assert watched["value"].to_list() == [40.0, 41.0, None, 44.0]
     assert watched["unit"].unique().to_list() == ["degC"]
-
-
-def test_throttling_is_the_share_of_readings_that_say_so(tmp_path: Path) -> None:
-    said = _channel("throttled", "1", [0, 0, 1, 1])
-    found = throttled(clocks_and_heat(Run(fabricate_run(tmp_path, sampled=(said,)))))
-    assert found.rows() == [("zone:cpu", 0.5, 4)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.analysis.test_layer_times import run_with
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
@@ -52,3 +53,10 @@ def test_of_a_run_that_broke_off_the_last_steps_tell(tmp_path: Path) -> None:
     (folder / "steps.rows").write_bytes(rows.tobytes() + b"cut off")
     (found,) = glances_of(folder)
     assert (found.steps, found.step_ns, found.samples_per_s) == (5_000, 800, pytest.approx(1e7))  # type: ignore[attr-defined]
+
+
+def test_steps_in_which_layers_alone_were_timed_do_not_count_as_unprofiled(tmp_path: Path) -> None:
+    run = run_with(tmp_path)
+    (found,) = glances_of(run.path)
+    stated = (len(run.steps), value(run, "step_time"), value(run, "throughput"))
+    assert (found.steps, found.step_ns, found.samples_per_s) == pytest.approx(stated)  # type: ignore[attr-defined]

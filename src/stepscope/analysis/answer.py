@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import series_of
-from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.device.throttling import throttling
 from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.processes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
@@ -171,9 +171,8 @@ def _hottest(run: Run) -> Iterator[Headline]:
     ]
     if not read:
         return
-    clock = occupancy(run).clock
     value, zone = max(read)
-    held = "" if clock is None else "throttled" if clock.signs else "not throttled"
+    held = {True: "throttled", False: "not throttled", None: ""}[throttling(run)[0]]
     kind = "" if run.simulated is None else "simulated"
     yield Headline("temperature", f"Hottest zone ({zone})", value, "°C", kind=kind, note=held)
 

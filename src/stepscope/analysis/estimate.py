@@ -141,6 +141,13 @@ class Estimate:
 _TELLS_NOTHING = math.log(1000.0)
 
 
+def mean_of_stretches(share: Floats) -> Estimate:
+    """Mean of a share that was sampled (n,); the CI from stretches, since neighbouring readings are alike."""
+    _, low, high = mean_interval(np.array([part.mean() for part in np.array_split(share, min(len(share), 20))]))
+    mean = float(share.mean())
+    return Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
+
+
 def over_repeats(repeats: Sequence[Estimate]) -> Estimate:
     """Geometric mean of repeats with Student's interval between them; of a single repeat, the interval within it.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -13,7 +13,7 @@ from stepscope.analysis.energy.rails import rail_tree
 from stepscope.analysis.estimate import Change, change_points
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.projection import project, project_level
-from stepscope.analysis.time.steps import steps_after_warmup
+from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.containment import analysed
 from stepscope.errors import UsageError
@@ -97,8 +97,8 @@ def forecast(
         )
     numbers = (made["step"].to_numpy() - made["step"][0]).astype(np.float64)
     lengths = made["length_ns"].to_numpy() / 1e9
-    kept = chosen(numbers) & _unprofiled(made["recorded"].to_numpy())
-    changes = tuple(change_points(lengths))
+    plain = _unprofiled(run, made)
+    kept, changes = chosen(numbers) & plain, tuple(_changes(made.filter(pl.Series(plain))))
     time = _total("time", "s", "training", numbers[kept], lengths[kept], steps)
     totals, notes = [time], _change_notes(changes)
     joules = step_energy(run, made)
@@ -125,10 +125,17 @@ def steps_of(run: RunReader, epochs: float) -> int:
     return max(1, round(epochs * (int(size) // int(batch))))
 
 
-def _unprofiled(recorded: Flags) -> Flags:
+def _unprofiled(run: RunReader, made: pl.DataFrame) -> Flags:
     """Profiled steps are slower than those of a training that nobody watches."""
-    plain: Flags = ~recorded.astype(bool)
-    return plain if plain.sum() >= _FEWEST_STEPS else np.ones(len(recorded), dtype=bool)
+    plain: Flags = made["step"].is_in(timed_steps(run)[0]["step"].implode()).to_numpy()
+    return plain if plain.sum() >= _FEWEST_STEPS else np.ones(len(made), dtype=bool)
+
+
+def _changes(steps: pl.DataFrame) -> Iterator[Change]:
+    """Yield the lasting changes of the step time, by the numbers of steps in the run."""
+    number, last = steps["step"].to_list(), len(steps) - 1
+    for change in change_points(steps["length_ns"].to_numpy() / 1e9):
+        yield replace(change, step=number[min(change.step, last)], noticed=number[min(change.noticed, last)])
 
 
 def _condition(steps: int, made: int, time: Measured) -> str | None:

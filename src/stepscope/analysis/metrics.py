@@ -23,7 +23,14 @@ from stepscope.analysis.channels import (
     windows,
 )
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL, EnergyTables
-from stepscope.analysis.estimate import change_points, mean_interval, median_interval, null_if_nan, share_interval
+from stepscope.analysis.estimate import (
+    change_points,
+    mean_interval,
+    mean_of_stretches,
+    median_interval,
+    null_if_nan,
+    share_interval,
+)
 from stepscope.analysis.periods import period_of
 from stepscope.analysis.processes import (
     ALL,
@@ -260,11 +267,13 @@ def _gauges_of_accelerators(run: RunReader) -> Iterator[Measured]:
     for series in series_of(run, "utilisation") if span is not None else ():
         if span is not None and series.scope.startswith("gpu"):
             seen = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-            value, low, high = (null_if_nan(bound) for bound in mean_interval(seen))
+            if len(seen) == 0:
+                yield Measured("accelerator_utilisation", series.scope, None, "1", note="no reading in a step")
+                continue
+            share = mean_of_stretches(seen)
             note = "readings of its own; no kernel was recorded"
-            yield Measured(
-                "accelerator_utilisation", series.scope, value, "1", low, high, len(seen), series.source, note
-            )
+            ends = share.value, "1", share.low, share.high
+            yield Measured("accelerator_utilisation", series.scope, *ends, len(seen), series.source, note)
 
 
 def kernel_time(run: RunReader, steps: pl.Series) -> pl.DataFrame:

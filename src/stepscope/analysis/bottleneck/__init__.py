@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.bottleneck.causes import OF_WORK, SYSTEM, Bottleneck, Bound, Cause
-from stepscope.analysis.bottleneck.system import CROWDED, causes_of_system, starved_share
+from stepscope.analysis.bottleneck.system import CROWDED, causes_of_system
 from stepscope.analysis.bottleneck.waits import causes_of_waiting, late_rank
 from stepscope.analysis.bottleneck.work import WORKS_ELSEWHERE, causes_of_work
 from stepscope.analysis.device.occupancy import occupancy
@@ -21,7 +21,7 @@ from stepscope.analysis.metrics import accelerator_utilisation
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-__all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck", "starved_share"]
+__all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck"]
 
 
 def bottleneck(run: Run) -> Bottleneck:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, notable_cause, rate, said
-from stepscope.analysis.device.occupancy import NOTHING, Clock, Occupancy
+from stepscope.analysis.device.occupancy import NOTHING, OTHERS, QUEUED, Occupancy
+from stepscope.analysis.device.throttling import SLOWER, Clock
 from stepscope.analysis.estimate import Estimate
 from stepscope.units import number, percent, plural
 
 CROWDED = "more threads than cores"  # the training's own
 
-_OTHERS = 0.3  # cores of background CPU load
-_SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
 _FAULTS, _SWAPPED = 10.0, 1e5  # a second: faults that read a disk; bytes to and from swap
 _SATURATED = 0.85  # of the cores that it may use
 
@@ -45,7 +44,7 @@ def memory_capacity(seen: Occupancy) -> Iterator[Cause]:
 
 def _starved(seen: Occupancy) -> Iterator[Cause]:
     """Time in which the training was ready and did not get a core: by a quota, its own affinity, or background load."""
-    held = starved_share(seen)
+    held = seen.starved
     if held is None:
         yield from _starved_by_utilisation(seen)
         return
@@ -54,13 +53,14 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
     if quota:
         yield from notable_cause("cpu-starved", "CPU quota", held, *quota, queue)
         return
-    pinned = _pinned(seen)
+    pinned = _pinned(seen, held)
     if pinned:
-        lost = Estimate(max(held.value, 1 - (seen.allowed or 1) / max(seen.threads or 1, seen.cores)))
+        without = 1 - (seen.allowed or 1) / (seen.threads or seen.cores)  # a core, of threads that compute all the time
+        lost = held if without <= held.value else Estimate(without)
         yield from notable_cause("cpu-starved", "affinity", lost, *pinned, queue if held.value >= CLEAR else None)
         return
     stolen = seen.steal_cores
-    if stolen is not None and stolen.value >= NOTABLE and (seen.background_cores or NOTHING).value < _OTHERS:
+    if stolen is not None and stolen.value >= NOTABLE and (seen.background_cores or NOTHING).value < OTHERS:
         by_host = rate("the hypervisor took {}", stolen, "cores", "/proc/stat", NOTABLE)
         yield from notable_cause(
             "cpu-starved", "hypervisor", Estimate(max(stolen.value / seen.cores, held.value)), by_host, queue
@@ -68,7 +68,7 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
         return
     crowded, others = _crowded(seen), _load_evidence(seen)
     name = CROWDED if crowded else "background load"  # of both, which one it waits for is not told apart
-    alone = not crowded or (seen.background_cores or NOTHING).value < _OTHERS
+    alone = not crowded or (seen.background_cores or NOTHING).value < OTHERS
     yield from notable_cause("cpu-starved", name, held, crowded, queue, *others, clear=alone)
 
 
@@ -80,22 +80,10 @@ def _crowded(seen: Occupancy) -> Evidence | None:
     return Evidence(f"it computes with {seen.threads} threads on {plural(cores, 'core')}", seen.threads, source="torch")
 
 
-def starved_share(seen: Occupancy) -> Estimate | None:
-    """Return the share of the time without a core; of operators with threads, also that in which one waits for another.
-
-    None where the kernel's run-queue times were not sampled.
-    """
-    held = seen.held
-    if held is None or (seen.threads or 1) < 2 or not (seen.full and _load_evidence(seen)):
-        return held
-    lock = seen.waits.get("lock", NOTHING)
-    return held if lock.value < CLEAR else Estimate(held.value + lock.value).clipped()
-
-
 def _load_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
-        rate("background CPU load of {}", seen.background_cores, "cores", "core and process times", _OTHERS),
-        said("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", 2 * CLEAR),
+        rate("background CPU load of {}", seen.background_cores, "cores", "core and process times", OTHERS),
+        said("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", QUEUED),
     ]
     return [entry for entry in found if entry is not None]
 
@@ -108,10 +96,12 @@ def _quota_evidence(seen: Occupancy) -> list[Evidence]:
     return [periods, *([allowed] if allowed else [])]
 
 
-def _pinned(seen: Occupancy) -> list[Evidence]:
-    """Fewer cores allowed than there are, and all of them used by this training."""
+def _pinned(seen: Occupancy, held: Estimate) -> list[Evidence]:
+    """Fewer cores allowed than there are, all of them used by this training, and threads that wait for one."""
     allowed, used = seen.allowed, seen.process_cores
     if allowed is None or used is None or allowed >= seen.cores or used.value < _SATURATED * allowed:
+        return []
+    if held.value < CLEAR and (seen.threads or seen.cores) <= allowed:
         return []
     threads = "" if seen.threads is None else f", for {plural(seen.threads, 'thread')}"
     may = Evidence(f"it may run on {number(allowed)} of {seen.cores} cores{threads}", allowed, source="affinity")
@@ -133,18 +123,18 @@ def _starved_by_utilisation(seen: Occupancy) -> Iterator[Cause]:
 def _throttled(seen: Occupancy) -> Iterator[Cause]:
     """A clock below its maximum while the thread runs, and a sign that something holds it there, or that it fell."""
     clock = seen.clock
-    if clock is None or clock.share.value > _SLOWER or (seen.runs is not None and seen.runs.value < 0.3):
+    if clock is None or clock.share.value > SLOWER or (seen.runs is not None and seen.runs.value < 0.3):
         return
     low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
     slow = said("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
-    signs = [Evidence(sign, None, source="limits and flags") for sign in clock.signs]
+    signs = [Evidence(sign, None, source="limits and flags") for sign in (*clock.acting, *clock.limits)]
     yield from notable_cause(
         "throttled", "clock", Estimate(1 - clock.share.value, low, high), slow, *signs, _fell(clock)
     )
 
 
 def _fell(clock: Clock) -> Evidence | None:
-    if clock.last > _SLOWER * clock.first:
+    if not clock.fell:
         return None
     text = f"it fell from {percent(clock.first, 0)} in the first steps to {percent(clock.last, 0)} in the last"
     return Evidence(text, clock.last / clock.first, source="cpufreq")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.bottleneck.causes import LARGEST, Bound, Cause, Evidence, notable_cause, rate, said
+from stepscope.analysis.bottleneck.causes import LARGEST, NOTABLE, Bound, Cause, Evidence, notable_cause, rate, said
 from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, why_no_ceilings, would_tell
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
@@ -76,7 +76,7 @@ def causes_of_work(
         return causes, f"operators whose FLOPs and bytes are not known take {unknown} of the step", ()
     why = (
         f"operators take {percent(kernels, 0)} of the step, and the device could do their arithmetic and traffic "
-        f"in {percent(best, 0)} of it: neither ceiling is near"
+        f"in {percent(best, 0)} of it: no one limit takes {percent(LARGEST, 0)} of the step"
     )
     return causes, why, ("the roofline and the operators' share of the attainable show which are far from it",)
 
@@ -145,22 +145,27 @@ def _overhead(sums: _Sums, limits: Ceilings) -> Iterator[Cause]:
 
 
 def _device_bound(sums: _Sums) -> Iterator[Cause]:
-    """Operators near a ceiling of the device: their time, and the share of it that the ceiling alone explains."""
+    """Operators near a ceiling of the device: their time, and the share of it that the ceiling alone explains.
+
+    Where neither ceiling takes the largest part of the step, but both of them together, both are causes.
+    """
     kinds: tuple[tuple[Bound, str, str, float, float], ...] = (
         ("compute", "arithmetic", "arithmetic", sums.arithmetic, sums.arithmetic_best),
         ("memory-bandwidth", "memory traffic", "memory", sums.memory, sums.memory_best),
     )
-    for bound, name, limit, spent_ns, best_ns in kinds:
-        share, reached = sums.shares.get(limit, NOTHING), best_ns / max(spent_ns, 1.0)
-        if reached < _REACHED:
-            continue
+    at_ceiling = [kind for kind in kinds if kind[4] >= _REACHED * max(kind[3], 1.0)]
+    shares = [sums.shares.get(kind[2], NOTHING) for kind in at_ceiling]
+    apart = max((share.value for share in shares), default=0.0) >= LARGEST
+    least = LARGEST if apart or sum(share.value for share in shares) < LARGEST else NOTABLE
+    for (bound, name, _, spent_ns, best_ns), share in zip(at_ceiling, shares, strict=True):
+        reached = best_ns / max(spent_ns, 1.0)
         spent = said(f"operators limited by {name} take {{}} of the profiled steps", share, "operators")
         near = Evidence(
             f"they reach {percent(min(reached, 1.0), 0)} of what this device does with calls of their size",
             min(reached, 1.0), source="ceilings",
         )  # fmt: skip
         clear = sums.doubt <= _DOUBTFUL and reached >= _REACHED * (1 + sums.doubt)
-        yield from notable_cause(bound, name, share, spent, near, least=LARGEST, clear=clear)
+        yield from notable_cause(bound, name, share, spent, near, least=least, clear=clear and least == LARGEST)
 
 
 def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
@@ -214,13 +219,17 @@ def _accelerated(
     cpu_ops = run.self_times.filter(pl.col("device") == CPU)
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
     causes: list[Cause] = []
+    why = "the accelerator's kernels are near neither of its ceilings"
     kinds: tuple[tuple[Bound, str, str, str, float], ...] = (
         ("compute", "arithmetic", "flops", "FLOP/s", limits.peak_flops_per_s),
         ("memory-bandwidth", "memory traffic", "bytes", "B/s", limits.peak_bytes_per_s),
     )
+    if all(cpu_ops[column].null_count() == len(cpu_ops) for _, _, column, _, _ in kinds):
+        return [], "the FLOPs and bytes of the accelerator's kernels are not known", ()
     for bound, name, column, unit, peak in kinds:
         reached = float(cpu_ops[column].sum()) / steps / busy_s
         near = Evidence(f"its kernels reach {si(reached, unit)} of {si(peak, unit)}", reached / peak, source="ceilings")
-        if reached >= _REACHED * peak and busy >= _BUSY:
+        if reached >= _REACHED * peak:
             causes += notable_cause(bound, name, Estimate(busy), used, near)
-    return causes, "the accelerator's kernels are near neither of its ceilings", ()
+            why = f"{near.text} where they run, and they run in {percent(busy, 0)} of the step"
+    return (causes if busy >= _BUSY else []), why, ()

@@ -256,6 +256,8 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
         return " ".join(filter(None, [*said, program, f"Why is not known: {why.reason}."]))
     if not _differs(rows):
         no_more = "The steps do not tell a difference from chance: no part is named."
+        if "no interval" in rows.filter(pl.col("metric") == "step_time")["difference"]:
+            no_more = "So few steps have no CI, and no part is named: run longer."
         return " ".join(filter(None, [*said, no_more, program]))
     said += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
     said += [program] if program else []
@@ -301,9 +303,11 @@ def _step_time_sentence(rows: pl.DataFrame, other: int) -> str:
         return f"No difference in step time seen between A and {letter(other)} ({ratio}: {between})."
     ends = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
     pace, factor = ("slower", row["ratio"]) if row["ratio"] >= 1 else ("faster", 1 / row["ratio"])
-    if number(factor) == "1":
+    if number(factor) == "1" and row["difference"] != "no interval":
         return f"{letter(other)} is as fast as A: {duration(row['value'])} a step ({ratio}: {ends})."
     times = f"{duration(row['value'])} a step against {duration(steps[0]['value'])}"
+    if row["difference"] == "no interval":
+        return f"Whether {letter(other)} is {pace} than A cannot be told: {times} ({ratio}: {ends})."
     return f"{letter(other)} is {number(factor)}x {pace} than A: {times} ({ratio}: {ends})."
 
 

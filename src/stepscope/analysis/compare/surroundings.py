@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stepscope.analysis.bottleneck import starved_share
 from stepscope.analysis.compare.sides import step_time
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy, occupancy
 from stepscope.analysis.estimate import Estimate
@@ -98,7 +97,7 @@ def _part(name: str, first: _Still, other: _Still, whole: float, said: str) -> S
 
 
 def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
-    before, after = (_Still.of(side, starved_share) for side in (first, other))
+    before, after = (_Still.of(side, lambda seen: seen.starved) for side in (first, other))
     if before is None or after is None:
         return
     part = _part("load", before, after, whole, "the training was ready to run and had no core for")

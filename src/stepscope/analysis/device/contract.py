@@ -111,3 +111,8 @@ ORIN_NX_TRAPS = (
     "The meter resolves about 40 mW; NVML is present on this board, but reports no power.",
     "The command jetson_clocks alone lifts the idle power by about 2 W: compare runs of one power mode only.",
 )
+
+
+def is_throttling(scope: str) -> bool:
+    """Return whether a flag of this name says that clocks are held down now: not in the past, and not why."""
+    return "since" not in scope and "occurred" not in scope and not scope.endswith("undervoltage")

@@ -12,35 +12,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.analysis.channels import Series, board_computes, resolved_ns, series_of, windows
-from stepscope.analysis.estimate import Estimate, mean_interval
+from stepscope.analysis.device.throttling import Clock, clock_of
+from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
 from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
 from stepscope.analysis.processes import CHILDREN, OWN, several
+from stepscope.analysis.result_cache import once_a_run
 from stepscope.analysis.time.steps import span_ns
-from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 
 if TYPE_CHECKING:
     from stepscope.analysis.metrics import Measured
 
 _WINDOWS = 40  # windows of a span that an interval is taken from
-_THROTTLE_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown, thermal, power brake
-_NEAR_TRIP = 3.0  # degrees below a passive trip point
 _SOME_PERIODS = 0.05  # of a quota, in which it held the training back
-_STEADY = 0.97  # of its limit: a clock that reaches it
 _FULL = 0.75  # of all cores
+OTHERS = 0.3  # cores of background CPU load
+QUEUED = 0.1  # of the time, in which some program waited for a core
+_SEEN = 0.05  # of the time: that waits for a lock are there at all
 
 
 NOTHING = Estimate(0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The clock of the fastest core while steps ran, as a share of the hardware's maximum, and signs of throttling."""
-
-    share: Estimate
-    first: float  # of the first fifth of the steps
-    last: float
-    signs: tuple[str, ...]  # sentences: a limit below the maximum, flags, cooling, trip points
 
 
 @dataclass(frozen=True)
@@ -92,6 +83,18 @@ class Occupancy:
         return self.delayed if left <= self.delayed.value else Estimate(left).clipped()
 
     @property
+    def starved(self) -> Estimate | None:
+        """Share of the time without a core; of operators with threads, also that in which one waits for another.
+
+        None where the kernel's run-queue times were not sampled.
+        """
+        held, lock = self.held, self.waits.get("lock", NOTHING)
+        others = (self.background_cores or NOTHING).value >= OTHERS
+        loaded = others or self.pressure.get("cpu:some", NOTHING).value >= QUEUED
+        alone = (self.threads or 1) < 2 or not (self.full and loaded) or lock.value < _SEEN
+        return held if held is None or alone else Estimate(held.value + lock.value).clipped()
+
+    @property
     def asleep(self) -> float:
         """Share of the time in which the training thread waited for something other than a core."""
         if self.runs is None or self.delayed is None:
@@ -100,6 +103,7 @@ class Occupancy:
         return min(max(1 - self.runs.value - (self.held or NOTHING).value, min(known, 1.0), 0.0), 1.0)
 
 
+@once_a_run
 def occupancy(run: RunReader) -> Occupancy:
     """Read all of it from a run; of one whose training processes are not the watched one, what is of the machine."""
     span = span_ns(run)
@@ -114,8 +118,8 @@ def occupancy(run: RunReader) -> Occupancy:
     return Occupancy(
         cores=len(utilised) or len(online) or 1,
         threads=threads if isinstance(threads, int) else None,
-        runs=_rate(run, "thread_cpu_time", "thread", 1.0) if single_process else None,
-        delayed=_rate(run, "run_delay", "thread", 1.0) if single_process else None,
+        runs=_thread_share(run, "thread_cpu_time") if single_process else None,
+        delayed=_thread_share(run, "run_delay") if single_process else None,
         waits=_waits(run, span) if single_process else {},
         process_cores=_share(own),
         children_cores=_share(next((row for row in used if row.scope == CHILDREN), None)),
@@ -133,16 +137,8 @@ def occupancy(run: RunReader) -> Occupancy:
         limit_hits=_rate(run, "memory_limit_hits", "cgroup", 1e9),
         storage_read=_rate(run, "storage_read", "process", 1e9) if single_process else None,
         storage_written=_rate(run, "storage_written", "process", 1e9) if single_process else None,
-        clock=None if span is None or board_computes(run) else _clock(run, span),
+        clock=None if span is None or board_computes(run) else clock_of(run, span),
     )  # fmt: skip
-
-
-def thread_shares(run: RunReader) -> tuple[float | None, float | None]:
-    """Shares of the steps in which the training thread ran, and in which it waited for a core; None: not sampled."""
-    if several(run):
-        return None, None
-    runs, delayed = (_rate(run, name, "thread", 1.0) for name in ("thread_cpu_time", "run_delay"))
-    return None if runs is None else runs.value, None if delayed is None else delayed.value
 
 
 def _share(row: Measured | None) -> Estimate | None:
@@ -158,6 +154,11 @@ def _rate(run: RunReader, quantity: str, scope: str, factor: float) -> Estimate 
     """Growth a ns, times a factor, of the one channel of a quantity and scope."""
     series = next((series for series in series_of(run, quantity) if series.scope == scope), None)
     return None if series is None else _growth(run, series, factor)
+
+
+def _thread_share(run: RunReader, quantity: str) -> Estimate | None:
+    share = _rate(run, quantity, "thread", 1.0)
+    return None if share is None else share.clipped()
 
 
 def _growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
@@ -179,18 +180,8 @@ def _waits(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
         assert span is not None
         values = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
         if len(values):
-            found[series.scope.removeprefix("wait:")] = _mean_of_stretches(values)
+            found[series.scope.removeprefix("wait:")] = mean_of_stretches(values)
     return found
-
-
-def _mean_of_stretches(values: Floats) -> Estimate:
-    """Mean of a gauge; the interval from stretches, since neighbouring readings are alike."""
-    _, low, high = mean_interval(np.array([part.mean() for part in np.array_split(values, min(len(values), 20))]))
-    return (
-        Estimate(float(values.mean()))
-        if np.isnan(low)
-        else Estimate(float(values.mean()), max(low, 0.0), min(high, 1.0))
-    )
 
 
 def _throttled_periods(run: RunReader) -> Estimate | None:
@@ -209,70 +200,3 @@ def _typical(run: RunReader, quantity: str, span: tuple[int, int] | None) -> flo
         inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
         return float(np.median(inside if len(inside) else series.values))
     return None
-
-
-def _clock(run: RunReader, span: tuple[int, int]) -> Clock | None:
-    """The highest clock of any core at each reading, as a share of what that core can do."""
-    stated = {f"core:{core['core']}": core.get("max_frequency_hz") for core in run.device.get("cores") or []}
-    lines = list(series_of(run, "core_frequency"))
-    most = {series.scope: stated.get(series.scope) or float(series.values.max()) for series in lines}
-    shares = [(series.t_ns, series.values / most[series.scope]) for series in lines if most[series.scope]]
-    if not shares:
-        return None
-    t_ns = shares[0][0]
-    inside = (t_ns >= span[0]) & (t_ns <= span[1])
-    if not inside.any():
-        return None
-    top = np.max([np.interp(t_ns[inside], times, values) for times, values in shares], axis=0)
-    fifth = max(len(top) // 5, 1)
-    share = _mean_of_stretches(top).clipped()
-    return Clock(share, float(np.median(top[:fifth])), float(np.median(top[-fifth:])), tuple(_signs(run, span, stated)))
-
-
-def _signs(run: RunReader, span: tuple[int, int], most: dict[str, int | None]) -> Iterable[str]:
-    """Yield what else says that the clock is held down."""
-    highest = max((hertz for hertz in most.values() if hertz), default=None)
-    limits = [float(np.min(series.values)) for series in series_of(run, "core_frequency_limit")]
-    if limits and highest and max(limits) < _STEADY * highest:
-        yield f"the clock's limit is {max(limits) / 1e9:.2f} GHz of {highest / 1e9:.2f} GHz"
-    for series in series_of(run, "throttle_events"):
-        grown = float(series.values[-1] - series.values[0])
-        if grown > 0:
-            yield f"{series.scope.replace(':', ' ')} was throttled {grown:.0f} times"
-            break
-    for series in series_of(run, "cooling_state"):
-        inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-        if len(inside) and inside.max() > 0:
-            yield f"the kernel cools by {series.scope.removeprefix('cooling:')} (state {inside.max():.0f})"
-            break
-    yield from _flags(run, span)
-    yield from _hot_zones(run, span)
-    mode = run.device.get("power_mode")
-    if mode and "MAXN" not in str(mode).upper():
-        yield f"the power mode is {mode}"
-
-
-def _flags(run: RunReader, span: tuple[int, int]) -> Iterable[str]:
-    """Yield the flags of firmware and GPU that were set while steps ran; those of the past do not count."""
-    for series in series_of(run, "throttled"):
-        inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-        name = series.scope.removeprefix("throttle:")
-        if len(inside) and inside.max() > 0 and "since" not in name and "occurred" not in name:
-            yield f"the firmware reports {name.replace('_', ' ')}"
-    for series in series_of(run, "throttle_reasons"):
-        inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-        share = float(np.mean([bool(int(value) & _THROTTLE_BITS) for value in inside])) if len(inside) else 0.0
-        if share > 0:
-            yield f"the GPU reports throttling in {share:.0%} of the readings"
-
-
-def _hot_zones(run: RunReader, span: tuple[int, int]) -> Iterable[str]:
-    """Yield the zones that came within some degrees of the temperature at which the kernel takes clocks away."""
-    trips = run.device.get("trip_points_celsius") or {}
-    passive = {zone.rpartition(" (")[0]: kinds.get("passive") for zone, kinds in trips.items()}
-    for series in series_of(run, "temperature"):
-        zone = series.scope.removeprefix("zone:")
-        inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-        trip = passive.get(zone)
-        if trip is not None and len(inside) and inside.max() >= trip - _NEAR_TRIP:
-            yield f"zone {zone} reached {inside.max():.0f} °C, and the kernel slows down at {trip:.0f} °C"

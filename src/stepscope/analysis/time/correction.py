@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
-from stepscope.analysis.time.layers import LayerTimes, group_of_cells, layer_times
+from stepscope.analysis.time.layers import WORKLOAD_DATA, LayerTimes, group_of_cells, layer_times
 from stepscope.analysis.time.operators import CPU, PerStep, sums_per_step, without_interruptions
 from stepscope.analysis.time.steps import (
     FEW,
@@ -42,6 +42,7 @@ _CELL = ("phase", "module", "name", "device")
 _EVENT_DOUBT, _EVEN_DOUBT = 0.3, 0.05  # standard deviation of the events' cost, and of what slows everything, relative
 _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to be (95 %); all, where no cost is known
 _STARVED = 1.05  # times its CPU time: from here on, waits for a core are more than the odd interruption of a step
+_HELD = 0.05  # of the time without a core: from here on, layers without a wait tell how much longer one makes them
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
 _LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
 _BESIDE_LAYERS = 0.25  # of a time: where more of it lies outside of the layers, these say nothing of its spread
@@ -136,6 +137,7 @@ def step_times(run: Run) -> StepTimes:
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
+    bare = _with_loading_of_run(run, cells, bare, headline.step_ns)
     doubt = np.zeros_like(bare)
     layers = _layers_in_step(run, cells, headline)
     if layers is not None:
@@ -189,9 +191,26 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is None:
         return None
-    stretch = _stretch(run, headline.step_ns)
+    stretch = _stretch(run, layers, headline.step_ns)
     starved = stretch > _STARVED
     return layers.in_starved_step_of(headline.step_ns, stretch) if starved else layers.in_step_of(headline.step_ns)
+
+
+def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats, step_ns: float) -> Floats:
+    """Cells and what is in no cell with no more loading in a step than all data loaders took of the run.
+
+    What they took is known of every step, where a few profiled ones may hold the first batches of epochs, or were made
+    when less else ran: the rest of a step lengthens with background load, sleep does not.
+    """
+    loads = np.append((cells.keys["phase"] == "data").to_numpy(), False)
+    loading_ns = (run.meta.get("recorder") or {}).get("loading_ns")
+    found, most = bare[:, loads].sum(axis=1).mean(), (loading_ns or 0.0) / (run.steps["step"][-1] + 1)
+    if not most or found <= most or WORKLOAD_DATA in cells.keys["name"]:
+        return bare
+    kept = np.where(loads, bare * most / found, bare)
+    left, others = step_ns - kept[:, loads].sum(axis=1), kept[:, ~loads].sum(axis=1)
+    kept[:, ~loads] *= (left / np.maximum(others, 1.0))[:, None]
+    return kept
 
 
 def _with_layers(
@@ -227,18 +246,22 @@ def _with_layers(
     return bare, cost, doubt
 
 
-def _stretch(run: Run, step_ns: float) -> float:
-    """How many times its CPU time what the training thread computes takes in a step of this length, as it waits for a
-    core; 1 where that was not sampled.
-    """
-    from stepscope.analysis.device.occupancy import thread_shares
+def _stretch(run: Run, layers: LayerTimes, step_ns: float) -> float:
+    """How many times what it takes undisturbed everything takes in a step of this length, as it waits for a core.
 
-    runs, delayed = thread_shares(run)
-    if not runs or delayed is None:
+    At least what the training thread's CPU time says, and what the layers do where they did not wait: threads that wait
+    for one another spin, which is CPU time as well, and a layer may have waited in every step. 1 where nothing tells.
+    """
+    from stepscope.analysis.device.occupancy import occupancy
+
+    seen = occupancy(run)
+    runs, starved = seen.runs, seen.starved
+    if runs is None or not runs.value or starved is None:
         return 1.0
     mean_ns = float(steps_after_warmup(run)["length_ns"].to_numpy().mean())
-    asleep = max(1 - runs - delayed, 0.0)
-    return 1 + max(step_ns - (runs + asleep) * mean_ns, 0.0) / (runs * mean_ns)
+    asleep = max(1 - runs.value - starved.value, 0.0)
+    by_cpu_time = 1 + max(step_ns - (runs.value + asleep) * mean_ns, 0.0) / (runs.value * mean_ns)
+    return max(by_cpu_time, layers.least_stretch(step_ns) if starved.value > _HELD else 1.0)
 
 
 def _near(run: Run) -> float | None:

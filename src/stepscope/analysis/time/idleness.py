@@ -4,7 +4,8 @@ An accelerator is idle where no kernel runs. Each instant of that counts as what
 launched operators, it ran code between them, or it had waited for the accelerator and had not launched anew since.
 
 On a CPU one core works while data are fetched, while host code runs, and while operators are dispatched; the others
-could work. Within operators the idle time is what the sampled CPU utilisation leaves.
+could work, and are idle for no longer than sampled CPU utilisation leaves (threads that wait spin for a while). What it
+leaves beyond these is idle time within operators.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.device.ceilings import ceilings_of
-from stepscope.analysis.metrics import process_cpu_utilisation
+from stepscope.analysis.metrics import core_utilisation
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.units import Units, kernels_by_unit, waits_for_device
 from stepscope.arrays import Floats
@@ -81,7 +82,7 @@ def _gaps_after_waits(units: Units, device: str, idle: Floats) -> Floats:
 
 
 def _of_cores(run: RunReader, steps: list[Units], step_ns: float) -> list[tuple[str, str, float, float]]:
-    cores = len(run.device.get("cores") or ())
+    cores = sum(core.get("online", True) for core in run.device.get("cores") or ())
     if cores < 2 or not steps:
         return []
     ceilings = ceilings_of(run)
@@ -100,12 +101,13 @@ def _of_cores(run: RunReader, steps: list[Units], step_ns: float) -> list[tuple[
         }
         for cause, ns in spans.items():
             alone[cause] = alone.get(cause, 0.0) + float(ns) * scale
-    rows = [(CPU, cause, ns * (cores - 1), ns * (cores - 1) / (cores * step_ns)) for cause, ns in alone.items()]
-    used = [row.value for row in process_cpu_utilisation(run) if row.value is not None]
-    if used:
-        left = (cores - used[0]) * step_ns - sum(ns for _, _, ns, _ in rows)
-        rows.append((CPU, WITHIN, max(left, 0.0), max(left, 0.0) / (cores * step_ns)))
-    return rows
+    found = {cause: ns * (cores - 1) for cause, ns in alone.items()}
+    busy = [row.value for row in core_utilisation(run) if row.value is not None]
+    if len(busy) == cores:
+        whole, idle_ns = sum(found.values()), (cores - sum(busy)) * step_ns
+        found = {cause: ns * min(1.0, idle_ns / max(whole, 1.0)) for cause, ns in found.items()}
+        found[WITHIN] = max(idle_ns - whole, 0.0)
+    return [(CPU, cause, ns, ns / (cores * step_ns)) for cause, ns in found.items()]
 
 
 # Spans as (n, 2), in order and apart

@@ -16,7 +16,7 @@ from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, without_interruptions
 from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
-from stepscope.arrays import Floats, Ints
+from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import AUTOGRAD_NODE, DATA_LOADER, MODULE_CALL, RunReader
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _DATA = "data"  # what data loaders do in no layer is one group, too; an epoch's
 _PHASES = (_DATA, "forward", "backward", UPDATE)
 _UPDATE = "Optimizer.step#"
 _RANGES = (_UPDATE, DATA_LOADER)
-_WORKLOAD = "#stepscope.data"  # the range in which a workload of ours takes its batch: nothing else times that
+WORKLOAD_DATA = "#stepscope.data"  # the range in which a workload of ours takes its batch: nothing else times that
 _RESET = ("Optimizer.zero_grad", "aten::zero_", "aten::_foreach_zero_", "aten::fill_")  # in its phase, but not of it
 _FEWEST = 4
 _ELASTIC = 0.5  # standard deviation of how far a layer lengthens with the step, where 1 is as much as the step does
@@ -94,15 +94,11 @@ class LayerTimes:
         its times without a wait, stretched; one that waited in most steps has none such, and what the step lacks or
         has too much is laid on those. Loading mostly sleeps, which no load lengthens: it counts as it was in them.
         """
-        lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
-        rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
-        values = np.maximum(np.column_stack([self.ns, rest]), 1.0)
-        loads = np.append((self.keys["phase"] == _DATA).to_numpy(), False)
-        stretched = np.where(loads, 1.0, stretch)
-        smooth = loads | (values <= (1 + _WAITED) * values.min(axis=0))
+        loads, smooth, values = self._without_waits()
         count = smooth.sum(axis=0)
         own = np.where(smooth, values, 0.0).sum(axis=0) / count
         values = np.where(smooth, values, own)
+        stretched = np.where(loads, 1.0, stretch)
         found = own * stretched
         variance = (_STRETCH_DOUBT * found) ** 2 + stretched**2 * values.var(axis=0) / count
         variance = np.where(count > len(values) / 2, variance, variance + ((found - own) / 2) ** 2)
@@ -112,6 +108,23 @@ class LayerTimes:
         doubt: Floats = _NORMAL * np.sqrt(variance * (1 - variance / variance.sum()) + (_STRETCH_DOUBT * found) ** 2)
         values *= found / own
         return replace(self, ns=np.maximum(values[:, :-1], 1.0), doubt_ns=doubt)
+
+    def least_stretch(self, step_ns: float) -> float:
+        """Return how many times longer than without a wait all but loading is in a step that takes `step_ns`."""
+        loads, smooth, values = self._without_waits()
+        own = np.where(smooth, values, 0.0).sum(axis=0) / smooth.sum(axis=0)
+        return float((step_ns - own[loads].sum()) / own[~loads].sum())
+
+    def _without_waits(self) -> tuple[Flags, Flags, Floats]:
+        """Which of the groups and all else load (k + 1,), in which steps each did not wait (n, k + 1), and its times.
+
+        Loading counts as if it never did.
+        """
+        lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
+        rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
+        values = np.maximum(np.column_stack([self.ns, rest]), 1.0)
+        loads = np.append((self.keys["phase"] == _DATA).to_numpy(), False)
+        return loads, loads | (values <= (1 + _WAITED) * values.min(axis=0)), values
 
     def for_steps(self, count: int) -> Floats:
         """Return times for so many profiled steps, (count, groups): each has the mean of its part of these steps.
@@ -193,7 +206,7 @@ def _agreeing(grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: P
     in_cells = {
         (phase, OUTSIDE if phase == UPDATE else module) for phase, module in cells.keys.select(GROUP).iter_rows()
     }
-    apart = {(_DATA, OUTSIDE)} if _WORKLOAD in cells.keys["name"] else set()
+    apart = {(_DATA, OUTSIDE)} if WORKLOAD_DATA in cells.keys["name"] else set()
     kept = []
     for column, key in enumerate(found.keys.iter_rows()):
         other = profiled.values[:, place[key]] if key in place else np.zeros(len(profiled.values))

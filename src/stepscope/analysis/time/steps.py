@@ -162,7 +162,8 @@ def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
     if not known:
         return {}
     leave = pl.DataFrame({"run": list(map(str, warmups)), "leave": list(warmups.values())})
-    return dict(_medians_by_run(pl.concat(known), leave))
+    looked_at = pl.concat([pl.DataFrame(schema=_LOOKED_AT), *map(_steps_of_layers, warmups)])
+    return dict(_medians_by_run(pl.concat(known), leave, looked_at))
 
 
 def _can_be_read(file: Path) -> bool:
@@ -214,15 +215,33 @@ def _last_rows(folder: Path, name: str) -> pl.DataFrame | None:
         return None
 
 
+_LOOKED_AT = {"run": pl.String, "step": pl.Int64, "looked_at": pl.Boolean}
+
+
+def _steps_of_layers(folder: Path) -> pl.DataFrame:
+    """The steps of a run in which layers alone were timed, which count as profiled; none where they cannot be read."""
+    try:
+        files = sorted((folder / "layers").glob("*.parquet"))
+        rows = [pl.read_parquet(file, columns=["step"]).unique() for file in files if _can_be_read(file)]
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        rows = []
+    numbers = [pl.DataFrame(schema={"step": pl.Int64}), *(part.select(pl.col("step").cast(pl.Int64)) for part in rows)]
+    return pl.concat(numbers).select(run=pl.lit(str(folder)), step="step", looked_at=pl.lit(True))
+
+
 def _typed_columns() -> Iterable[pl.Expr]:
     yield (pl.col("t1_ns") - pl.col("t0_ns")).cast(pl.Int64).alias("length_ns")
     yield pl.col("samples").cast(pl.Int64)
     yield pl.col("recorded").cast(pl.Boolean)
 
 
-def _medians_by_run(steps: pl.DataFrame, leave: pl.DataFrame) -> Iterable[tuple[Path, StepStats]]:
+def _medians_by_run(
+    steps: pl.DataFrame, leave: pl.DataFrame, looked_at: pl.DataFrame
+) -> Iterable[tuple[Path, StepStats]]:
     """The medians of every run, of its unprofiled steps where there are enough."""
-    placed = steps.sort("run", "step").join(leave, on="run")
+    known = steps.with_columns(pl.col("step").cast(pl.Int64)).join(looked_at, on=["run", "step"], how="left")
+    recorded = pl.col("recorded") | pl.col("looked_at").fill_null(False)
+    placed = known.with_columns(recorded=recorded).sort("run", "step").join(leave, on="run")
     place = pl.int_range(pl.len()).over("run") + pl.col("total") - pl.len().over("run")
     counts = placed.group_by("run").agg(pl.col("total").first())
     steady = placed.filter(place >= pl.col("leave"), pl.col("length_ns") > 0)

@@ -264,13 +264,6 @@ def _channel_frame(run: RunReader, channel: dict[str, Any]) -> pl.DataFrame:
     return placed.select(pl.col(name).cast(dtype) for name, dtype in CLOCK_SCHEMA.items())
 
 
-def throttled(watched: pl.DataFrame) -> pl.DataFrame:
-    """Channels that said "throttled" at any time, and in which part of their readings: scope, share, readings."""
-    seen = watched.filter((pl.col("quantity") == "throttled") & pl.col("value").is_not_null())
-    shares = seen.group_by("scope", maintain_order=True).agg(share=(pl.col("value") > 0).mean(), readings=pl.len())
-    return shares.filter(pl.col("share") > 0)
-
-
 QUANTITIES = {"step time": "ms", "power": "W", "memory": "MB", "clock": "GHz"}  # in the order of the page
 MOST_POINTS = 400  # a line
 _FREQUENCIES = ("core_frequency", "frequency")

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series, core_busy_time, resolved_ns, series_of, windows
-from stepscope.analysis.device.occupancy import thread_shares
+from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.energy.rails import Line
 from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
@@ -241,10 +241,10 @@ def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
 
 def _waited(run: Run) -> str | None:
     """Return that the training had to wait for this machine's cores; those that were sampled are a board's."""
-    _, delayed = thread_shares(run)
-    if delayed is None or delayed < _NOTABLE_WAIT:
+    delayed = occupancy(run).delayed
+    if delayed is None or delayed.value < _NOTABLE_WAIT:
         return None
-    return f"background CPU load: the training waited for a core {100 * delayed:.0f} % of the time"
+    return f"background CPU load: the training waited for a core {100 * delayed.value:.0f} % of the time"
 
 
 def _take(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:

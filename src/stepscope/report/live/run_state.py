@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
+from stepscope.analysis.device.contract import is_throttling
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.quantities import find
 from stepscope.report.live.folder import Channel, JsonFile, LineTail, Pace, Readings, Steps, planned_steps, status_of
@@ -122,7 +123,10 @@ class Watch:
             clocks=(*self._of("core_frequency"), *self._of("frequency")),
             power_mode=self._device.content.get("power_mode"),
             throttled=tuple(
-                name for quantity in ("throttled", "cooling_state") for name, state in self._of(quantity) if state
+                name
+                for quantity in ("throttled", "cooling_state")
+                for name, state in self._of(quantity)
+                if state and is_throttling(name)
             ),
             delayed=self._delayed(),
             others=tuple(self._others()),

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, levels, throttled
+from stepscope.analysis.device.throttling import throttling
+from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, levels
 from stepscope.report.charts import sensors
 from stepscope.report.charts.steps import STEP_KINDS, build_step_band, build_step_times
 from stepscope.report.page.parts import Figure, Items, Note, Part, Section, figure
-from stepscope.units import amount, estimate, number, percent, plural
+from stepscope.units import amount, estimate, number, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -48,7 +49,7 @@ def build(run: Run) -> Section:
 def _steadiness(run: Run) -> Iterator[Part]:
     """Return the steadiness of the run: drift, changes of level, throttling; clocks and temperatures over time."""
     watched = clocks_and_heat(run)
-    yield Items((_drift(run), *_levels(run), *_throttled(watched)), "Drift and throttling")
+    yield Items((_drift(run), *_levels(run), _throttled(run)), "Drift and throttling")
     read = watched.filter(pl.col("value").is_not_null())
     if not any(map(sensors.is_drawn, read["quantity"].unique())):
         yield Note("No temperature and no clock was read in this run: heat shows in the step times only.")
@@ -95,15 +96,12 @@ def _levels(run: Run) -> Iterator[tuple[str, str]]:
         )
 
 
-def _throttled(watched: pl.DataFrame) -> Iterator[tuple[str, str]]:
-    if not (watched["quantity"] == "throttled").any():
-        yield "Throttling was not read.", "No sensor of this run reports throttling."
-        return
-    found = throttled(watched)
-    if found.is_empty():
-        yield "Never throttled.", "No reading reported throttling."
-    for scope, share, readings in found.iter_rows():
-        yield f"Throttled: {scope.replace(':', ' ')}.", f"In {percent(share)} of {plural(readings, 'reading')}."
+def _throttled(run: Run) -> tuple[str, str]:
+    held, why = throttling(run)
+    if held is None:
+        return "Throttling was not read.", "No sensor of this run reports it, and no clock of a core was read."
+    said = "; ".join(why)
+    return "Throttled." if held else "Not throttled.", f"{said[0].upper()}{said[1:]}."
 
 
 def _kind(warmup_steps: int) -> pl.Expr:

@@ -1,0 +1,139 @@
+"""Whether something held clocks down while steps ran, and what says so: one answer for page, headline and verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analysis.channels import Series, board_computes, series_of
+from stepscope.analysis.device.contract import is_throttling
+from stepscope.analysis.estimate import Estimate, mean_of_stretches
+from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.time.steps import span_ns
+from stepscope.arrays import Floats
+from stepscope.runfolder import RunReader
+from stepscope.units import percent, plural
+
+SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
+_STEADY = 0.97  # of its limit: a clock that reaches it
+_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown, thermal, power brake
+_NEAR_TRIP = 3.0  # degrees below a passive trip point
+_REPORTING = ("throttled", "throttle_reasons", "throttle_events", "cooling_state")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clock of the fastest core while steps ran, as a share of the hardware's maximum, and what may hold it down.
+
+    acting: sentences of what throttled while steps ran; limits: of what could, a limit below the maximum for one.
+    """
+
+    share: Estimate
+    first: float  # of the first fifth of the steps
+    last: float
+    acting: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+    @property
+    def fell(self) -> bool:
+        """Return whether the last steps ran at a clearly lower clock than the first ones."""
+        return self.last <= SLOWER * self.first
+
+    @property
+    def held_down(self) -> bool:
+        """Return whether the clock was low, and something says why or it fell."""
+        return self.share.value <= SLOWER and bool(self.acting or self.limits or self.fell)
+
+
+@once_a_run
+def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
+    """Return whether clocks were held down while steps ran (None: nothing was read that tells), and sentences why."""
+    span = span_ns(run)
+    if span is None:
+        return None, ()
+    clock = None if board_computes(run) else clock_of(run, span)
+    acting = tuple(_acting(run, span)) if clock is None else clock.acting
+    reported = any(len(_inside(series, span)) for name in _REPORTING for series in series_of(run, name))
+    said = ("no sensor reported throttling",) if reported else ()
+    if clock is not None:
+        low = f"the fastest core's clock was {percent(clock.share.value, 0)} of its maximum"
+        fell = f"{low}, {percent(clock.first, 0)} in the first steps and {percent(clock.last, 0)} in the last"
+        if clock.held_down:
+            return True, (*acting, *clock.limits, fell)
+        said = (*said, low)
+    if acting:
+        return True, acting
+    return (False, said) if said else (None, ())
+
+
+def clock_of(run: RunReader, span: tuple[int, int]) -> Clock | None:
+    """The highest clock of any core at each reading, as a share of what that core can do; None where none was read."""
+    stated = {f"core:{core['core']}": core.get("max_frequency_hz") for core in run.device.get("cores") or []}
+    lines = list(series_of(run, "core_frequency"))
+    most = {series.scope: stated.get(series.scope) or float(series.values.max()) for series in lines}
+    shares = [(series.t_ns, series.values / most[series.scope]) for series in lines if most[series.scope]]
+    if not shares:
+        return None
+    t_ns = shares[0][0]
+    inside = (t_ns >= span[0]) & (t_ns <= span[1])
+    if not inside.any():
+        return None
+    top = np.max([np.interp(t_ns[inside], times, values) for times, values in shares], axis=0)
+    fifth = max(len(top) // 5, 1)
+    first, last = float(np.median(top[:fifth])), float(np.median(top[-fifth:]))
+    limits = (*_limits(run, stated), *_hot_zones(run, span))
+    return Clock(mean_of_stretches(top).clipped(), first, last, tuple(_acting(run, span)), limits)
+
+
+def _inside(series: Series, span: tuple[int, int]) -> Floats:
+    found: Floats = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
+    return found
+
+
+def _acting(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
+    """Yield what hardware, kernel and firmware reported as throttling while steps ran."""
+    for series in series_of(run, "throttle_events"):
+        counts = _inside(series, span)
+        if len(counts) and counts[-1] > counts[0]:
+            yield f"{series.scope.replace(':', ' ')} was throttled {counts[-1] - counts[0]:.0f} times"
+            break
+    for series in series_of(run, "cooling_state"):
+        states = _inside(series, span)
+        if len(states) and states.max() > 0:
+            yield f"the kernel cools by {series.scope.removeprefix('cooling:')} (state {states.max():.0f})"
+            break
+    for series in series_of(run, "throttled"):
+        flags = _inside(series, span)
+        if len(flags) and flags.max() > 0 and is_throttling(series.scope):
+            name = series.scope.removeprefix("throttle:").replace("_", " ")
+            share = percent(float((flags > 0).mean()))
+            yield f"the firmware reports {name} in {share} of {plural(len(flags), 'reading')}"
+    for series in series_of(run, "throttle_reasons"):
+        flags = _inside(series, span)
+        share_of = float(np.mean([bool(int(value) & _REASONS) for value in flags])) if len(flags) else 0.0
+        if share_of > 0:
+            yield f"the GPU reports throttling in {percent(share_of)} of {plural(len(flags), 'reading')}"
+
+
+def _limits(run: RunReader, most: dict[str, int | None]) -> Iterator[str]:
+    """Yield what allows less than the maximum, whether or not it was reached."""
+    highest = max((hertz for hertz in most.values() if hertz), default=None)
+    limits = [float(np.min(series.values)) for series in series_of(run, "core_frequency_limit")]
+    if limits and highest and max(limits) < _STEADY * highest:
+        yield f"the clock's limit is {max(limits) / 1e9:.2f} GHz of {highest / 1e9:.2f} GHz"
+    mode = run.device.get("power_mode")
+    if mode and "MAXN" not in str(mode).upper():
+        yield f"the power mode is {mode}"
+
+
+def _hot_zones(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
+    """Yield the zones that came within some degrees of the temperature at which the kernel takes clocks away."""
+    trips = run.device.get("trip_points_celsius") or {}
+    passive = {zone.rpartition(" (")[0]: kinds.get("passive") for zone, kinds in trips.items()}
+    for series in series_of(run, "temperature"):
+        zone, read = series.scope.removeprefix("zone:"), _inside(series, span)
+        trip = passive.get(zone)
+        if trip is not None and len(read) and read.max() >= trip - _NEAR_TRIP:
+            yield f"zone {zone} reached {read.max():.0f} °C, and the kernel slows down at {trip:.0f} °C"

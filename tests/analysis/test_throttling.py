@@ -1,0 +1,78 @@
+"""Page, headline and verdict say the same of throttling, and flags of the past are none of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.analysis.test_bottleneck import Machine
+from tests.fabricate import Sampled, fabricate_run
+
+from stepscope.analysis.answer import headline
+from stepscope.analysis.device.throttling import throttling
+from stepscope.analysis.run import Run
+from stepscope.report.page.parts import Items
+from stepscope.report.sections.step_times import build
+
+_STEPS = 60
+
+
+def _read(quantity: str, scope: str, values: Any, kind: str = "gauge") -> Sampled:
+    t_ns = np.arange(len(values)) * 10_000_000
+    channel = {"id": f"{scope}.{quantity}", "quantity": quantity, "unit": "1", "kind": kind, "scope": scope}
+    shared = {"sensor": quantity, "refresh_ns": None, "source": "synthetic"}
+    return Sampled({**channel, **shared}, t_ns, np.array(values, dtype=np.float64))
+
+
+_HEAT = _read("temperature", "zone:cpu", [60.0] * 60)
+
+
+def _run(out: Path, machine: Machine | None, *channels: Sampled, **device: Any) -> Run:
+    cores = [{"core": core, "online": True, "max_frequency_hz": 2_000_000_000} for core in (0, 1)]
+    sampled = (*(machine.sampled() if machine is not None else ()), _HEAT, *channels)
+    about = {"cores": cores, **device}
+    return Run(fabricate_run(out, steps=_STEPS, noise=0.02, sampled=sampled, device=about))
+
+
+def _said(run: Run) -> tuple[str, str, str]:
+    """The note of the headline's hottest zone, the sentence in Steps, and what bounds the steps."""
+    (hottest,) = (line for line in headline(run) if line.metric == "temperature")
+    items = [part for part in build(run).parts if isinstance(part, Items)]
+    (sentence,) = (said for part in items for said, _ in part.rows if "hrottl" in said)
+    return hottest.note, sentence, run.verdict().bound
+
+
+def test_a_clock_that_falls_is_throttled_everywhere(tmp_path: Path) -> None:
+    assert _said(_run(tmp_path, Machine(clocks=(2e9, 0.8e9)))) == ("throttled", "Throttled.", "throttled")
+
+
+def test_a_steady_clock_is_throttled_nowhere(tmp_path: Path) -> None:
+    note, sentence, bound = _said(_run(tmp_path, Machine(clocks=(2e9, 2e9))))
+    assert (note, sentence) == ("not throttled", "Not throttled.")
+    assert bound != "throttled"
+
+
+@pytest.mark.parametrize("flag", ["throttled-since-boot", "frequency-capped-since-boot", "undervoltage"])
+def test_flags_of_the_past_and_of_the_supply_are_no_throttling(tmp_path: Path, flag: str) -> None:
+    run = _run(tmp_path, Machine(clocks=(2e9, 2e9)), _read("throttled", f"throttle:{flag}", [1] * 60))
+    assert _said(run)[:2] == ("not throttled", "Not throttled.")
+
+
+def test_a_flag_that_is_set_while_steps_run_says_in_how_many_readings(tmp_path: Path) -> None:
+    flag = _read("throttled", "throttle:throttled", [0] * 30 + [1] * 30)
+    held, why = throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), flag))
+    assert held
+    assert why == ("the firmware reports throttled in 54.5 % of 55 readings",)
+
+
+def test_a_power_mode_below_the_highest_is_no_throttling_where_the_clock_is_not_low(tmp_path: Path) -> None:
+    assert _said(_run(tmp_path, Machine(clocks=(2e9, 2e9)), power_mode="15W"))[0] == "not throttled"
+    assert _said(_run(tmp_path / "low", Machine(clocks=(1e9, 1e9)), power_mode="15W"))[0] == "throttled"
+
+
+def test_what_nobody_read_is_not_told(tmp_path: Path) -> None:
+    run = _run(tmp_path, None)
+    assert throttling(run) == (None, ())
+    assert _said(run)[:2] == ("", "Throttling was not read.")
