@@ -16,7 +16,7 @@ import math
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
+from stepscope.analysis.results import Findings
 from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.arms import process_interval, ratio_interval
 from stepscope.experiments.tune.changes import Change, offered, wanted
 from stepscope.experiments.tune.process import LastingPlace, Place, PlaceEnded
+from stepscope.files import replaced
 from stepscope.record.device import describe_device
 
 _LIMIT_S = 1800.0
@@ -55,6 +57,7 @@ class Answer:
     final: list[float | None] = field(default_factory=list)
     together: list[list[float]] = field(default_factory=list)
     answer: str = ""
+    whole: bool = False  # all of it was measured
 
     def gain(self, name: str) -> tuple[float, float, float]:
         """Return the true gain of a change with its bounds, %."""
@@ -112,14 +115,33 @@ class Target:
         return math.log(means[id(places[1])] / means[id(places[0])])
 
 
-def answer_of(text: str, minutes: float, folder: Path) -> Answer:
-    """Measure each change once, ask tune, and measure what matters twice more."""
-    target = Target(text, folder)
-    found = Answer(text, target.facts["step_s"], _machine())
+def complete(found: Answer, minutes: float, folder: Path, keep: Callable[[], object]) -> None:
+    """Measure each change once, ask tune, and measure what matters twice more; what is kept is not measured again.
+
+    keep: called after each couple, since a target takes many minutes.
+    """
+    target = Target(found.target, folder)
+    found.step_s, found.machine = target.facts["step_s"], _machine()
     for change in target.changes:
-        _measure(target, found, change.name)
-    where = folder / text.replace("/", "-").replace(" ", "-")
-    findings = stepscope.tune(replace(target.request, minutes=minutes), out=where)
+        _measure(target, found, change.name, 1, keep)
+    if not found.answer:
+        where = folder / found.target.replace("/", "-").replace(" ", "-")
+        _take(found, stepscope.tune(replace(target.request, minutes=minutes), out=where))
+        keep()
+    top = max((found.gain(name) for name in found.truth), default=(0.0, 0.0, 0.0))
+    for name in list(found.truth):
+        if name in found.said or found.gain(name)[2] >= max(0.0, top[1]):
+            _measure(target, found, name, _COUPLES, keep)
+    if len(found.best) == 1:
+        found.together = found.truth.get(found.best[0], [])
+    while len(found.best) > 1 and len(found.together) < _COUPLES:
+        found.together.append(target.couple(found.best))
+        keep()
+    found.whole = True
+
+
+def _take(found: Answer, findings: Findings) -> None:
+    """Note what tune says."""
     tables = {table.name: table.rows for table in findings.tables}
     rows = [(str(row[1]), [*row[4:7]]) for row in tables.get("helps", ())]
     found.said = {name: gains for name, gains in rows if " + " not in name}  # type: ignore[misc]
@@ -127,16 +149,6 @@ def answer_of(text: str, minutes: float, folder: Path) -> Answer:
     if "code" in tables:
         found.best = tuple(str(row[0]) for row in tables["code"])
         found.final = [*tables["final"][0][3:6]] if "final" in tables else []  # type: ignore[list-item]
-    top = max((found.gain(name) for name in found.truth), default=(0.0, 0.0, 0.0))
-    for name in found.truth:
-        if name in found.said or found.gain(name)[2] >= max(0.0, top[1]):
-            for _ in range(_COUPLES - 1):
-                _measure(target, found, name)
-    if len(found.best) > 1:
-        found.together = [target.couple(found.best) for _ in range(_COUPLES)]
-    elif found.best:
-        found.together = found.truth.get(found.best[0], [])
-    return found
 
 
 def _machine() -> str:
@@ -144,15 +156,17 @@ def _machine() -> str:
     return f"{found['cpu']}, {len(found['cores'])} cores, torch {version('torch')}"
 
 
-def _measure(target: Target, found: Answer, name: str) -> None:
-    try:
-        found.truth.setdefault(name, []).append(target.couple([name]))
-    except PlaceEnded as error:
-        found.failed[name] = str(error)
-        if not found.truth[name]:
-            del found.truth[name]
-        return
-    sys.stderr.write("{}: {}: {:+.1f} % [{:+.1f}, {:+.1f}]\n".format(found.target, name, *found.gain(name)))
+def _measure(target: Target, found: Answer, name: str, couples: int, keep: Callable[[], object]) -> None:
+    """Measure a change in as many couples as are missing."""
+    while name not in found.failed and len(found.truth.get(name, ())) < couples:
+        try:
+            measured = target.couple([name])
+        except PlaceEnded as error:
+            found.failed[name] = str(error)
+        else:
+            found.truth.setdefault(name, []).append(measured)
+            sys.stderr.write("{}: {}: {:+.1f} % [{:+.1f}, {:+.1f}]\n".format(found.target, name, *found.gain(name)))
+        keep()
 
 
 def verdict(found: Answer) -> dict[str, Any]:
@@ -195,12 +209,19 @@ def main() -> None:
     known = parser.parse_args()
     rows = json.loads(known.kept.read_text()) if known.kept.exists() else []
     kept = {row["target"]: Answer(**row) for row in rows}
+
+    def keep() -> None:
+        with replaced(known.kept) as part:
+            part.write_text(json.dumps([asdict(answer) for answer in kept.values()], indent=1) + "\n")
+
     for text in known.targets:
-        kept[text] = answer_of(text, known.minutes, known.folder)
-        known.kept.write_text(json.dumps([asdict(answer) for answer in kept.values()], indent=1) + "\n")
-        sys.stdout.write(json.dumps(verdict(kept[text]), indent=1) + "\n")
+        found = kept.setdefault(text, Answer(text))
+        if not found.whole:
+            complete(found, known.minutes, known.folder, keep)
+            keep()
+        sys.stdout.write(json.dumps(verdict(found), indent=1) + "\n")
         sys.stdout.flush()
-    verdicts = [verdict(answer) for answer in kept.values()]
+    verdicts = [verdict(answer) for answer in kept.values() if answer.whole]
     for row in verdicts:
         sys.stdout.write(f"{row['target']}: {'right' if row['right'] else 'wrong'}; best {row['truly best']}"
                          f" ({(row['its gain'] or [0])[0]:+.1f} %), first {row['ranked first']}\n")  # fmt: skip
