@@ -31,8 +31,10 @@ class FakeTraining:
     def __init__(self, ratios: Mapping[str, float], noise: float = 0.01, broken: Sequence[str] = ()) -> None:
         self.ratios, self.noise, self.broken = ratios, noise, broken
         self.random = random.Random(1)
+        self.process_memory: dict[str, float] = {}  # ratios of the peak of a process
         self.blocks: list[tuple[str, ...]] = []
         self.drifts: dict[str, float] = {}
+        self.memory: dict[str, float | None] | None = None  # ratios of "a" and of "a + b"; where none, those of time
         self.opened: list[tuple[str, ...]] = []
         self.facts = dict(FACTS)
         self.interrupt_after: int | None = None
@@ -59,6 +61,10 @@ class FakeTraining:
 
     def ratio(self, names: tuple[str, ...]) -> float:
         return math.prod(self.ratios.get(name, 1.0) for name in names)
+
+    def step_bytes(self, names: tuple[str, ...]) -> int | None:
+        ratio = self.ratio(names) if self.memory is None else self.memory.get(" + ".join(names), 1.0)
+        return None if ratio is None else int(1e6 * ratio)
 
     def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
         desk = more.pop("desk", None)
@@ -93,9 +99,10 @@ class FakePlace:
             case "losses":
                 return {"losses": [1.0 + sum(training.drifts.get(name, 0.0) for name in names)] * command["steps"]}
             case "memory":
-                return {"bytes": int(1e6 * ratio)}
+                return {"bytes": training.step_bytes(names)}
             case "peak":
-                return {"process_bytes": 300_000_000, "prepared_s": 1.0}
+                least = min((training.process_memory.get(name, 1.0) for name in names), default=1.0)
+                return {"process_bytes": int(3e8 * least), "prepared_s": 1.0}
         return {}
 
     def close(self) -> None:

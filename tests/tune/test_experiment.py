@@ -168,6 +168,49 @@ def test_for_memory_the_largest_saving_is_first_whatever_its_time() -> None:
     assert [arm.name for arm in tuned.winners()] == ["accumulate=4", "accumulate=2", "bf16"]
 
 
+@pytest.mark.parametrize(("losses_known", "tried"), [(True, "bf16"), (False, "foreach")], ids=["workload", "script"])
+def test_for_memory_what_saves_it_is_recommended_also_where_it_is_slower(losses_known: bool, tried: str) -> None:
+    training = FakeTraining({tried: 1.2})
+    training.facts["losses_known"] = losses_known
+    training.memory = {tried: 0.7}
+    tuned = training.tuning(goal="memory", only=(tried,))
+    assert judge(tuned, "t").answer.startswith(f"{tried}: 30.0 % less memory a step; ")
+
+
+def test_memory_that_cannot_be_measured_is_no_change_that_does_not_help() -> None:
+    training = FakeTraining({})
+    training.memory = {"": None}
+    tuned = training.tuning(goal="memory", only=("foreach",))
+    assert judge(tuned, "t").answer == "Cannot tell: the memory of a step could not be measured here."
+
+
+@pytest.mark.parametrize(
+    ("both_time", "both_memory", "best"),
+    [(0.5, 0.7, "accumulate=2"), (1.5, 0.4, "accumulate=2 + bf16")],
+    ids=["faster alone", "smaller alone"],
+)
+def test_for_memory_changes_are_combined_by_what_both_save(both_time: float, both_memory: float, best: str) -> None:
+    training = FakeTraining({"accumulate=2": both_time, "bf16": both_time})
+    training.memory = {"accumulate=2": 0.6, "bf16": 0.8, "accumulate=2 + bf16": both_memory}
+    tuned = training.tuning(goal="memory", only=("accumulate=2", "bf16"))
+    found = tuned.best()
+    assert found is not None
+    assert found.name == best
+    if found.name == "accumulate=2":
+        assert "saves no memory beyond" in tuned.arms["accumulate=2 + bf16"].reason
+
+
+def test_for_memory_what_a_step_saves_and_what_a_process_saves_are_not_combined() -> None:
+    training = FakeTraining({"foreach": 0.9, "isa=avx2": 0.9})
+    training.memory = {"foreach": 0.7}
+    training.process_memory = {"isa=avx2": 0.5}
+    tuned = training.tuning(goal="memory", only=("foreach", "isa=avx2"))
+    found = tuned.best()
+    assert found is not None
+    assert found.name == "isa=avx2"
+    assert tuned.arms["isa=avx2 + foreach"].reason.endswith("not comparable")
+
+
 def test_within_a_loop_nothing_that_needs_a_process_is_tried() -> None:
     training = FakeTraining({"malloc-keep": 0.5, "workers=2": 0.8})
     training.facts["data_share"] = 0.5

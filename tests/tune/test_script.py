@@ -62,6 +62,39 @@ def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: P
         place.close()
 
 
+BLOCKS = """
+import torch
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64))
+    def forward(self, values):
+        return self.layers(values)
+model = torch.nn.Sequential(*(Block() for _ in range(6)))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(256, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_memory_of_a_script_s_step_is_measured_as_is_and_changed(tmp_path: Path) -> None:
+    script = tmp_path / "blocks.py"
+    script.write_text(BLOCKS, encoding="utf-8")
+    place = LastingPlace({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
+    try:
+        assert place.ask(HANG_S, do="facts")["blocks"] == 6
+        as_is, changed, again = (
+            place.ask(HANG_S, do="memory", changes=names)["bytes"] for names in ([], ["checkpoint"], [])
+        )
+        assert changed < 0.7 * as_is
+        assert again == as_is
+        assert len(place.ask(HANG_S, do="block", changes=[], warmup=1, steps=4)["seconds"]) == 4
+    finally:
+        place.close()
+
+
 SLOW_LOADER = """
 import time, torch
 from torch.utils.data import DataLoader, Dataset

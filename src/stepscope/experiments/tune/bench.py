@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.process import PlaceEnded
 from stepscope.experiments.tune.state import State
 from stepscope.experiments.tune.training import Observer, Targets, facts_of, observed
+from stepscope.record.kineto import start_window
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,10 @@ class Bench:
         state = State(self._targets, self._others)
         try:
             with switched(self.find(names), self._targets):
-                self._step(self._fixed[0])
-                return peak_of(lambda: self._step(self._fixed[0]))
+                for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
+                    with peak_watched() as found:
+                        self._step(self._fixed[0])
+            return found[0] if found else None
         finally:
             state.put_back()
 
@@ -163,32 +167,42 @@ class Bench:
             state.put_back()
 
 
-def peak_of(action: Callable[[], Any]) -> int | None:
-    """Return the most memory that was live while it ran beyond what was live before, B; null where nothing tells."""
+@contextlib.contextmanager
+def peak_watched() -> Iterator[list[int]]:
+    """Watch memory: then the list has the most that was live beyond what was live before, B; nothing if unknown.
+
+    On the CPU what was allocated before is of unknown size when it is freed, unless its allocation was watched as well.
+    """
+    found: list[int] = []
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        action()
+        yield found
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    from stepscope.record.kineto import without_usdt_lines
+        found.append(torch.cuda.max_memory_allocated() - before)
+        return
+    try:
+        window = start_window(shapes=False, cuda=False, memory=True)
+    except (RuntimeError, AttributeError, TypeError):  # another profiler runs, or this torch has none
+        yield found
+        return
+    try:
+        yield found
+    finally:
+        window.stop()
+    sizes = sorted(_allocations(window.tree), key=lambda event: event[0])
+    found.append(max(itertools.accumulate((size for _, size in sizes), initial=0)))
 
-    with (
-        without_usdt_lines(),
-        torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-        ) as profiler,
-    ):
-        action()
-    results = getattr(profiler.profiler, "kineto_results", None)
-    if results is None:
-        return None
-    events = sorted(
-        ((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"),
-        key=lambda event: event[0],
-    )
-    return max(itertools.accumulate((int(size) for _, size in events), initial=0))
+
+def _allocations(nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield when memory was taken, ns, and how much, B; below 0 where it was given back."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
+            yield node.start_time_ns, int(node.extra_fields.alloc_size)
+        waiting.extend(node.children)
 
 
 def _number(value: Any) -> float | None:

@@ -163,6 +163,8 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         tried = sum(arm.status == "measured" for arm in tuning.arms.values())
         if not tried:
             return "Nothing could be tried: see below why."
+        if tuning.rules.goal == "memory" and not any(arm.memory_bytes for arm in tuning.arms.values()):
+            return "Cannot tell: the memory of a step could not be measured here."
         unclear = [arm.name for arm in tuning.arms.values() if arm.status == "measured" and not _clear(arm)]
         if len(unclear) == tried:
             return f"Cannot tell yet whether any of {plural(tried, 'change')} helps: run it longer (--minutes)."

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.tune.training import Observer, Targets
 
 _WARMUP = 3  # steps before the first command
+_WEIGHED = 2  # steps whose memory is measured: one of them may have the last, smaller batch
 
 
 def train_script(orders: Mapping[str, Any]) -> None:
@@ -62,6 +63,9 @@ class _Loop:
         self._last_s = self._data_share = 0.0
         self._others = OtherLoad()
         self._block: tuple[int, int] | None = None  # warm-up and timed steps that are left
+        self._weighs = False  # whether the block is there for its memory
+        self._watch = contextlib.ExitStack()
+        self._peak: list[int] = []
         self._seconds: list[float] = []
         self._span_ns = (0, 0)
         self._switches = contextlib.ExitStack()
@@ -125,6 +129,8 @@ class _Loop:
             if self._block[1] > 0:
                 if self._block[0] == 0 and not self._seconds:
                     self._synchronize()
+                    if self._weighs:
+                        self._watch_memory()
                     self._last_ns = monotonic_ns()
                     self._span_ns = self._last_ns, self._last_ns
                 return
@@ -136,9 +142,21 @@ class _Loop:
         if not late:
             self._last_ns, self._waited_ns = monotonic_ns(), 0
 
+    def _watch_memory(self) -> None:
+        """Watch memory from here on: the warm-up as well, since its steps leave what the first of the others frees."""
+        from stepscope.experiments.tune.bench import peak_watched
+
+        self._watch.close()
+        self._peak = self._watch.enter_context(peak_watched())
+
     def _end_block(self, t_ns: int) -> None:
+        self._watch.close()
         self._switches.close()
         self._block = None
+        if self._weighs:
+            self._commands.answer(bytes=self._peak[0] if self._peak else None)
+            self._seconds, self._weighs, self._peak = [], False, []
+            return
         self._commands.answer(
             seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **waited(),
             others=self._others.cores(),
@@ -165,14 +183,17 @@ class _Loop:
                 self._commands.answer()
             elif what == "peak":
                 self._commands.answer(process_bytes=process_peak(), prepared_s=None)
-            elif what == "block":
+            elif what in ("block", "memory"):
                 changes = [
                     delay_of(name) if name.startswith(DELAY) else self._known[name] for name in command["changes"]
                 ]
                 waited()
                 self._others.begin()
                 self._switches.enter_context(switched(changes, targets))
-                self._block = max(1, command["warmup"]), command["steps"]
+                self._weighs = what == "memory"
+                self._block = (1, _WEIGHED) if self._weighs else (max(1, command["warmup"]), command["steps"])
+                if self._weighs:
+                    self._watch_memory()
                 return
             else:
                 self._commands.answer(failed=f"a script cannot be asked for {what}")

@@ -206,12 +206,21 @@ class Tuning:
         return self._apart or not arm.at_start
 
     def _look(self, place: PlaceLike, arm: Arm) -> None:
-        """Losses and memory of a change, from the same state and in the same batches as the training as is."""
-        if not self.facts.get("losses_known", True):
+        """Losses and memory of a change, from the same state and in the same batches as the training as is.
+
+        A script has other batches in each look: of two the least as is, and the most as changed.
+        """
+        looks = 1
+        if self.facts.get("losses_known", True):
+            self._take_losses(arm, self._losses(place, ()), self._losses(place, arm.live))
+        elif self.rules.goal == "memory":
+            looks = 2
+        else:
             return
-        self._take_losses(arm, self._losses(place, ()), self._losses(place, arm.live))
-        arm.as_is_bytes = place.ask(_ANSWER_S, do="memory", changes=[])["bytes"]
-        arm.memory_bytes = place.ask(_ANSWER_S, do="memory", changes=arm.live)["bytes"]
+        sides = [names for _ in range(looks) for names in ((), arm.live)]
+        sizes = [place.ask(_ANSWER_S, do="memory", changes=names)["bytes"] for names in sides]
+        if None not in sizes:
+            arm.as_is_bytes, arm.memory_bytes = min(sizes[::2]), max(sizes[1::2])
 
     def _losses(self, place: PlaceLike, names: Sequence[str]) -> list[float]:
         if not self.facts.get("losses_known", True):
@@ -351,14 +360,14 @@ class Tuning:
     # the answer
 
     def _combine(self, place: PlaceLike) -> None:
-        """Add winners one by one to the best, as long as each makes it surely faster."""
+        """Add winners one by one to the best, as long as each surely improves it."""
         for winner in self.winners():
-            if not winner.at_start and not winner.losses:
+            if not winner.at_start and not winner.losses and winner.memory_bytes is None:
                 with self._failing(winner):
                     self._look(place, winner)
         current: Arm | None = None
         groups: set[str] = set()
-        for winner in [*self.winners(), *self._overshadowed()]:
+        for winner in [*self.winners(), *([] if self.rules.goal == "memory" else self._overshadowed())]:
             group = self.known[winner.name].group
             if group in groups or not self.steady(winner) or self.used > _COMBINED:
                 continue
@@ -379,11 +388,18 @@ class Tuning:
         return sorted((arm for arm in single if arm not in winners), key=lambda arm: arm.interval()[0])
 
     def _together(self, place: PlaceLike, current: Arm, more: Arm) -> Arm | None:
-        """Measure a configuration with one more change; returns it where it is surely faster than without."""
+        """Measure a configuration with one more change; returns it where it is surely faster, or smaller, than without.
+
+        Memory of a step cannot be compared with that of a process.
+        """
         names = (*current.changes, *more.changes)
         arm = self.arms.setdefault(
             " + ".join(names), Arm(" + ".join(names), names, (*current.at_start, *more.at_start))
         )
+        memory = self.rules.goal == "memory"
+        if memory and more.of_process != current.of_process:
+            arm.reason = "one saves memory of a step, the other of the process: not comparable"
+            return None
         step = Arm("", names, arm.at_start)  # against the configuration without it
         self._desk.tell(f"together: {arm.name}", self.used)
         with self._failing(arm):
@@ -400,7 +416,12 @@ class Tuning:
         base = current.interval()[0]
         arm.pairs = arm.pairs or [(math.log(base) + log, couple) for log, couple in step.pairs]
         arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005
-        if not arm.over:
+        if memory:
+            if arm.at_start:
+                arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, step.memory_bytes, step.as_is_bytes
+            arm.over = saving(arm) - saving(current) > LEAST_GAIN / 2
+            arm.reason = "" if arm.over else f"{more.name} saves no memory beyond {current.name}"
+        elif not arm.over:
             arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
         return arm if arm.over else None
 
