@@ -86,6 +86,17 @@ def test_the_summary_has_the_three_numbers_and_the_parts_of_the_process(run: Run
     assert parts[ALLOCATOR] == whole - 320 * MB - 121 * MB
 
 
+def test_tensors_that_were_not_resident_leave_no_part_of_the_process_below_nothing(tmp_path: Path) -> None:
+    header = {"malloc": {"name": "default", "library": "glibc 2.36", "empty_process_bytes": 450 * MB}}
+    path = fabricate_run(tmp_path, steps=12, header=header)
+    RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
+    rows = process_parts(Run(path))
+    parts = dict(rows.select("part", "bytes").iter_rows())
+    assert parts[ALLOCATOR] == 0
+    assert sum(parts.values()) == 2 * parts[PEAK]
+    assert "more were not resident" in " ".join(rows["source"])
+
+
 def test_a_process_without_a_measured_empty_one_is_not_taken_apart(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=12)
     RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))

@@ -18,7 +18,7 @@ from stepscope.analysis.time.steps import profiled_steps
 from stepscope.arrays import Floats
 from stepscope.files import read_object, replace_json
 from stepscope.quantities import simulated_badge
-from stepscope.units import duration, number, percent, roughly, si
+from stepscope.units import bytes_, duration, number, percent, roughly, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -83,11 +83,13 @@ def process_parts(run: Run) -> pl.DataFrame:
     live = run.peak("cpu")
     if resident.is_empty() or empty is None or live is None:
         return pl.DataFrame(schema=PROCESS_SCHEMA)
-    whole = int(resident[0])
+    whole, source = int(resident[0]), COMPUTED if live.computed else "allocations of the profiled steps"
+    there = min(live.bytes, max(whole - int(empty), 0))  # tensors that were never written, or swapped out, are not
+    elsewhere = f"; {bytes_(live.bytes - there)} more were not resident" if live.bytes > there else ""
     rows = [
-        (EMPTY, int(empty), "measured once on this device"),
-        (TENSORS, live.bytes, COMPUTED if live.computed else "allocations of the profiled steps"),
-        (ALLOCATOR, whole - int(empty) - live.bytes, "difference"),
+        (EMPTY, min(int(empty), whole), "measured once on this device"),
+        (TENSORS, there, f"{source}{elsewhere}"),
+        (ALLOCATOR, whole - min(int(empty), whole) - there, "difference"),
         (PEAK, whole, "resident memory of the process"),
     ]
     return pl.DataFrame(rows, schema=PROCESS_SCHEMA, orient="row")

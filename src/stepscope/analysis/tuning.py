@@ -191,7 +191,8 @@ def _possible(run: Run) -> Iterator[tuple[str, str]]:
     if types and "float32" in str(workload.get("precision", "float32")):
         yield "bf16", "it computes in float32"
     if workload.get("optimizer") in _FUSED and not any("_foreach_" in name or "_fused_" in name for name in names):
-        yield "fused", f"{workload['optimizer']} updates tensor by tensor"
+        optimizer = workload["optimizer"]
+        yield "fused", f"{optimizer} updates tensor by tensor" if names else f"{optimizer} can update in one kernel"
     phases = run.phases().filter(pl.col("phase") == "data") if names else pl.DataFrame()
     share = float(phases["share"].sum()) if len(phases) else 0.0
     if share > _LEAST_DATA:
