@@ -6,17 +6,21 @@ import json
 import math
 import os
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tune.fake_training import FACTS, FakeTraining
+from tests.tune.fake_training import FACTS, FakePlace, FakeTraining
 
+from stepscope.cli.tune import _write_config
 from stepscope.errors import UnknownName
 from stepscope.experiments.engine.folder import StudyFolder
+from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.arms import FINAL, Arm, Desk, process_interval, ratio_interval, tie_groups, typical
-from stepscope.experiments.tune.changes import offered, wanted
+from stepscope.experiments.tune.changes import Change, offered, wanted
+from stepscope.experiments.tune.config import read_config
 from stepscope.experiments.tune.judge import gains, judge
 
 
@@ -65,6 +69,48 @@ def test_the_planted_changes_are_ranked_and_combined_and_checked_at_the_end() ->
     final = tuned.arms[FINAL]
     assert final.interval()[0] == pytest.approx(0.8 * 0.88 * 0.9, rel=0.02)
     assert final.of_process
+
+
+class OtherAtTheEnd(FakeTraining):
+    """Other ratios, or broken changes, in the fresh processes of the check at the end."""
+
+    def __init__(self, ratios: Mapping[str, float], at_end: Mapping[str, float], broken: Sequence[str] = ()) -> None:
+        super().__init__(ratios)
+        self.at_end = at_end, broken
+
+    def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+        if self.opened:
+            self.ratios, self.broken = self.at_end
+        return super().open_place(changes, facts)
+
+
+@pytest.mark.parametrize(
+    ("at_end", "broken", "said"),
+    [({"fused": 1.08}, (), r"took [78]\.. % \[.*\] more time"), ({}, ("fused",), r"failed .* \(it crashed\)")],
+    ids=["slower", "failed"],
+)
+def test_a_winner_that_the_check_at_the_end_refutes_is_not_recommended(
+    at_end: Mapping[str, float], broken: Sequence[str], said: str, tmp_path: Path
+) -> None:
+    tuned = OtherAtTheEnd({"fused": 0.95}, at_end, broken).tuning(only=("fused",))
+    findings = judge(tuned, "t")
+    assert re.match(rf"fused won the search and {said}.*: leave the training as it is", findings.answer)
+    tables = {table.name: table for table in findings.tables}
+    assert not {"helps", "code"} & set(tables)
+    assert tables["no-gain"].rows[0][4] == "refuted by the check at the end"
+    _write_config(tmp_path / "x.toml", tuned, TuneRequest("lenet"))
+    assert read_config(tmp_path / "x.toml").changes == ()
+
+
+def test_changes_that_fail_together_at_the_end_are_told_and_each_stays_what_it_was_measured_to_be() -> None:
+    tuned = OtherAtTheEnd({"channels_last": 0.8, "fused": 0.9}, {}, ["fused"]).tuning(only=("channels_last", "fused"))
+    findings = judge(tuned, "t")
+    assert findings.answer.startswith("channels_last + fused won the search and failed")
+    assert [row[1] for table in findings.tables if table.name == "helps" for row in table.rows] == [
+        "channels_last",
+        "fused",
+    ]
+    assert tuned.best() is None
 
 
 def test_what_is_slower_in_its_first_pairs_is_given_up() -> None:

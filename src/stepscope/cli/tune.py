@@ -71,7 +71,7 @@ def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:
     changes = [] if best is None else [tuning.known[name] for name in best.changes]
     command = request.command_line("stepscope", "tune")
     write_config(path, changes, tuning.facts, f"Written by {command}")
-    what = "nothing helps: the file changes nothing" if best is None else best.name
+    what = "nothing is certain to help: the file changes nothing" if best is None else best.name
     use = f"stepscope run --with {path} {request.target}" if path.suffix != ".env" else f". {path}"
     sys.stderr.write(f"{path}: {what}; use it with: {use}\n")
 

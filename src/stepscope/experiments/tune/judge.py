@@ -29,9 +29,9 @@ def judge(tuning: Tuning, title: str) -> Findings:
     """Return the findings of an experiment, also of one that was interrupted."""
     arms, known, memory = tuning.arms, tuning.known, tuning.rules.goal == "memory"
     measured = [arm for arm in arms.values() if arm.status == "measured" and arm.name != FINAL and arm.pairs]
-    helping = [arm for arm in tuning.winners() if arm in measured]
-    combined = [arm for arm in measured if len(arm.changes) > 1]
-    helps = [*[arm for arm in combined if arm.over], *helping]
+    combined = [arm for arm in measured if len(arm.changes) > 1 and arm.over]
+    refuted = tuning.refuted()
+    helps = [arm for arm in (*combined, *tuning.winners()) if arm is not refuted]
     best = tuning.best()
     ranks = {arm.name: place for place, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
     helps.sort(key=lambda arm: ranks[arm.name])
@@ -41,7 +41,7 @@ def judge(tuning: Tuning, title: str) -> Findings:
         ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
         *_final_table(final),
         *_code_table(best, known),
-        _useless_table([arm for arm in measured if arm not in helps]),
+        _useless_table([arm for arm in measured if arm not in helps], refuted),
         _untried_table(arms, known),
     ]
     return Findings(
@@ -126,9 +126,11 @@ def _code_table(best: Arm | None, known: Mapping[str, Change]) -> list[ResultTab
     return [ResultTable("code", "To paste", ("change", "code or line to start with", "may differ"), rows)]
 
 
-def _useless_table(arms: Sequence[Arm]) -> ResultTable:
+def _useless_table(arms: Sequence[Arm], refuted: Arm | None) -> ResultTable:
     def verdict(arm: Arm) -> str:
         _, low, high = arm.interval()
+        if arm is refuted:
+            return "refuted by the check at the end"
         if arm.reason:
             return arm.reason
         if low > 1:
@@ -159,6 +161,8 @@ def _untried_table(arms: Mapping[str, Arm], known: Mapping[str, Change]) -> Resu
 
 
 def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence[Arm]) -> str:
+    if final is not None and (refuted := tuning.refuted()) is not None:
+        return _refuted_answer(refuted, final)
     if best is None:
         tried = sum(arm.status == "measured" for arm in tuning.arms.values())
         if not tried:
@@ -169,7 +173,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         if len(unclear) == tried:
             return f"Cannot tell yet whether any of {plural(tried, 'change')} helps: run it longer (--minutes)."
         more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
-        return f"None of {plural(tried, 'change')} is certain to help: leave the training as it is.{more}"
+        return f"None of {plural(tried, 'change')} is certain to help: {_LEAVE}.{more}"
     checked = final if final is not None and final.status == "measured" else None
     arm = checked or best
     gain, low, high = gains(arm)
@@ -190,6 +194,18 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     ties = [other.name for other in helps if other is not best and ranks[other.name] == ranks.get(best.name)]
     tied = f" A tie with {', '.join(ties)}." if ties and tuning.rules.goal != "memory" else ""
     return said + confirmed + tied
+
+
+def _refuted_answer(chosen: Arm, final: Arm) -> str:
+    if final.status == "failed":
+        return f"{chosen.name} won the search and failed in the check at the end ({final.reason}): {_LEAVE}."
+    gain, low, high = gains(final)
+    bounds = "" if low is None or high is None else f" [{-high:.1f}, {-low:.1f}]"
+    said = f"{chosen.name} won the search and took {-(gain or 0.0):.1f} %{bounds} more time in the check at the end"
+    return f"{said}: {_LEAVE}."
+
+
+_LEAVE = "leave the training as it is"
 
 
 def _clear(arm: Arm) -> bool:

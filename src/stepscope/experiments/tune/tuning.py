@@ -90,7 +90,7 @@ class Tuning:
             self._live(place)
             place = self._couples(place, _START)
             self._live(place, until=_START)
-            if self.best() is None:  # what would have gone into combinations and the check at the end
+            if self.chosen() is None:  # what would have gone into combinations and the check at the end
                 place = self._couples(place, _LATE)
                 self._live(place, until=_LATE)
             self._combine(place)
@@ -103,7 +103,19 @@ class Tuning:
             self._keep_all()
 
     def best(self) -> Arm | None:
-        """Return the configuration to recommend: the last of the combinations, else the best single change."""
+        """Return the configuration to recommend: what the search chose, unless the check at the end refutes it."""
+        return None if self.refuted() else self.chosen()
+
+    def refuted(self) -> Arm | None:
+        """Return what the search chose where the check at the end failed with it, or showed that it is slower."""
+        chosen, final = self.chosen(), self.arms.get(FINAL)
+        if chosen is None or final is None or final.changes != chosen.changes:
+            return None
+        slower = self.rules.goal != "memory" and final.interval()[1] > 1
+        return chosen if slower or final.status == "failed" else None
+
+    def chosen(self) -> Arm | None:
+        """Return what the search chose: the last of the combinations, else the best single change."""
         measured = [arm for arm in self.arms.values() if arm.status == "measured" and arm.name != FINAL]
         combined = [arm for arm in measured if len(arm.changes) > 1 and arm.over]
         return combined[-1] if combined else next((arm for arm in self.winners() if self.steady(arm)), None)
@@ -441,7 +453,7 @@ class Tuning:
 
     def _final(self) -> None:
         """The training as is against the best configuration, in fresh processes where it has its own."""
-        best = self.best()
+        best = self.chosen()
         if best is None:
             return
         final = self.arms.setdefault(FINAL, Arm(FINAL, best.changes, best.at_start))
