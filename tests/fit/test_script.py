@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_the_copy_of_an_ema_is_counted_once(tmp_path: Path, monkeypatch: pytest.
     made = [storage.op for storage in watched.log.storages if storage.op == "aten.detach.default"]
     assert len(sizes) >= 3
     assert made == []
+
+
+def test_the_copy_of_a_model_has_no_gradients_as_torch_copies_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "update(*data[:32])\ncopied = copy.deepcopy(model)\n"
+    body += "assert model[0].weight.grad is not None and copied[0].weight.grad is None\nupdate(*data[:32])\n"
+    real = torch.nn.Parameter(torch.ones(2))
+    real.sum().backward()  # type: ignore[no-untyped-call]
+    assert copy.deepcopy(real).grad is None
+    assert followed(tmp_path, monkeypatch, body).missed == ()
 
 
 def test_a_script_that_never_ends_is_answered_for_what_was_seen(

@@ -14,17 +14,19 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
-from stepscope.footprint.real_steps import EnoughSteps, as_main, until_enough_steps
+from stepscope.footprint.real_steps import EnoughSteps, as_main
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders
 from stepscope.footprint.script_loops import PATIENCE, ROUNDS, LoopCalls, Loops
@@ -96,7 +98,7 @@ class Follower:
             with (
                 quiet(), as_main(self._target, arguments), self._files.kept(), self._loaders.own_loaders(),
                 self._memory.own_imports(),
-                until_enough_steps(self._stepped), mode, self.log, self._patience.kept(),
+                self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
                 self._execute()
@@ -165,6 +167,25 @@ class Follower:
         if self.progress.updates < STEPS:
             raise stop from error
         self.progress.miss(f"what comes after {self.progress.updates} updates: {stop}")
+
+    @contextlib.contextmanager
+    def _updates(self) -> Iterator[None]:
+        """Count the updates of one optimizer: the first, and once another steps twice in a row or is alone, that."""
+        counted = last = cast(Callable[[], Any], type(None))  # as references to nothing
+
+        def updated(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            nonlocal counted, last
+            if counted() is None or last() is optimizer:
+                counted = weakref.ref(optimizer)
+            last = weakref.ref(optimizer)
+            if counted() is optimizer and self._stepped(optimizer):
+                raise EnoughSteps
+
+        hook = register_optimizer_step_post_hook(updated)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _stepped(self, optimizer: Any) -> bool:
         self.log.adopt_optimizer(optimizer)

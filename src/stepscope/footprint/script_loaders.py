@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from stepscope.footprint.script_progress import Progress, instead
+from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
 
 _FIRST = 3  # batches of a loader, before its last: a batch that is fetched ahead and a first state are no growth
@@ -57,14 +58,17 @@ class Loaders:
     def _batches_of(self, known: _Loader) -> Iterator[Any]:
         loader = known.loader
         alone, skipped = _alone(loader)
-        ends: list[int] = []
-        for number, batch in enumerate(iter(_iterator_of(alone))):
-            ends.append(self._log.alive_bytes())
-            if number == _FIRST and skipped is None:
-                self._progress.miss("a data set without a length, beyond its first batches")
-                return
+        growth, batches = Growth(self._log), iter(_iterator_of(alone))
+        for number in itertools.count():
+            growth.note()
             if number == _FIRST:
-                self._progress.keep_growing(ends, skipped or 0)
+                if skipped is None:
+                    self._progress.miss("a data set without a length, beyond its first batches")
+                    return
+                growth.keep(skipped)
+            batch = next(batches, None)
+            if batch is None:
+                return
             known.see(batch)
             self._note_workers()
             yield batch

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.footprint.script_progress import Progress
+from stepscope.footprint.script_progress import Growth, Progress
 
 _TRAINED, _EVALUATED = 3, 8  # rounds of a loop, after which comes its last one
 _MOST_SKIPPED = 100_000  # items of an iterator that has no last one before it was asked for all
@@ -42,22 +42,24 @@ class Loops:
 
     def rounds(self, iterable: Any) -> Iterator[Any]:
         """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
-        iterator, done, trained, evaluated = iter(iterable), 0, 0, 0
-        ends: list[int] = []
+        iterator, done, trained, evaluated, many = iter(iterable), 0, 0, 0, False
+        growth = Growth(self._log)
         for item in iterator:
             updates, looks = self._progress.updates, self._log.evaluations
             yield item
             done += 1
-            ends.append(self._log.alive_bytes())
+            growth.note()
             stepped = self._progress.updates - updates
-            trained += (_TRAINED if stepped > 1 else 1) if stepped else 0
+            many |= stepped > 1  # such a round is long: the third is seen where the second kept something
+            trained += stepped > 0
             evaluated += self._log.evaluations > looks and not stepped
-            if trained >= _TRAINED or evaluated >= _EVALUATED:
+            alike = many and trained == _TRAINED - 1 and growth.last <= 0
+            if alike or trained >= _TRAINED or evaluated >= _EVALUATED:
                 break
         else:
             return
         last, skipped = self._last(iterable, iterator, done)
-        self._progress.keep_growing(ends, skipped)
+        growth.keep(skipped)
         if last is not _NOTHING:
             yield last
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from stepscope.record.dry.storage_log import StorageLog
@@ -23,11 +24,38 @@ class Progress:
         if what not in self.missed:
             self.missed.append(what)
 
-    def keep_growing(self, ends: Sequence[int], skipped: int) -> None:
-        """Count what each round keeps (outputs in a list, losses with their graphs) for those that are skipped too."""
-        growth = min((after - before for before, after in itertools.pairwise(ends[-3:])), default=0)
-        if growth > 0 and skipped > 0:
-            self.log.hold(growth * skipped, f"kept by {skipped} rounds of a loop")
+
+class Growth:
+    """What each round of a loop keeps (outputs in a list, losses with their graphs, models), by three ends of rounds.
+
+    A first state, or a batch that is fetched ahead, is kept by one round alone and is no growth.
+    """
+
+    def __init__(self, log: StorageLog) -> None:
+        self._log = log
+        self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
+
+    def note(self) -> None:
+        """Note the end of a round."""
+        self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
+
+    @property
+    def last(self) -> int:
+        """Return by how much more there is at the end of the last round than one before, B."""
+        return self._ends[-1][0] - self._ends[-2][0] if len(self._ends) > 1 else 0
+
+    def keep(self, skipped: int) -> None:
+        """Count for skipped rounds what each keeps, for as long as what the last but one has kept is there."""
+        ends = self._ends[-3:]
+        growth = min((after - before for (before, _), (after, _) in itertools.pairwise(ends)), default=0)
+        if growth <= 0 or skipped <= 0 or len(ends) < 3:
+            return
+        alive = self._log.alive_bytes()
+        gc.collect()  # what lies in cycles goes by itself, some rounds later
+        growth -= (alive - self._log.alive_bytes()) // len(self._ends)
+        if growth > 0:
+            holder = self._log.largest_of(ends[0][1], ends[1][1])
+            self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,14 @@ def _moved_into(old: Tensor, new: Tensor) -> None:
 def _copied(tensor: FakeTensor, memo: Any) -> Tensor:
     if tensor.constant is not None:
         memo[id(tensor.constant)] = tensor.constant  # nothing writes to it
-    copied: Tensor = Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]
+    gradient = tensor.grad if isinstance(tensor, torch.nn.Parameter) else None
+    if gradient is not None:
+        tensor.grad = None  # a copied parameter has none
+    try:
+        copied: Tensor = Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]
+    finally:
+        if gradient is not None:
+            tensor.grad = gradient
     return copied
 
 

@@ -198,9 +198,20 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = len(self.storages)
         self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
         self.events.append((self.step, self.ops, number, +1))
+        key = -1 - number  # of no tensor
+        self._alive[key] = number
         if holder is not None:
-            end = functools.partial(self._end_seen, -1, number)
+            end = functools.partial(self._end_seen, key, number)
             self._ends[number] = weakref.ref(holder, end)
+
+    def largest_of(self, first: int, end: int) -> Any:
+        """Return the largest storage that was born from one number on up to another and is live; None: there is none.
+
+        It is what `hold` takes for a holder.
+        """
+        alive = [number for number in self._alive.values() if first <= number < end and number in self._ends]
+        largest = max(alive, key=lambda number: self.storages[number].bytes, default=None)
+        return None if largest is None else self._ends[largest]()
 
     @contextlib.contextmanager
     def scene(self, name: str) -> Iterator[None]:
@@ -451,7 +462,7 @@ class ModulePlaces:
 
     def __init__(self) -> None:
         self.called_in_backward = False  # a module ran forward again: activation checkpointing does that
-        self._names: dict[nn.Module, str] = {}
+        self._names = weakref.WeakKeyDictionary[nn.Module, str]()  # a model of a script may end before the script
         self._stack: list[str | None] = []
         self._by_sequence: dict[int, str | None] = {}
         self._last: str | None = None  # AccumulateGrad has no number: it belongs to the node before it
