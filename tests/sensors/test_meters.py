@@ -85,6 +85,44 @@ def test_a_line_that_is_no_reading_is_refused(line: str) -> None:
         meter_command.parse_reading(line)
 
 
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("12,5", {"power": 12.5}),
+        ("0,825 W", {"power": 0.825}),
+        ("1,5", {"power": 1.5}),
+        ("power=12,5", {"power": 12.5}),
+        ("power=5250 mW volt=5", {"power": 5.25, "voltage": 5.0}),
+        ("power=12,5,voltage=5,1", {"power": 12.5, "voltage": 5.1}),
+        ("Power: 5250,5 mW | Voltage: 5 V", {"power": 5.2505, "voltage": 5.0}),
+        ("1700000000,5", {"meter_clock": 1700000000.0, "power": 5.0}),
+        ("1700000000,5,25", {"meter_clock": 1700000000.0, "power": 5.25}),
+        ("1700000000,5; 12,5 W", {"meter_clock": 1700000000.5, "power": 12.5}),
+        ("1700000000.5, 5.25", {"meter_clock": 1700000000.5, "power": 5.25}),
+    ],
+)
+def test_a_decimal_comma_and_a_unit_behind_a_space_belong_to_their_number(line: str, read: dict[str, float]) -> None:
+    assert meter_command.parse_reading(line) == pytest.approx(read)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("1,234 mW", "can be 1.234 or 1234"),
+        ("Power: 1,234 mW", "can be 1.234 or 1234"),
+        ("1.234,5", "no number"),
+        ("1,234,567", "no number"),
+        ("power=1 234 mW", "no number"),
+        ("power=5 of 10", "no number"),
+        ("3 5.1", "no unix time"),
+        ("12, 5", "no unix time"),
+    ],
+)
+def test_a_line_that_can_be_read_in_two_ways_is_no_reading_and_says_why(line: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        meter_command.parse_reading(line)
+
+
 @settings(max_examples=100)
 @given(st.text(max_size=50) | st.text("0123456789.eE+-= wpowermvVAk,;:t", max_size=30))
 def test_no_line_breaks_the_parser_or_makes_it_invent_a_number(line: str) -> None:
@@ -138,10 +176,10 @@ def test_a_command_that_streams_is_read_as_it_prints() -> None:
 
 
 def test_lines_that_come_together_are_averaged_and_the_meters_own_clock_is_a_channel() -> None:
-    sensor = start("printf '10 2\\n20 4\\n'; exec sleep 30", clock=lambda: 0)
+    sensor = start("printf '1700000010 2\\n1700000020 4\\n'; exec sleep 30", clock=lambda: 0)
     assert [channel.quantity for channel in sensor.channels] == ["power", "meter_clock"]
     values = list(sensor.read())
-    assert values in ([3.0, 15.0], [4.0, 20.0])
+    assert values in ([3.0, 1700000015.0], [4.0, 1700000020.0])
     sensor.close()
 
 

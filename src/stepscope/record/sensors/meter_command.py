@@ -1,7 +1,8 @@
 """A command of the user's that prints readings: one that streams, or one that prints once and is run each second.
 
-One reading a line: `<watts>`, `<unix seconds> <watts>`, or `name=value` pairs. Lines that come between two reads are
-averaged; the meter's own clock, where it prints one, is a channel of its own.
+One reading a line: `<watts>`, `<unix seconds> <watts>`, or `name=value` pairs. A comma between digits is a decimal
+comma, save behind unix seconds. Lines that come between two reads are averaged; the meter's own clock, where it prints
+one, is a channel of its own.
 """
 
 from __future__ import annotations
@@ -221,14 +222,19 @@ _CLOCK = ("time", "t", "timestamp", "ts", "unix")
 SI = {"power": "W", "energy": "J", "voltage": "V", "current": "A", "meter_clock": "s"}
 _TIME = ("meter_clock", "s", 1.0)
 _MOST = 1e12
-_PAIR = re.compile(r"([A-Za-z][A-Za-z_]{0,30})\s*[=:]\s*([^\s,;=:]+)")
-_NUMBER = re.compile(r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]{0,3})", re.ASCII)
+_LEAST_UNIX_S = 1e8  # a first column below is no time: 1973
+_PAIR = re.compile(r"([A-Za-z][A-Za-z_]{0,30})\s*[=:]")
+_BETWEEN_PAIRS = " \t,;|()[]"
+_NUMBER = re.compile(
+    r"([+-]?(?:\d{1,20}(?:\.\d{0,20}|,\d{1,20})?|[.,]\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]{0,3})", re.ASCII
+)
+_EITHER_COMMA = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)  # 1,234 is 1.234 or 1234
 
 
 def parse_reading(line: str) -> dict[str, float]:
     """Quantities of one line in SI units, with "meter_clock" (unix s) where it has a time; raises ValueError."""
     text = line.strip()
-    pairs = _PAIR.findall(text)
+    pairs = _pairs_of(text)
     found = _pairs(pairs) if pairs else _bare(text)
     if not found.keys() - {"meter_clock"}:
         raise ValueError(f"'{text[:60]}' is no reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
@@ -237,15 +243,27 @@ def parse_reading(line: str) -> dict[str, float]:
 
 def _bare(text: str) -> dict[str, float]:
     """One number is a power, two are a time and a power; a unit may follow the power."""
-    words = re.split(r"[\s,;]+", text)
+    words = re.split(r"[\s;]+|,\s+", text)
     if len(words) > 1 and re.fullmatch(r"[A-Za-z]{1,2}", words[-1]):
         words[-2:] = [words[-2] + words[-1]]  # "5.1 W"
+    if len(words) == 1 and re.match(r"\d{9,}(\.\d*)?,", text, re.ASCII):
+        words = words[0].split(",", 1)
     if len(words) > 2:
         raise ValueError(f"'{text[:60]}' has {len(words)} columns: expected <watts> or <unix seconds> <watts>")
     quantity, value = _value(words[-1])
     if len(words) == 1:
         return {quantity: value}
-    return {"meter_clock": _value(words[0], "time")[1], quantity: value}
+    t_s = _value(words[0], "time")[1]
+    if t_s < _LEAST_UNIX_S:
+        raise ValueError(f"'{text[:60]}' begins with no unix time: expected <watts> or <unix seconds> <watts>")
+    return {"meter_clock": t_s, quantity: value}
+
+
+def _pairs_of(text: str) -> list[tuple[str, str]]:
+    """Names, and all that stands behind each up to the next."""
+    names = list(_PAIR.finditer(text))
+    ends = [*(later.start() for later in names[1:]), len(text)]
+    return [(name[1], text[name.end() : end].strip(_BETWEEN_PAIRS)) for name, end in zip(names, ends, strict=False)]
 
 
 def _pairs(pairs: list[tuple[str, str]]) -> dict[str, float]:
@@ -269,13 +287,16 @@ def _value(word: str, unit: str = "") -> tuple[str, float]:
     matched = _NUMBER.fullmatch(word)
     if matched is None:
         raise ValueError(f"'{word[:40]}' is no number")
+    if _EITHER_COMMA.fullmatch(matched[1]):
+        plain = matched[1].replace(",", "")
+        raise ValueError(f"'{word[:40]}' can be {matched[1].replace(',', '.')} or {plain}: print a decimal point")
     own = matched[2].lower()
     quantity, _, factor = _TIME if unit == "time" else UNITS[unit or "w"]
     if own:
         if own not in UNITS or (unit and UNITS[own][0] != quantity):
             raise ValueError(f"'{word[:40]}': '{matched[2]}' is no unit of {quantity}")
         quantity, _, factor = UNITS[own]
-    value = float(matched[1]) * factor
+    value = float(matched[1].replace(",", ".")) * factor
     if not abs(value) <= _MOST:
         raise ValueError(f"'{word[:40]}' is no plausible reading")
     return quantity, value
