@@ -64,6 +64,21 @@ def test_a_script_is_run_with_the_batch_of_each_setting_and_ended_after_its_step
     assert "batch 32" in render(findings, setting_charts(findings.frames))
 
 
+@pytest.mark.parametrize(("target", "file"), [("train.py", "train.py"), ("mine:training", "mine.py")])
+def test_a_training_that_was_edited_amid_its_study_is_refused_and_says_what_to_do(
+    target: str, file: str, folder: Path
+) -> None:
+    pytest.importorskip("torch")
+    request = ThreadSweep(target, arguments=("8",) if target == "train.py" else (), threads=(1,), repeats=1, steps=6)
+    answer_study(request, folder / "study")
+    answer_study(request, folder / "study")  # as it was, its results count
+    path = folder / file
+    path.write_text(path.read_text().replace("lr=0.1", "lr=0.2"))
+    with pytest.raises(UsageError, match=rf"(?s)the training has changed since .*  {file}: ") as refused:
+        answer_study(request, folder / "study")
+    assert "--out" in str(refused.value.hint)
+
+
 def test_the_threads_of_a_script_are_studied_by_the_command_that_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ FACTS: dict[str, Any] = {
     "flushes_denormals": False, "optimizers": [{"kind": "SGD", "fused": False, "foreach": False}], "blocks": 0,
     "loader": {"workers": 0}, "data_share": 0.05, "batch": 16, "divisible": True, "cpu_capability": "AVX512",
     "glibc": True, "tcmalloc": None, "tcmalloc_in_use": False, "compiler": None, "environment": {}, "step_s": 0.01,
+    "parameters": 1000,
 }  # fmt: skip
 
 

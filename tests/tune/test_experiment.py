@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from tests.tune.fake_training import FACTS, FakePlace, FakeTraining
 
+from stepscope.api.tune import answer
 from stepscope.cli.tune import _write_config
-from stepscope.errors import UnknownName
+from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.arms import FINAL, Arm, Desk, process_interval, ratio_interval, tie_groups, typical
@@ -198,6 +199,36 @@ def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
     assert not second.interrupted
     assert all(len(second.arms[name].pairs) >= count for name, count in known.items() if name != FINAL)
     assert second.arms["channels_last"].pairs[: known["channels_last"]] == first.arms["channels_last"].pairs
+
+
+def test_what_was_measured_of_another_training_is_not_gone_on_with() -> None:
+    kept: dict[str, Mapping[str, Any]] = {}
+
+    def keep(name: str, content: Mapping[str, Any]) -> None:
+        kept[name] = json.loads(json.dumps(content))
+
+    training = FakeTraining({"fused": 0.8})
+    training.tuning(desk=Desk(keep, kept), only=("fused",))
+    before = json.dumps(kept)
+    training.facts["parameters"] = training.facts["parameters"] * 2
+    with pytest.raises(UsageError, match="of another training:\n  parameters: 1000 -> 2000"):
+        training.tuning(desk=Desk(keep, kept), only=("fused",))
+    assert json.dumps(kept) == before
+
+
+def test_a_script_that_was_edited_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr("stepscope.experiments.tune.tuning.Tuning.run", lambda tuning: opened.append(tuning))
+    script = tmp_path / "train.py"
+    request = TuneRequest(str(script))
+    for text in ("print(1)", "print(1)"):
+        script.write_text(text)
+        answer(request, tmp_path / "out", progress=False)
+    assert len(opened) == 2
+    script.write_text("print(2)")
+    with pytest.raises(UsageError, match=r"(?s)the training has changed since .*  train\.py: ") as refused:
+        answer(request, tmp_path / "out", progress=False)
+    assert "--out" in str(refused.value.hint)
 
 
 def test_an_interrupted_experiment_still_answers() -> None:

@@ -223,6 +223,35 @@ def test_a_loop_is_tuned_from_python_and_goes_on_as_before(tmp_path: Path) -> No
     assert torch.equal(weights(True), weights(False))
 
 
+@pytest.mark.parametrize("other", ["step", "model", "optimizer", "batch"])
+def test_the_folder_of_another_loop_is_refused_with_the_difference(other: str, tmp_path: Path) -> None:
+    def tune(**changed: Any) -> None:
+        model, optimizer, step = _loop()
+        made: dict[str, Any] = {"step": step, "model": model, "optimizer": optimizer, "batch": torch.zeros(4, 8)}
+        made |= changed
+        stepscope.tune(
+            made["step"], [made["batch"]], model=made["model"], optimizer=made["optimizer"], minutes=1e-3,
+            only=["foreach"], out=tmp_path / "out",
+        )  # fmt: skip
+
+    tune()
+    tune()  # as it was, it goes on
+    model = nn.Linear(8, 2)
+    rule = torch.optim.Adam(model.parameters())
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        rule.zero_grad()
+        loss = model(batch).abs().mean()
+        loss.backward()
+        rule.step()
+        return loss  # type: ignore[no-any-return]
+
+    changes = {"step": step, "model": model, "optimizer": rule, "batch": torch.zeros(2, 8)}
+    with pytest.raises(UsageError, match=f"(?s)the training has changed .*  {other}: ") as refused:
+        tune(**{other: changes[other]})
+    assert "--out" in str(refused.value.hint)
+
+
 def test_a_scope_tunes_between_two_steps_and_records_none_of_it(tmp_path: Path) -> None:
     model, optimizer, step = _loop()
     with stepscope.profile(model, optimizer, out=tmp_path, characterise=False) as scope:

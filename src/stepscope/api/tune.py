@@ -63,6 +63,7 @@ def tune(
 def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
     """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
+    from stepscope.experiments.engine.points import sources_of
     from stepscope.experiments.sweeps.own_training import refuse_no_function
     from stepscope.experiments.tune.process import LastingPlace
 
@@ -82,7 +83,7 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
         log = folder / "runs" / f"{next(count)}.txt"
         return LastingPlace({**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes])
 
-    return _answer(request, open_place, folder, progress, apart=True)
+    return _answer(request, open_place, folder, progress, apart=True, sources=sources_of(request.target))
 
 
 def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
@@ -125,14 +126,17 @@ def _answer(
     open_place: Callable[[Sequence[Change], Mapping[str, Any]], PlaceLike],
     folder: Path,
     progress: bool,
+    *,
     apart: bool,
+    sources: Mapping[str, str] | None = None,
 ) -> tuple[Findings, Tuning]:
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.arms import Desk, Rules
     from stepscope.experiments.tune.judge import judge
     from stepscope.experiments.tune.tuning import Tuning
 
-    kept = StudyFolder(folder, "tune", {name: value for name, value in request.to_dict().items() if name != "minutes"})
+    settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
+    kept = StudyFolder(folder, "tune", settings, sources)
     rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
     with kept.locked(), _progress(progress) as tell:
         tuning = Tuning(open_place, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
@@ -196,7 +200,7 @@ def _tune_step(
     progress: bool,
     settings: Mapping[str, Any],
 ) -> Findings:
-    from stepscope.experiments.tune.bench import LoopPlace, loop_bench
+    from stepscope.experiments.tune.bench import LoopPlace, loop_bench, sources_of_loop
     from stepscope.experiments.tune.state import RandomNumbers
 
     known = {"minutes", "for_", "only", "not_"}
@@ -208,9 +212,12 @@ def _tune_step(
     refuse_energy(request.for_)
     drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
     try:
-        place = LoopPlace(loop_bench(step, batches, targets, others, _FIXED))
+        bench = loop_bench(step, batches, targets, others, _FIXED)
+        place, sources = LoopPlace(bench), sources_of_loop(step, batches, targets, bench)
         folder = tune_path(request, None if out is None else Path(out))
-        findings, tuning = _answer(request, lambda changes, facts: place, folder, progress, apart=False)
+        findings, tuning = _answer(
+            request, lambda changes, facts: place, folder, progress, apart=False, sources=sources
+        )
     finally:
         drawn.put_back()
     if tuning.interrupted:

@@ -23,7 +23,7 @@ from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
-from stepscope.experiments.engine.points import in_rounds
+from stepscope.experiments.engine.points import in_rounds, sources_of
 from stepscope.experiments.engine.process import run_child
 from stepscope.privacy import redacted_texts
 from stepscope.record.device import describe_device
@@ -284,11 +284,11 @@ def answer_study(
 
     `child`: how a point is started in a process of its own; `command`: the line that repeats this; `plan`: the
     request's own by default. Ctrl-C ends the process of the point; those that had ended stay. UsageError where the
-    folder holds another request.
+    folder holds another request, or the training has changed since.
     """
 
     plan, watch = plan or request.plan(), watch or Watch()
-    folder = StudyFolder(Path(out), request.study, request.to_dict())
+    folder = StudyFolder(Path(out), request.study, request.to_dict(), sources_of(getattr(request, "workload", "")))
 
     def measure(point: Point, _: Mapping[str, Result]) -> Result:
         plan.before(point)

@@ -122,19 +122,25 @@ class StudyFolder(ResultFolder):
 
     noun, results_folder = "study", "cells"
 
-    def __init__(self, path: Path, study: str, settings: Mapping[str, Any]) -> None:
-        """Begin, or go on: what has ended is kept. UsageError where the folder holds another request."""
+    def __init__(
+        self, path: Path, study: str, settings: Mapping[str, Any], sources: Mapping[str, str] | None = None
+    ) -> None:
+        """Begin, or go on: what has ended is kept. UsageError where the folder holds another request.
+
+        sources: what the training is by name, such as the SHA-256 of its file; another one is refused likewise.
+        """
         super().__init__(path)
         plain = redacted_texts(json.loads(json.dumps(dict(settings), default=str)))
         request = {"schema": STUDY_SCHEMA, "study": study, "settings": plain}
         stored = _stored_request(path)
         if stored is not None:
             _refuse_other_request(path, stored, request)
+            _refuse_other_sources(path, stored.get("sources"), sources)
             return
         with self.writing():
             for name in (self.results_folder, "runs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            began = {"began_unix_ms": time.time_ns() // 1_000_000}
+            began = {"began_unix_ms": time.time_ns() // 1_000_000, "sources": dict(sources or {})}
             replace_json(path / _REQUEST_FILE, {**request, **began}, durable=True)
 
     def conclude(self, findings: Findings) -> None:
@@ -191,6 +197,19 @@ def _refuse_other_request(path: Path, stored: Mapping[str, Any], request: Mappin
         lines = "\n".join(f"  {name}: {before.get(name)} -> {now.get(name)}" for name in other)
         said = f"the study in '{path}' was begun with other settings:\n{lines}"
         raise UsageError(said, "give the same options to go on with it, or another folder: --out DIR")
+
+
+def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None) -> None:
+    """Raise UsageError for another training than the folder's own; an earlier version wrote down none."""
+    if now is None or not isinstance(before, dict):
+        return
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if names:
+        lines = "\n".join(f"  {name}: {_short(before.get(name))} -> {_short(now.get(name))}" for name in names)
+        raise UsageError(
+            f"the training has changed since '{path}' began, so its results could not be mixed:\n{lines}",
+            "bring back what it began with, or give another folder: --out DIR",
+        )
 
 
 class SweepFolder(ResultFolder):

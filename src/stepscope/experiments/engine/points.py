@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import random
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UnknownName
+from stepscope.request import is_function
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Workload
@@ -30,6 +33,29 @@ def in_rounds(settings: Iterable[Setting], repeats: int, seed: int) -> list[tupl
         shuffle.shuffle(round_)
         order += [(setting, repeat) for setting in round_]
     return order
+
+
+def sources_of(target: str) -> dict[str, str]:
+    """Return the file of a training of the user's own with the SHA-256 of its text; empty of a shipped workload."""
+    module, colon, _ = target.rpartition(":")
+    path: Path | None = Path(module if colon and module.endswith(".py") else target)
+    if is_function(target):
+        found = find_module(module)
+        path = None if found is None or found.origin is None else Path(found.origin)
+    if path is None or not path.is_file():
+        return {}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def find_module(module: str) -> ModuleSpec | None:
+    """Return where a module of this folder, or of an installed package, is; it is not imported."""
+    sys.path.insert(0, "")
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    finally:
+        sys.path.remove("")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ A script decides its batch and all else itself. Where its arguments hold {batch}
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import shutil
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError, no_script
 from stepscope.experiments.engine.child import Orders, ended_run, limit_memory
+from stepscope.experiments.engine.points import find_module
 from stepscope.experiments.engine.process import last_line
 from stepscope.part_names import has_steps
 from stepscope.request import is_function
@@ -76,14 +76,7 @@ def run_function(
 def _refuse_no_module(target: str) -> None:
     """Raise UsageError where the module of a function is not there; it is not imported, since torch would come too."""
     module = target.partition(":")[0]
-    sys.path.insert(0, "")
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        found = None
-    finally:
-        sys.path.remove("")
-    if found is None:
+    if find_module(module) is None:
         raise UsageError(f"there is no module '{module}' here", "run in the folder of its file")
 
 

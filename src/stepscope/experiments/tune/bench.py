@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Bench:
         divisible: bool = False,
         batch: int | None = None,
     ) -> None:
-        self._step, self._targets, self._source, self._fixed = step, targets, source, list(fixed)
+        self._step, self._targets, self._source, self.fixed = step, targets, source, list(fixed)
         self._others, self._restored = others, restored
         self._batches: dict[tuple[tuple[str, Any], ...], Iterator[Any]] = {}
         self._divisible, self._size = divisible, batch
@@ -100,7 +101,7 @@ class Bench:
         found: list[float] = []
         try:
             with switched(self.find(names), self._targets):
-                for batch in itertools.islice(itertools.cycle(self._fixed), steps):
+                for batch in itertools.islice(itertools.cycle(self.fixed), steps):
                     loss = _number(self._step(batch))
                     if loss is None:
                         return []
@@ -116,7 +117,7 @@ class Bench:
             with switched(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
                     with peak_watched() as found:
-                        self._step(self._fixed[0])
+                        self._step(self.fixed[0])
             return found[0] if found else None
         finally:
             state.put_back()
@@ -151,11 +152,11 @@ class Bench:
         def act() -> None:
             batches = self._batches_for(())
             next(batches)
-            self._step(self._fixed[0])
+            self._step(self.fixed[0])
             began_ns = monotonic_ns()
             next(batches)
             loaded_ns = monotonic_ns()
-            self._step(self._fixed[0])
+            self._step(self.fixed[0])
             _wait()
             ended_ns = monotonic_ns()
             self._step_s = (ended_ns - began_ns) / 1e9
@@ -275,6 +276,46 @@ def loop_bench(
         return itertools.chain.from_iterable(itertools.repeat(_with(loader, arguments) if arguments else plain))
 
     return Bench(step, targets, source, kept, others=(*others, *generators))
+
+
+def sources_of_loop(
+    step: Callable[[Any], Any], batches: Iterable[Any], targets: Targets, bench: Bench
+) -> dict[str, str]:
+    """Return what a loop trains by name: two loops that differ in it are two trainings."""
+    code = getattr(step, "__code__", None) or getattr(type(step).__call__, "__code__", None)
+    parameters = [parameter for model in targets.models for parameter in model.parameters()]
+    batch = _shapes(bench.fixed)
+    if isinstance(batches, torch.utils.data.DataLoader):  # whose samples may have any length
+        batch = f"{batches.batch_size} of {type(batches.dataset).__name__}"
+    return {
+        "step": f"code {_digest(_instructions(code))}",
+        "model": f"{sum(p.numel() for p in parameters)} parameters, shapes {_digest(_shapes(parameters))}",
+        "optimizer": ", ".join(type(optimizer).__name__ for optimizer in targets.optimizers),
+        "batch": batch,
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _instructions(code: Any) -> str:
+    """Return what a function does, with the functions within it, whatever lines it stands in."""
+    if isinstance(code, frozenset):
+        return repr(sorted(map(repr, code)))
+    if not hasattr(code, "co_code"):
+        return repr(code)
+    return repr([code.co_code, code.co_names, list(map(_instructions, code.co_consts))])
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_shapes(inner)}' for name, inner in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_shapes, value))})"
+    return type(value).__name__
 
 
 def _generators(loader: Any) -> tuple[Any, ...]:

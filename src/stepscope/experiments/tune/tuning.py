@@ -45,6 +45,7 @@ _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no
 _DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
 _LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
 _ANSWER_S = 900.0
+_SAME = ("device", "gpu", "threads", "parameters", "conv2d", "blocks", "batch", "optimizers", "autocast")  # facts
 
 
 class Tuning:
@@ -140,7 +141,9 @@ class Tuning:
         self._desk.tell("the training as it is", self.used)
         began_ns = monotonic_ns()
         place = self._start(())
-        self.facts = place.ask(_ANSWER_S, do="facts")
+        facts = place.ask(_ANSWER_S, do="facts")
+        self._refuse_another(facts)
+        self.facts = facts
         self.known = offered(self.facts)
         rules = self.rules
         chosen = wanted(self.known.values(), rules.goal, rules.only, rules.without)
@@ -162,6 +165,19 @@ class Tuning:
                 if arm.changes and {*arm.changes} <= {*self.known} and file_name(arm.name) == name:
                     self.arms[arm.name] = arm
         return place
+
+    def _refuse_another(self, facts: Mapping[str, Any]) -> None:
+        """Raise UsageError where what is kept was measured of another training, or on another device."""
+        before = self._desk.kept.get("progress", {}).get("facts")
+        if not isinstance(before, dict):
+            return
+        other = [name for name in _SAME if name in before and before[name] != facts.get(name)]
+        if other:
+            lines = "\n".join(f"  {name}: {before[name]} -> {facts.get(name)}"[:200] for name in other)
+            raise UsageError(
+                f"what is kept of this experiment was measured of another training:\n{lines}",
+                "bring back what it began with, or give another folder: --out DIR",
+            )
 
     def _start(self, changes: Sequence[Change]) -> PlaceLike:
         place = self._open(changes, self.facts)
