@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.bench import Bench
+from stepscope.experiments.tune.bench import Bench, LoopPlace, loop_bench
 from stepscope.experiments.tune.changes import offered, switched
 from stepscope.experiments.tune.child import bench_of
 from stepscope.experiments.tune.state import State
@@ -221,6 +223,59 @@ def test_a_loop_is_tuned_from_python_and_goes_on_as_before(tmp_path: Path) -> No
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert torch.equal(weights(True), weights(False))
+
+
+class Pair(NamedTuple):
+    values: torch.Tensor
+    labels: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda values, labels: {"values": values, "labels": labels},
+        lambda values, labels: [values, labels],
+        lambda values, labels: Pair(values, labels),
+        lambda values, labels: (values, [labels]),
+        lambda values, labels: UserDict(values=values, labels=labels),
+        lambda values, labels: (values.numpy(), labels),
+    ],
+    ids=["dictionary", "list", "named tuple", "list within", "mapping of a library", "numpy"],
+)
+def test_a_step_may_consume_and_alter_its_batch(made: Callable[[Any, Any], Any]) -> None:
+    model, optimizer, _ = _loop()
+
+    def step(batch: Any) -> torch.Tensor:
+        mapping = isinstance(batch, (dict, UserDict))
+        values = batch["values"] if mapping else batch[0]
+        labels = batch.pop("labels") if mapping else batch.pop() if isinstance(batch, list) else batch[1]
+        labels = labels.pop() if isinstance(labels, list) else labels
+        values /= 255
+        optimizer.zero_grad()
+        loss = (model(torch.as_tensor(values)) - labels).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    batch = made(torch.full((4, 8), 255.0), torch.ones(4, 1))
+    before = copy.deepcopy(batch)
+    place = LoopPlace(loop_bench(step, [batch], Targets((model,), (optimizer,)), (), 1))
+    losses = place.ask(9, do="losses", changes=[], steps=3)["losses"]
+    assert losses == place.ask(9, do="losses", changes=[], steps=3)["losses"]
+    assert len(place.ask(9, do="block", changes=["foreach"], warmup=2, steps=3)["seconds"]) == 3
+    place.ask(9, do="memory", changes=[])
+    assert repr(batch) == repr(before)
+
+
+def test_the_time_of_a_step_has_none_of_the_copy_that_it_gets() -> None:
+    model, optimizer, _ = _loop()
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch[:1]).sum().backward()
+
+    bench = loop_bench(step, [torch.zeros(1 << 18, 8)], Targets((model,), (optimizer,)), (), 1)  # 8 MB
+    block = bench.block([], 1, 20)
+    assert sum(block.seconds) < 0.5 * (block.t1_ns - block.t0_ns) / 1e9
 
 
 @pytest.mark.parametrize("other", ["step", "model", "optimizer", "batch"])

@@ -18,7 +18,7 @@ from stepscope.experiments.tune.changes.loop import with_arguments
 from stepscope.experiments.tune.child import obeyed
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.process import PlaceEnded
-from stepscope.experiments.tune.state import State
+from stepscope.experiments.tune.state import BatchCopies, State, copy_of_batch
 from stepscope.experiments.tune.training import Observer, Targets, facts_of, observed
 from stepscope.record.kineto import start_window
 
@@ -101,7 +101,7 @@ class Bench:
         found: list[float] = []
         try:
             with switched(self.find(names), self._targets):
-                for batch in itertools.islice(itertools.cycle(self.fixed), steps):
+                for batch in itertools.islice(BatchCopies(self.fixed), steps):
                     loss = _number(self._step(batch))
                     if loss is None:
                         return []
@@ -116,8 +116,9 @@ class Bench:
         try:
             with switched(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
+                    batch = copy_of_batch(self.fixed[0])
                     with peak_watched() as found:
-                        self._step(self.fixed[0])
+                        self._step(batch)
             return found[0] if found else None
         finally:
             state.put_back()
@@ -125,18 +126,20 @@ class Bench:
     def _timed(self, batches: Iterator[Any], steps: int) -> Block:
         ends: list[int] = []
         last: Any = None
+        copied_ns = _copied_ns(batches)
         _wait()
         began_ns = monotonic_ns()
         for batch in itertools.islice(batches, steps):
             last = self._step(batch)
-            ends.append(monotonic_ns())
+            ends.append(monotonic_ns() - _copied_ns(batches) + copied_ns)
+        ended_ns = monotonic_ns()
         if _wait():
             ended_ns = monotonic_ns()
             step_s = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
             return Block((step_s,) * len(ends), began_ns, ended_ns)
         seconds = tuple((after - before) / 1e9 for before, after in itertools.pairwise([began_ns, *ends]))
         loss = _number(last)
-        return Block(seconds, began_ns, ends[-1], () if loss is None else (loss,))
+        return Block(seconds, began_ns, ended_ns, () if loss is None else (loss,))
 
     def _batches_for(self, changes: Sequence[Change]) -> Iterator[Any]:
         arguments = {name: value for change in changes for name, value in change.loader.items()}
@@ -152,11 +155,12 @@ class Bench:
         def act() -> None:
             batches = self._batches_for(())
             next(batches)
-            self._step(self.fixed[0])
+            self._step(copy_of_batch(self.fixed[0]))
+            again = copy_of_batch(self.fixed[0])
             began_ns = monotonic_ns()
             next(batches)
             loaded_ns = monotonic_ns()
-            self._step(self.fixed[0])
+            self._step(again)
             _wait()
             ended_ns = monotonic_ns()
             self._step_s = (ended_ns - began_ns) / 1e9
@@ -204,6 +208,11 @@ def _allocations(nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
         if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
             yield node.start_time_ns, int(node.extra_fields.alloc_size)
         waiting.extend(node.children)
+
+
+def _copied_ns(batches: Iterator[Any]) -> int:
+    """Return the time that copies of batches have taken so far, ns: it is none of a step."""
+    return batches.spent_ns if isinstance(batches, BatchCopies) else 0
 
 
 def _number(value: Any) -> float | None:
@@ -261,7 +270,7 @@ def loop_bench(
             raise UsageError(
                 "there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)"
             )
-        return Bench(step, targets, lambda _: itertools.cycle(kept), kept, others=others)
+        return Bench(step, targets, lambda _: BatchCopies(kept), kept, others=others)
     from stepscope.experiments.tune.state import State
 
     # A loader whose workers persist has a single iterator, and the user's loop may be amid it.

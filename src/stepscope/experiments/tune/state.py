@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import itertools
 import random
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.training import Targets
 
@@ -237,6 +240,40 @@ class _Other:
             other.bit_generator.state = copy.deepcopy(self._content)
         else:
             other.load_state_dict(copy.deepcopy(self._content))
+
+
+def copy_of_batch(value: Any) -> Any:
+    """Return a batch that a step may alter: its containers are new, and so is the memory of tensors and arrays."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, (dict, collections.UserDict)):
+        found = copy.copy(value)
+        for name in found:
+            found[name] = copy_of_batch(found[name])
+        return found
+    if isinstance(value, tuple):
+        items = map(copy_of_batch, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return list(map(copy_of_batch, value))
+    return value.copy() if type(value).__module__ == "numpy" and hasattr(value, "copy") else value
+
+
+class BatchCopies:
+    """Batches of a list again and again, a copy each time. spent_ns: what copying has taken so far."""
+
+    def __init__(self, kept: Sequence[Any]) -> None:
+        self._batches = itertools.cycle(kept)
+        self.spent_ns = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        began_ns = monotonic_ns()
+        batch = copy_of_batch(next(self._batches))
+        self.spent_ns += monotonic_ns() - began_ns
+        return batch
 
 
 class RandomNumbers:
