@@ -297,6 +297,29 @@ def test_a_log_that_holds_no_time_and_power_is_refused_in_words(text: str) -> No
         meter_log.parse_meter_csv(text)
 
 
+def test_a_decimal_comma_that_comes_late_in_a_log_is_one() -> None:
+    rows = [f"{n};{'0' if n < 210 else '5,25'}" for n in range(300)]
+    assert meter_log.parse_meter_csv("\n".join(["time;power", *rows])).power_w[205:215] == (0.0,) * 5 + (5.25,) * 5
+
+
+def test_each_column_has_a_decimal_style_of_its_own() -> None:
+    log = meter_log.parse_meter_csv("time;power\n1700000000.5;999,5\n1700000001.5;1.005,25\n1700000002.5;1.006\n")
+    assert log.t_s == (S + 0.5, S + 1.5, S + 2.5)
+    assert log.power_w == (999.5, 1005.25, 1006.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("time;power\n0;5,25\n1;5.5\n", "'5.5' and '5,25'"),
+        ("time;power\n0;999\n1;1,005\n", "'1,005' can have"),
+    ],
+)
+def test_a_log_whose_decimal_style_cannot_be_told_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        meter_log.parse_meter_csv(text)
+
+
 ROWS = st.lists(
     st.text("0123456789.,;:-TZ eE\t", max_size=24) | st.sampled_from(["time,power", "1,2", "0;5,5"]), max_size=12
 )

@@ -172,22 +172,26 @@ def parse_meter_csv(text: str, time_column: str | None = None, power_column: str
     if not width:
         raise ValueError("no line has two columns; expected a time and a power, separated by comma, semicolon or tab")
     rows = [row for row in rows if len(row) == width[0][0]]
-    comma = separator != "," and _decimal_comma(rows)
-    head = None if any(_number(cell, comma) is not None for cell in rows[0]) else rows[0]
+    head = None if any(_number(cell, comma) is not None for cell in rows[0] for comma in (False, True)) else rows[0]
     columns = _columns(_renamed(head, time_column, power_column), width[0][0])
-    return _log(rows if head is None else rows[1:], columns, comma, len(lines) - len(rows))
+    return _log(rows if head is None else rows[1:], columns, separator != ",", len(lines) - len(rows))
 
 
-def _log(rows: Sequence[Sequence[str]], columns: _Columns, comma: bool, skipped: int) -> MeterLog:
-    times = _times([" ".join(row[place] for place in columns.time) for row in rows], columns.time_factor, comma)
+def _log(rows: Sequence[Sequence[str]], columns: _Columns, may_be_comma: bool, skipped: int) -> MeterLog:
+    texts = [
+        [" ".join(row[place] for place in columns.time) for row in rows],
+        *([row[place] for row in rows] for place in columns.power),
+    ]
+    numbers = _numbers(texts, may_be_comma)
+    times = _times(texts[0], numbers[0], columns.time_factor)
     seconds, watts, last = [], [], -math.inf
-    for row, t_s in zip(rows, times[0], strict=True):
+    for t_s, *values in zip(times[0], *numbers[1:], strict=True):
         if t_s is None or t_s < last:
             skipped += 1
             continue
         last = t_s
         seconds.append(t_s)
-        watts.append(_watts([_number(row[place], comma) for place in columns.power], columns.factor))
+        watts.append(_watts(values, columns.factor))
     if sum(value == value for value in watts) < 2:
         raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'")
     return MeterLog(tuple(seconds), tuple(watts), times[1], columns.name, skipped)
@@ -208,18 +212,47 @@ def _separator(lines: Sequence[str]) -> str:
     return ","
 
 
-def _decimal_comma(rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether numbers are written 1,5 or 1.234,5; a comma before a point separates thousands."""
-    cells = [cell for row in rows[:200] for cell in row if re.fullmatch(r"[+-]?[\d.,]+", cell)]
-    return any("," in cell and cell.rfind(",") > cell.rfind(".") and cell.count(",") == 1 for cell in cells)
+def _number_like(thousands: str, decimal: str) -> re.Pattern[str]:
+    whole = rf"(?:[0-9]{{1,20}}|[1-9][0-9]{{0,2}}(?:{thousands}[0-9]{{3}}){{1,6}})"
+    return re.compile(rf"[+-]?(?:{whole}(?:{decimal}[0-9]{{0,20}})?|{decimal}[0-9]{{1,20}})(?:[eE][+-]?[0-9]{{1,2}})?")
+
+
+_POINT, _COMMA = _number_like(",", r"\."), _number_like(r"\.", ",")  # 1,234.5 and 1.234,5; 1,234 is either
 
 
 def _number(cell: str, comma: bool) -> float | None:
-    """A number in the decimal style of the file; None where the cell is none."""
-    text = cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", "")
-    if not re.fullmatch(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?", text):
+    """A number in the decimal style of its column; None where the cell is none."""
+    if not (_COMMA if comma else _POINT).fullmatch(cell):
         return None
-    return float(text)
+    return float(cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", ""))
+
+
+def _numbers(columns: Sequence[Sequence[str]], may_be_comma: bool) -> list[list[float | None]]:
+    """The numbers of each column, in the style that its cells can be written in alone, else in that of the others.
+
+    Raises ValueError where a column has both styles, or a comma that can be of either.
+    """
+    if not may_be_comma:
+        return [[_number(cell, False) for cell in cells] for cells in columns]
+    styles = [_decimal_comma(cells) for cells in columns]
+    of_others = next((style for style in styles if style is not None), None)
+    numbers = []
+    for cells, own in zip(columns, styles, strict=True):
+        comma = of_others if own is None else own
+        unclear = next((cell for cell in cells if "," in cell and _POINT.fullmatch(cell)), None)
+        if comma is None and unclear:
+            raise ValueError(f"'{unclear}' can have a decimal comma or a thousands separator: write a decimal point")
+        numbers.append([_number(cell, bool(comma)) for cell in cells])
+    return numbers
+
+
+def _decimal_comma(cells: Sequence[str]) -> bool | None:
+    """Return whether numbers are written 1,5 or 1.234,5; None where all can be read either way."""
+    point = next((cell for cell in cells if _POINT.fullmatch(cell) and not _COMMA.fullmatch(cell)), None)
+    comma = next((cell for cell in cells if _COMMA.fullmatch(cell) and not _POINT.fullmatch(cell)), None)
+    if point and comma:
+        raise ValueError(f"one column has '{point}' and '{comma}': write all its numbers with a decimal point")
+    return None if point is None and comma is None else comma is not None
 
 
 def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: str | None) -> Sequence[str] | None:
@@ -287,9 +320,10 @@ def _find(
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _times(cells: Sequence[str], factor: float | None, comma: bool) -> tuple[list[float | None], MeterClock]:
+def _times(
+    cells: Sequence[str], numbers: Sequence[float | None], factor: float | None
+) -> tuple[list[float | None], MeterClock]:
     """Seconds of every cell, None where it is no time, and the clock that they are of."""
-    numbers = [_number(cell, comma) for cell in cells]
     first = next((number for number in numbers if number is not None), None)
     if first is not None:
         scale = factor if factor is not None and first * factor < 1e10 else None
