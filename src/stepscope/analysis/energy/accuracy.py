@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analysis.energy.power_sources import PowerSource
-from stepscope.analysis.energy.rails import Energy, Line
+from stepscope.analysis.energy.rails import Energy, Line, sum_energies
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,14 @@ class Accuracy:
     share: float = 0.0
 
     def at_meter(self, shown_w: float) -> tuple[float, float]:
-        """(W that a meter would show, half of its 95 % CI) where the sensor shows so much."""
+        """(W that a meter would show, half of its 95 % CI) where the sensor shows so much.
+
+        Far below where the line was measured it would be negative: then it is 0, or up to what the sensor shows.
+        """
         away = (shown_w - self.shown_w) / self.gain
-        watts = self.meter_w + away
-        parts = (self.meter_half_w, away * self.gain_half / self.gain, self.share * watts)
+        watts = max(self.meter_w + away, 0.0)
+        beyond = shown_w if self.meter_w + away < 0 else 0.0
+        parts = (self.meter_half_w, away * self.gain_half / self.gain, self.share * watts, beyond)
         return watts, math.hypot(*parts)
 
 
@@ -142,26 +146,52 @@ def _of_rapl(cpu: str, rail: str) -> Accuracy:
     return Accuracy(1.0, share, f"RAPL {how} (doi 10.1109/IPDPSW.2015.70): allowance {share:.0%}")
 
 
-def meter_energy(lines: Sequence[Line], energies: Sequence[Energy], device: Mapping[str, Any]) -> dict[str, Any]:
+def meter_energy(
+    lines: Sequence[Line], energies: Sequence[Energy], device: Mapping[str, Any], of_total: bool = True
+) -> dict[str, Any]:
     """Return what a meter in the supply line of these lines would say, J, its 95 % CI, and from where that is known.
 
     meter_joules, meter_low, meter_high, meter_source; null where nothing is known of one of the sensors. The errors of
-    several lines are taken to agree in sign.
+    several lines are taken to agree in sign. Each line that was calibrated beside a meter tells what that meter shows,
+    of the whole device: together they do so once, lines without are in it, and it is told of the total alone.
     """
     nothing = dict.fromkeys(("meter_joules", "meter_low", "meter_high", "meter_source"))
-    joules = below = above = 0.0
-    sources = []
+    known = []
     for line, energy in zip(lines, energies, strict=True):
-        known = None if line.estimated else accuracy_of(line.best, device)
-        if known is None or energy.joules is None or energy.watts is None or not energy.covered_s:
-            return nothing
-        low, high = (energy.joules if end is None else end for end in (energy.low_j, energy.high_j))
-        watts, half = known.at_meter(energy.watts)
-        at_meter, systematic = watts * energy.covered_s, half * energy.covered_s
-        joules += at_meter
-        below += math.hypot(systematic, (energy.joules - low) / known.gain)
-        above += math.hypot(systematic, (high - energy.joules) / known.gain)
-        sources.append(known.source)
-    said = "; ".join(dict.fromkeys(sources))
+        said = None if line.estimated else accuracy_of(line.best, device)
+        if said is not None and energy.joules is not None and energy.watts is not None and energy.covered_s:
+            known.append((said, energy, energy.joules, energy.watts))
+    calibrated = [entry for entry in known if entry[0].meter_w]
+    if calibrated:
+        known = [_of_one_meter([said for said, *_ in calibrated], [energy for _, energy, *_ in calibrated])]
+    if not known or (not of_total if calibrated else len(known) < len(lines)):
+        return nothing
+    joules = below = above = 0.0
+    for said, energy, shown_j, shown_w in known:
+        low, high = (shown_j if end is None else end for end in (energy.low_j, energy.high_j))
+        watts, half = said.at_meter(shown_w)
+        systematic = half * energy.covered_s
+        joules += watts * energy.covered_s
+        below += math.hypot(systematic, (shown_j - low) / said.gain)
+        above += math.hypot(systematic, (high - shown_j) / said.gain)
     ends = {"meter_low": max(joules - below, 0.0), "meter_high": joules + above}
-    return {"meter_joules": joules, **ends, "meter_source": said}
+    return {
+        "meter_joules": joules,
+        **ends,
+        "meter_source": "; ".join(dict.fromkeys(entry[0].source for entry in known)),
+    }
+
+
+def _of_one_meter(calibrated: Sequence[Accuracy], energies: Sequence[Energy]) -> tuple[Accuracy, Energy, float, float]:
+    """The sum of lines that were calibrated beside the same meter, as one: it shows what they show together."""
+    several = Accuracy(
+        gain=sum(said.gain for said in calibrated),
+        gain_half=sum(said.gain_half for said in calibrated),
+        source="; ".join(dict.fromkeys(said.source for said in calibrated)),
+        shown_w=sum(said.shown_w for said in calibrated),
+        meter_w=sum(said.meter_w for said in calibrated) / len(calibrated),
+        meter_half_w=max(said.meter_half_w for said in calibrated),
+        share=max(said.share for said in calibrated),
+    )
+    summed = sum_energies(energies)
+    return several, summed, summed.joules or 0.0, sum(energy.watts or 0.0 for energy in energies)

@@ -26,6 +26,7 @@ from stepscope.runfolder import RunReader
 _TO_SI = {"W": 1.0, "mW": 1e-3, "uW": 1e-6, "J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "Wh": 3600.0}
 _KINDS = {"power": ("gauge", "estimate"), "energy": ("counter", "estimate")}
 _STILL_REFRESHES, _STILL_NS = 50, 2_000_000_000  # a counter that stands for longer than both, stands still
+_WHOLE, _FEW_STEPS = 1e-3, 2.0  # off a whole number of steps at most; steps at once, typically
 _STILL_GAUGE_NS = 30_000_000_000  # coarse gauges rest on one value for long
 
 
@@ -96,6 +97,7 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     if is_counter:
         full, most = (None if not channel.get(key) else float(channel[key]) * scale for key in _LIMIT_KEYS)
         growth = counter_growth(t_ns, values, CounterLimits(full, most, refresh_ns, step))
+        step = step or _seen_step_j(growth.steps)
     else:
         growth = integrate_power(t_ns, values, refresh_ns)
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
@@ -120,6 +122,19 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     )
 
 
+def _seen_step_j(steps: Floats) -> float:
+    """The step of a counter that states none, J: of a plug that counts watt-hours, say; 0 where it moves by any amount.
+
+    Such a counter mostly moves by one step, now and then by a few, and each time by the same amount.
+    """
+    moved = steps[np.nan_to_num(steps) > 0]
+    if not len(moved):
+        return 0.0
+    times = moved / moved.min()
+    whole = np.abs(times - np.rint(times)) < _WHOLE
+    return float(moved.min()) if whole.all() and np.median(times) <= _FEW_STEPS else 0.0
+
+
 _LIMIT_KEYS = ("counter_range", "most_per_s")
 
 
@@ -142,7 +157,7 @@ def _stale_notes(channel: dict[str, Any], t_ns: Floats, watts: Floats, refresh_n
 def _without_still_spans(source: PowerSource, everything: list[PowerSource], run: RunReader) -> PowerSource:
     """A counter that stands still while others, or the training, go on: those times are gaps, and it is said.
 
-    One that stands most of the time measures something that is mostly off, such as built-in graphics.
+    Built-in graphics are mostly off: a part of what goes on meanwhile may stand for most of the time.
     """
     growth = source.growth
     if source.kind != "counter" or len(growth.t_ns) < 3:
@@ -150,17 +165,27 @@ def _without_still_spans(source: PowerSource, everything: list[PowerSource], run
     moves = np.flatnonzero(np.nan_to_num(growth.steps) > 0)
     usual = float(np.median(np.diff(growth.t_ns[moves]))) if len(moves) > 1 else 0.0
     spans = still_spans(growth, max(_STILL_NS, _STILL_REFRESHES * max(source.refresh_ns, usual)))
+    if not len(moves):
+        spans = np.array([[growth.t_ns[0], growth.t_ns[-1]]])
     lasted = float(np.diff(spans).sum())
-    if not lasted or lasted > (growth.t_ns[-1] - growth.t_ns[0]) / 2 or not len(moves):
+    mostly = lasted > (growth.t_ns[-1] - growth.t_ns[0]) / 2
+    if not lasted or (mostly and _is_part_of_another(source, everything)):
         return source
     going_on = [span for span in spans if _others_go_on(span, source, everything, run)]
     if not going_on:
         return source
     dark = np.array(going_on)
-    note = (
-        f"{source.id} stood still for {float(np.diff(dark).sum()) / 1e9:.3g} s while others went on: excluded as a gap"
-    )
+    seconds = float(np.diff(dark).sum()) / 1e9
+    note = f"{source.id} stood still for {seconds:.3g} s while others went on: excluded as a gap"
+    if not len(moves):
+        note = f"{source.id} never moved: it is no meter here"
     return replace(source, growth=cut_spans(growth, dark, known=True), notes=(*source.notes, note))
+
+
+def _is_part_of_another(source: PowerSource, everything: list[PowerSource]) -> bool:
+    """Return whether what contains this one was measured, and moved: its energy is known whatever this one shows."""
+    above = [other for other in everything if other.scope == source.parent_scope and other.id != source.id]
+    return any(np.nan_to_num(other.growth.steps).any() for other in above)
 
 
 def _others_go_on(span: Floats, source: PowerSource, everything: list[PowerSource], run: RunReader) -> bool:
@@ -189,7 +214,8 @@ def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0) -> G
     if len(read) < 2:
         return Growth(t, np.empty(0), np.empty(0, dtype=np.bool_))
     apart = np.diff(t)
-    silent = apart > max(_LONG_PERIODS * float(np.median(apart)), _LONG_NS)
+    usual = float(np.median(apart[apart > 0])) if apart.any() else 0.0  # of several readings under one stamp
+    silent = apart > max(_LONG_PERIODS * usual, _LONG_NS)
     gap = ((np.diff(read) > 1) & (apart > _NOTHING_NEWER * refresh_ns)) | silent
     refused = int((~good & np.isfinite(power_w)).sum())
     steps = np.where(gap, np.nan, apart * (watts[1:] + watts[:-1]) / 2e9)

@@ -21,6 +21,7 @@ from stepscope.runfolder import RunReader
 
 UNKNOWN = "unknown"  # what a rail feeds where no board file says: shown, and never added to anything
 _AS_GOOD = 0.9  # of the best coverage: below, a finer source that was mostly dark is no better
+_FEW_STEPS = 100  # of a counter in a run: below, it knows the energy to a percent or worse
 _OF_KIND = {"counter": 0, "gauge": 1, "estimate": 2}
 
 
@@ -126,9 +127,17 @@ def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[
     entry = rail_of(board, name, key, first.scope)
     covered = {source.id: source.covered_share(*span) if span else 1.0 for source in sources}
     good = _AS_GOOD * max(covered.values())
-    ranked = sorted(sources, key=lambda other: (covered[other.id] < good, _OF_KIND[other.kind], other.resolved_ns))
+    ranked = sorted(
+        sources,
+        key=lambda other: (covered[other.id] < good, _is_coarse(other), _OF_KIND[other.kind], other.resolved_ns),
+    )
     component = entry.component if entry else UNKNOWN
     return Line(key, name, first.scope, component, entry, tuple(ranked))
+
+
+def _is_coarse(source: PowerSource) -> bool:
+    """Return whether a counter has made so few steps that a gauge of the same rail tells more of its energy."""
+    return source.kind == "counter" and float(np.nansum(source.growth.steps)) < _FEW_STEPS * source.step_size
 
 
 def _place_lines(lines: list[Line], board: Board) -> list[Line]:
@@ -263,13 +272,14 @@ def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
 
 
 def sum_energies(parts: Sequence[Energy]) -> Energy:
-    """The sum of parallel rails; bounds add up as if all erred the same way."""
+    """The sum of parallel rails over the time that all of them cover; bounds add up as if all erred the same way."""
     if any(part.joules is None for part in parts) or not parts:
         dark_s = max((part.gap_s for part in parts), default=0.0)
         return Energy(None, None, None, None, None, None, 0.0, dark_s)
     names = ("joules", "low_j", "high_j", "watts", "low_w", "high_w")
-    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
     covered_s, gap_s = min(part.covered_s for part in parts), max(part.gap_s for part in parts)
+    parts = [_within(part, covered_s) for part in parts]
+    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Energy(**sums, covered_s=covered_s, gap_s=gap_s, windows=min(part.windows for part in parts))
 
 
@@ -278,10 +288,22 @@ def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
     inner = sum_energies(parts)
     if whole.joules is None or inner.joules is None:
         return Energy(None, None, None, None, None, None, 0.0, max(whole.gap_s, inner.gap_s))
+    covered_s, gap_s = min(whole.covered_s, inner.covered_s), max(whole.gap_s, inner.gap_s)
+    whole, inner = _within(whole, covered_s), _within(inner, covered_s)
     pairs = {"joules": "joules", "low_j": "high_j", "high_j": "low_j", "watts": "watts", "low_w": "high_w"}
     less = {name: getattr(whole, name) - getattr(inner, other) for name, other in (*pairs.items(), ("high_w", "low_w"))}
-    covered_s, gap_s = min(whole.covered_s, inner.covered_s), max(whole.gap_s, inner.gap_s)
     return Energy(**less, covered_s=covered_s, gap_s=gap_s, windows=min(whole.windows, inner.windows))
+
+
+def _within(energy: Energy, covered_s: float) -> Energy:
+    """The energy of so much of the time that it covers, at its mean power."""
+    if energy.covered_s <= covered_s:
+        return energy
+    joules, low_j, high_j = (
+        None if end is None else end * covered_s / energy.covered_s
+        for end in (energy.joules, energy.low_j, energy.high_j)
+    )
+    return replace(energy, joules=joules, low_j=low_j, high_j=high_j, covered_s=covered_s)
 
 
 def modelled_energy(energy: Energy, uncertainty: float | None) -> Energy:

@@ -95,7 +95,7 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             **_energy_row(
                 name, lines, sum_energies([of[line.key] for line in lines]), per, simulated, _idle_sum(idle, lines)
             ),
-            **meter_energy(lines, [of[line.key] for line in lines], run.device),
+            **meter_energy(lines, [of[line.key] for line in lines], run.device, name == "total" or not tree.total),
         }
         for name, lines in tree.components()
     ]
@@ -112,7 +112,8 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             "meaning": (line.entry.meaning if line.entry else "") or None,
         }
         row = _energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))
-        rails.append({**entry, **row, **meter_energy([line], [of[line.key]], run.device)})
+        at_meter = meter_energy([line], [of[line.key]], run.device, tree.total in (None, (line,)))
+        rails.append({**entry, **row, **at_meter})
     notes = (*tree.notes, *_table_notes(tree, of, spans), *_meter_notes(components), *long_run_notes(run))
     return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
 
@@ -246,8 +247,10 @@ def _meter_notes(components: Sequence[dict[str, Any]]) -> Iterator[str]:
     known = [row for row in components if row.get("meter_joules") is not None]
     for row in [row for row in known if row["component"] == "total"] or known:
         said = estimate(row["meter_joules"], row["meter_low"], row["meter_high"], "J")
-        more = "" if "calibrated" in row["meter_source"] else "; `stepscope calibrate` narrows it"
-        yield f"a meter in the supply line of {row['rail']} would show {said} ({row['meter_source']}){more}"
+        calibrated = "calibrated" in row["meter_source"]
+        more = "" if calibrated else "; `stepscope calibrate` narrows it"
+        supplied = "the device" if calibrated else row["rail"]
+        yield f"a meter in the supply line of {supplied} would show {said} ({row['meter_source']}){more}"
 
 
 def _gap_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
@@ -261,7 +264,11 @@ def _gap_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
 
 
 def _cross_check(line: Line, sensor: str, best: Energy, other: Energy) -> Iterator[str]:
-    if not best.watts or other.watts is None or best.low_w is None or best.high_w is None:
+    if best.watts is None or other.watts is None or best.low_w is None or best.high_w is None:
+        return
+    if not best.watts:
+        if other.low_w:
+            yield f"{line.name} by {line.best.sensor}: 0 W; {sensor} says {number(other.watts)} W: they disagree"
         return
     off = other.watts / best.watts - 1
     apart = other.low_w is not None and other.high_w is not None
