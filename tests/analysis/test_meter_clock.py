@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.energy.alignment import align
+from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, UsageError
 from stepscope.record.meter_log import import_csv
@@ -74,6 +75,18 @@ def test_offset_and_drift_of_a_meter_are_found_and_the_interval_holds_them(
     assert found.correlation > 0.9
     if found.drift_ppm is not None and found.drift_low_ppm is not None and found.drift_high_ppm is not None:
         assert abs(found.drift_ppm - drift_ppm) < 2 * (found.drift_high_ppm - found.drift_low_ppm)
+
+
+def test_a_log_with_stamps_of_whole_seconds_keeps_its_readings_in_between(tmp_path: Path) -> None:
+    path, (t_s, power_w) = a_run(tmp_path), a_log(12.0)
+    import_csv(path, csv_of(tmp_path / "m.csv", np.floor(t_s), power_w), align)
+    run = RunReader(path)
+    alignment, truth_s = run.events[-1]["alignment"], START_S + np.arange(1.0, 91.0, 0.25)
+    assert alignment["offset_low_s"] <= 12.0 <= alignment["offset_high_s"]
+    power = run.samples("power").head(360)
+    assert np.abs(((power["t0_ns"] + power["t1_ns"]) / 2e9).to_numpy() - truth_s).max() < 0.05
+    source = next(source for source in power_sources(run) if source.scope.startswith("meter:"))
+    assert source.growth.covered_ns[-1] / 1e9 == pytest.approx(89.75, abs=0.1)
 
 
 def test_without_cpu_use_the_steps_edges_are_enough(tmp_path: Path) -> None:

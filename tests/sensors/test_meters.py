@@ -273,6 +273,12 @@ def test_a_log_is_read_in_the_dialect_of_its_meter(name: str) -> None:
     assert log.clock == clock
 
 
+def test_readings_under_one_stamp_are_spread_until_the_next_stamp() -> None:
+    rows = [f"10:00:0{second},{watts}" for second in (1, 2, 3, 9) for watts in range(4)]
+    log = meter_log.parse_meter_csv("\n".join(["time,power", *rows]))
+    assert log.t_s == tuple(36000 + second + part / 4 for second in (1, 2, 3, 9) for part in range(4))
+
+
 def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted() -> None:
     log = meter_log.parse_meter_csv("time,power\n0,5\n1,overload\n0.5,9\n2,6\nx,7\n")
     assert list(log.t_s) == [0, 1, 2]

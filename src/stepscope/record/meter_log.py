@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, Protocol
@@ -194,7 +195,19 @@ def _log(rows: Sequence[Sequence[str]], columns: _Columns, may_be_comma: bool, s
         watts.append(_watts(values, columns.factor))
     if sum(value == value for value in watts) < 2:
         raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'")
-    return MeterLog(tuple(seconds), tuple(watts), times[1], columns.name, skipped)
+    return MeterLog(tuple(_spread(seconds)), tuple(watts), times[1], columns.name, skipped)
+
+
+def _spread(t_s: Sequence[float]) -> list[float]:
+    """Readings under one stamp, which is coarser than they are apart, evenly over the time until the next one."""
+    stamps = [(t, len(list(readings))) for t, readings in groupby(t_s)]
+    steps = [later[0] - earlier[0] for earlier, later in pairwise(stamps)]
+    usual = median(steps) if steps else 0.0
+    return [
+        t + place / count * min(step, usual)
+        for (t, count), step in zip(stamps, [*steps, usual], strict=True)
+        for place in range(count)
+    ]
 
 
 def _watts(values: Sequence[float | None], factor: float) -> float:
