@@ -137,8 +137,9 @@ class Plan:
 class Search:
     """Combinations of one job, batch and allocator: each is simulated once, for every limit that is asked about.
 
-    Of one way to recompute, more and smaller passes never take more memory: what takes more than one that fails fails
-    too, and most combinations are judged without a dry run.
+    Of one way to recompute, more and smaller passes never take more memory than two: what takes more than one that
+    fails fails too, and most combinations are judged without a dry run. One pass may take less than two, since the
+    second finds the gradients of the first: it is always simulated.
     """
 
     def __init__(self, question: JobQuestion) -> None:
@@ -236,14 +237,16 @@ class Search:
         blocks = tuple(transforms.blocks(self._question.job.build()[0]))
         return tuple(dict.fromkeys(((), chosen, chosen[: len(chosen) // 2], blocks)))
 
-    def smallest(self, change: str) -> Settings:
-        """Return the combination that should take the least: most passes, and what saves most recomputed."""
+    def smallest(self, change: str) -> list[Settings]:
+        """Return the combinations that should take the least, in one pass and in most, with most recomputed."""
         saved = {segment.module: segment.saved_bytes for segment in self.plain.segments}
+        found = self.combinations((change,))
 
-        def least(settings: Settings) -> tuple[int, int]:
-            return settings.parts, sum(saved.get(name, 0) for name in settings.recomputed)
+        def least(settings: Settings) -> int:
+            return sum(saved.get(name, 0) for name in settings.recomputed)
 
-        return max(self.combinations((change,)), key=least)
+        ends = sorted({1, max(settings.parts for settings in found)})
+        return [max((choice for choice in found if choice.parts == parts), key=least) for parts in ends]
 
 
 def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: Search | None = None) -> Plan:
@@ -332,9 +335,10 @@ class _Judged:
         return self.known[settings]
 
     def possible(self, change: str) -> bool:
-        """Return whether the smallest combination with this change fits under any allocator, or may."""
+        """Return whether one of the smallest combinations with this change fits under any allocator, or may."""
+        allocators = self._search.allocators
         smallest = self._search.smallest(change)
-        found = [self.of(replace(smallest, allocator=name)) for name in self._search.allocators]
+        found = [self.of(replace(choice, allocator=name)) for choice in smallest for name in allocators]
         return any(candidate is None or _fits(candidate) for candidate in found)
 
     def fits(self, settings: Settings) -> bool:
@@ -346,7 +350,10 @@ class _Judged:
         if settings in self.known:
             return not self.fits(settings)
         like = replace(settings, parts=1)
-        same = [choice for choice in self.known if replace(choice, parts=1) == like and self.known[choice] is not None]
+        known = (choice for choice in self.known if choice.parts > 1 and self.known[choice] is not None)
+        same = [choice for choice in known if replace(choice, parts=1) == like]
+        if settings.parts == 1:
+            return False
         if any(choice.parts >= settings.parts and not self.fits(choice) for choice in same):
             return True
         return self._by_line(settings, same)
@@ -373,7 +380,7 @@ def _cheapest(judged: _Judged, combinations: list[Settings]) -> Candidate | None
         if judged.took_s > _MOST_S:
             break
         if settings.parts > 1 and not judged.fails(settings):
-            judged.of(replace(settings, parts=smallest))  # fails even this, then so do all with fewer passes
+            judged.of(replace(settings, parts=smallest))  # fails even this, then so do those with fewer, but for one
         candidate = None if judged.fails(settings) else judged.of(settings)
         if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
             best = candidate
