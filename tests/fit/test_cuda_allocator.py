@@ -134,6 +134,19 @@ def test_settings_that_are_no_numbers_are_refused(text: str) -> None:
         parse_settings(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["pinned", "expandable_segment:True", "max_split_size:128", "backend:cudaMallocAsync", "expandable_segments:yes"],
+)
+def test_settings_that_are_not_simulated_are_refused_with_those_that_are(text: str) -> None:
+    with pytest.raises(UsageError) as told:
+        parse_settings(text)
+    assert text.partition(":")[2] in str(told.value)
+    assert "PYTORCH_CUDA_ALLOC_CONF" in str(told.value.hint)
+    parse_settings("backend:native, pinned_use_cuda_host_register:True,garbage_collection_threshold:.8")
+    parse_settings("roundup_power2_divisions:[256:1,512:2,>:8],expandable_segments:false")
+
+
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:8"])
 def test_blocks_never_overlap_and_all_memory_comes_back(text: str) -> None:
     rng = random.Random(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from stepscope.footprint.jobs import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry import Job, accumulated_step, plain_step
 from stepscope.record.dry.dry_run import DryRun, DryRunStopped, dry_run
+from stepscope.record.dry.probes import CallBook
 from stepscope.record.dry.storage_log import peak_of
-from stepscope.record.dry.workspaces import Platform, Workspaces, other_platform, this_platform
+from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
@@ -243,6 +245,25 @@ def test_another_processor_gets_no_kernels_of_this_one_but_an_interval_around_th
     assert low < 0.9 * high
     assert "AVX" not in other_platform().name
     assert "blocks of" not in other_platform().name
+
+
+def test_the_interval_of_a_board_holds_what_the_rules_of_arm_say_with_its_threads() -> None:
+    of = jobs.job(lambda: nn.Sequential(nn.Conv2d(512, 512, 3, padding=1)), (512, 4, 4))
+    of = replace(of, step=plain_step(lambda model, batch: model(batch[0]).mean()))
+    arm = dry_run(of, 16, Workspaces(Platform(block=0, threads=4, acl=True))).peak_bytes
+    low, high = least_and_most(dry_run(of, 16, Workspaces(other_platform(threads=4))))
+    assert arm > 150e6
+    assert low < arm <= high
+
+
+@pytest.mark.parametrize("platform", [Platform("cuda"), other_platform(), other_platform("cuda")])
+def test_what_was_measured_of_kernels_here_says_nothing_of_another_platform(platform: Platform) -> None:
+    of = jobs.job(jobs.convolutions, (3, 16, 16))
+    book = CallBook(Workspaces(platform), 16)
+    plain = dry_run(of, 16, book, steps=1)
+    probed = dict.fromkeys(book.calls, Probed(123e6, 0.0))
+    assert probed
+    assert least_and_most(dry_run(of, 16, Workspaces(platform, probed), steps=1)) == least_and_most(plain)
 
 
 def test_on_cuda_the_workspace_is_an_interval() -> None:

@@ -211,7 +211,7 @@ def _question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCa
         job.default_batch if request.batch is None else request.batch,
         limit,
         request.malloc,
-        platform_of(request.board, request.device),
+        platform_of(request.board, request.device, request.threads),
         kept,
         board_has_bf16(request.board),
         request.options,
@@ -226,7 +226,7 @@ def _answer(question: JobQuestion) -> FitResult:
 
 def _answer_script(console: Console, request: FitRequest, arguments: list[str], limit: Limit | None) -> FitResult:
     from stepscope.footprint.calibration import measured_environment
-    from stepscope.footprint.prediction import predict_script_fit
+    from stepscope.footprint.prediction import platform_of, predict_script_fit
 
     def environment(imports: Iterable[str]) -> Environment:
         with console.status("the empty process is measured, once for these imports"):
@@ -234,7 +234,8 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
 
     here = None if request.board is not None else environment
     typer.echo(f"{request.target} is followed on tensors without numbers: losses it prints now are made up", err=True)
-    return predict_script_fit(request.target, arguments, limit, request.malloc, here)
+    platform = platform_of(request.board, threads=request.threads)
+    return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform)
 
 
 def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool, verbose: bool) -> None:

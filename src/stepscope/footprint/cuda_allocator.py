@@ -42,9 +42,33 @@ class Settings:
     capacity: int | None = None  # B that the device gives this process
 
 
+# Keys that are simulated, those that say nothing of the GPU's memory, and what a value must be.
+_NUMBER, _SHARE, _TRUTH = r"\d+", r"\d*\.?\d+", r"true|false"
+_VALUES = {
+    "expandable_segments": _TRUTH,
+    "max_split_size_mb": _NUMBER,
+    "max_non_split_rounding_mb": _NUMBER,
+    "garbage_collection_threshold": _SHARE,
+    "roundup_power2_divisions": r"\d+|\[.*\]",
+    "backend": "native",
+    "release_lock_on_cudamalloc": _TRUTH,
+    "pinned_use_cuda_host_register": _TRUTH,
+    "pinned_use_background_threads": _TRUTH,
+    "pinned_num_register_threads": _NUMBER,
+}
+
+
 def parse_settings(text: str, capacity: int | None = None) -> Settings:
-    """Return the settings of "expandable_segments:True,max_split_size_mb:128"; UsageError at a value that is none."""
-    found: dict[str, str] = dict(re.findall(r"(\w+)\s*:\s*(\[[^\]]*\]|[^,\s]+)", text))
+    """Return the settings of "expandable_segments:True,max_split_size_mb:128"; UsageError at what is none of them."""
+    found: dict[str, str] = {}
+    for part in filter(None, re.split(r",(?![^\[]*\])", text.replace(" ", ""))):
+        key, _, value = part.partition(":")
+        if key not in _VALUES:
+            hint = f"on cuda PYTORCH_CUDA_ALLOC_CONF is simulated with: {', '.join(_VALUES)}"
+            raise UsageError(f"'{part}': no setting of the caching allocator is called '{key}'", hint)
+        if not re.fullmatch(_VALUES[key], value, re.IGNORECASE):
+            raise UsageError(f"'{part}': {key} takes no '{value}'", "write it as in PYTORCH_CUDA_ALLOC_CONF")
+        found[key] = value
     try:
         most = found.get("max_split_size_mb")
         rounding = found.get("max_non_split_rounding_mb")

@@ -22,6 +22,7 @@ from stepscope.analysis.memory.limits import (
     Environment,
     Limit,
     ProcessPeak,
+    board_named,
     limit_of_board,
     limit_of_memory,
     limit_of_this_machine,
@@ -44,6 +45,12 @@ from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
+_CORES = {
+    "jetson_agx_orin": 12, "jetson_agx_xavier": 8, "jetson_nano": 4, "jetson_orin_nano": 6, "jetson_orin_nx": 8,
+    "jetson_thor": 14, "jetson_tx1": 4, "jetson_tx2": 6, "jetson_tx2_nx": 6, "jetson_xavier_nx": 6,
+    "raspberry_pi_4": 4, "raspberry_pi_5": 4,
+}  # fmt: skip
+_MOST_CORES = 14
 
 
 def fit(
@@ -96,9 +103,13 @@ def question_of(
     )
 
 
-def platform_of(board: str | None, kind: str = "cpu") -> Platform:
-    """Return the kernels of this machine, or of a board by name."""
-    return this_platform(kind) if board is None else other_platform(kind, bool(board_has_bf16(board)))
+def platform_of(board: str | None, kind: str = "cpu", threads: int | None = None) -> Platform:
+    """Return the kernels of this machine, or of a board by name; threads: of the board, else one a core."""
+    if board is None:
+        return this_platform(kind)
+    return other_platform(
+        kind, bool(board_has_bf16(board)), threads or _CORES.get(board_named(board).name, _MOST_CORES)
+    )
 
 
 def known_of_device(board: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
@@ -130,8 +141,6 @@ def board_has_bf16(board: str | None) -> bool | None:
     """Return whether a board trains in bf16; None where it is this machine, which can be asked."""
     if board is None:
         return None
-    from stepscope.analysis.memory.limits import board_named
-
     return board_named(board).name in BF16_BOARDS
 
 
@@ -451,12 +460,13 @@ def predict_script_fit(
     limit: Limit | None,
     allocator: str = "default",
     environment: Callable[[Iterable[str]], Environment] | None = None,
+    platform: Platform | None = None,
 ) -> FitResult:
     """Predict from the whole program, as far as it can be followed; options are those that leave the script unchanged.
 
-    environment: of a process that imports these modules; None: it will run on another machine.
+    environment: of a process that imports these modules; None: it will run on another machine, with this platform.
     """
-    platform = other_platform() if environment is None else this_platform()
+    platform = platform or (other_platform() if environment is None else this_platform())
     workspaces = Workspaces(platform, calibration.load_calibration(calibration.calibration_path()).probed)
     book = CallBook(workspaces, None, workspaces.uncovered)
     watched = watch_script(target, arguments, book)

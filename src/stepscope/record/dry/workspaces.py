@@ -55,11 +55,16 @@ class Workspaces:
         of_cpu = {**CONVOLUTION_RULES, **LSTM_RULES, **PRODUCT_RULES, **MIXED_RULES}
         rules = CUDNN_RULES if self.platform.kind == "cuda" else of_cpu
         self._rules = {name: rule(self.platform) for name, rule in rules.items()}
-        if not self.platform.known and self.platform.kind == "cpu":
-            without = replace(self.platform, block=0, acl=False)
-            self._rules = {name: _either(rule, rules[name](without)) for name, rule in self._rules.items()}
         if self.platform.kind == "cpu":
             self._rules |= {name: rule(self.platform.threads) for name, rule in ATTENTION_RULES.items()}
+        if not self.platform.known and self.platform.kind == "cpu":
+            others = [replace(self.platform, block=0, acl=acl) for acl in (False, True)]
+            self._rules = {
+                name: _any_of([rule, *(rules[name](other) for other in others if name in rules)])
+                for name, rule in self._rules.items()
+            }
+        if not self.platform.known or self.platform.kind != "cpu":
+            self.probed = {}  # of this machine's kernels, which are not those
         self._of: dict[Any, Rule | None] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
@@ -109,15 +114,16 @@ class Workspaces:
 _OF_ITS_LIKE, _LITTLE = 1.25, 65_536  # an op of other sizes than the one that was probed; B
 
 
-def _either(rule: Rule, other: Rule) -> Rule:
-    """Between nothing and the larger of two: which of them a processor's library follows is not known."""
+def _any_of(rules: list[Rule]) -> Rule:
+    """Between nothing and the largest: which of them a processor's library follows is not known."""
 
-    def both(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
-        first, second = rule(func, args, kwargs, out), other(func, args, kwargs, out)
-        most = max(first.high, second.high)
-        return Hidden(most // 2, 0, most, first.kept)
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+        found = [rule(func, args, kwargs, out) for rule in rules]
+        most = max(hidden.high for hidden in found)
+        kept = max((hidden.kept for hidden in found), key=lambda kept: sum(size for _, size, _ in kept))
+        return Hidden(most // 2, 0, most, kept)
 
-    return both
+    return rule
 
 
 def _outside_of_rules(func: Any, args: tuple[Any, ...]) -> bool:
@@ -182,9 +188,9 @@ class Platform:
         return f"CPU with oneDNN, blocks of {self.block}" if self.block else "CPU without oneDNN's blocked layouts"
 
 
-def other_platform(kind: str = "cpu", has_bf16: bool = False) -> Platform:
+def other_platform(kind: str = "cpu", has_bf16: bool = False, threads: int = 4) -> Platform:
     """Return a processor that nobody measured: a board by name. Never this machine's kernels for another's."""
-    return Platform(kind, native_bf16=has_bf16, known=False)
+    return Platform(kind, native_bf16=has_bf16, threads=threads, known=False)
 
 
 def this_platform(kind: str = "cpu") -> Platform:
