@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 from tests.analysis.powered import TX2, channel, powered, rail, rapl, seconds, times, total
 from tests.fabricate import Sampled
+from tests.sensors.pc_trees import found, hwmon, watching
+
+from stepscope.record.sensors.hwmon import discover_hwmon
 
 T = times(100)
 S = seconds(100)
@@ -93,6 +97,22 @@ def gpu(watts: float, quantity: str = "energy", number: int = 0, **facts: Any) -
     values = watts * (T - T[0]) / 1e9 + 5 if quantity == "energy" else np.full(len(T), watts)
     stated = {"sensor": f"nvml_{quantity}", "rail": "NVIDIA RTX", "parent_scope": "system", **facts}
     return Sampled(channel(f"gpu.{number}.{quantity}", quantity, f"gpu:{number}", **stated), T, values)
+
+
+def test_the_socket_of_an_apu_is_counted_once_and_a_card_beside_it_is_added(tmp_path: Path) -> None:
+    ppt = {"power1_average": "20000000\n", "power1_label": "PPT\n"}
+    hwmon(tmp_path, 0, "amdgpu", "0000:03:00.0", ppt)
+    sensor = found(
+        discover_hwmon(hwmon(tmp_path, 1, "amdgpu", "0000:08:00.0", {**ppt, "in1_label": "vddnb\n"}), watching())
+    )
+    sensor.close()
+    chips = [Sampled(asdict(chip), T, np.full(len(T), 20.0)) for chip in sensor.channels]
+    device = {"cpu": "AMD Ryzen 7 5800U with Radeon Graphics", "accelerators": [{"vendor": "amd", "name": "Radeon"}]}
+    run = powered(tmp_path, rapl("package-0", 20, T), *chips, device=device)
+    assert total(run)["watts_mean"] == pytest.approx(40)
+    assert total(run)["rail"] == "package-0 + gpu:0000:03:00.0"
+    alone = powered(tmp_path / "no rapl", *chips, device=device)
+    assert total(alone)["watts_mean"] == pytest.approx(40)
 
 
 def test_cards_of_one_model_are_two_cards_and_join_the_processor_in_the_total(tmp_path: Path) -> None:

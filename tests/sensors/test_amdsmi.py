@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sensors.pc_trees import write
 
 from stepscope.record.sensors import amdsmi
 from stepscope.record.sensors.contract import Found, Missing, Target
@@ -214,3 +215,15 @@ def test_a_card_that_tells_its_address_has_the_scope_that_hwmon_gives_it(monkeyp
     found = discover(monkeypatch, board)
     assert isinstance(found, Found)
     assert {channel.scope for channel in found.channels} == {"gpu:0000:03:00.0"}
+
+
+def test_the_power_of_an_apu_is_that_of_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path, {f"0000:08:00.0/hwmon/hwmon3/{n}": t for n, t in (("name", "amdgpu\n"), ("in1_label", "vddnb\n"))})
+    monkeypatch.setattr(amdsmi, "_PCI_DEVICES", tmp_path)
+    board = Board(NAVI)
+    board.amdsmi_get_gpu_device_bdf = lambda _: "0000:08:00.0"  # type: ignore[attr-defined]
+    found = discover(monkeypatch, board)
+    assert isinstance(found, Found)
+    scopes = {channel.quantity: (channel.scope, channel.rail) for channel in found.channels}
+    assert scopes["power"] == scopes["energy"] == ("rapl:package-0", "package-0")
+    assert scopes["utilisation"] == ("gpu:0000:08:00.0", None)

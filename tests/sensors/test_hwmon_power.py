@@ -56,6 +56,19 @@ def test_the_power_of_a_graphics_card_is_named_by_its_bus_address(tmp_path: Path
     assert (sensor.channels[0].scope, sensor.channels[0].rail) == ("gpu:0000:03:00.0", "PPT")
 
 
+def test_the_power_of_an_apu_is_that_of_its_package_and_a_card_beside_it_has_its_own(tmp_path: Path) -> None:
+    ppt = {"power1_average": "35000000\n", "power1_label": "PPT\n"}
+    apu = {**ppt, "in1_label": "vddnb\n", "power2_average": "36000000\n", "power2_label": "fastPPT\n"}
+    hwmon(tmp_path, 4, "amdgpu", "0000:03:00.0", ppt)
+    sensor = found(meters.discover_hwmon(hwmon(tmp_path, 5, "amdgpu", "0000:08:00.0", apu), watching()))
+    sensor.close()
+    assert [(channel.scope, channel.rail) for channel in sensor.channels] == [
+        ("gpu:0000:03:00.0", "PPT"),
+        ("rapl:package-0", "package-0"),
+        ("rapl:package-0/fastPPT", "fastPPT"),
+    ]
+
+
 def test_momentary_power_goes_before_the_average(tmp_path: Path) -> None:
     files = {"power1_average": "35000000\n", "power1_input": "36000000\n", "power1_average_interval": "1000\n"}
     assert one_channel(hwmon(tmp_path, 0, "amdgpu", "0000:03:00.0", files)).source.endswith("power1_input")

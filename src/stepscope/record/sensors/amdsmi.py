@@ -28,9 +28,11 @@ from stepscope.record.sensors.contract import (
     channel_id,
     reader,
 )
+from stepscope.record.sensors.hwmon import SOCKET, is_apu
 
 NAME = "amdsmi"
 EVERY_NS = 50_000_000
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 CHECK_S = 0.2  # how long energy and power are compared
 _AGREES = 10.0
 _LIBRARY_REMEDY = "install ROCm's amd-smi-lib (6.3 or later) and pip install amdsmi of the same version"
@@ -43,11 +45,12 @@ _POWERS = (  # MI300 states the first, Navi and MI200 the second, ROCm 6.4 and l
 
 @dataclass(frozen=True)
 class _Gpu:
-    """A GPU to ask: the library, its handle, and its scope."""
+    """A GPU to ask: the library, its handle, its scope, and that of its power (of an APU the socket's)."""
 
     smi: Any
     handle: Any
     scope: str
+    power_scope: str
     errors: Errors
 
 
@@ -88,7 +91,7 @@ def _library(root: Path) -> Any:
 
 def _sensor(smi: Any, errors: Errors, target: Target) -> Found | Missing:
     gpus = [
-        _Gpu(smi, handle, _card(smi, handle, index, errors), errors)
+        _Gpu(smi, handle, *_scopes(smi, handle, index, errors), errors)
         for index, handle in enumerate(smi.amdsmi_get_processor_handles())
     ]
     probes = [probe for gpu in gpus for probe in _one_of_each(answering([*_power(gpu), *_further_probes(gpu)], errors))]
@@ -100,13 +103,15 @@ def _sensor(smi: Any, errors: Errors, target: Target) -> Found | Missing:
     return Found(channels, read, lambda: _shut_down(smi, errors), every_ns=EVERY_NS, blocking=True)
 
 
-def _card(smi: Any, handle: Any, index: int, errors: Errors) -> str:
-    """The scope that hwmon gives the same card, its PCI address: its power must not be counted twice."""
+def _scopes(smi: Any, handle: Any, index: int, errors: Errors) -> tuple[str, str]:
+    """The scopes that hwmon gives the same card and its power, by its PCI address: nothing must be counted twice."""
     ask = getattr(smi, "amdsmi_get_gpu_device_bdf", None)  # older releases do not tell
     try:
-        return f"gpu:{ask(handle)}" if ask else f"gpu:amd{index}"  # beside an NVIDIA GPU, which is gpu:0
+        place = ask(handle) if ask else f"amd{index}"  # beside an NVIDIA GPU, which is gpu:0
     except errors:
-        return f"gpu:amd{index}"
+        place = f"amd{index}"
+    chips = (_PCI_DEVICES / place / "hwmon").glob("hwmon*")
+    return f"gpu:{place}", SOCKET if any(is_apu(chip) for chip in chips) else f"gpu:{place}"
 
 
 def _power(gpu: _Gpu) -> Iterator[Probe]:
@@ -199,7 +204,7 @@ def _probe(
     step_size: float | None = None,
     filter: str | None = None,  # noqa: A002 - the channel's own word
 ) -> Probe:
-    scope = gpu.scope
+    scope = gpu.power_scope if quantity in ("power", "energy") else gpu.scope
     channel = Channel(
         id=channel_id(scope, quantity),
         sensor=NAME,
@@ -209,6 +214,7 @@ def _probe(
         scope=scope,
         parent_scope="system",
         source=source,
+        rail="package-0" if scope == SOCKET else None,
         step_size=step_size,
         filter=filter,
     )

@@ -47,6 +47,7 @@ _ELSEWHERE = re.compile(r"ina3221x?|ina238|BAT.*|ACAD.*")
 POWER_CHIPS = re.compile(r"ina2(09|19|20|26|30|31|34|60|xx)")
 _GPUS = ("amdgpu", "radeon", "nouveau", "i915", "xe")
 _WHOLE_CARD = ("PPT", "card", "power1", "energy1")
+SOCKET = "rapl:package-0"  # of an AMD APU, whose amdgpu power "includes the CPU" (amdgpu_pm.c)
 _MOST_W = 1000.0
 _LEAST_UW, _MOST_UW = -1e8, 1e10  # -100 W (a shunt the other way round) to 10 kW
 
@@ -191,7 +192,7 @@ def _meter_channel(meter: Input, inputs: Sequence[Input]) -> Channel:
         scope=scope,
         parent_scope=parent,
         source=" x ".join(str(meter.chip.folder / file) for file in meter.files),
-        rail=meter.label or f"{meter.chip.identity}/{meter.stem}",
+        rail="package-0" if scope == SOCKET else meter.label or f"{meter.chip.identity}/{meter.stem}",
         refresh_ns=interval_ns,
         step_size=1e-6 if is_energy and meter.chip.name == "i915" else None,
         filter=f"average over {meter.stem}_average_interval" if averages else "block average" if is_ina else None,
@@ -203,6 +204,8 @@ def _meter_channel(meter: Input, inputs: Sequence[Input]) -> Channel:
 def _scope(meter: Input, inputs: Sequence[Input]) -> tuple[str, str]:
     """Scope and parent: a graphics card by its bus address, the ACPI meter, any other chip a rail of the board."""
     name = meter.label or meter.stem
+    if is_apu(meter.chip.folder):
+        return (SOCKET if meter.stem == "power1" else f"{SOCKET}/{name}"), "system"
     if meter.chip.name in _GPUS:
         card = f"gpu:{meter.chip.bus or meter.chip.name}"
         return (card, "system") if name in _WHOLE_CARD else (f"{card}/{name}", card)
@@ -214,6 +217,11 @@ def _scope(meter: Input, inputs: Sequence[Input]) -> tuple[str, str]:
         if len(sockets) == 1:
             return scope, f"rail:{meter.chip.identity}/{sockets[0]}"
     return scope, "board"
+
+
+def is_apu(folder: Path) -> bool:
+    """Return whether this chip is the graphics inside an AMD processor: only those have the north bridge's voltage."""
+    return attribute(folder / "name") == "amdgpu" and attribute(folder / "in1_label") == "vddnb"
 
 
 def _bus(path: Path) -> str:
