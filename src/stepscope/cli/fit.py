@@ -55,7 +55,7 @@ def _fit(
     if script:
         _refuse_for_a_script(
             request.device, batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
-            beside=request.beside, plan=request.plan, prove=request.prove,
+            beside=request.beside, plan=request.plan, prove=request.prove, precision=_typed(context, "precision"),
         )  # fmt: skip
     elif context.args:
         left = " ".join(context.args)
@@ -143,6 +143,10 @@ def _check(request: FitRequest) -> None:
         raise UsageError(f"--device {device}: not known, cpu or cuda", f"of a board: --board {device}")
     if device == "cuda" and (request.here or request.account != "resident"):
         raise UsageError("--here and --account are of this machine's RAM", "say what the GPU has: --memory 8GB")
+    elsewhere = f"--board {request.board}" if request.board is not None else f"--device {device}"
+    for name in ("allocators", "probe"):
+        if getattr(request, name) and elsewhere != "--device cpu":
+            raise UsageError(f"--{name} trains on this machine's processor, not on {elsewhere}", "run it there")
     if threads is not None:
         if threads < 1:
             raise UsageError(f"--threads {threads}: torch needs at least one")
@@ -167,6 +171,12 @@ def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Se
         raise MissingDependency(f"pictures need {error.name}, which is not installed", hint) from error
     for unknown in (suffix for suffix in form or () if suffix not in SUFFIXES):
         raise UnknownName("format", unknown, SUFFIXES)
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    """Return whether an option stands on the command line, be it with its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _refuse_for_a_script(device: str, **given: Any) -> None:
