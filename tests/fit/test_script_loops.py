@@ -60,3 +60,140 @@ def test_what_a_round_of_batches_keeps_is_gone_with_it_and_does_not_grow_with_th
     assert emptied[0] == emptied[1]
     whole = most(tmp_path, monkeypatch, body.format(50, "pass"))
     assert whole - emptied[0] == pytest.approx(49 * 100 * 20_000, rel=0.05)
+
+
+def test_items_of_a_short_loop_that_differ_are_each_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+def train(width):
+    net = nn.Linear(100, width)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(20):
+        for x, y in DataLoader(data, batch_size=50):
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+for {0} in {1}:
+    train({2})
+"""
+    for loop in (
+        ("name", "('small', 'other', 'large', 'tiny')", "{'large': 50_000}.get(name, 50)"),
+        ("width, rate", "[(50, 0.1), (50, 0.01), (50_000, 0.1), (50, 0.001), (50, 0.2)]", "width"),
+        ("name, width", "{'a': 50, 'b': 60, 'c': 50_000, 'd': 50}.items()", "width"),
+    ):
+        found = followed(tmp_path, monkeypatch, body.format(*loop))
+        assert found.missed == ()
+        assert live_peak(found.log).bytes > 2 * 50_000 * 100 * 4
+
+
+def test_of_many_items_the_larger_ones_are_followed_and_those_of_other_texts_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = "[torch.ones(700 if n == 500 else 5 + n % 30, 100) for n in range(1000)]"
+    body = "for x in {0}:\n    update(x, torch.zeros(len(x), dtype=torch.long))\n"
+    found = followed(tmp_path, monkeypatch, body.format(lengths))
+    assert found.missed == ()
+    assert [s for s in found.log.storages if s.shape == "700x200"]
+    sizes = "[7 * n % 401 for n in range(90)]"
+    body = "for size in {0}:\n    update(torch.ones(size + 1, 100), torch.zeros(size + 1, dtype=torch.long))\n"
+    found = followed(tmp_path, monkeypatch, body.format(sizes))
+    assert found.missed == ()
+    assert [s for s in found.log.storages if s.shape == "400x200"]
+    body = (
+        "import itertools\nfor start in itertools.chain(range(0, 5000, 50)):\n    update(*data[start : start + 50])\n"
+    )
+    assert followed(tmp_path, monkeypatch, body).missed == ()
+    body = "for name in [str(n) for n in range(1000)]:\n    update(*data[:8])\n"
+    (missed,) = followed(tmp_path, monkeypatch, body).missed
+    assert missed == "984 rounds of the loop at line 15, whose items differ"
+
+
+CLASS = """
+from torch.utils.data import Dataset
+class Texts(Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, n):
+        return torch.ones(2000 if n == 2000 else {others}, 100)
+"""
+PADDED = """
+def padded(samples):
+    x = nn.utils.rnn.pad_sequence(samples, batch_first=True)
+    return x, torch.zeros(x.shape[0], dtype=torch.long)
+"""
+TRAINED = "for x, y in {0}:\n    update(x.sum(1), y)\n"
+
+
+def test_batches_that_were_not_seen_and_may_be_larger_cost_certainty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missed(body: str) -> tuple[str, ...]:
+        return followed(tmp_path, monkeypatch, body).missed
+
+    own = TRAINED.format("DataLoader(Texts(), batch_size=4, collate_fn=padded)")
+    assert missed(CLASS.format(others=50) + PADDED + own) == (
+        "996 batches of a loader with a collate_fn of its own, which may be larger",
+    )
+    alone = "for x in DataLoader(Texts()):\n    update(x.sum(1), torch.zeros(1, dtype=torch.long))\n"
+    assert missed(CLASS.format(others="50 + n") + alone) == (
+        "3996 batches of a loader whose batches are not of one size",
+    )
+    texts = "for x, text in DataLoader([(torch.ones(100), 'a' * n) for n in range(90)], batch_size=8):\n"
+    texts += "    update(x, torch.zeros(len(x), dtype=torch.long))\n"
+    assert missed(texts) == ("8 batches of a loader whose batches are not of one size",)
+
+
+def test_batches_of_samples_that_are_of_one_shape_or_cannot_be_stacked_cost_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = "class Rows(Dataset):\n    def __len__(self):\n        return 999\n    def __getitem__(self, n):\n"
+    samples = "from torch.utils.data import Dataset\n" + samples + "        return torch.ones(100), n % 10\n"
+    body = samples + "for x, y in DataLoader({0}):\n    update(x, y)\n"
+    own = ("data, batch_size=8, collate_fn=rows", "Rows(), batch_size=8, collate_fn=rows")
+    for loader in ("Rows(), batch_size=8, shuffle=True", "Rows()", *own):
+        rows = "rows = torch.utils.data.default_collate\nrows = lambda batch, plain=rows: plain(batch)\n"
+        assert followed(tmp_path, monkeypatch, rows + body.format(loader)).missed == ()
+
+
+ADDED = """
+for epoch in range(2):
+    for i, (x, y) in enumerate(DataLoader(data, batch_size=50)):
+        nn.functional.cross_entropy(model(x), y).backward()
+        if {0}:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("test", ["(i + 1) % 8 == 0", "(i + 1) % 1000 == 0 or i + 1 == 100", "i % 30 == 29"])
+def test_gradients_that_add_up_are_followed_until_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str
+) -> None:
+    found = followed(tmp_path, monkeypatch, ADDED.format(test))
+    assert found.missed == ()
+    assert found.stopped is None
+
+
+EVALUATED = """
+large = torch.randn(3000, 100)
+def evaluate():
+    with torch.no_grad():
+        model(large)
+loader = DataLoader(data, batch_size=50)
+step = 0
+for i, (x, y) in enumerate(loader):
+    update(x, y)
+    step += 1
+    if {0}:
+        {1}
+"""
+
+
+def test_what_runs_only_in_rounds_that_were_left_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missed(*parts: str) -> tuple[str, ...]:
+        return followed(tmp_path, monkeypatch, EVALUATED.format(*parts)).missed
+
+    assert missed("(i + 1) % 40 == 0", "evaluate()") == ("what runs at line 25 only where (i + 1) % 40 == 0",)
+    assert missed("step == 40", "model.train(); evaluate()") == ("what runs at line 25 only where step == 40",)
+    assert missed("i > 3 and i % 200 == 1", "print(f'{i} of {len(loader)}')") == ()
+    assert missed("i % 40 == 0", "evaluate()") == ()
+    assert missed("i + 1 == len(loader)", "evaluate()") == ()

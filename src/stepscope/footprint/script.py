@@ -1,8 +1,9 @@
 """Follow a training script to its end on fake tensors: every phase, with loops cut to the rounds that can differ.
 
-A loop in which the optimizer steps, or that evaluates, runs its first rounds and its last. A DataLoader hands out its
-first three batches and its last, in this process whatever its workers. Nothing of the user's is written: files go into
-a folder that is thrown away, nothing is deleted, and what torch.save is given comes back from torch.load.
+A loop in which the optimizer steps, or that evaluates, runs its first rounds, those that differ, and its last. A
+DataLoader hands out its first batches and its last, in this process whatever its workers. Nothing of the user's is
+written: files go into a folder that is thrown away, nothing is deleted, and what torch.save is given comes back from
+torch.load.
 """
 
 from __future__ import annotations
@@ -29,15 +30,13 @@ from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders
-from stepscope.footprint.script_loops import PATIENCE, ROUNDS, LoopCalls, Loops
+from stepscope.footprint.script_loops import Loops
 from stepscope.footprint.script_memory import ScriptMemory, imports_of_script
 from stepscope.footprint.script_progress import Progress
 from stepscope.footprint.simulator import Loading
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import Rule, StorageLog, nothing_hidden
-
-_MOST_UPDATES = 60
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class Follower:
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
+        self._memory.begin()
         try:
             with (
                 quiet(), as_main(self._target, arguments), self._files.kept(), self._loaders.own_loaders(),
@@ -135,6 +135,7 @@ class Follower:
                     shown,
                 ) from error
             self._stop(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", error)
+        self._loops.miss_branches()
         if self.progress.updates == 0:
             raise UsageError(
                 f"'{self._target}' ended without an optimizer step: it trains nothing that can be seen",
@@ -148,10 +149,10 @@ class Follower:
     def _execute(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
         source = Path(self._target).read_bytes()
-        code = compile(ast.fix_missing_locations(LoopCalls().visit(ast.parse(source))), self._target, "exec")
+        code = compile(ast.fix_missing_locations(self._loops.calls.visit(ast.parse(source))), self._target, "exec")
         module = types.ModuleType("__main__")
         module.__dict__.update({"__file__": self._target, "__builtins__": builtins})
-        module.__dict__.update({ROUNDS: self._loops.rounds, PATIENCE: self._patience.check})
+        module.__dict__.update(self._loops.names(self._patience.check))
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:
@@ -200,7 +201,7 @@ class Follower:
 
     def _exhausted(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
-        if self.progress.updates < _MOST_UPDATES and self._patience.used < MOST_S:
+        if self.progress.updates < self.progress.allowed and self._patience.used < MOST_S:
             return False
         self.progress.miss(f"what comes after {self.progress.updates} updates")
         return True

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import sys
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
+from stepscope.footprint.script_items import batch_sizes
 from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
 
+_NOTHING = object()
+_ADDED_UP = 64  # batches at the most whose gradients may add up to an update
+_LOOKING_S = 2.0  # of processor time, at the samples of a loader
+_STACK = ("default_collate", "default_convert", "default_data_collator")  # samples of one shape, or they fail
 _FIRST = 3  # batches of a loader, before its last: a batch that is fetched ahead and a first state are no growth
 
 
@@ -39,35 +48,48 @@ class Loaders:
             """Tell a library as many batches as it gets: it evaluates after the last. The script hears the truth."""
             whole = plain(loader)
             by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(sys._getframe(1))
+            self._known(loader).told |= by_library
             return min(whole, _FIRST + 1) if by_library else whole
 
-        batches = instead(DataLoader, "__iter__", lambda loader: self._batches(loader))
+        batches = instead(DataLoader, "__iter__", lambda loader: self._batches(self._known(loader)))
         with batches, instead(DataLoader, "__len__", length):
             yield
 
-    def _batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        known = self._loaders.get(id(loader))
-        if known is None:
-            known = self._loaders[id(loader)] = _Loader(loader)
+    def _known(self, loader: DataLoader[Any]) -> _Loader:
+        return self._loaders.setdefault(id(loader), _Loader(loader))
+
+    def _batches(self, known: _Loader) -> Iterator[Any]:
         known.running += 1
         try:
             yield from self._batches_of(known)
         finally:
-            known.running -= not loader.persistent_workers
+            known.running -= not known.loader.persistent_workers
+            doubt = known.doubt
+            if doubt:
+                self._progress.miss(f"{known.skipped} batches of a loader {doubt}")
 
     def _batches_of(self, known: _Loader) -> Iterator[Any]:
-        loader = known.loader
-        alone, skipped = _alone(loader)
-        growth, batches = Growth(self._log), iter(_iterator_of(alone))
+        growth, updates, born = Growth(self._log), self._progress.updates, len(self._log.storages)
+
+        def goes_on(number: int) -> bool:
+            """Return whether a batch is one of the first, or of those after them whose gradients add up."""
+            no_update = number < _ADDED_UP and not known.told and self._progress.updates == updates
+            return number < _FIRST or (no_update and any(s.phase == "backward" for s in self._log.storages[born:]))
+
+        def skip(count: int) -> None:
+            growth.keep(count)
+            self._progress.jumped += count
+            known.skipped += count
+
+        known.skipped = 0
+        batches = _iterator_of(_alone(known.loader, goes_on, skip))
         for number in itertools.count():
             growth.note()
-            if number == _FIRST:
-                if skipped is None:
-                    self._progress.miss("a data set without a length, beyond its first batches")
-                    return
-                growth.keep(skipped)
-            batch = next(batches, None)
-            if batch is None:
+            if isinstance(known.loader.dataset, IterableDataset) and not goes_on(number):
+                self._progress.miss("a data set without a length, beyond its first batches")
+                return
+            batch = next(batches, _NOTHING)
+            if batch is _NOTHING:
                 return
             known.see(batch)
             self._note_workers()
@@ -91,11 +113,16 @@ class _Loader:
         self.loader = loader  # also keeps its id from being given to another
         self.workers, self._batch = loader.num_workers, 0
         self.running = 0  # iterators whose workers are there
+        self.told = False  # whether a library asked for its length, and heard the one that it gets
+        self.skipped = 0  # batches of this pass that were left out
+        self._sizes: list[Any] = []  # of its first batches
 
     def see(self, batch: Any) -> None:
         """Note the size of a batch."""
         size = sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         self._batch = max(self._batch, size)
+        if not self.skipped and len(self._sizes) < _FIRST:
+            self._sizes.append(batch_sizes(batch))
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -104,35 +131,65 @@ class _Loader:
             return 0, 0
         return self._batch, self.workers * ((self.loader.prefetch_factor or 2) + 2) * self._batch
 
+    @property
+    def doubt(self) -> str:
+        """Return why batches that were left out may be larger than those that were seen; "" where they are alike."""
+        if not self.skipped or isinstance(self.loader.dataset, TensorDataset):
+            return ""
+        if getattr(self.loader.collate_fn, "__name__", "") in _STACK:
+            alike = all(sizes == self._sizes[0] for sizes in self._sizes)
+            return "" if alike else "whose batches are not of one size"
+        return "" if self._samples_alike else "with a collate_fn of its own, which may be larger"
 
-def _alone(loader: DataLoader[Any]) -> tuple[DataLoader[Any], int | None]:
-    """A loader of the same data without workers, of the batches that can differ, and how many it skips.
+    @functools.cached_property
+    def _samples_alike(self) -> bool:
+        """Whether all samples, looked at for a while, are of one size, so that any collate_fn makes batches alike."""
+        data, began, first = self.loader.dataset, time.process_time(), None
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), _disable_current_modes():
+            for number in range(len(data)):  # type: ignore[arg-type]
+                sizes = batch_sizes(data[number])
+                first = first or sizes
+                if sizes != first or time.process_time() - began > _LOOKING_S:
+                    return False
+            return True
+        return False
 
-    None where the data have no length.
-    """
+
+def _alone(loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callable[[int], None]) -> DataLoader[Any]:
+    """A loader of the same data without workers, of the batches that can differ."""
     same = copy.copy(loader)
     same.__dict__.update(num_workers=0, timeout=0, pin_memory=False, prefetch_factor=None, _iterator=None)
     same.__dict__["persistent_workers"] = False
-    if isinstance(loader.dataset, IterableDataset):
-        return same, None
-    with unset_fake_temporarily():
+    if not isinstance(loader.dataset, IterableDataset):
         sampler = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        chosen, count = _differing(getattr(loader, sampler))
-    same.__dict__[sampler] = chosen
-    return same, count - len(chosen)
+        with unset_fake_temporarily():
+            same.__dict__[sampler] = _Order(getattr(loader, sampler), goes_on, skip)
+    return same
 
 
-def _differing(sampler: Any) -> tuple[list[Any], int]:
-    """The first, the longest and the last of what a sampler gives, and how many those are."""
-    if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
-        samples, size = len(sampler.sampler), int(sampler.batch_size)  # type: ignore[arg-type]
-        starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
-        chosen = [*starts[:_FIRST], *starts[max(_FIRST, len(starts) - 1) :]]
-        return [list(range(start, min(samples, start + size))) for start in chosen], len(starts)
-    every = list(sampler)
-    chosen = [*every[:_FIRST], *every[max(_FIRST, len(every) - 1) :]]
-    longest = max(every, key=lambda batch: len(batch) if hasattr(batch, "__len__") else 0, default=None)
-    return ([*chosen[:-1], longest, chosen[-1]] if longest not in (None, *chosen) else chosen), len(every)
+class _Order:
+    """The batches of a sampler that are handed out: those with which it `goes_on`, the longest and the last."""
+
+    def __init__(self, sampler: Any, goes_on: Callable[[int], bool], skip: Callable[[int], None]) -> None:
+        self._goes_on, self._skip = goes_on, skip
+        if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
+            samples, size = len(sampler.sampler), int(sampler.batch_size)  # type: ignore[arg-type]
+            starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
+            self._batches: Any = [range(start, min(samples, start + size)) for start in starts]
+        else:
+            self._batches = list(sampler)
+        lengths = [len(batch) if hasattr(batch, "__len__") else 0 for batch in self._batches]
+        self._at_least = {len(lengths) - 1, lengths.index(max(lengths))} if lengths else set()
+
+    def __iter__(self) -> Iterator[Any]:
+        number = 0
+        while number < len(self._batches):
+            there = number if self._goes_on(number) else min(place for place in self._at_least if place >= number)
+            if there > number:
+                self._skip(there - number)
+            batch = self._batches[there]
+            yield list(batch) if isinstance(batch, range) else batch
+            number = there + 1
 
 
 def _is_library(frame: types.FrameType) -> bool:

@@ -1,81 +1,228 @@
-"""Loops of a script: one in which the optimizer steps, or that evaluates, runs its first rounds and its last."""
+"""Loops of a script: one in which the optimizer steps, or that evaluates, runs its first rounds and its last.
+
+Between them those of items that differ from all before are followed: another model, a larger size, a longer text.
+"""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from stepscope.footprint.script_items import Items, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 
 _TRAINED, _EVALUATED = 3, 8  # rounds of a loop, after which comes its last one
+_DIFFERING = 12  # items that are followed besides
 _MOST_SKIPPED = 100_000  # items of an iterator that has no last one before it was asked for all
 _MOST_SKIPPING_S = 3.0  # of processor time for them
-ROUNDS, PATIENCE = "__rounds__", "__patience__"
 _NOTHING = object()
+_ROUNDS, _TAKEN, _ENUMERATE, _PATIENCE = "__rounds__", "__taken__", "__enumerate__", "__patience__"
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """An `if` on what counts the rounds of these loops (by number), and whether what it does can matter."""
+
+    line: int
+    test: str
+    loops: tuple[int, ...]
+    body: bool
+    otherwise: bool
 
 
 class LoopCalls(ast.NodeTransformer):
-    """Has each `for` go through the follower, and each `while` ask whether it may go on."""
+    """Has each `for` go through the follower, and each `while` ask whether it may go on; notes branches on a round."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []  # of each loop
+        self.trains: list[bool] = []  # whether a backward pass stands in it
+        self.branches: list[_Branch] = []
+        self._open: list[tuple[int, set[str]]] = []  # loops around, and the names that count their rounds
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
+        number, inside = len(self.lines), list(ast.walk(node))
+        self.lines.append(node.lineno)
+        self.trains.append(any(isinstance(part, ast.Attribute) and part.attr == "backward" for part in inside))
+        counters = [part.target for part in inside if isinstance(part, ast.AugAssign) and _is_name(part.target)]
+        self._open.append((number, _names([node.target, *counters])))
         self.generic_visit(node)
-        node.iter = ast.copy_location(ast.Call(ast.Name(ROUNDS, ast.Load()), [node.iter], []), node.iter)
+        self._open.pop()
+        node.iter = ast.copy_location(_call(_ROUNDS, node.iter, ast.Constant(number)), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
         """Return the loop with its question."""
         self.generic_visit(node)
-        question = ast.Call(ast.Name(PATIENCE, ast.Load()), [], [])
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [question, node.test]), node.test)
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(_PATIENCE), node.test]), node.test)
         return node
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        """Return the branch with a note of its test, where this depends on the round."""
+        names, test = _names([node.test]), ast.unparse(node.test)
+        loops = tuple(number for number, counting in self._open if counting & names)
+        body, otherwise = _matter(node.body), _matter(node.orelse)
+        self.generic_visit(node)
+        if loops and (body or otherwise):
+            taken = _call(_TAKEN, ast.Constant(len(self.branches)), node.test)
+            self.branches.append(_Branch(node.lineno, test, loops, body, otherwise))
+            node.test = ast.copy_location(taken, node.test)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Return the call; enumerate() knows the number of a batch after those that were left out."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
+            node.func.id = _ENUMERATE
+        return node
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _is_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+# Calls that take no memory worth a word: what is said, counted and written down.
+_SMALL_CALLS = """
+    print item log info debug warning write writerow add_scalar add_scalars set_postfix set_postfix_str update
+    set_description format round len float int str bool abs min max sum mean sqrt exp time perf_counter flush save
+    state_dict get_last_lr tolist isnan isinf isfinite range zip sorted join strftime now sleep train eval exit
+    synchronize empty_cache isinstance getattr SystemExit RuntimeError ValueError clip_grad_norm_
+"""
+_SMALL = frozenset(_SMALL_CALLS.split())
+
+
+def _matter(statements: list[ast.stmt]) -> bool:
+    """Return whether statements call anything that may take memory."""
+    calls = (part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Call))
+    return any(not _is_small(call) for call in calls)
+
+
+def _is_small(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    if name == "append":  # of a number that is worked out; a name may be that of a tensor
+        return not any(isinstance(argument, ast.Name) for argument in call.args)
+    return name in _SMALL or (name == "step" and "sched" in ast.unparse(call.func).lower())
 
 
 class Loops:
     """The loops of one script while it is followed."""
 
     def __init__(self, progress: Progress) -> None:
+        self.calls = LoopCalls()
         self._progress, self._log = progress, progress.log
+        self._cut: set[int] = set()  # loops of which rounds were left out
+        self._taken: dict[int, set[bool]] = {}
 
-    def rounds(self, iterable: Any) -> Iterator[Any]:
+    def names(self, patience: Any) -> dict[str, Any]:
+        """Return what the transformed script calls."""
+        return {_ROUNDS: self.rounds, _TAKEN: self._take, _ENUMERATE: self._enumerated, _PATIENCE: patience}
+
+    def miss_branches(self) -> None:
+        """Note what runs only in rounds that were left out."""
+        for number, branch in enumerate(self.calls.branches):
+            taken = self._taken.get(number, set())
+            if taken == {False} and branch.body and self._cut.intersection(branch.loops):
+                self._progress.miss(f"what runs at line {branch.line} only where {branch.test}")
+            if taken == {True} and branch.otherwise and self._cut.intersection(branch.loops):
+                self._progress.miss(f"what runs at line {branch.line} except where {branch.test}")
+
+    def _take(self, number: int, test: Any) -> bool:
+        taken = bool(test)
+        self._taken.setdefault(number, set()).add(taken)
+        return taken
+
+    def _enumerated(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+        source = _Source(iterable, self._progress)
+        for number, item in enumerate(source, start):
+            yield number + source.jumped, item
+
+    def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
         """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
-        iterator, done, trained, evaluated, many = iter(iterable), 0, 0, 0, False
-        growth = Growth(self._log)
-        for item in iterator:
-            updates, looks = self._progress.updates, self._log.evaluations
-            yield item
-            done += 1
-            growth.note()
-            stepped = self._progress.updates - updates
-            many |= stepped > 1  # such a round is long: the third is seen where the second kept something
-            trained += stepped > 0
-            evaluated += self._log.evaluations > looks and not stepped
-            alike = many and trained == _TRAINED - 1 and growth.last <= 0
-            if alike or trained >= _TRAINED or evaluated >= _EVALUATED:
+        source, items, growth = _Source(iterable, self._progress), Items(is_short(iterable)), Growth(self._log)
+        trained, evaluated, many = 0, 0, False
+        try:
+            for item in source:
+                updates, looks = self._progress.updates, self._log.evaluations
+                yield item
+                items.see(item)
+                growth.note()
+                stepped = self._progress.updates - updates
+                many |= stepped > 1  # such a round is long: the third is seen where the second kept something
+                trained += stepped > 0
+                self._progress.allowed += stepped if many and trained > 1 else 0
+                evaluated += self._log.evaluations > looks and not stepped
+                alike = many and trained == _TRAINED - 1 and growth.last <= 0
+                only_evaluates = evaluated >= _EVALUATED and (trained > 0 or not self.calls.trains[number])
+                if alike or trained >= _TRAINED or only_evaluates:
+                    break
+            else:
+                return
+            yield from self._others(iterable, source, items, growth, number)
+        finally:
+            if source.jumped:
+                self._cut.add(number)
+
+    def _others(self, iterable: Any, source: _Source, items: Items, growth: Growth, number: int) -> Iterator[Any]:
+        """Yield of the rest the items that differ from those before, and the last."""
+        waiting, largest = 0, _NOTHING
+        left: Iterator[Any] = source
+        if isinstance(iterable, (list, tuple)):
+            largest = items.largest(iterable[growth.rounds : -1])
+        if isinstance(iterable, range):
+            rest = iterable[growth.rounds :]
+            waiting, left = max(0, len(rest) - 1), iter(rest[-1:])
+        last, followed, beyond, began = next(left, _NOTHING), 0, 0, time.process_time()
+        for after in itertools.islice(left, _MOST_SKIPPED):
+            differs = items.differs(last) or last is largest
+            if differs and followed < _DIFFERING:
+                growth.keep(waiting)
+                waiting, followed = 0, followed + 1
+                items.follow(last)
+                paused = time.process_time()
+                with self._progress.beside():
+                    yield last
+                began += time.process_time() - paused
+            else:
+                waiting += 1
+                beyond += differs
+            last = after
+            if time.process_time() - began > _MOST_SKIPPING_S:
                 break
-        else:
-            return
-        last, skipped = self._last(iterable, iterator, done)
-        growth.keep(skipped)
+        if next(left, _NOTHING) is not _NOTHING:
+            self._progress.miss("a loop without an end in sight, beyond its first rounds")
+        if beyond:
+            self._progress.miss(f"{beyond} rounds of the loop at line {self.calls.lines[number]}, whose items differ")
+        if waiting:
+            self._cut.add(number)
+            growth.keep(waiting)
         if last is not _NOTHING:
             yield last
 
-    def _last(self, iterable: Any, iterator: Iterator[Any], done: int) -> tuple[Any, int]:
-        """The last item of a loop, and how many before it are skipped."""
-        if isinstance(iterable, (range, list, tuple)):
-            left = len(iterable) - done
-            return (iterable[-1], left - 1) if left > 0 else (_NOTHING, 0)
-        last: Any = _NOTHING
-        skipped, began = -1, time.process_time()
-        for item in itertools.islice(iterator, _MOST_SKIPPED):
-            last, skipped = item, skipped + 1
-            if time.process_time() - began > _MOST_SKIPPING_S:
-                break
-        else:
-            if skipped + 1 < _MOST_SKIPPED:
-                return last, max(0, skipped)
-        self._progress.miss("a loop without an end in sight, beyond its first rounds")
-        return last, max(0, skipped)
+
+class _Source:
+    """An iterator that knows how many batches loaders left out (`jumped`) while it was asked for items."""
+
+    def __init__(self, iterable: Iterable[Any], progress: Progress) -> None:
+        self.jumped = 0
+        self._items, self._progress = iter(iterable), progress
+
+    def __iter__(self) -> _Source:
+        return self
+
+    def __next__(self) -> Any:
+        before = self._progress.jumped
+        item = next(self._items)
+        self.jumped += self._progress.jumped - before
+        return item

@@ -32,8 +32,12 @@ class ScriptMemory:
     def __init__(self, progress: Progress, target: str, fake: bool) -> None:
         self.arrays, self.earlier = (0, 0), 0
         self._progress, self._log, self._target, self._fake = progress, progress.log, target, fake
-        self._before = _array_bytes(self._log), _resident(), _resident(at_most=True)
+        self._before = (0, 0, 0)  # arrays, resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
+
+    def begin(self) -> None:
+        """Note what is there before the script, once all is imported that follows it."""
+        self._before = _array_bytes(self._log), _resident(), _resident(at_most=True)
 
     def look(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""

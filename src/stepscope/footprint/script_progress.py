@@ -10,19 +10,32 @@ from typing import Any
 
 from stepscope.record.dry.storage_log import StorageLog
 
+_MOST_UPDATES = 60
+
 
 class Progress:
-    """Updates that a script made, and what was not followed, in words."""
+    """Updates that a script made, and what was not followed, in words.
+
+    allowed: updates until it is left. jumped: batches that loaders left out.
+    """
 
     def __init__(self, log: StorageLog) -> None:
         self.log = log
-        self.updates = 0
+        self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
         self.missed: list[str] = []
 
     def miss(self, what: str) -> None:
         """Note what was not followed, once."""
         if what not in self.missed:
             self.missed.append(what)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Allow as many updates again, for a round that is followed besides the first ones and the last."""
+        self.allowed += _MOST_UPDATES
+        before = self.updates
+        yield
+        self.allowed -= max(0, _MOST_UPDATES - (self.updates - before))
 
 
 class Growth:
@@ -38,6 +51,11 @@ class Growth:
     def note(self) -> None:
         """Note the end of a round."""
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
+
+    @property
+    def rounds(self) -> int:
+        """Return how many were noted."""
+        return len(self._ends)
 
     @property
     def last(self) -> int:

@@ -1,0 +1,120 @@
+"""What of the items of a loop can matter for memory: names, whole numbers, shapes and lengths, and not the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+_SHORT = 16  # items: of such a sequence each that differs can be followed
+_DEEP = 3  # containers within containers
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of an item: what must be equal, and sizes of which larger ones stand for smaller ones."""
+
+    kind: tuple[Any, ...]
+    sizes: tuple[int, ...] = ()
+    number: int | None = None  # that may count rounds
+
+
+def is_short(iterable: Any) -> bool:
+    """Return whether a sequence has few items."""
+    return hasattr(iterable, "__len__") and len(iterable) <= _SHORT
+
+
+class Items:
+    """Items of a loop that were followed. Of a `short` one any difference counts, else what is larger than before."""
+
+    def __init__(self, short: bool) -> None:
+        self._short = short
+        self._followed: list[tuple[_Part, ...]] = []
+        self._before: tuple[tuple[_Part, ...], ...] = ()  # the last two, followed or not
+
+    def see(self, item: Any) -> None:
+        """Note an item that was followed, one after another from the first."""
+        self.follow(item)
+        self._before = (*self._before[-1:], self._followed[-1])
+
+    def follow(self, item: Any) -> None:
+        """Note an item that is followed, of those that `differs` was asked of."""
+        self._followed.append(tuple(_parts(item, self._short)))
+
+    def largest(self, many: Sequence[Any]) -> Any:
+        """Return the largest of items, which is followed: smaller ones differ no more; None of few or of none."""
+        if self._short or not many:
+            return None
+        item = max(many, key=_size)
+        self.follow(item)
+        return item
+
+    def differs(self, item: Any) -> bool:
+        """Return whether an item is like none that was followed; a number that goes in even steps counts rounds."""
+        parts = tuple(_parts(item, self._short))
+        counted = {place for place in range(len(parts)) if self._counts(place, parts[place])}
+        self._before = (*self._before[-1:], parts)
+        return not any(self._stands_for(seen, parts, counted) for seen in self._followed)
+
+    def _counts(self, place: int, part: _Part) -> bool:
+        numbers = [before[place].number if place < len(before) else None for before in self._before] + [part.number]
+        known = [number for number in numbers if number is not None]
+        return len(known) == 3 and known[2] - known[1] == known[1] - known[0] != 0
+
+    def _stands_for(self, seen: tuple[_Part, ...], new: tuple[_Part, ...], counted: set[int]) -> bool:
+        return len(seen) == len(new) and all(
+            place in counted or self._covers(old, part) for place, (old, part) in enumerate(zip(seen, new, strict=True))
+        )
+
+    def _covers(self, old: _Part, new: _Part) -> bool:
+        if self._short or old.kind != new.kind:
+            return old == new
+        numbers = () if old.number is None or new.number is None else ((old.number, new.number),)
+        return all(a >= b for a, b in (*numbers, *zip(old.sizes, new.sizes, strict=True)))
+
+
+def _size(item: Any) -> int:
+    return sum(math.prod(part.sizes) if part.sizes else part.number or 0 for part in _parts(item, short=False))
+
+
+def batch_sizes(batch: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
+    """Return kinds and sizes of what a batch consists of, texts by their lengths."""
+    return [
+        (("text",), (len(part.kind[0]),)) if part.kind and isinstance(part.kind[0], str) and len(part.kind) == 1
+        else (part.kind, part.sizes)
+        for part in _parts(batch, short=False)
+    ]  # fmt: skip
+
+
+def _parts(item: Any, short: bool, depth: int = 0) -> Iterator[_Part]:
+    if isinstance(item, (str, bytes, bool)) or item is None:
+        yield _Part((item,))
+    elif isinstance(item, int):
+        yield _Part((int,), number=item)
+    elif isinstance(item, (float, complex)):
+        yield _Part((float, item if short else 0.0))
+    elif isinstance(item, Tensor) or hasattr(item, "shape"):
+        shape = tuple(int(size) for size in item.shape)
+        yield _Part((type(item), str(getattr(item, "dtype", "")), len(shape)), shape)
+    elif isinstance(item, (nn.Module, Callable)):  # type: ignore[arg-type]
+        yield _Part((id(item),))
+    elif isinstance(item, (list, tuple, set, frozenset, Mapping)):
+        yield from _parts_of_many(item, short, depth)
+    elif depth < _DEEP and hasattr(item, "__dict__"):
+        yield _Part((type(item),))
+        yield from _parts_of_many(vars(item), short, depth)
+    else:
+        yield _Part((type(item),))
+
+
+def _parts_of_many(many: Any, short: bool, depth: int) -> Iterator[_Part]:
+    plain = depth > 0 and isinstance(many, list) and all(isinstance(inner, (int, float)) for inner in many)
+    if plain or len(many) > _SHORT or depth >= _DEEP:
+        yield _Part((type(many), "of so many"), (len(many),))
+        return
+    yield _Part((type(many), len(many)))
+    for inner in (each for pair in many.items() for each in pair) if isinstance(many, Mapping) else many:
+        yield from _parts(inner, short, depth + 1)
