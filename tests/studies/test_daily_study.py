@@ -14,9 +14,11 @@ from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.daily.study import Routine
-from stepscope.experiments.daily.training import _chunks, _lessons, _pretrain, train_life
+from stepscope.experiments.daily.training import _chunks, _images, _lessons, _pretrain, train_life
+from stepscope.experiments.engine import chosen
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.training import Place
+from stepscope.experiments.partial import PartialTraining
 from stepscope.report.charts.comparison import daily_charts
 from stepscope.report.study_results import render, save_figures
 from stepscope.workloads.contract import Training
@@ -168,3 +170,23 @@ def test_bad_scenarios_are_refused_before_anything_runs() -> None:
         DailyTraining(battery="0")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no accuracy"):
         DailyTraining("dcgan-32").checked()
+
+
+def test_accuracy_of_the_pre_training_is_a_share_of_the_images_that_were_looked_at() -> None:
+    training = workloads.find("lenet").prepare(64, data="mnist-5k")
+    ended = _pretrain(training, range(1000), 0.6)  # 100 of them are looked at, of 1,000 test images
+    assert 0.6 <= ended["accuracy"] <= 1
+
+
+def test_fewer_images_than_a_batch_are_trained_as_one_or_refused() -> None:
+    training = workloads.find("lenet").prepare(64, data="mnist-5k")
+    assert _pretrain(training, range(40), 0.05)["images"] == 36
+    few = replace(training.splits, train=Subset(_images(training), range(30)))
+    with pytest.raises(UsageError, match="fewer than 64 training samples"):
+        next(replace(training, splits=few).batches())
+
+
+def test_a_study_goes_on_with_the_data_that_it_began_with() -> None:
+    for asked in (DailyTraining(workload="lenet"), PartialTraining(workload="lenet")):
+        assert asked.data is None
+        assert chosen(asked.checked(), ("data",)) == {"data": workloads.find("lenet").data.name}

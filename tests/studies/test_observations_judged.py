@@ -201,3 +201,36 @@ def test_behind_a_simulated_gpu_shares_are_judged_beside_other_load_and_times_ar
 def test_verdicts_behind_a_simulated_gpu_flip_with_the_board(tmp_path: Path) -> None:
     beside = _beside_load(board_evidence(tmp_path, CONTRARY))
     assert {number: outcome(number, beside) for number in (1, 3, 4, 5, 6)} == dict.fromkeys((1, 3, 4, 5, 6), FAILS)
+
+
+def _another_model(known: Evidence, background: str | None) -> Evidence:
+    """The same with the runs of one more model, of which nothing may be known."""
+    runs = known.runs.filter(workload=known.runs["workload"][0])
+    more = runs.with_columns(
+        run=pl.lit("more-") + pl.col("run"), workload=pl.lit("another"), background=pl.lit(background, pl.String)
+    )
+    return replace(known, runs=pl.concat([known.runs, more]))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 7])
+def test_a_model_whose_runs_were_all_disturbed_keeps_what_is_claimed_of_all_open(known: Evidence, number: int) -> None:
+    found = judged(number, _another_model(known, "background CPU load of 1 core"))
+    assert found.outcome == UNKNOWN
+    assert any("another" in part.why and "disturbed" in part.why for part in found.parts)
+
+
+def test_a_model_that_was_never_read_keeps_what_is_claimed_of_all_open(known: Evidence) -> None:
+    assert outcome(7, _another_model(known, None)) == UNKNOWN
+
+
+def test_periods_are_not_judged_by_disturbed_runs(known: Evidence) -> None:
+    busy = known.runs.with_columns(background=pl.lit("background CPU load of 1 core"))
+    for number in (2, 7):
+        assert outcome(number, replace(known, runs=busy)) == UNKNOWN
+
+
+def test_models_without_a_batch_size_in_common_are_not_compared(known: Evidence) -> None:
+    other = pl.when(pl.col("kind") == "recurrent").then(pl.col("batch") * 3).otherwise("batch")
+    found = judged(5, replace(known, runs=known.runs.with_columns(batch=other.cast(known.runs.schema["batch"]))))
+    assert found.outcome == UNKNOWN
+    assert "no batch size in common" in found.parts[0].why

@@ -135,7 +135,32 @@ def test_runs_with_another_optimizer_are_left_out_and_counted(tmp_path: Path) ->
         fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], header={"workload": workload, "threads": 1})
     asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
     findings = answer_study(asked, tmp_path / "study", child=CHILD)
-    assert any(note.startswith("1 runs with other optimizers") for note in findings.notes)
+    assert any(note.startswith("1 runs on other devices") for note in findings.notes)
+
+
+@pytest.mark.parametrize(
+    ("device", "header", "data"),
+    [
+        ({"board": "another board"}, {}, "mnist-5k"),
+        ({}, {"simulated": "jetson-tx2"}, "mnist-5k"),
+        ({}, {}, "synthetic"),
+    ],
+    ids=["another board", "simulated", "other data"],
+)
+def test_runs_of_another_board_or_data_set_are_no_repeats(
+    tmp_path: Path, device: dict[str, str], header: dict[str, str], data: str
+) -> None:
+    def runs(count: int, name: str, of: dict[str, str], about: dict[str, str]) -> None:
+        for batch in (4, 64) * count:
+            workload = {"name": "net", "batch_size": batch, "device": "cpu", "data": {"name": name}}
+            facts = {"workload": workload, "threads": 1, **about}
+            fabricate_run(tmp_path / "runs", steps=12, ops=STEP[:1], batch=batch, header=facts, device=of)
+
+    runs(2, "mnist-5k", {"board": "this board"}, {})
+    runs(1, data, {"board": "this board", **device}, header)
+    asked = replace(SMALL, from_=(tmp_path / "runs",), only=(10,))
+    findings = answer_study(asked, tmp_path / "study", child=CHILD)
+    assert any(note.startswith("2 runs on other devices") for note in findings.notes)
 
 
 def test_a_folder_without_a_good_run_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from stepscope.record.session import Session
 from stepscope.record.settings import Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from stepscope.workloads.contract import Training, Workload
 EXIT_CODES = {"interrupted": 130, "oom": 8}  # results of a run in their own right, not faults
 Progress = Callable[[int, float | None], None]
@@ -99,12 +101,18 @@ def _train(training: Training, steps: int, session: Session, progress: Progress,
             return
 
 
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What tells an optimizer from another of its type: numbers and switches that are set."""
+    return {name: value for name, value in optimizer.defaults.items() if value and isinstance(value, int | float)}
+
+
 def _facts(workload: Workload, training: Training, counted: FlopCount, choices: Choices) -> dict[str, Any]:
     return {
         "workload": {
             "domain": workload.domain,
             "batch_size": training.batch_size,
             "optimizer": type(training.optimizer).__name__,
+            "hyperparameters": _hyperparameters(training.optimizer),
             "precision": describe_precision(choices.precision),
             "device": choices.device,
             "input_shape": list(workload.input_shape),

@@ -27,6 +27,7 @@ COLLECTIVE_CALL = r"^(?:c10d|_?c10d_functional)::"  # and of those on the thread
 AUTOGRAD_NODE = "autograd::engine::evaluate_function: "  # names of the rows of backward nodes begin so
 QUIET = 0.1  # share of a probe's time in run queues up to which its ceilings are those of the device
 DATA_LOADER = "enumerate(DataLoader)#"  # torch's range around the next batch of one; its iterator's type comes behind
+HELD = "held"  # the op of tensors that somebody kept from before the step, whoever that is
 MODULE_CALL = "nn."  # ops whose name starts so are calls of a module, not of a kernel
 
 TEXT = "text"

@@ -87,6 +87,9 @@ class Training:
             return self.workload.stream(self)
         assert self.splits.train is not None, "a workload without a stream of its own has training data"
         loader = self._loader(self.splits.train, shuffle=True, drop_last=True)
+        if len(loader) == 0:
+            few = f"fewer than {self.batch_size} training samples make no batch of that size"
+            raise UsageError(f"{self.workload.name}: {few}", "give a smaller --batch, or more data")
         return itertools.chain.from_iterable(itertools.repeat(loader))
 
     def loss(self, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from stepscope.runfolder import CATEGORIES
+from stepscope.runfolder import CATEGORIES, HELD
 
 UNATTRIBUTED = pl.col("category").eq("other") & pl.col("op").is_null()  # the allocator counts it, nobody has it
 _TEXTS = ("category", "module", "op", "phase", "device", "shape")
@@ -101,7 +101,10 @@ def live_by_module(tensors: pl.DataFrame) -> pl.DataFrame:
 
 
 def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
-    """Return what each op allocates: op, allocations and bytes (both a step), at_peak (bytes live at the peak)."""
+    """Return what each op allocates: op, allocations and bytes (both a step), at_peak (bytes live at the peak).
+
+    Without what was there before the step.
+    """
     rows = on_one_device(events)
     found = peak(rows)
     if found is None:
@@ -109,7 +112,7 @@ def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
             schema={"op": pl.String, "allocations": pl.Float64, "bytes": pl.Float64, "at_peak": pl.Int64}
         )
     steps = max(rows["step"].n_unique(), 1)
-    made = rows.filter((pl.col("bytes") > 0) & pl.col("op").is_not_null()).group_by("op")
+    made = rows.filter(pl.col("bytes") > 0, pl.col("op") != HELD).group_by("op")
     totals = made.agg(allocations=pl.len() / steps, bytes=pl.col("bytes").sum() / steps)
     at_peak = found.tensors.group_by("op").agg(at_peak=pl.col("bytes").sum())
     joined = totals.join(at_peak, on="op", how="left").with_columns(pl.col("at_peak").fill_null(0))

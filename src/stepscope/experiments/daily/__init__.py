@@ -5,7 +5,7 @@ Here lies its request; study.py plans and judges, training.py is one training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.errors import UsageError
@@ -17,6 +17,7 @@ from stepscope.experiments.engine import (
     SIMULATE,
     StudyRequest,
     check_classifier,
+    pinned_data,
 )
 from stepscope.request import option
 
@@ -79,7 +80,7 @@ class DailyTraining(StudyRequest):
 
     def checked(self) -> StudyRequest:
         check_classifier(self.workload, self.optimizer)
-        return self
+        return replace(self, data=pinned_data(self.workload, self.data))
 
     def plan(self) -> Plan:
         from stepscope.experiments.daily.study import daily_plan

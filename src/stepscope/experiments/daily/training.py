@@ -164,7 +164,9 @@ def _pretrain(training: Training, images: Sequence[int], start: float | None) ->
     """Train until the accuracy is `start`, or rises no more; UsageError where `start` is not reached."""
     whole, looked_at = _images(training), max(int(_SHARE_LOOKED_AT * len(images)), 1)
     seen, unseen = Subset(whole, list(images[looked_at:])), Subset(whole, list(images[:looked_at]))
-    part = replace(training, splits=replace(training.splits, train=seen, test=unseen))
+    facts = replace(training.data, train_size=len(seen), test_size=len(unseen))
+    splits = replace(training.splits, facts=facts, train=seen, test=unseen)
+    part = replace(training, splits=splits, batch_size=min(training.batch_size, len(seen)))
     epoch = max(len(seen) // part.batch_size, 1)
     every, best, rose_at, steps, accuracy = max(epoch // _LOOKS, 1), 0.0, 0, 0, 0.0
     for steps, batch in enumerate(part.batches(), 1):

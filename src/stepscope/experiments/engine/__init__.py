@@ -88,6 +88,13 @@ def check_classifier(workload: str, optimizer: str | None) -> Workload:
     return known
 
 
+def pinned_data(workload: str, data: str | None) -> str:
+    """Return the data set that a study is of, also when it goes on after another one has come onto this machine."""
+    from stepscope import workloads
+
+    return workloads.find(workload).data.name if data is None else data
+
+
 def chosen(request: Request, names: Iterable[str]) -> dict[str, Any]:
     """Return these fields of a request by name; those that it does not have are excluded."""
     return {name: getattr(request, name) for name in names if hasattr(request, name)}

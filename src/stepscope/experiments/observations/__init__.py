@@ -181,6 +181,7 @@ class DailyScenario:
     """The scenario: pre-trained until its accuracy rises no more (or is `start`), then `images` new ones a day."""
 
     workload: str = "lenet"
+    data: str = "mnist-5k"  # that comes with the package, whatever else is on a machine
     days: int = 17
     images: int = 64
     start: float | None = None

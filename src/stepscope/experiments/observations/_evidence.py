@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_warmup
 from stepscope.arrays import Floats
 from stepscope.experiments.observations import AS_THE_PAPER
+from stepscope.experiments.observations._statistics import why_not_judged
 from stepscope.units import number
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ class Evidence:
     def disturbed_times(self) -> str:
         """Return why there is no calm run; "" where there is one, or none at all."""
         return self._all_disturbed(self.calm)
+
+    def lacking(self, known: Iterable[str], why: str, kind: str | None = None) -> dict[str, str]:
+        """Return why models with runs (of a kind) are not among the `known`: all of them were disturbed, or `why`."""
+        runs = self.runs if kind is None else self.runs.filter(kind=kind)
+        return why_not_judged(runs, self.undisturbed["run"], known, why)
 
     def _all_disturbed(self, kept: pl.DataFrame) -> str:
         others = self.runs["background"].drop_nulls()

@@ -51,7 +51,7 @@ def _runs(request: Observations) -> Iterator[Point]:
 
 def _days(request: Observations, shared: Mapping[str, Any]) -> Iterator[Point]:
     scenario = request.daily
-    routine = Routine(scenario.days, scenario.images, scenario.start)
+    routine = Routine(scenario.days, scenario.images, scenario.start, data=scenario.data)
     for seed in scenario.seeds:
         for batch in scenario.batches:
             title = f"{scenario.days} days of {scenario.images} images, batch {batch}, seed {seed}"

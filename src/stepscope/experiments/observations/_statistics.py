@@ -162,14 +162,25 @@ def _changes(cells: Cells, pairs: Iterable[tuple[int, int]], strict: bool) -> li
     ]
 
 
+def in_pairs(
+    pairs: Iterable[tuple[Cells, Cells]],
+) -> tuple[list[tuple[str, int, list[Comparison]]], dict[str, str]]:
+    """Return each model against another, as `judge_models` takes them, and why some cannot be compared."""
+    known = [(f"{a.model} over {b.model}", a.runs + b.runs, lead(a, b)) for a, b in pairs]
+    apart = {name: "they have no batch size in common" for name, _, found in known if not found}
+    return [entry for entry in known if entry[2]], apart
+
+
 def lead(ours: Cells, others: Cells) -> list[Comparison]:
-    """Mean of one model less that of another over the batch sizes of both; at none of them may it be the other way."""
+    """Mean of one model less that of another over the batch sizes of both; at none of them may it be the other way.
+
+    Nothing where they share none: what the batch does would pass for what the model does.
+    """
     shared = [batch for batch in ours.batches if batch in others.batches]
-    if shared:
-        ours, others = (_at(cells, shared) for cells in (ours, others))
-        pairs = zip(level(ours), level(others), strict=True)
-    else:
-        pairs = zip(level(ours)[:1], level(others)[:1], strict=True)
+    if not shared:
+        return []
+    ours, others = (_at(cells, shared) for cells in (ours, others))
+    pairs = zip(level(ours), level(others), strict=True)
     return [Comparison(a.what, a.value - b.value, math.hypot(a.error, b.error), _welch(a, b)) for a, b in pairs]
 
 
@@ -302,10 +313,15 @@ def log_within(column: str) -> pl.Expr:
     return pl.when((low > 0) & (high > 0)).then((high / low).log() / 2 / NORMAL)
 
 
-def models_of(runs: pl.DataFrame, cells: Sequence[Cells], why: str) -> dict[str, str]:
-    """Return why nothing is known of the models that have runs and no cells."""
-    measured = {cell.model for cell in cells}
-    return {str(name): why for name in runs["workload"].unique(maintain_order=True) if name not in measured}
+def why_not_judged(runs: pl.DataFrame, kept: pl.Series, known: Iterable[str], why: str) -> dict[str, str]:
+    """Return why models of these runs are not among the `known`: none of their runs is among the kept, or `why`."""
+    found = {}
+    for (name,), frame in runs.group_by(["workload"], maintain_order=True):
+        if name not in set(known):
+            others = frame["background"].drop_nulls()
+            lost = len(others) > 0 and not frame["run"].is_in(kept.implode()).any()
+            found[str(name)] = f"all {len(frame)} of its runs were disturbed ({others[0]})" if lost else why
+    return found
 
 
 OF_THE_STEP = 0.1  # a period within this share of the step's length is the step's
@@ -334,6 +350,7 @@ def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name:
         for (model,), frame in rows.group_by(["workload"], maintain_order=True)
         if model not in set(counted["workload"])
     }
+    lacking |= why_not_judged(runs, rhythm["run"], rows["workload"].unique(), f"the {name} was not read")
     shares = shares_of(list(counted.iter_rows()), Limits(least=MOST_RUNS), lacking)
     cells = cells_of(known, pl.col("explained"))
     return [

@@ -41,7 +41,6 @@ from stepscope.experiments.observations._statistics import (
     growth,
     judge_models,
     log_within,
-    models_of,
 )
 from stepscope.units import plural
 
@@ -61,27 +60,30 @@ def judge_use_follows_batch(evidence: Evidence) -> Verdict:
     if evidence.disturbed:
         cpu = unjudged(claim, _USE_TEST, evidence.disturbed)
     else:
-        cpu = _change(own, column, claim, stays, departures)
+        cpu = _change(evidence, own.with_columns(value=pl.col(column)), claim, stays, departures)
     if not evidence.accelerated:
         return verdict(USE_FOLLOWS_BATCH, [cpu], reading)
-    follows = _change(
-        evidence.runs, "accelerator_use", "the use of the accelerator grows", Limits(least=FOLLOWS), growth
-    )
+    used = evidence.runs.with_columns(value=pl.col("accelerator_use"))
+    follows = _change(evidence, used, "the use of the accelerator grows", Limits(least=FOLLOWS), growth)
     return verdict(USE_FOLLOWS_BATCH, [follows, cpu], reading)
 
 
 def _change(
-    runs: pl.DataFrame, column: str, claim: str, limits: Limits, compared: Callable[[Cells], list[Comparison]]
+    evidence: Evidence,
+    runs: pl.DataFrame,
+    claim: str,
+    limits: Limits,
+    compared: Callable[[Cells], list[Comparison]],
 ) -> Part:
-    known = cells_of(runs, pl.col(column))
+    """A claim on the column `value` of these runs."""
+    known = cells_of(runs, pl.col("value"))
     if not any(len(cells.batches) > 1 for cells in known):
-        why = "not read in any run" if runs[column].null_count() == len(runs) else "no model ran with two batch sizes"
+        why = "not read in any run" if runs["value"].null_count() == len(runs) else "no model ran with two batch sizes"
         return unjudged(claim, _USE_TEST, why)
     effect = "change of the share of busy time from the smallest batch to the largest"
     models = [(cells.model, cells.runs, compared(cells)) for cells in known]
-    return judge_models(
-        claim, _USE_TEST, effect, limits, models, lacking=models_of(runs, known, "its use was not read")
-    )
+    lacking = evidence.lacking([cells.model for cells in known], "its use was not read")
+    return judge_models(claim, _USE_TEST, effect, limits, models, lacking=lacking)
 
 
 USE_FOLLOWS_BATCH = Observation(

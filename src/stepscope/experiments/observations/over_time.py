@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
 from stepscope.experiments.observations import (
     Interval,
@@ -29,20 +28,18 @@ _READING = "counterpart on a CPU: the use of the training process itself"
 
 def judge_use_is_periodic(evidence: Evidence) -> Verdict:
     """Accelerator and mean of the cores; on the CPU alone the cores that the training process keeps busy."""
-    alone = evidence.rhythm.join(evidence.calm.select("run"), on="run", how="semi")
     if not evidence.accelerated:
-        return verdict(
-            USE_IS_PERIODIC, _core_parts(evidence, alone, "trainer", "use of the training process"), _READING
-        )
-    parts = periodic(evidence.rhythm, evidence.runs, "use", "accelerator", "use of the accelerator")
-    return verdict(USE_IS_PERIODIC, [*parts, *_core_parts(evidence, alone, "CPU", "use of the CPU")])
+        return verdict(USE_IS_PERIODIC, _periodic(evidence, "use", "trainer", "use of the training process"), _READING)
+    parts = _periodic(evidence, "use", "accelerator", "use of the accelerator")
+    return verdict(USE_IS_PERIODIC, [*parts, *_periodic(evidence, "use", "CPU", "use of the CPU")])
 
 
-def _core_parts(evidence: Evidence, alone: pl.DataFrame, what: str, name: str) -> list[Part]:
-    """Return the parts on cores, from runs that had the cores to themselves: a scheduler has a rhythm of its own."""
+def _periodic(evidence: Evidence, of: str, what: str, name: str) -> list[Part]:
+    """Return the parts on a channel, from runs that had the machine to themselves: a scheduler has a rhythm, too."""
     if evidence.disturbed_times:
         return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed_times)]
-    return periodic(alone, evidence.runs, "use", what, name)
+    alone = evidence.rhythm.join(evidence.calm.select("run"), on="run", how="semi")
+    return periodic(alone, evidence.runs, of, what, name)
 
 
 USE_IS_PERIODIC = Observation(
@@ -62,7 +59,7 @@ def judge_power_is_periodic(evidence: Evidence) -> Verdict:
         why = evidence.absent.get("power", "no power sensor was read")
         return verdict(POWER_IS_PERIODIC, [unjudged("the power is periodic", FOLD_TEST, why)])
     what = "total" if "total" in measured else measured[0]
-    return verdict(POWER_IS_PERIODIC, periodic(evidence.rhythm, evidence.runs, "power", what, f"power ({what})"))
+    return verdict(POWER_IS_PERIODIC, _periodic(evidence, "power", what, f"power ({what})"))
 
 
 POWER_IS_PERIODIC = Observation(

@@ -27,7 +27,7 @@ from stepscope.experiments.observations import (
     verdict,
 )
 from stepscope.experiments.observations._evidence import CONVOLUTIONAL, RECURRENT, Evidence
-from stepscope.experiments.observations._statistics import TOGETHER, cells_of, judge_models, lead, level, models_of
+from stepscope.experiments.observations._statistics import TOGETHER, cells_of, in_pairs, judge_models, level
 
 MUCH = 1.5  # times as busy: GPU close to 100 %, each core 0 to 60 % (Fig. 3)
 _LEAST = 1e-3  # of a core: below that a ratio says nothing
@@ -62,21 +62,27 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
         return [unjudged(busier, _BUSIER, why), unjudged(in_turn, _IN_TURN, why)]
     ratio = pl.col(ours) / pl.col(others).clip(lower_bound=_LEAST)
     effect = f"use of the {name} / use of the {other}"
-    parts = [_of_each(evidence.undisturbed, ratio.log(), (busier, _BUSIER, effect, Limits(least=MUCH)), math.exp)]
+    stated = (busier, _BUSIER, effect, Limits(least=MUCH))
+    parts = [_of_each(evidence, evidence.undisturbed, ratio.log(), stated, math.exp)]
     if runs[together].null_count() == len(runs):
         return [*parts, unjudged(in_turn, _IN_TURN, "one of the two never changes, or too few windows were read")]
     turned = pl.col(together).clip(-0.999999, 0.999999).arctanh()
     stated = (in_turn, _IN_TURN, "correlation of their use", Limits(most=0.0))
-    return [*parts, _of_each(evidence.undisturbed, turned, stated, math.tanh)]
+    return [*parts, _of_each(evidence, evidence.undisturbed, turned, stated, math.tanh)]
 
 
 def _of_each(
-    runs: pl.DataFrame, value: pl.Expr, stated: tuple[str, str, str, Limits], shown: Callable[[float], float] = float
+    evidence: Evidence,
+    runs: pl.DataFrame,
+    value: pl.Expr,
+    stated: tuple[str, str, str, Limits],
+    shown: Callable[[float], float] = float,
+    kind: str | None = None,
 ) -> Part:
-    """A claim (with test, effect and limits) on the mean of each model's runs."""
+    """A claim (with test, effect and limits) on the mean of each model's runs, for all models (of a kind) with runs."""
     claim, test, effect, limits = stated
     known = cells_of(runs, value)
-    lacking = models_of(runs, known, "it was not read in its runs")
+    lacking = evidence.lacking([cells.model for cells in known], "it was not read in its runs", kind)
     return judge_models(
         claim, test, effect, limits, [(cells.model, cells.runs, level(cells)) for cells in known], shown, lacking
     )
@@ -116,11 +122,11 @@ def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
         absent = " and ".join(kind for kind, found in zip(_KINDS, (ours, others), strict=True) if not found)
         why = "; ".join([f"no {absent} network was measured: name one with --workloads", *disturbed.values()])
         return verdict(USE_DIFFERS_BY_DOMAIN, [unjudged(_CLAIM, test, why)], reading)
-    pairs = [(f"{a.model} over {b.model}", a.runs + b.runs, lead(a, b)) for a, b in product(ours, others)]
+    pairs, apart = in_pairs(product(ours, others))
     every = evidence.runs.filter(pl.col("kind").is_in(_KINDS))["workload"].unique(maintain_order=True)
     known = {cells.model for cells in (*ours, *others)}
     lacking = {str(name): disturbed.get(name, "it was not read in its runs") for name in every if name not in known}
-    found = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, shown, lacking)
+    found = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, shown, {**apart, **lacking})
     return verdict(USE_DIFFERS_BY_DOMAIN, [found], reading)
 
 
@@ -161,7 +167,8 @@ def judge_cores_differ(evidence: Evidence) -> Verdict:
         why = "there is one core" if single_core else "the busy time of the cores was not read for long enough"
         return verdict(CORES_DIFFER, [unjudged("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
-    parts = [_of_each(runs, pl.col("core_spread"), ("the cores differ", _CORES, effect, Limits(least=CORES_APART)))]
+    stated = ("the cores differ", _CORES, effect, Limits(least=CORES_APART))
+    parts = [_of_each(evidence, runs, pl.col("core_spread"), stated)]
     return verdict(CORES_DIFFER, [*parts, *_by_cluster(evidence, runs)] if clusters > 1 else parts, reading)
 
 
@@ -175,9 +182,8 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
     pairs = ends[0].join(ends[1], on="run").join(runs.select("run", "workload", "batch"), on="run")
     apart = pl.col("idle_ratio") - pl.col("idle_ratio_right")
     effect = "difference of the idle residencies"
-    return [
-        _of_each(pairs, apart, (f"{order[-1]} idler than {order[0]}", _CLUSTERS, effect, Limits(least=CORES_APART)))
-    ]
+    stated = (f"{order[-1]} idler than {order[0]}", _CLUSTERS, effect, Limits(least=CORES_APART))
+    return [_of_each(evidence, pairs, apart, stated)]
 
 
 CORES_DIFFER = Observation(
@@ -210,12 +216,11 @@ def judge_component_power(evidence: Evidence) -> Verdict:
     others = [name for name in _RIVALS if name != worker and name in wide.columns]
     ours = wide.filter(kind=CONVOLUTIONAL).with_columns(ratio=pl.col(worker) / pl.max_horizontal(others))
     theirs = wide.filter(kind=RECURRENT).with_columns(ratio=pl.col("memory") / pl.col(worker))
-    first = _part(ours, most, f"power of the {worker} / that of the next", CONVOLUTIONAL)
-    return verdict(
-        COMPONENT_POWER,
-        [first, _part(theirs, least, f"power of the memory / that of the {worker}", RECURRENT)],
-        reading,
-    )
+    parts = [
+        _part(evidence, ours, most, f"power of the {worker} / that of the next", CONVOLUTIONAL),
+        _part(evidence, theirs, least, f"power of the memory / that of the {worker}", RECURRENT),
+    ]
+    return verdict(COMPONENT_POWER, parts, reading)
 
 
 def _by_component(evidence: Evidence) -> pl.DataFrame:
@@ -226,10 +231,11 @@ def _by_component(evidence: Evidence) -> pl.DataFrame:
     return rows.pivot(on="component", index=index, values="watts", aggregate_function="first")
 
 
-def _part(rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
+def _part(evidence: Evidence, rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
     if rows["ratio"].drop_nulls().is_empty():
         return unjudged(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
-    return _of_each(rows, pl.col("ratio").log(), (claim, _TEST, effect, Limits(least=1.0)), math.exp)
+    stated = (claim, _TEST, effect, Limits(least=1.0))
+    return _of_each(evidence, rows, pl.col("ratio").log(), stated, math.exp, kind)
 
 
 def _why(evidence: Evidence, lacking: list[str]) -> str:

@@ -38,7 +38,7 @@ from stepscope.experiments.observations._evidence import (
     use_of,
 )
 from stepscope.experiments.observations._measurements import Measurements, gather_measurements, planned_measurements
-from stepscope.experiments.observations._statistics import TOGETHER, cells_of, judge_models, lead
+from stepscope.experiments.observations._statistics import TOGETHER, cells_of, in_pairs, judge_models
 
 PAPER_POINTS = "paper-points"
 # figure, the paper's model, what, batch or day, value: read in the text, not measured in a picture
@@ -123,10 +123,8 @@ def judge_rankings(evidence: Evidence) -> list[Part]:
             why = evidence.absent.get("power", f"no energy was measured of {prefix} and of another network")
             found.append(unjudged(claim, _TEST, why))
             continue
-        pairs = [
-            (f"{ours[0].model} over {other.model}", ours[0].runs + other.runs, lead(ours[0], other)) for other in others
-        ]
-        found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp))
+        pairs, apart = in_pairs((ours[0], other) for other in others)
+        found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp, apart))
     return found
 
 
@@ -188,24 +186,37 @@ def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
 
 
 def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
-    """Return the runs of each model with one setting on one kind of device, so that only the batch differs."""
-    kinds = [str((run.meta.get("workload") or {}).get("device") or "cpu").partition(":")[0] for run in result.runs]
-    wanted = "cpu" if all(kind == "cpu" for kind in kinds) else next(kind for kind in kinds if kind != "cpu")
-    runs = [run for run, kind in zip(result.runs, kinds, strict=True) if kind == wanted]
+    """Return the runs of each model with one setting on one device, so that only the batch differs.
+
+    Of several devices it is an accelerator where there is one, and then the one with the most runs.
+    """
+    devices = {run.id: _ran_on(run) for run in result.runs}
+    count = Counter(devices.values())
+    wanted = max(count, key=lambda device: (device[0] != "cpu", count[device]), default=None)
+    runs = [run for run in result.runs if devices[run.id] == wanted]
     settings = {run.id: _setting(run) for run in runs}
     usual = {}
     for name in {name for name, _ in settings.values()}:
         usual[name] = Counter(rest for other, rest in settings.values() if other == name).most_common(1)[0][0]
     kept = [run for run in runs if settings[run.id][1] == usual[settings[run.id][0]]]
     left = len(result.runs) - len(kept)
-    said = [f"{left} runs with other optimizers, precisions, threads or devices were excluded"] if left else []
-    return kept, [*result.notes, *said]
+    said = [f"{left} runs on other devices, or with other data, optimizers, precisions or threads were excluded"]
+    return kept, [*result.notes, *(said if left else [])]
 
 
 def _setting(run: Run) -> tuple[str, tuple[str, ...]]:
     workload = run.meta.get("workload") or {}
-    rest = (workload.get("optimizer"), workload.get("precision"), run.meta.get("threads"))
+    kinds = ("optimizer", "hyperparameters", "precision", "input_shape")
+    data = (workload.get("data") or {}).get("sha256") or (workload.get("data") or {}).get("name")
+    rest = (*(workload.get(kind) for kind in kinds), data, run.meta.get("threads"))
     return str(workload.get("name")), tuple(map(str, rest))
+
+
+def _ran_on(run: Run) -> tuple[str, ...]:
+    """The kind of device, which machine it is, and as what it was simulated."""
+    kind = str((run.meta.get("workload") or {}).get("device") or "cpu").partition(":")[0]
+    about = (run.device.get(name) for name in ("board", "compatible", "cpu"))
+    return kind, *map(str, (*about, len(run.device.get("cores") or ()), run.simulated))
 
 
 def _not_requested(request: Observations) -> dict[str, str]:

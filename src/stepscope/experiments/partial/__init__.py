@@ -20,6 +20,7 @@ from stepscope.experiments.engine import (
     SIMULATE,
     StudyRequest,
     check_classifier,
+    pinned_data,
 )
 from stepscope.request import option, parameters
 
@@ -104,13 +105,14 @@ class PartialTraining(StudyRequest):
 
     def checked(self) -> StudyRequest:
         check_classifier(self.workload, self.optimizer)
+        pinned = replace(self, data=pinned_data(self.workload, self.data))
         if self.checkpoint is None or self.checkpoint_sha256 is not None:
-            return self
+            return pinned
         from stepscope.experiments.partial.training import read_weights
 
         read_weights(self.checkpoint)
         digest = hashlib.sha256(self.checkpoint.read_bytes()).hexdigest()
-        return replace(self, checkpoint=self.checkpoint.absolute(), checkpoint_sha256=digest)
+        return replace(pinned, checkpoint=self.checkpoint.absolute(), checkpoint_sha256=digest)
 
     def plan(self) -> Plan:
         from stepscope.experiments.partial.study import partial_plan

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepscope.arrays import Ints
-from stepscope.record.memory.watch import HELD, Mark, Watched
+from stepscope.record.memory.watch import Mark, Watched
 from stepscope.record.ops.events import (
     BACKWARD,
     COMMUNICATION,
@@ -27,7 +27,7 @@ from stepscope.record.ops.events import (
     OTHER,
 )
 from stepscope.record.ops.rows import Labelled, Window, row_name
-from stepscope.runfolder import PHASES, Part
+from stepscope.runfolder import HELD, PHASES, Part
 
 _ONLY_ALLOCATE = frozenset(
     f"aten::{name}"

@@ -21,8 +21,6 @@ from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
 
-HELD = "held"  # the op of tensors that somebody kept from before, whoever that is
-
 
 @dataclass
 class Mark:
