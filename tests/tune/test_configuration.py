@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.patience import HANG_S
 from tests.tune.fake_training import FACTS
 
 from stepscope import workloads
@@ -186,7 +189,7 @@ def test_a_function_trains_with_it_and_ends_after_its_steps(tmp_path: Path, monk
     Path("mine.py").write_text(FUNCTION)
     Path("x.toml").write_text('changes = ["matmul=medium"]\n')
     line = ["--steps", "8", "--batch", "2", "--no-ceilings", "--record-memory", "off", "-q", "--with", "x.toml"]
-    assert main(["run", *line, "mine:training"]) == 0
+    subprocess.run([sys.executable, "-m", "stepscope", "run", *line, "mine:training"], check=True, timeout=HANG_S)
     seen = Path("seen.txt").read_text().split()
     assert seen[-1] == "medium"
     assert len(seen) == 9  # it ends before the update that would be one too many
