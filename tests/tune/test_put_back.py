@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 import stepscope
 from stepscope import workloads
@@ -305,6 +306,62 @@ def test_the_folder_of_another_loop_is_refused_with_the_difference(other: str, t
     with pytest.raises(UsageError, match=f"(?s)the training has changed .*  {other}: ") as refused:
         tune(**{other: changes[other]})
     assert "--out" in str(refused.value.hint)
+
+
+class Wrapping(Sampler[int]):
+    """A sampler of somebody's own, with a generator of numpy, around another one."""
+
+    def __init__(self, inner: Sampler[int]) -> None:
+        self.inner, self.random = inner, np.random.default_rng(1)
+
+    def __iter__(self) -> Iterator[int]:
+        places = list(self.inner)
+        return iter([places[place] for place in self.random.permutation(len(places))])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["batch sampler", "around another"])
+def test_the_order_of_the_data_goes_on_as_before_also_behind_a_batch_sampler(wrapped: bool) -> None:
+    def order(tuned: bool) -> list[torch.Tensor]:
+        data: Any = TensorDataset(torch.arange(32.0).repeat(8, 1).T)
+        sampler: Sampler[int] = RandomSampler(data, generator=torch.Generator().manual_seed(3))
+        sampler = Wrapping(sampler) if wrapped else sampler
+        loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+        if tuned:
+            model, optimizer, step = _loop()
+            bench = loop_bench(lambda batch: step(batch[0]), loader, Targets((model,), (optimizer,)), (), 2)
+            bench.block([], 1, 4)
+        return [batch for (batch,) in loader]
+
+    assert _same(order(True), order(False))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.full((8,), float(place)) for place in range(10)])
+
+
+def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_loader_are_made() -> None:
+    model, optimizer, step = _loop()
+    sizes: list[int] = []
+
+    def watched(batch: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(batch))
+        return step(batch)
+
+    loader = DataLoader(Stream(), batch_size=4, drop_last=True, num_workers=1)
+    place = LoopPlace(loop_bench(watched, loader, Targets((model,), (optimizer,)), (), 2))
+    changes = offered({**place.ask(9, do="facts"), "data_share": 0.5})
+    assert "iterable data set" in changes["workers=2"].refused
+    assert not changes["prefetch=4"].refused
+    assert len(place.ask(9, do="block", changes=["prefetch=4"], warmup=1, steps=3)["seconds"]) == 3
+    assert set(sizes) == {4}
+
+
+def test_a_loader_of_a_stream_keeps_its_workers_beside_one_whose_workers_are_changed() -> None:
+    change = offered({"loader": {"workers": 0}, "cores": 4})["workers=2"]
+    with switched([change], Targets((), ())):
+        stream, other = DataLoader(Stream(), batch_size=4), DataLoader(TensorDataset(torch.zeros(4)))
+    assert (stream.num_workers, other.num_workers) == (0, 2)
 
 
 def test_a_scope_tunes_between_two_steps_and_records_none_of_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -328,13 +329,24 @@ def _shapes(value: Any) -> str:
 
 
 def _generators(loader: Any) -> tuple[Any, ...]:
-    found = (getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None))
-    return tuple({id(generator): generator for generator in found if generator is not None}.values())
+    """Return the generators that a loader and its samplers draw from, those within other samplers as well."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting = [loader, loader.sampler, loader.batch_sampler]
+    while waiting:
+        part = waiting.pop()
+        seen.add(id(part))
+        for value in getattr(part, "__dict__", {}).values():
+            if isinstance(value, (torch.Generator, random.Random)) or hasattr(value, "bit_generator"):
+                found[id(value)] = value
+            elif isinstance(value, torch.utils.data.Sampler) and id(value) not in seen:
+                waiting.append(value)
+    return tuple(found.values())
 
 
 def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:
     """Return a loader of the same data with other arguments."""
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
     same = {
         name: getattr(loader, name)
@@ -342,9 +354,10 @@ def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:
     }
     if loader.num_workers:
         same.update(prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers)
-    batching = (
-        {"batch_sampler": loader.batch_sampler}
-        if loader.batch_sampler is not None
-        else {"batch_size": None, "sampler": loader.sampler}
-    )
+    if isinstance(loader.dataset, IterableDataset):  # which takes no sampler
+        batching = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    elif loader.batch_sampler is not None:
+        batching = {"batch_sampler": loader.batch_sampler}
+    else:
+        batching = {"batch_size": None, "sampler": loader.sampler}
     return DataLoader(loader.dataset, **with_arguments({**same, **batching}, arguments))

@@ -32,7 +32,8 @@ _FACTS = {
     **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT), "large_cores": [Within(0, 4096)],
     **dict.fromkeys(("channels_last", "autocast", "compiled", "zeroes_gradients", "flushes_denormals"), bool),
     **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known"), bool),
-    **dict.fromkeys(("step_s", "data_share", "prepared_s"), float), "loader": Row({"workers": _COUNT}, ("workers",)),
+    **dict.fromkeys(("step_s", "data_share", "prepared_s"), float),
+    "loader": Row({"workers": _COUNT, "stream": bool}, ("workers",)),
     "optimizers": [Row({"kind": str, "fused": bool, "foreach": bool}, ("kind", "fused", "foreach"))],
     "environment": {...: str},
 }  # fmt: skip

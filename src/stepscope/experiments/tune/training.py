@@ -73,7 +73,8 @@ class Observer:
     def batch(self, iterator: Any, batch: Any) -> None:
         self.batch_ns = monotonic_ns()
         if self.loader is None:
-            self.loader = {"workers": int(getattr(iterator, "_num_workers", 0))}
+            stream = isinstance(getattr(iterator, "_dataset", None), torch.utils.data.IterableDataset)
+            self.loader = {"workers": int(getattr(iterator, "_num_workers", 0)), "stream": stream}
 
     def returned(self, module: nn.Module, output: Any) -> None: ...
     def after_optimizer(self, optimizer: Any) -> None: ...

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # The data loader: processes that load ahead of the step.
 
+_OF_WORKERS = ("num_workers", "persistent_workers")
 _LEAST_SHARE = 0.02  # of a step: with less there is nothing to gain
 
 
@@ -28,6 +29,8 @@ def _loading_changes(facts: Facts) -> Iterator[Change]:
     for count in (1, 2, 4):
         arguments = {"num_workers": count, "persistent_workers": True}
         refused = none or ("the loader has so many workers already" if count == now else "")
+        if not refused and loader.get("stream"):
+            refused = "of an iterable data set each worker would yield all samples, unless it divides them itself"
         if not refused and count > max(2, int(facts["cores"])):
             refused = f"{facts['cores']} cores"
         yield _change(f"workers={count}", f"{count} worker{'s' * (count != 1)} load ahead", arguments, refused)
@@ -62,7 +65,7 @@ def with_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 @contextlib.contextmanager
 def loaders_made_with(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Data loaders that are made meanwhile are made with these arguments, however the training gives its own."""
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
     plain = DataLoader.__init__
     signature = inspect.signature(plain)
@@ -70,7 +73,9 @@ def loaders_made_with(arguments: Mapping[str, Any]) -> Iterator[None]:
     def init(loader: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(loader, *args, **kwargs).arguments
         named = {**given.pop("kwargs", {}), **given}
-        plain(**with_arguments(named, arguments))
+        stream = isinstance(named["dataset"], IterableDataset)  # each worker would yield all of it
+        own = {name: value for name, value in arguments.items() if not stream or name not in _OF_WORKERS}
+        plain(**with_arguments(named, own))
 
     DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
     try:
