@@ -36,9 +36,9 @@ MODULES = (
     "runfolder", "runfolder.parts", "runfolder.schema", "runfolder.writer",
 )  # fmt: skip
 COMMAND = (  # of `stepscope run`, which starts a script
-    "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings", "record.script", "run_paths",
-    "runfolder.checksums", "runfolder.op_parts", "runfolder.pack", "runfolder.reader", "runfolder.samples",
-    "runfolder.tables", "runfolder.thinning", "runfolder.validation",
+    "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings", "record.script",
+    "record.signals", "run_paths", "runfolder.checksums", "runfolder.op_parts", "runfolder.pack", "runfolder.reader",
+    "runfolder.samples", "runfolder.tables", "runfolder.thinning", "runfolder.validation",
 )  # fmt: skip
 # Of what is loaded in a training's process, these hold no function that a fault could stand in, or pytest calls it.
 EMPTY = (

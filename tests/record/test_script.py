@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import py_compile
 import signal
 import subprocess
 import sys
+import termios
 import zipapp
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -333,6 +336,94 @@ def test_a_signal_for_this_process_reaches_the_script(number: int, tmp_path: Pat
         assert started.stdout.readline() == b"ready\n"
         started.send_signal(number)
         assert started.wait(HANG_S) == 9
+
+
+COUNTS = """
+import os, signal, sys, time
+came = []
+numbers = [signal.Signals(int(word)) for word in sys.argv[1:]]
+for number in numbers:
+    signal.signal(number, lambda number, frame: came.append(number))
+print(os.getpid(), flush=True)
+for number in numbers:
+    while number not in came:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print(came.count(number), flush=True)
+"""
+Told = Callable[[int, int, int], None]  # the process that was started, the script's, the signal
+
+
+def _told_each(started: int, script: int, number: int) -> None:
+    """Tell every process that has the script's words, as `pkill -f` does."""
+    os.kill(started, number)
+    os.kill(script, number)
+    for child in Path(f"/proc/{started}/task/{started}/children").read_text().split():
+        if int(child) != script and "counts.py" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(int(child), number)
+
+
+def _times_each_came(folder: Path, numbers: Sequence[int], tell: Told, stdin: int = subprocess.DEVNULL) -> list[int]:
+    """Run a script and tell it these signals; how often each reached it."""
+    (folder / "counts.py").write_text(COUNTS, encoding="utf-8")
+    command = [sys.executable, "-m", "stepscope", "run", "-q", "counts.py", *(str(int(number)) for number in numbers)]
+    terminal = None if stdin == subprocess.DEVNULL else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    with subprocess.Popen(
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
+        preexec_fn=terminal,
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        script, times = int(started.stdout.readline()), []
+        for number in numbers:
+            tell(started.pid, script, number)
+            times.append(int(started.stdout.readline()))
+        assert started.wait(HANG_S) == 0
+    return times
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [lambda pid, _, number: os.kill(pid, number), lambda pid, _, number: os.killpg(pid, number), _told_each],
+    ids=["this process alone", "its group", "each process by its number"],
+)
+def test_a_signal_reaches_the_script_once_whoever_is_told(tell: Told, tmp_path: Path) -> None:
+    numbers = [signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT]
+    assert _times_each_came(tmp_path, numbers, tell) == [1, 1, 1, 1]
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_script_once(tmp_path: Path) -> None:
+    keys, terminal = os.openpty()
+
+    def press(*_: int) -> None:
+        os.write(keys, b"\x03")
+
+    assert _times_each_came(tmp_path, [signal.SIGINT], press, terminal) == [1]
+    os.close(keys)
+    os.close(terminal)
+
+
+def test_what_a_script_does_at_an_interrupt_of_its_group_is_not_cut_short(tmp_path: Path) -> None:
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('saving', flush=True)\n"
+        "    time.sleep(0.2)\n"
+        "    print('saved')\n"
+    )
+    command = [sys.executable, "-m", "stepscope", "run", "-q", str(script)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, start_new_session=True
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\n"
+        os.killpg(started.pid, signal.SIGINT)
+        assert started.communicate(timeout=HANG_S)[0] == b"saving\nsaved\n"
+    assert started.returncode == 0
 
 
 def test_a_sitecustomize_of_the_users_that_prints_does_not_cost_the_samples(script: Path, tmp_path: Path) -> None:

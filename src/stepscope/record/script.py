@@ -13,11 +13,9 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stepscope.clock import anchors
 from stepscope.errors import StepscopeError, no_script
@@ -26,15 +24,10 @@ from stepscope.record.allocators import child_environment
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings
+from stepscope.record.signals import signals_passed_on
 from stepscope.runfolder import RunWriter
 
 _START = Path(__file__).parent / "processes" / "start.py"
-_NAMES = "TERM HUP USR1 USR2 ALRM VTALRM PROF IO URG PWR"
-_PASSED_ON = (
-    *(getattr(signal, f"SIG{name}") for name in _NAMES.split() if hasattr(signal, f"SIG{name}")),
-    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
-)
-_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)  # one that has us in its foreground tells the script
 
 
 def run_script(
@@ -117,10 +110,10 @@ def _trained(
 
 def _accompanied(child: subprocess.Popen[bytes], tell: int, writer: RunWriter, settings: Settings) -> int:
     """Start the sampler, let the script begin, and return its exit code once it has ended."""
-    with _signals_passed_on(child):
+    with signals_passed_on(child):
         sampler = None if settings.metering.simulated else _sampler(writer, settings, child.pid)
         os.close(tell)  # the end of the pipe is the word
-        code = _waited(child)
+        code = child.wait()
         if sampler is not None:
             end = sampler.stop()
             if end.died_early and end.exit_code != 0:  # with the script it ends by itself, in order
@@ -172,51 +165,6 @@ def _sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampler | None:
     except (StepscopeError, OSError) as error:
         _note(writer, "sampler-failed", str(error))
         return None
-
-
-def _waited(child: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            return child.wait()
-        except KeyboardInterrupt:  # it came to the script as well, which decides what to do
-            continue
-
-
-@contextlib.contextmanager
-def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """A signal for this process is for the training; Ctrl-C of a terminal reaches it by itself."""
-    if threading.get_ident() != threading.main_thread().ident:
-        yield
-        return
-
-    def passed_on(number: int, _frame: Any) -> None:
-        with contextlib.suppress(OSError):
-            child.send_signal(number)
-
-    handlers: dict[int, Callable[[int, Any], None]] = {
-        **dict.fromkeys(_OF_TERMINALS, lambda *of: None if _in_foreground() else passed_on(*of)),
-        **dict.fromkeys(_PASSED_ON, passed_on),
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    """Return whether a terminal sends its Ctrl-C to the process group of this process, and so to the script as well."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
 
 
 def _close(writer: RunWriter, code: int) -> None:
