@@ -22,6 +22,7 @@ from stepscope.experiments.partial.training import (
     Lesson,
     OptimizerRule,
     StepCost,
+    _terms,
     probe_steps,
     put_weights,
     read_weights,
@@ -225,3 +226,14 @@ def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path
     assert len(list((tmp_path / "runs").glob("*/steps.parquet"))) == 2
     with pytest.raises(Absent, match="no batch normalisation"):
         train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, place)
+
+
+def test_gradients_that_a_choice_is_made_by_leave_the_training_as_it_began() -> None:
+    training = workloads.find("resnet8-c32").prepare(batch=4, data="mnist-5k")
+    before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
+    drawn = torch.get_rng_state()
+    assert _terms(training, LESSON, 3, 0).gradients()
+    assert before
+    assert all(torch.equal(buffer, before[name]) for name, buffer in training.model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(parameter.grad is None for parameter in training.model.parameters())

@@ -116,11 +116,17 @@ def _rule(workload: Workload, lesson: Lesson) -> OptimizerRule:
 
 def _terms(training: Training, lesson: Lesson, steps: int, seed: int) -> Terms:
     def gradients() -> dict[str, Tensor]:
-        training.model.zero_grad(set_to_none=True)
-        training.loss(next(iter(training.batches()))).backward()  # type: ignore[no-untyped-call]
-        named = training.model.named_parameters()
+        """Of the first batch; the training begins as if it had never been seen."""
+        model = training.model
+        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}  # running means of normalisation
+        model.zero_grad(set_to_none=True)
+        with torch.random.fork_rng():
+            training.loss(next(iter(training.batches()))).backward()  # type: ignore[no-untyped-call]
+        named = model.named_parameters()
         found = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
-        training.model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
         return found
 
     return Terms(lesson.fraction, steps, 1 if lesson.each == "step" else epoch_of(training), seed, gradients)
