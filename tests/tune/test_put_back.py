@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections import UserDict
@@ -392,6 +393,25 @@ def test_a_loop_that_cannot_be_tuned_is_refused(
     known: dict[str, Any] = {"model": model, "optimizer": optimizer} if set(arguments) & {"batch", "for_"} else {}
     with pytest.raises(error):
         stepscope.tune(step, [torch.zeros(1, 8)], out=tmp_path / "out", **{**known, **arguments})
+
+
+def test_autocast_is_opened_for_the_device_that_each_model_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def autocast(device: str, dtype: torch.dtype) -> Any:
+        opened.append(device)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    unknown = offered({})["bf16"]  # as a study makes it, before anything is known of the script
+    models = nn.Identity(), nn.Identity(), nn.Identity()
+    with FakeTensorMode():
+        for model, device in zip(models, ("cuda", "cpu"), strict=False):
+            model.weight = nn.Parameter(torch.empty(1, device=device))
+        with switched([unknown], Targets(models, (), models)):
+            for model in models:
+                model(torch.empty(1))
+    assert opened == ["cuda", "cpu", "cpu"]  # one without parameters takes the device that is known
 
 
 def test_counts_of_steps_lie_beside_the_weights_while_the_update_is_fused() -> None:

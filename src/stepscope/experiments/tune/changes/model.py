@@ -111,13 +111,17 @@ def _precision_changes(facts: Facts) -> Iterator[Change]:
 def _autocast(device: str) -> Switch:
     @contextlib.contextmanager
     def switch(targets: Targets) -> Iterator[None]:
-        """Autocast within the calls of the models; what they return is float32 again, so that any loss takes it."""
+        """Autocast within the calls of the models; what they return is float32 again, so that any loss takes it.
+
+        It is that of the device of a model's parameters, which a study does not know beforehand.
+        """
         import torch
 
         opened: list[Any] = []
 
-        def begin(_module: object, _args: object) -> None:
-            opened.append(torch.autocast(device, dtype=torch.bfloat16))
+        def begin(module: Any, _args: object) -> None:
+            kind = next((parameter.device.type for parameter in module.parameters()), device)
+            opened.append(torch.autocast(kind, dtype=torch.bfloat16))
             opened[-1].__enter__()
 
         def end(_module: object, _args: object, output: Any) -> Any:
