@@ -195,6 +195,24 @@ def test_a_function_trains_with_it_and_ends_after_its_steps(tmp_path: Path, monk
     assert len(seen) == 9  # it ends before the update that would be one too many
 
 
+def test_a_script_that_changes_folder_before_torch_trains_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.toml").write_text('changes = ["matmul=medium"]\n')
+    Path("elsewhere").mkdir()
+    Path("train.py").write_text(
+        "import os; os.chdir('elsewhere')\nimport torch\n"
+        "model = torch.nn.Linear(8, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(5):\n    model(torch.rand(4, 8)).sum().backward()\n    optimizer.step()\n"
+        "print(torch.get_float32_matmul_precision())\n"
+    )
+    line = ["--no-ceilings", "--record-memory", "off", "-q", "--with", "x.toml", "train.py"]
+    command = [sys.executable, "-m", "stepscope", "run", *line]
+    ended = subprocess.run(command, check=True, timeout=HANG_S, capture_output=True, text=True)
+    assert ended.stdout == "medium\n"
+
+
 @pytest.mark.parametrize("name", ["x.json", "nowhere/x.toml", "folder.toml"])
 def test_a_file_that_no_configuration_can_be_written_to_is_refused_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()

@@ -90,6 +90,7 @@ def _run(
     from stepscope.simulate import sensor_root
 
     config = _config(request)
+    with_ = request.with_ and request.with_.absolute()  # a script, and what it starts, may be in another folder
     if config is not None and of_a_script:
         refuse_no_parts(config)
     if not of_a_script:
@@ -103,7 +104,7 @@ def _run(
     ):
         settings = replace(settings, root=place.root, metering=replace(settings.metering, simulated=board))
         if of_a_script:
-            settings = replace(settings, prepare=None if config is None else (TO_SCRIPTS, str(request.with_)))
+            settings = replace(settings, prepare=None if with_ is None else (TO_SCRIPTS, str(with_)))
             path, code = script_run(request, settings)
         else:
             _set_threads(request.threads)
