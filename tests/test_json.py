@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from tests.fabricate import fabricate_run
 from tests.importers.profiler_json import step as mark
 from tests.importers.profiler_json import write
+from tests.patience import HANG_S
 from typer.main import get_command
 
 from stepscope.__main__ import build_app, main
@@ -132,11 +136,27 @@ def test_run_prints_the_metrics_of_a_script_behind_what_it_printed(
 
     path = fabricate_run(tmp_path / "runs", steps=20)
     monkeypatch.setattr(command, "script_run", lambda *_: (path, 3))
-    monkeypatch.setattr(command, "end_of_script", lambda path, code, request, quiet, html: code if quiet else -1)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("", encoding="utf-8")
-    assert main(["run", "--json", "train.py"]) == 3
+    assert main(["run", "--json", "--no-ceilings", "train.py"]) == 3
     assert json.loads(capsys.readouterr().out)["id"] == path.name
+
+
+def test_run_prints_the_metrics_of_a_script_that_a_signal_ended(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "stepscope", "run", "--json", "train.py"]
+    ended = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=HANG_S, check=False)
+    assert json.loads(ended.stdout)["status"] == "interrupted"
+    assert ended.returncode == -signal.SIGINT
+
+
+def test_a_script_that_removes_its_run_keeps_its_exit_code_also_with_json_and_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('changes = ["matmul=medium"]\n', encoding="utf-8")
+    (tmp_path / "train.py").write_text("import shutil, sys\nshutil.rmtree('runs')\nsys.exit(3)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "stepscope", "run", "--json", "--with", "x.toml", "train.py"]
+    ended = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=HANG_S, check=False, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "Traceback" not in ended.stderr
 
 
 def test_fit_prints_the_keys_that_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

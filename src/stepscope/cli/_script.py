@@ -158,7 +158,9 @@ def harmless(failed: str) -> Iterator[None]:
         say(f"{traceback.format_exc()}{failed}, which is a fault in Stepscope")
 
 
-def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False) -> int:
+def end_of_script(
+    path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False, as_json: bool = False
+) -> int:
     """Finish after a script and return its exit code; where a signal ended the script, end this process likewise."""
     from stepscope.record.script import end_as
 
@@ -174,7 +176,17 @@ def end_of_script(path: Path, code: int, request: RunRequest, quiet: bool, html:
     pack_run(path)
     with harmless("the run could not be reported"):
         report_run(path, request.meter_csv, quiet, html, True)
+    if as_json:
+        with harmless("the metrics could not be printed"):
+            print_run_metrics(path)
     return end_as(code)
+
+
+def print_run_metrics(path: Path) -> None:
+    from stepscope.analysis.run import Run
+    from stepscope.cli.report import print_metrics
+
+    print_metrics(Run(path))
 
 
 def _refuse_for_a_script(request: RunRequest, hint: str = "give a script its own arguments after its name") -> None:

@@ -15,8 +15,10 @@ from stepscope.api.run_request import RunRequest
 from stepscope.cli._options import command_of, private
 from stepscope.cli._script import (
     end_of_script,
+    harmless,
     is_script,
     pack_run,
+    print_run_metrics,
     refuse_logs_without_a_folder,
     report_run,
     say,
@@ -111,23 +113,15 @@ def _run(
             path, code = _workload(request, settings, quiet or live, config)
         place.runs.append(path)
     if config is not None:
-        RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
+        with harmless("the run does not state its configuration"):
+            RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
     if of_a_script:
-        code = end_of_script(path, code, request, quiet, html)
-        _print_metrics(path, as_json)
-        raise typer.Exit(code)
+        raise typer.Exit(end_of_script(path, code, request, quiet, html, as_json))
     _end_of_workload(path, code, request, config)
     report_run(path, request.meter_csv, quiet, html, False)
-    _print_metrics(path, as_json)
-    raise typer.Exit(code)
-
-
-def _print_metrics(path: Path, as_json: bool) -> None:
     if as_json:
-        from stepscope.analysis.run import Run
-        from stepscope.cli.report import print_metrics
-
-        print_metrics(Run(path))
+        print_run_metrics(path)
+    raise typer.Exit(code)
 
 
 run = private(command_of(RunRequest, _run, "run"))
