@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from benchmarks import forecast as plants
-from tests.analysis.powered import TX2, powered, rail
-from tests.fabricate import fabricate_run
+from rich.console import Console
+from tests.analysis.powered import TX2, channel, powered, rail, rapl, times
+from tests.fabricate import Core, Sampled, fabricate_run
 
 from stepscope.analysis.estimate import change_points
-from stepscope.analysis.forecast import forecast, watch_starts, watched_steps
+from stepscope.analysis.forecast import Forecast, forecast, watch_starts, watched_steps
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import levels
 from stepscope.api.requests import ForecastRequest
 from stepscope.arrays import Flags, Floats
+from stepscope.cli import forecast as cli
 from stepscope.cli._forecast_watch import measured_totals
 from stepscope.errors import RunError, UsageError
 
@@ -178,6 +181,74 @@ def test_a_battery_that_cannot_be_foretold_is_null_and_a_note_says_what_to_do(tm
     assert battery.value is None
     assert said.value("carbon") is None
     assert any("no sensor of this run measured power" in note and "--power-model" in note for note in said.notes)
+
+
+T = times(60)
+INTEL = {"cpu": "Intel(R) Core(TM) i7-8650U CPU"}
+
+
+def gauge(scope: str, watts: float) -> Sampled:
+    """A meter of the whole device."""
+    facts = channel(scope.replace(":", "."), "power", scope, sensor=scope.partition(":")[0], parent_scope="system")
+    return Sampled(facts, T, np.full(len(T), watts))
+
+
+def shown(said: Forecast) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    cli._show(console, said)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]  # a StringIO
+
+
+def test_the_share_of_a_battery_is_of_its_own_gauge_and_carbon_of_the_meter_of_the_whole(tmp_path: Path) -> None:
+    run = powered(tmp_path, rapl("package-0", 10, T), gauge("battery:BAT0", 30), gauge("wall:x", 40), steps=60,
+                  device=INTEL)  # fmt: skip
+    said = forecast(run, 10_000, battery_j=160 * 60.0, carbon_g_per_j=1.0)
+    energy, battery, carbon = (said.value(name) for name in ("energy", "battery", "carbon"))
+    assert energy is not None and battery is not None and carbon is not None  # noqa: PT018 - for the types
+    assert (energy.value, battery.value, carbon.value) == pytest.approx((1600, 0.5, 6400), rel=1e-3)
+    assert battery.high is not None
+    assert battery.scope == "all that the battery feeds, display included"
+    assert "[1.58, 1.62], the processor (and memory and cards, where measured) alone" in shown(said)
+
+
+def test_the_share_of_a_battery_is_at_least_what_the_processor_took_where_no_more_was_measured(tmp_path: Path) -> None:
+    said = forecast(powered(tmp_path, rapl("package-0", 10, T), steps=60, device=INTEL), 10_000, battery_j=16_000.0)
+    battery = said.value("battery")
+    assert battery is not None
+    assert battery.value == pytest.approx(0.1, rel=1e-3)
+    assert battery.high is None
+    assert "not that of the whole device" in str(battery.note)
+    assert "battery at least 10.0 %, the processor" in shown(said)
+
+
+@pytest.mark.parametrize(("model", "half"), [("cpu=2W..12W", None), ("cpu=2W..12W+-10%", 0.1)])
+def test_a_power_model_of_the_run_gives_estimated_energy_with_the_cis_of_the_model(
+    model: str, half: float | None, tmp_path: Path
+) -> None:
+    run = powered(tmp_path, steps=60, cores=(Core(0.75), Core(0.25)), header={"power_model": model})
+    said = forecast(run, 10_000, battery_j=11_200.0)
+    energy, battery = said.value("estimated_energy"), said.value("estimated_battery")
+    assert energy is not None and battery is not None and energy.value is not None  # noqa: PT018 - for the types
+    assert energy.value == pytest.approx(7 * 160, rel=0.03)
+    assert battery.value == pytest.approx(0.1, rel=0.03)
+    assert said.value("energy") is None
+    if half is None:
+        assert (energy.low, energy.high) == (None, None)
+    else:
+        assert energy.low is not None
+        assert energy.low == pytest.approx(energy.value * (1 - half), rel=0.02)
+    assert any("estimated by the power model" in note for note in said.notes)
+    assert "--power-model" not in " ".join(said.notes)
+    assert "battery at least 10" in shown(said)
+    assert "cpu, estimated by the power model" in shown(said)
+    assert [total.metric for total in measured_totals(run.path)] == ["time", "estimated_energy"]
+
+
+def test_a_power_model_that_gives_nothing_is_named_and_not_advised(tmp_path: Path) -> None:
+    said = forecast(Run(fabricate_run(tmp_path, steps=60, header={"power_model": "gpu=2W..12W"})), 1000)
+    (note,) = said.notes
+    assert "'gpu', whose utilisation was not sampled" in note
+    assert "--power-model" not in note
 
 
 def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_its_interval_holds(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import series_of
-from stepscope.analysis.energy.rails import rail_tree
+from stepscope.analysis.energy.power_model import power_model_gaps
+from stepscope.analysis.energy.rails import Line, rail_tree
 from stepscope.analysis.estimate import Change, change_points
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.projection import project, project_level
@@ -18,16 +20,18 @@ from stepscope.arrays import Flags, Floats, Ints
 from stepscope.containment import analysed
 from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
-from stepscope.units import duration, plural
+from stepscope.units import duration, percent, plural
 
 J_PER_WH = 3600.0
 WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS = 10
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example
-_ENABLE = (
+AT_LEAST = "at least so much"  # in the note of a total that counts a part of the device alone
+_DOCTOR = (
     "`stepscope doctor` shows which sensor can be opened; or `stepscope run` with a plug or meter (--plug, "
-    "--meter-command, --meter-csv) or an estimate (--power-model cpu=2W..15W), and forecast from that run"
+    "--meter-command, --meter-csv)"
 )
+_MODEL = " or an estimate (--power-model cpu=2W..15W)"
 StepFilter = Callable[[Floats], Flags]  # of the numbers of all steps, those that may be looked at
 
 
@@ -46,7 +50,7 @@ class Forecast:
     condition: str | None = None
 
     def value(self, metric: str) -> Measured | None:
-        """A total by its name: time, energy, battery, carbon, temperature."""
+        """A total by its name: time, energy, battery, carbon, temperature; "estimated_energy" of a power model."""
         return next((total for total in self.totals if total.metric == metric), None)
 
 
@@ -86,8 +90,10 @@ def forecast(
 
     Intervals are of 95 %; they hold what the measured steps show: their spread, stalls, drift, one lasting change and
     what comes and goes. A throttle that has not come yet is in no interval: `condition` says so. Energy is absent where
-    no sensor measured it, and a note says what to do; battery and carbon, if asked for, are null then. `upto`: as if
-    only so many steps after the warm-up had been made.
+    no sensor measured it, and a note says what to do; battery and carbon, if asked for, are null then.
+    What follows from the run's power model is `estimated_energy` and so on, with the model's CI. Battery and carbon are
+    of a meter of the whole device, the battery of its own gauge first; where none was read they are lower bounds,
+    without an upper end. `upto`: as if only so many steps after the warm-up had been made.
     """
     made = steps_after_warmup(run).head(upto if upto is not None else run.steps.height)
     if len(made) < _FEWEST_STEPS:
@@ -101,16 +107,22 @@ def forecast(
     kept, changes = chosen(numbers) & plain, tuple(_changes(made.filter(pl.Series(plain))))
     time = _total("time", "s", "training", numbers[kept], lengths[kept], steps)
     totals, notes = [time], _change_notes(changes)
-    joules = step_energy(run, made)
-    energies: list[Measured] = []
-    if joules is not None:
-        energies = _energies(numbers, joules.values, joules.scope, chosen(numbers), steps, battery_j, carbon_g_per_j)
-        notes += [joules.note] if joules.note else []
-    if not energies:
-        notes.append(f"no energy: {_why_no_energy(run, joules)}. {_ENABLE}")
-        per_joule = (("battery", "1", battery_j), ("carbon", "g", carbon_g_per_j))
-        energies = [_energy_missing(*missing) for missing in per_joule if missing[-1]]
-    totals += energies
+    energy = step_energy(run, made)
+    series = _Series(numbers, chosen(numbers), steps)
+    total = series.total(energy)
+    if energy is None or total is None:
+        notes.append(_no_energy(run, energy))
+    else:
+        totals.append(total)
+        notes += [energy.note, *power_model_gaps(run)] if energy.note else []
+    wanted = (
+        ("battery", "1", 1 / battery_j if battery_j else None, f"of {(battery_j or 0) / J_PER_WH:g} Wh"),
+        ("carbon", "g", carbon_g_per_j, f"at {(carbon_g_per_j or 0) * 1e3 * J_PER_WH:g} g a kWh"),
+    )
+    for metric, unit, factor, note in wanted:
+        if factor:
+            device = next(filter(None, map(series.total, device_energies(run, made, metric))), None)
+            totals.append(_amount(device, total, metric, factor, unit, note))
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
     condition = _condition(steps, int(numbers[kept][-1]) + 1, time)
     return Forecast(steps, int(kept.sum()), (*totals, *warm), changes, tuple(notes), condition)
@@ -155,43 +167,54 @@ def _total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps
     return Measured(metric, scope, seen.total, unit, seen.low, seen.high, seen.measured, "forecast", seen.method)
 
 
-def _energies(
-    numbers: Floats,
-    joules: Floats,
-    scope: str,
-    chosen: Flags,
-    steps: int,
-    battery_j: float | None,
-    carbon_g_per_j: float | None,
-) -> list[Measured]:
-    kept = chosen & ~np.isnan(joules)
-    if kept.sum() < _FEWEST_STEPS:
-        return []
-    energy = _total("energy", "J", scope, numbers[kept], joules[kept], steps)
-    derived = []
-    if battery_j:
-        derived.append(_scaled(energy, "battery", 1 / battery_j, "1", f"of {battery_j / 3600:g} Wh"))
-    if carbon_g_per_j:
-        derived.append(_scaled(energy, "carbon", carbon_g_per_j, "g", f"at {carbon_g_per_j * 3.6e6:g} g a kWh"))
-    return [energy, *derived]
+@dataclass(frozen=True)
+class _Series:
+    """Numbers of the steps made, those of them that may be looked at (n,), and how many steps there will be."""
+
+    numbers: Floats
+    chosen: Flags
+    steps: int
+
+    def total(self, energy: StepEnergy | None) -> Measured | None:
+        """The energy of all steps, J, of an estimate with the CI of its model; None where too few could be read."""
+        if energy is None or (kept := self.chosen & ~np.isnan(energy.values)).sum() < _FEWEST_STEPS:
+            return None
+        total = _total(energy.metric, "J", energy.scope, self.numbers[kept], energy.values[kept], self.steps)
+        if energy.metric == "energy":
+            return total
+        value, share = total.value or 0.0, energy.uncertainty
+        if share is None:
+            return replace(total, low=None, high=None)
+        below, above = (math.hypot(share * value, (end or 0.0) - value) for end in (total.low, total.high))
+        return replace(total, low=max(value - below, 0.0), high=value + above)
 
 
-def _why_no_energy(run: RunReader, joules: StepEnergy | None) -> str:
-    if joules is not None:
-        return f"its sensor could be read through fewer than {_FEWEST_STEPS} of these steps"
-    if rail_tree(run).lines:
-        return "what this run measured is not the power of the whole device"
-    return "no sensor of this run measured power"
+def _no_energy(run: RunReader, energy: StepEnergy | None) -> str:
+    """Say why there is no energy, and what to do."""
+    gaps = list(power_model_gaps(run))
+    if energy is not None:
+        why = f"its sensor could be read through fewer than {_FEWEST_STEPS} of these steps"
+    elif gaps:
+        why = "; ".join(gaps)
+    elif rail_tree(run).lines:
+        why = "what this run measured is not the power of the whole device"
+    else:
+        why = "no sensor of this run measured power"
+    return f"no energy: {why}. {_DOCTOR}{'' if run.meta.get('power_model') else _MODEL}, and forecast from that run"
 
 
-def _energy_missing(metric: str, unit: str, _: float | None) -> Measured:
-    """Yield what was requested and follows from the energy, where there is none: not measured is not silence."""
-    return Measured(metric, "run", None, unit, None, None, 0, "forecast", "not known: it needs the energy")
-
-
-def _scaled(energy: Measured, metric: str, factor: float, unit: str, note: str) -> Measured:
-    value, low, high = ((x or 0.0) * factor for x in (energy.value, energy.low, energy.high))
-    return Measured(metric, energy.scope, value, unit, low, high, energy.n, "forecast", note)
+def _amount(
+    device: Measured | None, energy: Measured | None, metric: str, factor: float, unit: str, note: str
+) -> Measured:
+    """What follows from the energy of the device; a lower bound, from a part of it; null, not silence, without any."""
+    known = device or energy
+    if known is None:
+        return Measured(metric, "run", None, unit, None, None, 0, "forecast", "not known: it needs the energy")
+    value, low, high = (None if x is None else x * factor for x in (known.value, known.low, known.high))
+    if device is None:
+        note, high = f"{note}; {AT_LEAST}: the energy is not that of the whole device", None
+    name = known.metric.replace("energy", metric)
+    return Measured(name, known.scope, value, unit, low, high, known.n, "forecast", note)
 
 
 def _temperature(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]:
@@ -219,20 +242,52 @@ def _change_notes(changes: tuple[Change, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class StepEnergy:
-    """J of each step (n,), NaN where a gap touches it; the scope that it is the energy of, and what to know of it."""
+    """J of each step (n,), NaN where a gap touches it; the scope that it is the energy of, and what to know of it.
+
+    `note` is of an estimate alone, and so is `uncertainty`: half of its 95 % CI over its value, None where not known.
+    """
 
     values: Floats
     scope: str
     note: str | None = None
+    uncertainty: float | None = None
+
+    @property
+    def metric(self) -> str:
+        """The name that it has in results: an estimate has one of its own."""
+        return "estimated_energy" if self.note else "energy"
 
 
 def step_energy(run: RunReader, steps: pl.DataFrame) -> StepEnergy | None:
-    """The energy of these steps from the lines that make the board's total; None where nothing makes one."""
+    """The energy of these steps from the lines that make the board's total, else by the run's power model."""
     tree = rail_tree(run)
     lines = tree.total or tuple(line for line in tree.lines if line.component == "total")
+    if lines:
+        return StepEnergy(_sum_of_lines(lines, steps), tree.covers or lines[0].name)
+    lines = tuple(line for line in tree.lines if line.estimated)
     if not lines:
         return None
+    shares = [line.best.uncertainty for line in lines]
+    share = None if None in shares else max(filter(None, shares))
+    sure = "no CI: the model that was given states none" if share is None else f"the CI is its own, +-{percent(share)}"
+    notes = dict.fromkeys(note for line in lines for note in line.best.notes)
+    scope = f"{' and '.join(line.component for line in lines)}, estimated by the power model"
+    note = "; ".join(("energy is estimated by the power model, not measured", sure, *notes))
+    return StepEnergy(_sum_of_lines(lines, steps), scope, note, share)
+
+
+def device_energies(run: RunReader, steps: pl.DataFrame, of: str) -> Iterator[StepEnergy]:
+    """Energies of these steps from meters of the whole device, best first; of "battery", its own gauge goes first."""
+    tree = rail_tree(run)
+    batteries = [line for line in tree.lines if of == "battery" and line.scope.startswith("battery:")]
+    chosen = [line for _, lines in tree.components() for line in lines if line.component == "device"]
+    for lines in (batteries, chosen[:1]):
+        if lines:
+            entry = lines[0].entry
+            yield StepEnergy(_sum_of_lines(lines, steps), entry.meaning if entry else lines[0].name)
+
+
+def _sum_of_lines(lines: Sequence[Line], steps: pl.DataFrame) -> Floats:
     t0_ns, t1_ns = (steps[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
-    joules = np.sum([line.best.growth.between(t0_ns, t1_ns) for line in lines], axis=0)
-    estimated = "estimated by the power model, not measured" if any(line.estimated for line in lines) else None
-    return StepEnergy(joules, tree.covers or lines[0].name, estimated)
+    joules: Floats = np.sum([line.best.growth.between(t0_ns, t1_ns) for line in lines], axis=0)
+    return joules

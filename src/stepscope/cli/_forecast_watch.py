@@ -64,7 +64,7 @@ def start_training(arguments: Sequence[str], out: Path) -> tuple[subprocess.Pope
 
 
 def measured_totals(path: Path) -> list[Measured]:
-    """Return what the steps after warm-up of a run really took: time in s, and energy in J where it was measured.
+    """Return what the steps after warm-up of a run really took: time in s, and energy in J where it is known.
 
     A step that a gap of the sensor touches counts with the mean energy of the others.
     """
@@ -76,5 +76,5 @@ def measured_totals(path: Path) -> list[Measured]:
     joules = step_energy(run, made)
     if joules is not None and not np.isnan(joules.values).all():
         total = float(np.nanmean(joules.values)) * len(made)
-        totals.append(Measured("energy", joules.scope, total, "J", n=len(made)))
+        totals.append(Measured(joules.metric, joules.scope, total, "J", n=len(made)))
     return totals

@@ -127,7 +127,8 @@ def _show(console: Console, said: Forecast) -> None:
 
     console.print(f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}")
     for total in said.totals:
-        console.print(labelled(total.metric.replace("_", " "), _amounts(total)))
+        of = f", {total.scope}" if total.metric.endswith(("energy", "battery", "carbon")) else ""
+        console.print(labelled(total.metric.removeprefix("estimated_"), f"{_amounts(total)}{of}"))
     for how in dict.fromkeys(total.note for total in said.totals if total.note):
         console.print(f"- predicted: {how}", style="dim")
     for note in (*said.notes, *([said.condition] if said.condition else [])):
@@ -136,12 +137,12 @@ def _show(console: Console, said: Forecast) -> None:
 
 def _amounts(total: Measured) -> str:
     """Value and interval in the units that people use."""
-    from stepscope.analysis.forecast import J_PER_WH
+    from stepscope.analysis.forecast import AT_LEAST, J_PER_WH
     from stepscope.units import estimate
 
     scale, unit = (J_PER_WH, "Wh") if total.unit == "J" and (total.value or 0) >= J_PER_WH else (1.0, total.unit)
     value, low, high = (None if end is None else end / scale for end in (total.value, total.low, total.high))
-    return estimate(value, low, high, unit)
+    return f"{'at least ' if AT_LEAST in (total.note or '') else ''}{estimate(value, low, high, unit)}"
 
 
 def _json(said: Forecast) -> None:
