@@ -455,7 +455,28 @@ def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(loc
         store.pull(local, ["bad-run"], tmp_path / "pulled")
 
 
-@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x", "x~y", "x" * 300])
+def test_a_run_with_a_name_of_any_script_is_pushed_listed_and_pulled(local: Place, tmp_path: Path) -> None:
+    names = ["größe", "gro\u0308ße", "训练模型", "x" * 400]
+    runs = [make_run(tmp_path / "runs", name) for name in names]
+    assert [run.name.split("-")[1] for run in runs[:3]] == ["größe", "größe", "训练模型"]
+    store.push(local, runs)
+    assert set(store.listed(local)["id"]) == {run.name for run in runs}
+    pulled = store.pull(local, [run.name for run in runs], tmp_path / "pulled")
+    assert [files_of(path) for path in pulled] == [files_of(run) for run in runs]
+
+
+def test_a_run_that_is_refused_does_not_keep_the_others_from_the_store(local: Place, tmp_path: Path) -> None:
+    refused = make_run(tmp_path / "runs")
+    (refused / "link.json").symlink_to("run.json")
+    whole = [make_run(tmp_path / "runs", f"net{number}") for number in range(2)]
+    with pytest.raises(RunDamaged, match=r"link\.json"):
+        store.push(local, [refused, *whole])
+    assert set(store.listed(local)["id"]) == {run.name for run in whole}
+    with pytest.raises(StoreError, match=r"2 runs were not pushed: .*; "):
+        store.push(local, [refused, *whole, refused])
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x", "x~y", "x" * 300, "a\u202eb", "o\u0308", "a\nb", "训" * 80])
 def test_a_name_that_is_no_run_is_refused(local: Place, tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="no name of a run"):
         store.pull(local, [name], tmp_path)

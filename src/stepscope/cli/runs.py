@@ -123,9 +123,12 @@ def push(
     """Push runs into a store. Pushing a run again is harmless; a push that breaks off is gone on with."""
     from stepscope.store import push as pushed
 
-    found = pushed(_place(store, timeout), _folders(folders), tag or (), None if as_json else _print_pushed)
-    if as_json:
-        print_json([vars(run) for run in found])
+    found: list[Pushed] = []
+    try:
+        pushed(_place(store, timeout), _folders(folders), tag or (), found.append if as_json else _print_pushed)
+    finally:  # also where some were refused
+        if as_json:
+            print_json([vars(run) for run in found])
 
 
 def pull(

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import time
+import unicodedata
 from collections import deque
 from datetime import datetime, timezone
 from os import getpid  # as it is now: a training may put another one in its place
@@ -39,7 +40,14 @@ MOST_WAITING_STEPS = 100_000  # 4.8 MB: what a disk that refuses steps may keep 
 WINDOWS_SHARE = {"ops": 0.12, "layers": 0.04, "memory": 0.04}  # of the disk that a run may take
 STEP_PART_BYTES = 48_000_000  # of rows of steps, a million, after which the next file begins
 _LAST_PARTS = _LAST_ROWS = 512  # that can still be taken back
+_NOT_LETTERS, _NAME_BYTES, _ID_BYTES = "._-", 160, 200  # of what a run is named
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a run can have this name: composed letters and digits of any script, dot, dash, underscore."""
+    plain = text[:1].isalnum() and all(c.isalnum() or c in _NOT_LETTERS for c in text)
+    return plain and unicodedata.is_normalized("NFC", text) and len(text.encode()) <= _ID_BYTES
 
 
 class RunWriter:
@@ -64,8 +72,13 @@ class RunWriter:
     def create(cls, out: str | Path, workload: str, unix_s: float | None = None) -> RunWriter:
         """Make `out/<UTC stamp>-<workload>-<6 hex>/` and its first run.json (status: running)."""
         stamp = datetime.fromtimestamp(time.time() if unix_s is None else unix_s, tz=timezone.utc)
-        name = "".join(c if c.isalnum() or c in "._-" else "_" for c in redacted_text(workload)) or "run"
-        run_id = f"{stamp:%Y%m%dT%H%M%SZ}-{name}-{secrets.token_hex(3)}"
+        text = unicodedata.normalize("NFC", redacted_text(workload))
+        name = (
+            "".join(c if c.isalnum() or c in _NOT_LETTERS else "_" for c in text)
+            .encode()[:_NAME_BYTES]
+            .decode(errors="ignore")
+        )
+        run_id = f"{stamp:%Y%m%dT%H%M%SZ}-{name or 'run'}-{secrets.token_hex(3)}"
         try:
             path = Path(out).absolute() / run_id
             path.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import read_object, replaced, user_cache
 from stepscope.privacy import withheld
 from stepscope.runfolder import RunReader
+from stepscope.runfolder.writer import is_run_id
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
 from stepscope.store.storage import NotTaken, Place
@@ -237,8 +238,9 @@ def _index(place: Place) -> pl.DataFrame:
     texts = pl.concat_list(
         pl.col("tags").fill_null([]), *(name for name, dtype in COLUMNS.items() if dtype == pl.String)
     )
-    harmful = texts.list.eval(steers).list.any() | ~pl.col("id").str.contains(manifests.ID)
-    return frame.filter(~harmful.fill_null(False))  # such a row is read anew from its manifest
+    named = pl.Series([run_id is not None and is_run_id(run_id) for run_id in frame["id"]], dtype=pl.Boolean)
+    harmful = texts.list.eval(steers).list.any().fill_null(False)
+    return frame.filter(named & ~harmful)  # such a row is read anew from its manifest
 
 
 def _row(name: str, manifest: Manifest) -> dict[str, Any]:

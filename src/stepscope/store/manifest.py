@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stepscope.errors import StoreError
+from stepscope.runfolder.writer import is_run_id
 from stepscope.units import visible
 
 FORMAT = 1
@@ -22,8 +23,6 @@ MOST_BYTES = 64 << 30
 MOST_MANIFEST_BYTES = 64 << 20
 _DEEPEST = 8
 _LATEST = 1 << 62  # what the index has room for
-ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"  # a name of a run
-_ID = re.compile(ID)
 _PART = re.compile(r"[^/\\:\x00-\x1f\x7f]{1,255}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=/+-]{0,99}")
@@ -85,7 +84,7 @@ def to_file(manifest: Manifest) -> tuple[str, bytes]:
 def id_in(name: str) -> str | None:
     """The run that a manifest's file name speaks of; None for another file."""
     run_id, tilde, rest = name.partition("~")
-    return run_id if tilde and rest.endswith(".json") and _ID.fullmatch(run_id) else None
+    return run_id if tilde and rest.endswith(".json") and is_run_id(run_id) else None
 
 
 def read(name: str, content: bytes) -> Manifest | None:
@@ -136,7 +135,7 @@ def check(manifest: Manifest) -> None:
 
 def check_id(run_id: str) -> None:
     """Raise StoreError for what is no name of a run."""
-    if _ID.fullmatch(run_id) is None:
+    if not is_run_id(run_id):
         raise StoreError(f"{run_id[:80]!a} is no name of a run", "letters, digits, dot, dash and underscore")
 
 

@@ -28,6 +28,10 @@ class NotTaken(StoreError):
     """Error: a file in a store that is no plain one, too large, or says what cannot be; the store itself answers."""
 
 
+class StoreFails(StoreError):
+    """Error: a store that does not answer, or that the system refuses: there is no use in asking it again."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A file system of fsspec and the folder of the store in it; every wait ends after `timeout_s`."""
@@ -101,7 +105,7 @@ class Place:
         """Names of what lies in a folder, without links; empty where there is none."""
         try:
             found = self._within(lambda: self.fs.ls(self.at(folder), detail=False, refresh=True), folder)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         plain = (str(name) for name in found if not self.is_local or not Path(str(name)).is_symlink())
         return sorted(posixpath.basename(name.rstrip("/")) for name in plain)
@@ -136,7 +140,10 @@ class Place:
     def _make_parent(self, path: str) -> None:
         parent = posixpath.dirname(self.at(path))
         if parent not in self.made:
-            self._within(lambda: self.fs.makedirs(parent, exist_ok=True), path)
+            try:
+                self._within(lambda: self.fs.makedirs(parent, exist_ok=True), path)
+            except FileNotFoundError as error:  # a file stands where a folder should
+                raise StoreFails(f"'{self.address}' is no folder", "give a folder, or s3://bucket/runs") from error
             self.made.add(parent)
 
     def _files(self, folder: str) -> dict[str, dict[str, Any]]:
@@ -205,15 +212,17 @@ def within(seconds: float, call: Callable[[], T], what: str) -> T:
     if answers:
         return answers[0]
     if not failures:
-        raise StoreError(
+        raise StoreFails(
             f"the store did not answer within {seconds:g} s: {what}", "check the network, or wait longer: --timeout 120"
         )
-    if isinstance(failures[0], (FileNotFoundError, NotADirectoryError, ImportError, ValueError, StoreError)):
+    if isinstance(failures[0], NotADirectoryError):
+        raise FileNotFoundError(str(failures[0])) from failures[0]
+    if isinstance(failures[0], (FileNotFoundError, ImportError, ValueError, StoreError)):
         raise failures[0]
     if not isinstance(failures[0], Exception):
         raise failures[0]
     said = getattr(failures[0], "strerror", None) or failures[0]
-    raise StoreError(f"the store refused: {what}: {said}", "check address, credentials and space") from failures[0]
+    raise StoreFails(f"the store refused: {what}: {said}", "check address, credentials and space") from failures[0]
 
 
 def _discard(file: Any) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from stepscope.errors import OutputNotWritable, RunError, RunNotFound, StoreError, UsageError
+from stepscope.errors import OutputNotWritable, RunError, RunNotFound, StepscopeError, StoreError, UsageError
 from stepscope.files import sync
 from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
@@ -22,7 +22,7 @@ from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
 from stepscope.store.redaction import files_of, redacted_run
-from stepscope.store.storage import CHUNK_BYTES, NotTaken, Place
+from stepscope.store.storage import CHUNK_BYTES, NotTaken, Place, StoreFails
 
 Outcome = Literal["pushed", "replaced", "already there"]
 
@@ -42,19 +42,34 @@ def push(
 ) -> list[Pushed]:
     """Push run folders; a run that is there with the same content is left as it is. `done` is told of each.
 
-    Raises UsageError for a run that is still being written, StoreError where the store fails or holds another run of
-    the same name; what was pushed before stays and is listed.
+    Raises UsageError for a run that is still being written, StoreError where the store holds another run of the same
+    name, once the others are pushed, and StoreFails at once; what was pushed stays and is listed.
     """
     pushed: list[Pushed] = []
+    refused: list[StepscopeError] = []
     try:
         for path in paths:
-            pushed.append(_push_one(place, RunReader(path), tuple(tags)))
-            if done is not None:
-                done(pushed[-1])
+            try:
+                pushed.append(_push_one(place, RunReader(path), tuple(tags)))
+            except StoreFails:
+                raise
+            except StepscopeError as error:
+                refused.append(error)
+            else:
+                if done is not None:
+                    done(pushed[-1])
     finally:
         if any(entry.outcome != "already there" for entry in pushed):
             write_index(place)
+    if len(refused) > 1:
+        said = "; ".join(map(str, refused[:_MOST_TOLD])) + ("; ..." if len(refused) > _MOST_TOLD else "")
+        raise StoreError(f"{len(refused)} runs were not pushed: {said}", refused[0].hint) from refused[0]
+    if refused:
+        raise refused[0]
     return pushed
+
+
+_MOST_TOLD = 3  # runs
 
 
 def entries_of(folder: Path) -> tuple[FileEntry, ...]:
@@ -153,13 +168,13 @@ MOST_BYTES = 16 << 30
 _PULLED = ".pull-"  # a run on its way
 
 
-def pull(place: Place, run_ids: Iterable[str], out: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
+def pull(place: Place, run_ids: Iterable[str], out: str | Path, most_bytes: int = MOST_BYTES) -> list[Path]:
     """Fetch runs into `out`; one that is there with the same content is left as it is. Returns their folders.
 
     Raises StoreError for a run whose files are not what its manifest says, that could write elsewhere or is larger than
     `most_bytes`; OutputNotWritable where `out` has no space or holds another run of the name.
     """
-    return [_pull_one(place, run_id, out, most_bytes) for run_id in run_ids]
+    return [_pull_one(place, run_id, Path(out), most_bytes) for run_id in run_ids]
 
 
 def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
