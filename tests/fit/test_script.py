@@ -192,6 +192,41 @@ def test_tables_that_come_and_go_before_the_first_update_are_counted_and_what_is
     assert imported.arrays[1] < 110e6  # the array is found as such
 
 
+def test_objects_of_a_data_set_are_copied_by_each_worker_that_looks_at_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.rows = [(float(n), float(-n)) for n in range(count)]
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, n):
+        return torch.ones(100), 0
+for x, y in DataLoader(Rows({0}), batch_size=32, num_workers=3):
+    update(x, y)
+"""
+    few, many = (followed(tmp_path, monkeypatch, body.format(count)).loading for count in (2_000, 200_000))
+    assert many.copied - few.copied == pytest.approx(3 * 198_000 * (56 + 2 * 24 + 8), rel=0.1)
+    assert many.bytes((7, 80))[1] == 3 * 80 + many.batches[1] + many.copied
+
+
+def test_arrays_that_come_while_it_trains_are_counted_and_rounds_that_were_left_out_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = Path("/proc/self/clear_refs")
+    if not mark.exists():
+        pytest.skip("no mark of resident memory that can be set back")
+    body = "import numpy\nkept = []\nfor n in range({0}):\n    update(*data[:8])\n    {1}\n"
+    mark.write_text("5")
+    (missed,) = followed(tmp_path, monkeypatch, body.format(500, "kept.append(numpy.ones(300_000))")).missed
+    assert missed.startswith("arrays in rounds that were left out")
+    mark.write_text("5")
+    found = followed(tmp_path, monkeypatch, body.format(500, "pass") + "numpy.ones(30_000_000).sum()\n")
+    assert found.missed == ()
+    assert 150e6 < found.loading.arrays[1] < 300e6
+
+
 def test_files_of_the_user_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log.txt").write_text("before")
     body = """

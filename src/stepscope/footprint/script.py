@@ -158,6 +158,7 @@ class Follower:
         try:
             exec(code, module.__dict__)
         finally:
+            self._memory.look_again()
             sys.modules["__main__"] = plain
 
     def _looked(self) -> None:

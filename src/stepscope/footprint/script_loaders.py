@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 from stepscope.footprint.script_items import batch_sizes
+from stepscope.footprint.script_memory import object_bytes
 from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
 
@@ -56,7 +57,9 @@ class Loaders:
             yield
 
     def _known(self, loader: DataLoader[Any]) -> _Loader:
-        return self._loaders.setdefault(id(loader), _Loader(loader))
+        if id(loader) not in self._loaders:
+            self._loaders[id(loader)] = _Loader(loader)
+        return self._loaders[id(loader)]
 
     def _batches(self, known: _Loader) -> Iterator[Any]:
         known.running += 1
@@ -69,7 +72,7 @@ class Loaders:
                 self._progress.miss(f"{known.skipped} batches of a loader {doubt}")
 
     def _batches_of(self, known: _Loader) -> Iterator[Any]:
-        growth, updates, born = Growth(self._log), self._progress.updates, len(self._log.storages)
+        growth, updates, born = Growth(self._progress), self._progress.updates, len(self._log.storages)
 
         def goes_on(number: int) -> bool:
             """Return whether a batch is one of the first, or of those after them whose gradients add up."""
@@ -80,6 +83,7 @@ class Loaders:
             growth.keep(count)
             self._progress.jumped += count
             known.skipped += count
+            self._progress.cut = True
 
         known.skipped = 0
         batches = _iterator_of(_alone(known.loader, goes_on, skip))
@@ -103,6 +107,7 @@ class Loaders:
         self.loading = Loading(
             max(before.workers, workers),
             (max(before.batches[0], waiting[0]), max(before.batches[1], waiting[1])),
+            copied=max(before.copied, sum(loader.workers * loader.objects for loader in running)),
         )
 
 
@@ -112,6 +117,7 @@ class _Loader:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader  # also keeps its id from being given to another
         self.workers, self._batch = loader.num_workers, 0
+        self.objects = object_bytes(loader.dataset) if loader.num_workers else 0
         self.running = 0  # iterators whose workers are there
         self.told = False  # whether a library asked for its length, and heard the one that it gets
         self.skipped = 0  # batches of this pass that were left out

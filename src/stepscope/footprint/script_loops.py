@@ -150,7 +150,7 @@ class Loops:
 
     def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
         """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
-        source, items, growth = _Source(iterable, self._progress), Items(is_short(iterable)), Growth(self._log)
+        source, items, growth = _Source(iterable, self._progress), Items(is_short(iterable)), Growth(self._progress)
         trained, evaluated, many = 0, 0, False
         try:
             for item in source:
@@ -206,6 +206,7 @@ class Loops:
             self._progress.miss(f"{beyond} rounds of the loop at line {self.calls.lines[number]}, whose items differ")
         if waiting:
             self._cut.add(number)
+            self._progress.cut = True
             growth.keep(waiting)
         if last is not _NOTHING:
             yield last

@@ -9,7 +9,8 @@ import functools
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from stepscope.footprint.script_progress import Progress, instead
+from stepscope.footprint.script_progress import OWN_OF_AN_OP, Progress, instead, resident
+from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.storage_log import StorageLog
+from stepscope.units import bytes_
 
 _LARGE = 65_536  # B: smaller arrays and texts are not looked at
 _OWN_GROWTH = 30_000_000  # B that this process grows by until the first update, to follow it; 15 to 18 were measured
+_GROWN = 1_000_000  # B of arrays that are worth a word
 _OWN_TRAINING = 250_000_000  # the same where it trains for real
 
 
@@ -34,23 +38,38 @@ class ScriptMemory:
         self._progress, self._log, self._target, self._fake = progress, progress.log, target, fake
         self._before = (0, 0, 0)  # arrays, resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
+        self._ops = self._most = 0  # at the first update: ops that were followed, and the most that was resident, B
 
     def begin(self) -> None:
         """Note what is there before the script, once all is imported that follows it."""
-        self._before = _array_bytes(self._log), _resident(), _resident(at_most=True)
+        self._before = _array_bytes(self._log), resident(), resident(at_most=True)
 
     def look(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""
         self._see_growth()  # first: to look at all arrays takes a list of all objects
-        now, own = (_resident(), _OWN_GROWTH) if self._fake else (_resident(at_most=True), _OWN_TRAINING)
+        now, own = (resident(), _OWN_GROWTH) if self._fake else (resident(at_most=True), _OWN_TRAINING)
         size = max(0, _array_bytes(self._log) - self._before[0])
         self.arrays = size, max(size, now - self._before[1] - self._imported * self._fake - own)
+        self._ops, self._most = self._log.ops, resident(at_most=True)
         if self._fake and self._grown > _OWN_GROWTH:
             self.earlier = self._grown - _OWN_GROWTH + self._log.alive_bytes()
 
+    def look_again(self) -> None:
+        """Look at what came after the first update: what a data set caches, replays, what an evaluation computes."""
+        if not (self._fake and self._progress.updates):
+            return
+        own = _OWN_GROWTH + OWN_OF_AN_OP * (self._log.ops - self._ops)
+        most = resident(at_most=True)
+        most = most if most > self._most else resident()
+        size = max(0, _array_bytes(self._log) - self._before[0])
+        more = size - self.arrays[0]
+        self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[1] - self._imported - own)
+        if more > _GROWN and self._progress.cut:
+            self._progress.miss(f"arrays in rounds that were left out: {bytes_(more)} came while the others trained")
+
     def _see_growth(self) -> None:
-        most = _resident(at_most=True)
-        most = most if most > self._before[2] else _resident()  # the mark of what was before says nothing
+        most = resident(at_most=True)
+        most = most if most > self._before[2] else resident()  # the mark of what was before says nothing
         self._grown = max(self._grown, most - self._before[1] - self._imported)
 
     @contextlib.contextmanager
@@ -61,15 +80,15 @@ class ScriptMemory:
         def watched(plain: Callable[..., Any], name: str, *more: Any, **options: Any) -> Any:
             nonlocal running
             relative = name.startswith(".") or more[3:4] not in ((), (0,))  # of a package that is imported already
-            if running or self._progress.updates or relative or name in sys.modules or self._is_beside(name):
+            if running or relative or name in sys.modules or self._is_beside(name):
                 return plain(name, *more, **options)
             self._see_growth()
-            running, before = True, _resident()
+            running, before = True, resident()
             try:
                 return plain(name, *more, **options)
             finally:
                 running = False
-                self._imported += max(0, _resident() - before)
+                self._imported += max(0, resident() - before)
 
         with contextlib.ExitStack() as stack:
             for owner, name in ((builtins, "__import__"), (importlib, "import_module")):
@@ -82,14 +101,41 @@ class ScriptMemory:
         return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def _resident(at_most: bool = False) -> int:
-    """Resident memory of this process, now or at its highest, B; 0 where the system does not say."""
-    try:
-        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    name = "VmHWM:" if at_most else "VmRSS:"
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(name)), 0)
+_DEEP = 12  # objects within objects
+_MANY = 1000  # objects of a container that are looked at, of more than that
+_NOT_OF_DATA = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, Tensor)
+
+
+def object_bytes(data: Any) -> int:
+    """Return what Python's objects of a data set take, and those of containers in the script and in its module, B."""
+    homes = [sys.modules.get(name) for name in {"__main__", type(data).__module__}]
+    own = [
+        value
+        for home in homes
+        if home is not None and is_foreign(getattr(home, "__file__", None) or "")
+        for name, value in vars(home).items()
+        if isinstance(value, (list, tuple, dict, set)) and not name.startswith("__")
+    ]
+    return round(_size_of_objects([data, *own], set()))
+
+
+def _size_of_objects(several: Sequence[Any], seen: set[int], deep: int = 0) -> float:
+    looked = several if len(several) <= _MANY else several[:: len(several) // _MANY]
+    size = 0.0
+    for inner in looked:
+        if id(inner) in seen or isinstance(inner, _NOT_OF_DATA):
+            continue
+        seen.add(id(inner))
+        numbers = getattr(inner, "dtype", None) is not None  # an array: of what it holds only objects count
+        size += 0 if numbers else sys.getsizeof(inner)
+        if deep < _DEEP:
+            within = _objects_of(inner) if numbers else gc.get_referents(inner)
+            size += _size_of_objects(within, seen, deep + 1)
+    return size * len(several) / max(1, len(looked))
+
+
+def _objects_of(array: Any) -> list[Any]:
+    return list(array.reshape(-1)[:: max(1, array.size // _MANY)]) if str(array.dtype) == "object" else []
 
 
 def _array_bytes(log: StorageLog) -> int:

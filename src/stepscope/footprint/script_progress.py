@@ -6,11 +6,15 @@ import contextlib
 import gc
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from stepscope.record.dry.storage_log import StorageLog
+from stepscope.units import bytes_
 
 _MOST_UPDATES = 60
+OWN_OF_AN_OP = 2_000  # B at most that this process grows by to follow an op
+_OWN = 20_000_000  # B besides; 0 to 10 MB were seen after the first update
 
 
 class Progress:
@@ -22,6 +26,7 @@ class Progress:
     def __init__(self, log: StorageLog) -> None:
         self.log = log
         self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
+        self.cut = False  # whether rounds or batches were left out
         self.missed: list[str] = []
 
     def miss(self, what: str) -> None:
@@ -44,12 +49,15 @@ class Growth:
     A first state, or a batch that is fetched ahead, is kept by one round alone and is no growth.
     """
 
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._log = progress, progress.log
+        self._resident = self._ops = 0  # at the end of the first round
         self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
 
     def note(self) -> None:
         """Note the end of a round."""
+        if not self._ends:
+            self._resident, self._ops = resident(), self._log.ops
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
 
     @property
@@ -64,6 +72,7 @@ class Growth:
 
     def keep(self, skipped: int) -> None:
         """Count for skipped rounds what each keeps, for as long as what the last but one has kept is there."""
+        self._doubt(skipped)
         ends = self._ends[-3:]
         growth = min((after - before for (before, _), (after, _) in itertools.pairwise(ends)), default=0)
         if growth <= 0 or skipped <= 0 or len(ends) < 3:
@@ -74,6 +83,23 @@ class Growth:
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
             self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
+
+    def _doubt(self, skipped: int) -> None:
+        """Say where this process grew within rounds that are seen, by what is no tensor: a replay buffer, a cache."""
+        own = _OWN + OWN_OF_AN_OP * (self._log.ops - self._ops)
+        grown = resident() - self._resident - own
+        if skipped > 0 and len(self._ends) > 1 and grown > 0:
+            self._progress.miss(f"what {skipped} rounds keep beside tensors: {len(self._ends)} took {bytes_(grown)}")
+
+
+def resident(at_most: bool = False) -> int:
+    """Resident memory of this process, now or at its highest, B; 0 where the system does not say."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    name = "VmHWM:" if at_most else "VmRSS:"
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(name)), 0)
 
 
 @contextlib.contextmanager

@@ -134,17 +134,20 @@ class Loading:
     """Memory of a data loader and the data beside the tensors: workers, batches that wait, arrays that are no tensors.
 
     B, least and most; `batches` lie in shared memory, and once more in the workers that make them. `earlier`: at most
-    before the first update, all that is beyond an empty process, as tables that come and go.
+    before the first update, all that is beyond an empty process, as tables that come and go. `copied`: at most of
+    Python's objects of the data, by all workers: who looks at one counts a reference in it, and so writes to its page.
     """
 
     workers: int = 0  # at once
     batches: tuple[int, int] = (0, 0)
     arrays: tuple[int, int] = (0, 0)
     earlier: int = 0
+    copied: int = 0
 
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of all workers, given the private bytes of one."""
-        return self.workers * worker[0] + self.batches[0], self.workers * worker[1] + self.batches[1]
+        low, high = (self.workers * own + batches for own, batches in zip(worker, self.batches, strict=True))
+        return low, high + self.copied
 
 
 class Simulator:
