@@ -60,6 +60,7 @@ def test_a_duration_takes_the_longest_unit_that_fits(ns: float, text: str) -> No
 
 def test_a_share_of_one_reads_as_a_percentage() -> None:
     assert (percent(0.125), percent(1.0, digits=0)) == ("12.5 %", "100 %")
+    assert (percent(0.003, 0), percent(0.0001, 0), percent(0.0, 0)) == ("0.3 %", "<0.1 %", "0 %")
 
 
 @given(FINITE)

@@ -99,7 +99,12 @@ def _digits(value: float, unit: str, digits: int) -> str:
 
 
 def _percents(value: float, digits: int) -> str:
-    """A percentage without its sign: so many decimals, none from 100 on, where they would be a fourth digit."""
+    """A percentage without its sign: so many decimals, none from 100 on, where they would be a fourth digit.
+
+    "0" is exactly nothing.
+    """
+    if digits == 0 and 0 < abs(value) < 0.5:
+        return f"{value:.1f}" if abs(value) >= 0.05 else "<0.1"
     return "0" if value == 0 else f"{value:.{0 if abs(value) >= 99.95 else digits}f}"
 
 

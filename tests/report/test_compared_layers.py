@@ -141,3 +141,14 @@ def test_layers_with_unlike_joules_are_not_judged(tmp_path: Path) -> None:
         fabricate_run(tmp_path / "b", steps=40, power_w=5.0, header={"simulated": "jetson-tx2"}),
     ]
     assert {value.difference for row in compare(paths).layers("energy") for value in row.values if value} <= {None}
+
+
+def test_every_way_to_divide_that_is_asked_for_is_shown_without_v(tmp_path: Path) -> None:
+    slow = tuple(replace(op, self_us=2 * op.self_us) for op in STEP)
+    paths = [fabricate_run(tmp_path / "a", steps=40), fabricate_run(tmp_path / "b", steps=40, ops=slow)]
+    console = Console(width=110)
+    with console.capture() as captured:
+        console.print(render(compare(paths), by=("type", "phase")))
+    text = captured.get()
+    assert "by type" in text
+    assert "by phase" in text

@@ -39,7 +39,8 @@ def _compare(
     else:
         from stepscope.report.comparison import render
 
-        print_wide(render(comparison, request.by, top, request.what, verbose))
+        chosen = None if request.by == CompareRequest().by else request.by
+        print_wide(render(comparison, chosen, top, request.what, verbose))
 
 
 compare = command_of(CompareRequest, _compare, "compare")

@@ -156,14 +156,15 @@ _STYLES = {"better": "green", "worse": "red", _SAME: "dim", "none seen": "dim", 
 
 def render(
     comparison: Comparison,
-    by: Sequence[str] = ("module", "kind"),
+    by: Sequence[str] | None = None,
     top: int | None = None,
     whats: Sequence[str] | None = None,
     verbose: bool = False,
 ) -> RenderableType:
     """Return which is faster and why, the numbers side by side, and the parts that explain what surely differs.
 
-    `verbose`: every side's interval, and the parts of every difference. top: parts listed; default: 4, or 8 if verbose.
+    `verbose`: every side's interval, and the parts of every difference. by: groupings of the parts; default: layers,
+    and operators if verbose. top: parts listed; default: 4, or 8 if verbose.
     """
     parts: list[RenderableType] = [_sides(comparison), Text("")]
     for index, setting in enumerate(comparison.settings):
@@ -178,7 +179,8 @@ def render(
             parts += _program(comparison, index)
         if len(comparison.settings) == 1:
             listed = top or (_PARTS_VERBOSE if verbose else _PARTS)
-            parts += _explained(comparison, by if verbose else by[:1], listed, whats, verbose)
+            ways = by or (("module", "kind") if verbose else ("module",))
+            parts += _explained(comparison, ways, listed, whats, verbose)
     parts += _over_settings(comparison)
     parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
     if not verbose:

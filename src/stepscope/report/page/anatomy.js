@@ -49,7 +49,7 @@ function drawAnatomy(figure) {
   function layerOf(at) { // "" for what runs outside any layer
     return ops.module[at] < 0 ? "" : data.modules[ops.module[at]] || "(the model)";
   }
-  let view = [0, length], chosen = null, drag = null, wide = 0, colours = {}, laid = [], plain = "";
+  let view = [0, length], chosen = null, drag = null, telling = 0, wide = 0, colours = {}, laid = [], plain = "";
 
   const button = (text, name, act) => make("button", { type: "button", "aria-label": name, title: name, onclick: act }, text);
   const bar = make("div", { class: "bar" },
@@ -92,6 +92,8 @@ function drawAnatomy(figure) {
     const begin = Math.min(Math.max(from, 0), length - span);
     view = [begin, begin + span];
     draw();
+    clearTimeout(telling);
+    telling = setTimeout(tellView, 150); /* however it was moved; not at each point of a movement */
   }
   function zoom(factor, at = (view[0] + view[1]) / 2) {
     show(at - (at - view[0]) * factor, at + (view[1] - at) * factor);
@@ -309,7 +311,7 @@ function drawAnatomy(figure) {
       const { op, slice } = under(x, y);
       if (op !== undefined) into(op);
       else if (slice) markLayers(marked !== null && marked.has(slice.name) ? null : [slice.name], canvas);
-    } else if (!from.touch) { show(nsOf(Math.min(x, from.x)), nsOf(Math.max(x, from.x))); tellView(); }
+    } else if (!from.touch) show(nsOf(Math.min(x, from.x)), nsOf(Math.max(x, from.x)));
   });
   canvas.addEventListener("pointercancel", () => { drag = null; draw(); });
   canvas.addEventListener("pointerleave", hideTip);

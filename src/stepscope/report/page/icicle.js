@@ -28,7 +28,7 @@ function describeModule(node, layer, whole) {
   lines.push(layer.title.toLowerCase() + " " + say(values.total) + (whole > 0 ? ", " + (100 * (values.total || 0) / whole).toFixed(1) + " % of the model" : ""));
   if (layer.key === "time" && node.low !== null && node.low !== undefined) lines[1] += " [" + say(node.low) + ", " + say(node.high) + "]";
   lines.push("forward " + say(values.forward) + ", backward " + say(values.backward) + (values.optimizer === null ? "" : ", optimizer " + say(values.optimizer)));
-  lines.push("self time: " + say(values.own));
+  lines.push("its own, without what it contains: " + say(values.own));
   if (node.parameters) lines.push(node.parameters.toLocaleString("en") + " parameters");
   if (node.calls) lines.push(node.calls + (node.calls === 1 ? " call a step" : " calls a step"));
   return lines.join("\n");

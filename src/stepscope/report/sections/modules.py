@@ -168,7 +168,7 @@ def _table(run: Run, modules: pl.DataFrame) -> Table:
     caption = "Of a step. Self times, with the time outside any layer and the framework overhead, add up to it."
     caption += shares_sentence(modules.iter_rows(named=True))
     if len(ordered) > _MOST_ROWS:
-        rest = ordered.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
+        rest = float(ordered.slice(_MOST_ROWS)["total_ns"].sum())  # a module that is never called has null
         caption += f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(rest)} ms together, are not listed."
     return Table.over("modules", columns, rows.iter_rows(named=True), caption)
 

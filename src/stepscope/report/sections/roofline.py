@@ -95,7 +95,7 @@ def _table(points: pl.DataFrame) -> Table:
         bars("Share", "share"),
         figures("FLOP/B", "flop_per_byte", number, meaning=per_byte),
         figures("FLOP/s", "flops_per_s", lambda rate: si(rate, "")),
-        figures("B/s", "bytes_per_s", "B"),
+        figures("B/s", "bytes_per_s", lambda rate: si(rate, "")),
         figures("Of the roof", "attained", whole_percent, meaning=of_roof),
         words(
             "Bound by",
