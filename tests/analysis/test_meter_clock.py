@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.arrays import Floats
-from stepscope.errors import RunDamaged, UsageError
+from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
 from stepscope.record.meter_log import import_csv
 from stepscope.runfolder import RunReader, RunWriter
 
@@ -191,3 +192,15 @@ def test_a_run_that_is_still_written_waits_for_its_meter(tmp_path: Path) -> None
     writer.update(pid=os.getpid())
     with pytest.raises(UsageError, match="still being written"):
         import_csv(writer.path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align)
+
+
+def test_a_run_that_cannot_be_written_is_said_to_whoever_adds_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = a_run(tmp_path)
+    monkeypatch.setattr("stepscope.record.meter_log.replace_json", refused)
+    with pytest.raises(OutputNotWritable, match="No space left on device"):
+        import_csv(path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align)

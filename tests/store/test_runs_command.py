@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -82,3 +83,25 @@ def test_a_store_that_is_not_there_is_told_from_an_empty_one(capsys: pytest.Capt
     Path("store").mkdir()
     assert exit_code(["runs", "list"]) == 0
     assert "0 runs" in capsys.readouterr().out
+
+
+def test_a_file_in_the_place_of_a_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(Path("runs"))
+    Path("taken.txt").touch()
+    assert exit_code(["runs", "push", str(run), "--store", "taken.txt"]) == 8
+    assert "'taken.txt' is no folder" in capsys.readouterr().err
+
+
+def test_a_folder_without_room_for_what_leaves_without_secrets_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    run = make_run(Path("runs"))
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refused)
+    monkeypatch.setenv("STEPSCOPE_PRIVATE", "")  # that the option sets, and the next test has not
+    assert exit_code(["runs", "push", str(run), "--no-argv"]) == 5
+    shown = capsys.readouterr().err
+    assert "Read-only file system" in shown
+    assert "hint: copy the run to a folder that you can write" in shown

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 import polars as pl
 
-from stepscope.errors import RunDamaged, UsageError
+from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
 from stepscope.files import replace_json, replaced
 from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.runfolder import RunReader, RunWriter, checksums
@@ -50,7 +50,8 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     """Write a meter's log as a channel of a run that has ended, and note the alignment in its events.
 
     `align` is analysis.meter_clock.align: recording does not import analysis. Importing a log of the same name again
-    replaces it. Raises UsageError for a log that cannot be read or aligned, RunError for a run that cannot.
+    replaces it. Raises UsageError for a log that cannot be read or aligned, RunError for a run that cannot,
+    OutputNotWritable for one that cannot be written.
     """
     run, source = RunReader(run_path), Path(csv_path)
     if run.status == "running":
@@ -61,23 +62,33 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     t0_ns, t1_ns = aligned.monotonic_ns(log.t_s)
     values = pl.Series(channel.id, log.power_w, dtype=pl.Float64).fill_nan(None)
     frame = pl.DataFrame({"t0_ns": t0_ns, "t1_ns": t1_ns, channel.id: values}, schema_overrides=_STAMPS)
-    samples = run.path / "samples"
+    others = [row for row in table["channels"] if row["sensor"] != channel.sensor]
+    message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
+    try:
+        _write(run.path, frame, channel, {**table, "channels": [*others, asdict(channel)]})
+        RunWriter(run.path, run.meta).event(
+            "meter-imported",
+            message,
+            source="import",
+            sensor=channel.sensor,
+            skipped=log.skipped,
+            alignment=aligned.facts(),
+        )
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write into the run '{run.path}': {error.strerror or error}",
+            "make room there, or copy the run to a folder that you can write",
+        ) from error
+    return channel
+
+
+def _write(run: Path, frame: pl.DataFrame, channel: Channel, channels: dict[str, Any]) -> None:
+    samples = run / "samples"
     samples.mkdir(exist_ok=True)
     with replaced(samples / f"{channel.sensor}.parquet") as part:
         frame.write_parquet(part, compression="zstd")
-    checksums.note(run.path, f"samples/{channel.sensor}.parquet")
-    others = [row for row in table["channels"] if row["sensor"] != channel.sensor]
-    replace_json(run.path / "channels.json", {**table, "channels": [*others, asdict(channel)]})
-    message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
-    RunWriter(run.path, run.meta).event(
-        "meter-imported",
-        message,
-        source="import",
-        sensor=channel.sensor,
-        skipped=log.skipped,
-        alignment=aligned.facts(),
-    )
-    return channel
+    checksums.note(run, f"samples/{channel.sensor}.parquet")
+    replace_json(run / "channels.json", channels)
 
 
 _STAMPS = {"t0_ns": pl.Int64, "t1_ns": pl.Int64}

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import RunDamaged
+from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.files import read_json, replaced, sealed
 from stepscope.liveness import identity, is_running
 from stepscope.part_names import STEPS, parsed
@@ -66,8 +66,9 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
     left: set[str] = set()
     plain = not withheld()
     if plain:
-        for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
-            _redact(stated)
+        with _writable(run.path):
+            for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
+                _redact(stated)
         plain = not read_json(run.path / "run.json").get(_REDACTED)
     others = [path for path in files_of(run.path) if not is_of_run(path.relative_to(run.path))]
     known = {path: _says(path) for path in others} if plain else {}
@@ -80,10 +81,24 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
     _clear_copies(beside)
     own = identity(os.getpid())
     prefix = f"{_COPY}{own['pid']}-{own['pid_started'] or 0}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=beside) as folder:
-        copy = Path(folder) / run.path.absolute().name
-        _copy(run.path, copy, left, as_they_are=plain)
+    with _writable(beside):
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=beside)
+    with folder:
+        copy = Path(folder.name) / run.path.absolute().name
+        with _writable(beside):
+            _copy(run.path, copy, left, as_they_are=plain)
         yield RunReader(copy), tuple(sorted(left))
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputNotWritable(
+            f"cannot write in '{folder}' what leaves without secrets: {error.strerror or error}",
+            "copy the run to a folder that you can write, and push it from there",
+        ) from error
 
 
 def _clear_copies(folder: Path) -> None:
