@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ def test_what_cannot_be_understood_is_refused(
     assert said in shown
     assert "hint: " in shown
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["torch-profiler", "stepscope-chrome", "tegrastats"])
+def test_a_path_that_is_mistyped_is_refused_whatever_its_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["import", "nowhere.json", "--kind", kind]) == 2
+    assert "cannot read 'nowhere.json'" in capsys.readouterr().err
+
+
+def test_a_packed_file_that_is_damaged_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    profile(Path("p.json"))
+    packed = bytearray(gzip.compress(Path("p.json").read_bytes()))
+    packed[30:60] = bytes(30)
+    Path("p.json.gz").write_bytes(packed)
+    assert exit_code(["import", "p.json.gz"]) == 2
+    assert "is damaged" in capsys.readouterr().err
 
 
 def test_importing_needs_no_torch() -> None:

@@ -305,15 +305,15 @@ def _warmup(file: ProfilerFile | None, given: int | None) -> int:
 
 def _kind(path: Path, given: str | None) -> str:
     """The kind of a file by its beginning, or the one that was asked for."""
-    if given is not None:
-        if given not in NAMES:
-            raise UnknownName("kind of file", given, NAMES)
-        return given
+    if given is not None and given not in NAMES:
+        raise UnknownName("kind of file", given, NAMES)
     try:
         with path.open("rb") as file:
             begin = file.read(_PEEK)
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path") from error
+    if given is not None:
+        return given
     if MARK in begin[:_HEAD]:
         return OWN
     if begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] in (b"{", b"["):

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def read_events(path: Path, take: Take, most_bytes: int = MOST_BYTES) -> dict[st
         text = io.TextIOWrapper(source, encoding="utf-8", errors="replace")
         try:
             return _Scan(text, path.name, most_bytes).all(take)
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UsageError(f"'{path}' is damaged: {error}", "copy it again") from error
 
 
