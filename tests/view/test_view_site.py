@@ -9,6 +9,7 @@ import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from tests.fabricate import fabricate_run
@@ -49,6 +50,14 @@ def test_the_list_has_every_run_below_the_folder(folder: Path) -> None:
     page = get(site, "/")
     assert page.status == 200
     assert "script-src 'sha256-" in page.all_headers()["Content-Security-Policy"]
+
+
+def test_a_folder_that_is_a_run_itself_is_listed_and_drawn(tmp_path: Path) -> None:
+    site = Site(fabricate_run(tmp_path, steps=8), Access())
+    (key,) = keys(site)
+    page = get(site, urljoin("http://localhost:8321/", f"/run/{key}").removeprefix("http://localhost:8321"))
+    assert page.status == 200
+    assert get(site, f"/over-time?run={key}").status == 200
 
 
 def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_list(folder: Path) -> None:

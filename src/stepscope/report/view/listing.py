@@ -90,7 +90,7 @@ class Listing:
             found: dict[str, _Seen] = {}
             waiting: list[tuple[str, Path]] = []
             for folder in itertools.islice(_folders(self.root), _MOST_RUNS):
-                key = folder.relative_to(self.root).as_posix()
+                key = "" if folder == self.root else folder.relative_to(self.root).as_posix()  # a browser drops "."
                 kept = seen.get(key)
                 if (
                     kept is not None
