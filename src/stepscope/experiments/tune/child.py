@@ -143,16 +143,15 @@ def workload_bench(orders: Orders) -> Bench:
     if orders.get("what_if"):
         watch_batches()
     at_start = changes_at_start(orders)
+    early = [change for change in at_start if change.group != "compile"]
+    _kept.enter_context(switched(early, Targets((), ())))  # before there are threads, which keep their cores
     training = workloads.find(orders["workload"]).prepare(
         batch=orders.get("batch"), optimizer=orders.get("optimizer"), device=orders.get("device") or "cpu"
     )
-    called: tuple[Any, ...] = ()
-    if any(change.name == "compile" for change in at_start):
-        first = Targets((training.model,), training.optimizers)
-        bench_of(training, first)  # which modules it calls is seen in a step
-        called = first.called
-    targets = Targets((training.model,), training.optimizers, called)
-    _kept.enter_context(switched(at_start, targets))
+    targets = Targets((training.model,), training.optimizers)
+    if len(early) < len(at_start):
+        bench_of(training, targets)  # which modules it calls is seen in a step
+        _kept.enter_context(switched([change for change in at_start if change not in early], targets))
     return bench_of(training, targets)
 
 
