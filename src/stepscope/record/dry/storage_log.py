@@ -127,6 +127,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._summed: tuple[int, int, int] | None = None  # (op number, storage, events so far) of a sum of gradients
         self._optimizing = False
+        self._over = False  # what ends after the run was there to its end
         self._hooks: list[Any] = []
         self._saving: Any = None
 
@@ -245,6 +246,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return pl.DataFrame({name: pl.Series(columns[name], dtype=_plain(dtype)) for name, dtype in MEMORY.items()})
 
     def __enter__(self) -> StorageLog:
+        self._over = False
         self._places.open(self._called_from_outside)
         self._hooks = [
             register_optimizer_step_pre_hook(self._optimizer_starts),
@@ -256,6 +258,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._over = True
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._saving.__exit__(*error)
         for hook in self._hooks:
@@ -348,7 +351,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ended(key, number)
 
     def _ended(self, key: int, number: int) -> None:
-        if self._ends.pop(number, None) is None:
+        if self._ends.pop(number, None) is None or self._over:
             return
         if self._alive.get(key) == number:
             del self._alive[key]
