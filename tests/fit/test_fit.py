@@ -49,6 +49,18 @@ def test_the_answer_holds_peak_interval_breakdown_and_verdict() -> None:
     assert found.events["bytes"].sum() > 0
 
 
+def test_a_program_whose_imports_are_not_known_gets_a_likely_yes() -> None:
+    model = jobs.blocks_model()
+
+    def batch(samples: int) -> Any:
+        return jobs.job().batch(samples)
+
+    batch.__module__ = "a cell of a notebook"
+    found = fit(model, torch.optim.Adam(model.parameters()), batch, jobs.loss, memory="8GB", options=False)
+    assert found.verdict == "likely fits"
+    assert "imports" in found.unsure[0]
+
+
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     found = asked("400MB", options=False)
     most = 400e6 * (1 - MARGIN)

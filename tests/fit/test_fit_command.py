@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from tests.fit import jobs
 
 from stepscope.__main__ import main
-from stepscope.analysis.memory.limits import ProcessPeak
+from stepscope.analysis.memory.limits import Environment, ProcessPeak
+from stepscope.footprint import calibration
 from stepscope.footprint.measurements import Trial, probe_batches
 
 SCRIPT = """
@@ -105,6 +108,40 @@ def test_the_answer_as_json_is_complete(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_function_of_the_users_is_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert answered(capsys, "mine_to_fit:training", "--memory", "1GB", "--batch", "8", "--no-options")["batch"] == 8
+
+
+def test_a_model_that_is_larger_than_any_memory_is_answered_and_not_built(capsys: pytest.CaptureFixture[str]) -> None:
+    large = MODULE.replace("nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3)", "nn.Linear(20, 10**10), nn.ReLU()")
+    large = large.replace("nn.CrossEntropyLoss()", "lambda model, batch: model(batch[0]).sum()")
+    Path("large_to_fit.py").write_text(large)
+    sys.modules.pop("large_to_fit", None)
+    found = answered(capsys, "large_to_fit:training", "--memory", "1GB", "--batch", "2", "--no-options")
+    assert found["verdict"] == "does not fit"
+    assert float(str(found["peak_bytes"])) > 8e11
+
+
+def test_data_that_are_looked_at_as_a_batch_is_made_are_made_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    looked = "    x = torch.randn(100, 20)\n    def batch(n):\n        rows = torch.tensor([x[0].tolist()] * n)\n"
+    looked += "        return rows, torch.zeros(n, dtype=torch.long)\n"
+    own = MODULE[MODULE.index("    def batch") : MODULE.index("    return {")]
+    Path("looking_to_fit.py").write_text(MODULE.replace(own, looked))
+    sys.modules.pop("looking_to_fit", None)
+    assert answered(capsys, "looking_to_fit:training", "--no-options")["method"] == "dry run"
+
+
+def test_what_the_module_of_a_function_imports_is_in_the_empty_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_for: list[set[str]] = []
+
+    def measured(_allocator: str, imports: Iterable[str]) -> Environment:
+        asked_for.append(set(imports))
+        return jobs.MEASURED.environment
+
+    monkeypatch.setattr(calibration, "measured_environment", measured)
+    Path("mine_to_fit.py").write_text("import hypothesis\n" + MODULE)
+    answered(capsys, "mine_to_fit:training", "--memory", "1GB", "--no-options")
+    assert "hypothesis" in asked_for[0]
 
 
 def test_a_script_is_followed_to_its_second_step_on_fake_tensors(capsys: pytest.CaptureFixture[str]) -> None:

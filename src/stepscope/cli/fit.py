@@ -65,7 +65,7 @@ def _fit(
     from stepscope.footprint.jobs import job_of_target
     from stepscope.footprint.real_steps import RealSteps
 
-    job = None if script else job_of_target(target, request.optimizer, request.precision)
+    job = None if script else job_of_target(target, request.optimizer, request.precision, numbers=False)
     console = Console(stderr=as_json, highlight=False)
     question, kept = None, _calibration(console, job, request)
     limit = _limit(request)
@@ -86,7 +86,7 @@ def _fit(
 
         drawn = draw_figures(
             request.figures, request.format or ["png"], found, question,
-            [job_of_target(name, None) for name in request.beside or ()], traded,
+            [job_of_target(name, None, numbers=False) for name in request.beside or ()], traded,
         )  # fmt: skip
         console.print("\n".join(map(str, drawn)), soft_wrap=True)
     if request.probe and question is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from stepscope.analysis.memory.limits import UNMEASURED, Environment
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.files import read_object, replace_json, user_cache
+from stepscope.footprint.script_memory import imports_of_script
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import dry_run
@@ -28,6 +30,7 @@ class DeviceCalibration:
     probed: dict[str, Probed] = field(default_factory=dict)
     environment: Environment = UNMEASURED
     ratios: tuple[float, ...] = ()
+    imports_known: bool = True  # whether all that the program imports is in the environment
 
     def corrected(self, low: int, high: int) -> tuple[int, int]:
         """An interval of live bytes that also holds what probes showed: it grows, and never becomes narrower."""
@@ -119,6 +122,14 @@ def imports_of(model: Any) -> frozenset[str]:
     """Modules that the classes of a model's layers come from, beside torch and this package."""
     names = {type(module).__module__ for module in model.modules()}
     return frozenset(name for name in names if name.partition(".")[0] not in _NO_IMPORTS)
+
+
+def imports_of_home(module: str | None) -> frozenset[str] | None:
+    """Modules that the file of a user's module imports beside torch; None where it has no file, as a notebook's."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if module is None or module.partition(".")[0] in ("torch", "stepscope"):
+        return frozenset()
+    return None if file is None else imports_of_script(Path(file))
 
 
 _NO_IMPORTS = ("torch", "stepscope", "__main__", "builtins")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -51,11 +52,15 @@ def job_of(
         plain_step(counted),
         DEFAULT_BATCH,
         counted,
+        getattr(make_batch, "__module__", None) or type(make_batch).__module__,
     )
 
 
-def job_of_function(target: str) -> Job:
-    """The job that `package.module:function` returns the parts of; it is called anew for each dry run."""
+def job_of_function(target: str, numbers: bool = True) -> Job:
+    """The job that `package.module:function` returns the parts of; it is called anew for each dry run.
+
+    numbers: whether it is called for real now, to be checked; else on fake tensors, for a model larger than memory.
+    """
     module_name, _, function_name = target.partition(":")
     if module_name.endswith(".py"):
         plain = module_name.removesuffix(".py").replace("/", ".")
@@ -75,7 +80,9 @@ def job_of_function(target: str) -> Job:
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"'{module_name}' has no function '{function_name}'", f"it has: {', '.join(known) or 'none'}")
-    return _job_of_maker(function, target)
+    made = _Made(function, target)
+    made.check(numbers)
+    return Job(target, made.build, made.batch, plain_step(made.loss), DEFAULT_BATCH, made.loss, module_name)
 
 
 def is_script(target: str) -> bool:
@@ -106,15 +113,45 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (), dict(vars(batch))
 
 
-def _job_of_maker(function: Callable[[], Any], name: str) -> Job:
-    model, optimizers, make_batch, loss = _parts(_made(function, name), name)
-    _check(model, optimizers, make_batch)
+class _Made:
+    """Parts that a user's function returned last: batch and loss are of the model that was built last."""
 
-    def build() -> tuple[nn.Module, Optimizers]:
-        made = _parts(_made(function, name), name)
-        return made[0], made[1]
+    def __init__(self, function: Callable[[], Any], name: str) -> None:
+        self._function, self._name = function, name
+        self._last: JobParts | None = None
 
-    return Job(name, build, make_batch, plain_step(loss), DEFAULT_BATCH, loss)
+    def build(self) -> tuple[nn.Module, Optimizers]:
+        self._last = self._parts()
+        return self._last[0], self._last[1]
+
+    def check(self, numbers: bool) -> None:
+        """Call it once; where fake tensors stop it, for real."""
+        if not numbers:
+            from stepscope.record.dry.fake_numbers import FakeMode
+
+            with contextlib.suppress(Exception), FakeMode():
+                self.build()
+                return
+        self.build()
+
+    def batch(self, samples: int) -> Any:
+        assert self._last is not None
+        try:
+            return self._last[2](samples)
+        except Exception:
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            with _disable_current_modes():  # it looks at numbers, of data that were made beside the model
+                return self._parts()[2](samples)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        assert self._last is not None
+        return self._last[3](model, batch)
+
+    def _parts(self) -> JobParts:
+        model, optimizers, make_batch, loss = _parts(_made(self._function, self._name), self._name)
+        _check(model, optimizers, make_batch)
+        return model, optimizers, make_batch, loss
 
 
 def _made(function: Callable[[], Any], name: str) -> Any:
@@ -187,10 +224,10 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
-def job_of_target(target: str, optimizer: str | None, precision: str = "float32") -> Job:
+def job_of_target(target: str, optimizer: str | None, precision: str = "float32", numbers: bool = True) -> Job:
     """Return the training of "module:function", or of a workload by its name, in a precision that `fit` knows."""
     if ":" in target:
-        job = job_of_function(target)
+        job = job_of_function(target, numbers)
     else:
         from stepscope import workloads
 

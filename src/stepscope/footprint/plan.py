@@ -37,7 +37,7 @@ from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import CHANGES, Settings
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry.allocator_costs import StepCost
-from stepscope.record.dry.dry_run import DryRunStopped
+from stepscope.record.dry.dry_run import DryRunStopped, model_of
 
 _MOST_PARTS = 16
 _PASSES = 2  # that are simulated of a step: the second finds gradients of the first, and no later one finds more
@@ -234,7 +234,7 @@ class Search:
         plain = self.plain
         root_flops = sum(segment.flops for segment in plain.segments if "." not in segment.module)
         chosen = tuple(chosen_segments(plain.segments, root_flops))
-        blocks = tuple(transforms.blocks(self._question.job.build()[0]))
+        blocks = tuple(transforms.blocks(model_of(self._question.job)))
         return tuple(dict.fromkeys(((), chosen, chosen[: len(chosen) // 2], blocks)))
 
     def smallest(self, change: str) -> list[Settings]:

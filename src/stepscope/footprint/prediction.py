@@ -39,7 +39,7 @@ from stepscope.footprint.savings import Way, ways, worth_a_line
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
-from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, quiet
+from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, model_of, quiet
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
@@ -117,8 +117,10 @@ def known_of_device(board: str | None, allocator: str, job: Job | None) -> Devic
     if board is not None:
         return DeviceCalibration()
     kept = calibration.load_calibration(calibration.calibration_path())
-    imports = frozenset() if job is None else calibration.imports_of(job.build()[0])
-    return replace(kept, environment=calibration.measured_environment(allocator, imports))
+    of_layers = frozenset() if job is None else calibration.imports_of(model_of(job))
+    of_home = calibration.imports_of_home(None if job is None else job.home)
+    environment = calibration.measured_environment(allocator, of_layers | (of_home or frozenset()))
+    return replace(kept, environment=environment, imports_known=of_home is not None)
 
 
 def requested_limit(memory: float | str | None, board: str | None, here: bool, account: str = RESIDENT) -> Limit | None:
@@ -237,6 +239,8 @@ def unsure_of(question: JobQuestion) -> list[str]:
     """Reasons why a yes can be no more than likely."""
     on_gpu = question.platform.kind == "cuda"
     reasons = [] if question.kept.environment.measured or (on_gpu and question.platform.known) else [NOT_MEASURED]
+    if not question.kept.imports_known:
+        reasons.append("what this program imports is not in the empty process that was measured")
     if not question.platform.known:
         reasons.append("the kernels of that processor were not measured")
     if on_gpu:

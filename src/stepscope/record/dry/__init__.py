@@ -18,7 +18,8 @@ Loss = Callable[[nn.Module, Any], Tensor]
 class Job:
     """One training. `build` may be called often, also where tensors have no numbers; what it gives is never changed.
 
-    Without `loss` a step cannot be divided into smaller ones; `step` is one update.
+    Without `loss` a step cannot be divided into smaller ones; `step` is one update. A batch is of the model that was
+    built last. `home` is the module of the user's code.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Job:
     step: Step
     default_batch: int
     loss: Loss | None = None
+    home: str | None = None
 
 
 def plain_step(loss: Loss) -> Step:

@@ -136,6 +136,16 @@ def on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> t
     return copy.deepcopy((model, optimizers), memo)
 
 
+def model_of(job: Job) -> nn.Module:
+    """Return the model of a job, without numbers where it can be built so."""
+    with quiet():
+        try:
+            with FakeMode():
+                return job.build()[0]
+        except Exception:  # as below
+            return job.build()[0]
+
+
 def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
     """Model and optimizers on fake tensors: made so, or where making looks at numbers, made really and then copied."""
     try:
