@@ -70,7 +70,8 @@ class Option:
 
 def is_function(target: str) -> bool:
     """Return whether a target is module:function, which returns the parts of a training."""
-    return ":" in target and not target.rpartition(":")[0].endswith(".py")
+    named = ":" in target and not target.endswith(".py") and not target.rpartition(":")[0].endswith(".py")
+    return named and not Path(target).exists()  # a folder of a script can be named with a colon
 
 
 def option(default: Any, about: str | Option, **known: Any) -> Any:

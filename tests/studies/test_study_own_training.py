@@ -142,6 +142,15 @@ def test_the_name_of_a_setting_is_the_same_with_and_without_arguments() -> None:
     assert replace(setting, arguments=("--a", "b")).id == setting.id
 
 
+def test_a_script_in_a_folder_whose_name_has_a_colon_is_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run:2").mkdir()
+    Path("run:2/train").touch()
+    assert not any(map(is_function, ("run:2", "run:2/train", "run:2/not_there.py")))
+
+
 @pytest.mark.parametrize(
     ("target", "own"), [("train.py", True), ("mine:training", True), ("mine.py:NET", False), ("lenet", False)]
 )

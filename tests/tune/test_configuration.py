@@ -213,6 +213,16 @@ def test_a_script_that_changes_folder_before_torch_trains_with_it(
     assert ended.stdout == "medium\n"
 
 
+def test_words_behind_a_function_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(FUNCTION)
+    assert main(["run", "mine:training", "a", "b"]) == UsageError.exit_code
+    assert "a function takes no arguments: a b" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("name", ["x.json", "nowhere/x.toml", "folder.toml"])
 def test_a_file_that_no_configuration_can_be_written_to_is_refused_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()

@@ -131,6 +131,9 @@ def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
         from stepscope.experiments.sweeps.own_training import run_function
 
         _refuse_for_a_script(replace(request, steps=None), "a function decides that itself")
+        if request.arguments:
+            words = " ".join(request.arguments)
+            raise UsageError(f"a function takes no arguments: {words}", "give a script, or leave them out")
         return run_function(
             request.target, request.batch, settings, request.steps or 100, request.threads, request.malloc
         )
