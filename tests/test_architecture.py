@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "files": {"liveness"},
     "plugins": {"errors"},
     "request": {"errors", "privacy"},
-    "run_paths": {"errors", "part_names"},
+    "run_paths": {"errors", "files", "part_names"},
     "part_names": set[str](),
     "runfolder": FOR_ALL,
     "workloads": FOR_ALL,

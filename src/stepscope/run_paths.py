@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 from stepscope.errors import RunNotFound
+from stepscope.files import read_object
 from stepscope.part_names import has_steps
 
 RUNS = Path("runs")
 NEWEST = "last"
+_STAMP = len("20260101T000000Z")
 
 
 def last_runs(count: int, runs: str | Path = RUNS) -> list[Path]:
     """The newest runs below a folder that have steps, the oldest of them first. RunNotFound where there are fewer."""
-    folders = sorted(header.parent for header in Path(runs).glob("*/run.json") if has_steps(header.parent))
+    folders = [header.parent for header in Path(runs).glob("*/run.json") if has_steps(header.parent)]
     if len(folders) < count:
         found = f"{len(folders)} run{'' if len(folders) == 1 else 's'} with steps"
         raise RunNotFound(f"there are {found} below '{runs}', not {count}", "name the runs, or record one more")
-    return folders[-count:]
+    return _newest(folders, count)
+
+
+def _newest(folders: list[Path], count: int) -> list[Path]:
+    """Return the last of these runs, the oldest of them first: a name begins with its UTC stamp.
+
+    Those of one second, and no others, are read: they are in the order of their clocks.
+    """
+    newest: list[Path] = []
+    for _, same in groupby(sorted(folders, reverse=True), key=lambda folder: folder.name[:_STAMP]):
+        tied = list(same)
+        newest += sorted(tied, key=_began_ns, reverse=True) if len(tied) > 1 else tied
+        if len(newest) >= count:
+            break
+    return newest[:count][::-1]
+
+
+def _began_ns(run: Path) -> int:
+    clock = read_object(run / "run.json").get("clock")
+    unix_ns = clock.get("unix_ns") if isinstance(clock, dict) else None
+    return unix_ns if isinstance(unix_ns, int) else 0
 
 
 def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
@@ -27,8 +50,8 @@ def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
     """
     meant, below = Path(run), Path(runs)
     if meant.parts[:1] == (NEWEST,) and not meant.exists():
-        folders = sorted(header.parent for header in below.glob("*/run.json"))
+        folders = [header.parent for header in below.glob("*/run.json")]
         if not folders:
             raise RunNotFound(f"there is no run below '{below}'", "record one: stepscope run lenet")
-        return folders[-1].joinpath(*meant.parts[1:])  # a name begins with its UTC stamp
+        return _newest(folders, 1)[0].joinpath(*meant.parts[1:])
     return below / meant if not meant.exists() and (below / meant).is_dir() else meant

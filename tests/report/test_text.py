@@ -17,11 +17,13 @@ from tests.report.stored_runs import READ
 from typer import Typer
 from typer.testing import CliRunner
 
+from stepscope import run_paths
 from stepscope.analysis.run import Run
 from stepscope.cli.report import report
 from stepscope.errors import RunNotFound, StepscopeError
+from stepscope.files import read_object, replace_json
 from stepscope.report.text import render
-from stepscope.run_paths import find_run
+from stepscope.run_paths import find_run, last_runs
 from stepscope.runfolder import RunWriter
 
 
@@ -156,6 +158,27 @@ def test_the_newest_run_is_found_by_its_stamp(tmp_path: Path, monkeypatch: pytes
     (newer / "run.json").write_text('{"schema": 1}', encoding="utf-8")
     assert find_run(Path("last")).name == newer.name
     assert find_run(Path(older.name)).resolve() == older
+
+
+def test_of_runs_of_one_second_the_newest_is_that_of_the_latest_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read: list[Path] = []
+
+    def noted(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return read_object(path)
+
+    monkeypatch.setattr(run_paths, "read_object", noted)
+    began = {"20260101T000000Z-z-0000ff": 9, "20260101T000001Z-b-ffffff": 1, "20260101T000001Z-a-000000": 2}
+    for name, unix_ns in began.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "steps.rows").write_bytes(bytes(64))
+        replace_json(tmp_path / "runs" / name / "run.json", {"schema": 1, "clock": {"unix_ns": unix_ns}})
+    assert find_run("last").name == "20260101T000001Z-a-000000"
+    assert [path.name for path in last_runs(2)] == ["20260101T000001Z-b-ffffff", "20260101T000001Z-a-000000"]
+    assert not [path for path in read if "000000Z" in str(path)]  # a long list is not read
 
 
 def test_without_a_run_the_error_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
