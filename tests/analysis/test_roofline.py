@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tests.fabricate import CEILINGS, STEP, Op, every_step, fabricate_run
 
@@ -82,3 +83,18 @@ def test_a_run_with_simulated_sensors_is_not_sent_to_measure_ceilings_that_it_wo
     run = Run(fabricate_run(tmp_path, header={"simulated": "jetson-tx2"}, device={"ceilings": None}))
     assert "simulated" in why_no_ceilings(run)
     assert "--simulate" in would_tell(run)
+
+
+def test_flops_of_steps_whose_shapes_were_not_seen_are_unknown_and_not_0(tmp_path: Path) -> None:
+    whole, half = (fabricate_run(tmp_path / name, steps=40, recorded=every_step) for name in ("whole", "half"))
+    for file in (half / "ops").glob("*.parquet"):
+        rows = pl.read_parquet(file)
+        odd = pl.col("step") % 2 == 1
+        unseen = [pl.when(odd).then(None).otherwise(name).alias(name) for name in ("flops", "bytes")]
+        rows.with_columns(unseen).cast(rows.schema).write_parquet(file)
+    before, after = Run(whole), Run(half)
+    for table in ("operators", "modules"):
+        stated = [getattr(run, table)()["flops"].fill_null(0).to_list() for run in (before, after)]
+        assert stated[1] == pytest.approx(stated[0])
+        assert max(stated[0]) > 0
+    assert roofline(after)["flops_per_s"].to_list() == pytest.approx(roofline(before)["flops_per_s"].to_list())

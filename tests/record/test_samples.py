@@ -332,3 +332,19 @@ def test_stages_that_hand_over_tensors_of_their_own_make_no_step_more(tmp_path: 
                 optimizer.zero_grad()
 
     assert recorded(loop, tmp_path).steps.height == 12
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_last_small_batch_is_not_taken_for_a_whole_one_where_a_sample_is_as_wide(
+    tmp_path: Path, labelled: bool
+) -> None:
+    samples = [(torch.randn(4), 1) if labelled else torch.randn(3) for _ in range(10)]  # two of them in the last batch
+
+    def loop() -> None:
+        model = nn.Linear(4 if labelled else 3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for batch in DataLoader(samples, 4):  # type: ignore[arg-type]
+            model(batch[0] if labelled else batch).mean().backward()
+            optimizer.step()
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [4, 4, 2]

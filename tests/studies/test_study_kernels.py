@@ -297,3 +297,8 @@ def test_the_kernels_of_a_workload_from_the_command_line(stepscope_cli: CommandL
     assert done.returncode == 0, done.stderr
     assert "Ceilings" in done.stdout
     assert np.all([(tmp_path / "study" / name).exists() for name in ("page.html", "findings.json", "figures")])
+
+
+def test_parameters_that_are_frozen_are_not_updated() -> None:
+    found = kernels_of(workloads.find("smollm2-135m-lora-128"), 1, ("optimizer",))
+    assert found[0].sizes["parameters"] < 1_000_000

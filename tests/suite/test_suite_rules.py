@@ -21,6 +21,7 @@ from stepscope.experiments.suite.plan import (
     steady_start,
     sweep_rules,
 )
+from stepscope.experiments.suite.sweep import with_cooling
 
 
 def _clock(lengths_ms: list[float]) -> Callable[[], int]:
@@ -114,3 +115,18 @@ def test_times_and_shares_are_read_or_refused() -> None:
 def test_a_memory_limit_that_torch_alone_exceeds_is_refused() -> None:
     with pytest.raises(UsageError, match="less than torch alone"):
         refuse_memory_limit(LEAST_BYTES - 1)
+
+
+def test_a_board_whose_temperature_cannot_be_read_keeps_its_runs_and_they_say_so() -> None:
+    cooled = {"waited_s": 0.0, "from_celsius": None, "to_celsius": None, "reached": False}
+    found = with_cooling({"flags": [], "wall_s": 1.0}, cooled)
+    assert found["flags"] == ["begun without cooling: no temperature was read"]
+
+
+def test_a_run_ends_by_itself_before_its_time_limit() -> None:
+    by_interval = sweep_rules(SuiteRun(interval=0.01))
+    assert by_interval["seconds"] < by_interval["time_limit_s"] == 900
+    long = sweep_rules(SuiteRun(seconds=1200))
+    assert long["seconds"] < long["time_limit_s"]
+    with pytest.raises(UsageError, match="ends within 60 s"):
+        sweep_rules(SuiteRun(seconds=100, time_limit=60))

@@ -15,6 +15,7 @@ from stepscope.analysis.energy.rail_fits import CLAIM, COARSE, RESOLVED
 from stepscope.analysis.processes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.arrays import Floats
 from stepscope.files import read_object, replace_json
 from stepscope.quantities import simulated_badge
@@ -324,8 +325,8 @@ def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
 
 
 def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:
-    steps = max(len(profiled_steps(run)), 1)
-    stated = run.self_times.filter(pl.col("flops").is_not_null())
+    table, known = steps_with_costs(run.self_times, profiled_steps(run)["step"].cast(pl.Int64))
+    steps, stated = max(len(known), 1), table.filter(pl.col("flops").is_not_null())
     sums = stated.group_by("module", "phase").agg(value=pl.col("flops").sum() / steps)
     return sums, "of the operators that state them"
 

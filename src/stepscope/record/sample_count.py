@@ -267,7 +267,10 @@ def length(tensor: torch.Tensor) -> int | None:
 
 
 def batch_size(iterator: Any, batch: Any) -> int | None:
-    """The samples of a data loader's batch: its batch size where the first tensor has it as one of its first sides."""
+    """The samples of a data loader's batch: its batch size where the first tensor has it as one of its first sides.
+
+    Not as the second one where a column, of targets say, is as long as the first: that is a last, smaller batch.
+    """
     stated = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
     with torch._C.DisableTorchFunction():
         tensor = first_tensor(batch)
@@ -276,6 +279,8 @@ def batch_size(iterator: Any, batch: Any) -> int | None:
             return stated if isinstance(stated, int) else length
         sides = [tensor.size(0)] if tensor.is_nested else [side for side in tensor.shape[:2] if type(side) is int]
         listed = _listed(batch, stated)
+        if any(column.dim() == 1 and column.size(0) == sides[0] for column in tensors_in(batch) if sides):
+            sides = sides[:1]
     if listed is None and isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
         return stated
     return listed or (sides[0] if sides else None)

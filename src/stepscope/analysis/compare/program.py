@@ -161,7 +161,8 @@ class _Calls:
         ).fill_null(0)
         kinds = [name for name in wide.columns if name not in ("run", "step")]
         ns = dict(summed.group_by("name").agg(pl.col("self_ns").sum() / len(steps)).iter_rows())
-        flops = table.group_by("run", "step").agg(pl.col("flops").sum())["flops"].median()
+        stated = table.filter(pl.col("flops").is_not_null())  # of some steps no shapes were seen
+        flops = stated.group_by("run", "step").agg(pl.col("flops").sum())["flops"].median()
         known = float(flops) if isinstance(flops, (int, float)) and flops > 0 else None
         return cls(kinds, wide.select(kinds).to_numpy().astype(np.float64), ns, known)
 

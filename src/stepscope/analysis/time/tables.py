@@ -109,10 +109,22 @@ def _phase_columns(table: pl.DataFrame, steps: pl.Series, total: pl.DataFrame) -
     return [pl.Series(f"{phase}_ns", [means.get((*kind, phase), 0.0) for kind in kinds]) for phase in PHASES]
 
 
+def steps_with_costs(table: pl.DataFrame, steps: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+    """Return the rows and the numbers of the steps whose FLOPs and bytes are known: of some no shapes were seen.
+
+    Those are unknown, and not 0.
+    """
+    known = table.filter(pl.any_horizontal(pl.col("flops", "bytes").is_not_null()))["step"].unique()
+    kept = steps.filter(steps.is_in(known.implode()))
+    return table.filter(pl.col("step").is_in(kept.implode())), kept
+
+
 def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: pl.DataFrame, value: str) -> Floats:
     """Mean per step of a quantity that only some ops state; NaN where none does."""
-    keys = ("name", "device")
-    known = per_step(table.filter(pl.col(value).is_not_null()), steps, keys, value)
+    keys, (stated, costed) = ("name", "device"), steps_with_costs(table, steps)
+    if costed.is_empty():
+        return np.full(len(total), np.nan)
+    known = per_step(stated.filter(pl.col(value).is_not_null()), costed, keys, value)
     place, means = known.column_of(), known.values.mean(axis=0)
     return np.array([means[place[key]] if key in place else np.nan for key in total.select(keys).iter_rows()])
 
@@ -380,6 +392,9 @@ def _device_columns(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -
 
 def _module_flops(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> Floats:
     """Floating-point operations of each module's own ops, mean a step; NaN where no op states them."""
+    table, steps = steps_with_costs(table, steps)
+    if steps.is_empty():
+        return np.full(len(tree) + 2, np.nan)
     stated: Floats = _step_matrix(table.filter(pl.col("flops").is_not_null()), steps, tree, "flops").mean(axis=0)
     known: Floats = np.append(np.where(stated > 0, stated, np.nan), np.nan)
     return known

@@ -171,7 +171,7 @@ def kernels_of(workload: Workload, batch: int | None, ops: Sequence[str]) -> lis
     seen = _CallCounter()
     with torch.random.fork_rng(devices=[]), torch.device("meta"), seen, contextlib.suppress(NotImplementedError):
         workload.loss(model, tree_map(_without_numbers, workload.example(size)))
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rule = workload.default_optimizer if workload.default_optimizer in RULES else "sgd"
     seen.found["optimizer", (("rule", rule), ("parameters", parameters))] = 1
     kept = [Kernel(op, dict(sizes), {}, count) for (op, sizes), count in seen.found.most_common() if op in ops]

@@ -51,7 +51,11 @@ class SuiteRun(Request):
         above=0, unit="B", example="8GB",
     )  # fmt: skip
     time_limit: float | None = option(
-        None, "A run that lasts longer is ended. Default: 15min.", above=0, unit="s", example="15min"
+        None,
+        "A run that lasts longer is ended. Default: 15min, or half as long again as --seconds.",
+        above=0,
+        unit="s",
+        example="15min",
     )
     out: Path | None = option(None, "Folder of the sweep. Default: suites/<time>-<tier>.")
     resume: bool = option(False, "Go on with the sweep in --out, or the newest.")

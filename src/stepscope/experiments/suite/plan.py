@@ -253,6 +253,9 @@ def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
     )
 
 
+_OF_THE_LIMIT = 2 / 3  # that steps may take where nothing else ends a run: the rest is for its begin and its end
+
+
 def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
     """The rules of every run: by steps or by time where one is given, else until the interval is narrow."""
     from stepscope.experiments.engine.child import refuse_memory_limit
@@ -262,8 +265,14 @@ def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
     if request.interval == 1:
         raise UsageError("--interval 1: not a share between 0 and 1", "for example --interval 2%")
     celsius, pause_s = parse_cooldown(request.cooldown, Path("/") if here else None)
-    return Rules(**_ends(request), cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
-                 time_limit_s=request.time_limit or 900.0, seed=request.seed or 0).to_dict()  # fmt: skip
+    ends = _ends(request)
+    limit_s = request.time_limit or max(Rules.time_limit_s, 1.5 * (request.seconds or 0.0))
+    if request.seconds is not None and request.seconds >= limit_s:
+        raise UsageError(f"no run of {request.seconds:g} s ends within {limit_s:g} s", "give a longer --time-limit")
+    if request.interval is not None and request.seconds is request.steps is None:  # which may never be that narrow
+        ends = {**ends, "seconds": limit_s * _OF_THE_LIMIT}
+    return Rules(**ends, cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
+                 time_limit_s=limit_s, seed=request.seed or 0).to_dict()  # fmt: skip
 
 
 def sweep_plan(request: SuiteRun, entries: Sequence[Entry], axes: Grid, name: str, here: bool = True) -> dict[str, Any]:

@@ -100,8 +100,11 @@ def _run(
 
 def with_cooling(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[str, Any]:
     """A result with what was waited for before its run; a device that did not get cool is a flag."""
-    warm = [] if cooled["reached"] else [f"begun at {cooled['to_celsius']:g} degC, not cool"]
-    flags = {"flags": [*result.get("flags", []), *warm]} if warm else {}
+    celsius = cooled["to_celsius"]
+    said = (
+        "begun without cooling: no temperature was read" if celsius is None else f"begun at {celsius:g} degC, not cool"
+    )
+    flags = {} if cooled["reached"] else {"flags": [*result.get("flags", []), said]}
     total_s = cooled["waited_s"] + (result["wall_s"] or 0.0)
     return {**result, **flags, "cooled": dict(cooled), "total_s": total_s}
 
