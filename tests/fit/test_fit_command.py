@@ -144,6 +144,35 @@ def test_what_the_module_of_a_function_imports_is_in_the_empty_process(
     assert "hypothesis" in asked_for[0]
 
 
+LOOKING = """
+import torch
+from torch import nn
+class Looking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(20, 3)
+    def forward(self, x):
+        return self.layer(x if x.sum() > 0 else -x)
+"""
+
+
+def test_a_model_that_looks_at_its_numbers_gets_its_answer_and_why_there_is_no_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = "nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))"
+    Path("branching_to_fit.py").write_text(LOOKING + MODULE.replace(own, "Looking()"))
+    sys.modules.pop("branching_to_fit", None)
+    target = ["branching_to_fit:training", "--memory", "1GB", "--batch", "8"]
+    found = answered(capsys, *target, "--plan")
+    assert found["method"] == "measured at this batch"
+    assert "no plan: aten._local_scalar_dense" in " ".join(map(str, found["notes"]))  # type: ignore[call-overload]
+    assert asked(*target, "--calibrate") == 1
+    assert "--calibrate: no dry run shows the operators" in capsys.readouterr().err
+    beside = ["--figures", "pictures", "--beside", "branching_to_fit:training", "--no-options"]
+    assert asked("lenet", "--memory", "1GB", *beside) == 1
+    assert "no dry run of branching_to_fit:training to draw" in capsys.readouterr().err
+
+
 def test_a_script_is_followed_to_its_second_step_on_fake_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(capsys, "train.py", "--memory", "8GB", "--", "640")
     assert found["method"] == "dry run"

@@ -79,7 +79,7 @@ def _fit(
     )
     traded = measure_allocators(console, real, found, kept) if request.allocators else []
     if question is not None and (request.plan or request.prove):
-        found = replace(found, plan=_plan(console, question, request, real))
+        found = _with_plan(console, question, request, real, found)
     _print_all(console, found, traded, as_json, verbose)
     if request.figures is not None:
         from stepscope.cli._fit_answer import draw_figures
@@ -94,6 +94,20 @@ def _fit(
 
 
 fit = command_of(FitRequest, _fit, "fit")
+
+
+def _with_plan(
+    console: Console, question: JobQuestion, request: FitRequest, real: RealSteps, found: FitResult
+) -> FitResult:
+    """The answer with its plan, or with why there is none."""
+    from stepscope.footprint.plan import NoPlan
+
+    if found.stopped is not None:
+        return replace(found, notes=(*found.notes, f"no plan: {found.stopped}"))
+    try:
+        return replace(found, plan=_plan(console, question, request, real))
+    except NoPlan as error:
+        return replace(found, notes=(*found.notes, str(error)))
 
 
 def _plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.memory.limits import UNMEASURED, Environment
-from stepscope.errors import MissingDependency, OutputNotWritable
+from stepscope.errors import MissingDependency, OutputNotWritable, StepscopeError
 from stepscope.files import read_object, replace_json, user_cache
 from stepscope.footprint.script_memory import imports_of_script
 from stepscope.record.allocators import child_environment
 from stepscope.record.dry import Job
-from stepscope.record.dry.dry_run import dry_run
+from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.probes import CallBook, probe_all
 from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
 from stepscope.record.empty_process import EmptyProcess, empty_process
@@ -140,5 +140,9 @@ def measure_calibration(
 ) -> DeviceCalibration:
     """Return what was stored, with the ops of this job as they are on this device."""
     book = CallBook(Workspaces(this_platform()), _SAMPLES)
-    dry_run(job, _SAMPLES, book, steps=1)
+    try:
+        dry_run(job, _SAMPLES, book, steps=1)
+    except DryRunStopped as stop:
+        said = f"--calibrate: no dry run shows the operators of {job.name}: {stop}"
+        raise StepscopeError(said, "leave --calibrate out: it is measured") from stop
     return replace(kept, probed={**kept.probed, **probe_all(book.calls, progress)})

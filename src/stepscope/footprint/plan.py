@@ -134,6 +134,10 @@ class Plan:
         }
 
 
+class NoPlan(StepscopeError):
+    """Fake tensors cannot run the step, so that no combination can be simulated."""
+
+
 class Search:
     """Combinations of one job, batch and allocator: each is simulated once, for every limit that is asked about.
 
@@ -144,7 +148,10 @@ class Search:
 
     def __init__(self, question: JobQuestion) -> None:
         self.simulator = Simulator(question.platform, question.kept, question.allocator)
-        self.plain = self.simulator.run(question.job, question.batch)
+        try:
+            self.plain = self.simulator.run(question.job, question.batch)
+        except DryRunStopped as stop:
+            raise NoPlan(f"no plan: {stop}", "combinations are dry run, which this model cannot be") from stop
         self._question, self._before = question, live_peak(self.plain.log)
         as_it_is = Settings(allocator=question.allocator)
         self._simulated: dict[Settings, tuple[LivePeak, float] | None] = {as_it_is: (self._before, 1.0)}
@@ -252,7 +259,7 @@ class Search:
 def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: Search | None = None) -> Plan:
     """Search the combinations for the cheapest that fits; UsageError without a limit.
 
-    The same training is preferred: what changes it is looked at only where nothing else fits. Raises DryRunStopped
+    The same training is preferred: what changes it is looked at only where nothing else fits. Raises NoPlan
     where fake tensors cannot run the step as it is. search: one that was made for this question before, whatever
     its limit.
     """
