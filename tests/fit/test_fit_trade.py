@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.fit import jobs
 from torch import nn
 
 from stepscope.__main__ import main
-from stepscope.analysis.memory.limits import limit_of_memory
+from stepscope.analysis.memory.limits import ADDRESSES, RESIDENT, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import chart_data
 from stepscope.footprint.measurements import trade_allocators, trade_dicts, trade_frame
@@ -72,6 +72,32 @@ def test_the_trade_states_what_was_measured_beside_what_was_predicted() -> None:
 def test_a_peak_above_the_limit_is_told_as_such() -> None:
     found = predict_fit(asked(options=False, largest=False))
     assert trade_allocators(says(StepCost(1, 361_000_000, 0.25)), found, simulator(), rounds=1)[0].within_limit is False
+
+
+def test_a_resident_peak_says_nothing_of_a_limit_on_addresses() -> None:
+    limit = limit_of_memory("2GB", ADDRESSES)
+    found = predict_fit(replace(asked(options=False, largest=False), limit=limit))
+    trade = trade_allocators(says(StepCost(1, 350_000_000, 0.25)), found, simulator(), rounds=1)[0]
+    assert trade.within_limit is None
+
+
+def test_options_and_their_gain_are_of_the_account_that_decides() -> None:
+    plain, addresses = (
+        predict_fit(replace(asked(largest=False), limit=limit_of_memory("2GB", account), batch=4096))
+        for account in (RESIDENT, ADDRESSES)
+    )
+    for found in (plain, addresses):
+        for option in found.options:
+            assert option.gain_bytes == found.process.middle - option.process.middle
+    assert addresses.options[0].process.empty_process == addresses.process.empty_process
+
+
+def test_the_picture_of_options_is_no_surer_than_the_answer() -> None:
+    unsure = replace(asked(), kept=replace(jobs.MEASURED, imports_known=False), limit=limit_of_memory("8GB"))
+    limit = limit_of_memory("8GB", ADDRESSES)
+    rows = chart_data.options_by_batch(unsure, limit, [], [16])
+    assert rows["verdict"].to_list() == ["likely fits"]
+    assert rows["peak_bytes"][0] == predict_fit(replace(unsure, options=False, limit=limit)).process.middle
 
 
 def test_a_script_is_ended_once_its_steps_are_measured(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 
 from stepscope.analysis.memory.events import over_step
-from stepscope.analysis.memory.limits import ALLOCATORS, Limit, ProcessPeak, fit_verdict
-from stepscope.footprint.prediction import JobQuestion
+from stepscope.analysis.memory.limits import ALLOCATORS, Allocator, Limit, ProcessPeak, worst_verdict
+from stepscope.errors import StepscopeError
+from stepscope.footprint.prediction import JobQuestion, unsure_of
+from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import Way, ways
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.record.dry import Job, Optimizers
@@ -40,7 +43,9 @@ def step_series(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_and_inference(simulator: Simulator, jobs: Sequence[tuple[Job, int]]) -> pl.DataFrame:
-    """Return training and inference steps of each job at its batch: model, kind, op, category, mb; or DryRunStopped.
+    """Return training and inference steps of each job at its batch: model, kind, op, category, mb.
+
+    StepscopeError where fake tensors cannot run one of them.
 
     A job whose step is its own (no loss to be asked for alone) has no inference.
     """
@@ -48,7 +53,10 @@ def training_and_inference(simulator: Simulator, jobs: Sequence[tuple[Job, int]]
     for job, batch in jobs:
         kinds = {TRAINING: job} if job.loss is None else {TRAINING: job, INFERENCE: inference(job)}
         for kind, of in kinds.items():
-            series = step_series(simulator.run(of, batch).events())
+            try:
+                series = step_series(simulator.run(of, batch).events())
+            except DryRunStopped as stop:
+                raise StepscopeError(f"there is no dry run of {job.name} to draw: {stop}", "leave it out") from stop
             parts.append(
                 series.select(pl.lit(f"{job.name}, batch {batch}").alias("model"), pl.lit(kind).alias("kind"), *_STEP)
             )
@@ -104,42 +112,47 @@ def options_by_batch(question: JobQuestion, limit: Limit, names: Sequence[str], 
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     plain = simulator.run(question.job, question.batch)
     same_batch = [w for w in ways(question.job, question.batch, plain, has_bf16) if w.keeps_batch and w.name in names]
-    cells: list[tuple[int, str, ProcessPeak | None]] = []
+    cells: list[_Cell] = []
     for batch in batches:
         cells += _column(simulator, question.job, batch, names, same_batch)
     order = {name: place for place, name in enumerate((AS_IT_IS, *names))}
-    rows = [
-        (
-            batch,
-            name,
-            None if peak is None else peak.middle,
-            limit.bytes,
-            "" if peak is None else fit_verdict(peak, limit),
-        )
-        for batch, name, peak in sorted(cells, key=lambda cell: order[cell[1]])
-    ]
-    return pl.DataFrame(rows, schema=_BY_OPTION, orient="row")
+    sure = not unsure_of(question) and not any(simulator.workspaces.not_modelled.values())
+    rows = [(batch, name, *_judged(process, limit, sure)) for batch, name, process in cells]
+    return pl.DataFrame(sorted(rows, key=lambda row: order[row[1]]), schema=_BY_OPTION, orient="row")
 
 
-def _column(
-    simulator: Simulator, job: Job, batch: int, names: Sequence[str], same_batch: Sequence[Way]
-) -> list[tuple[int, str, ProcessPeak | None]]:
+_Cell = tuple[int, str, Callable[[str], ProcessPeak] | None]  # batch, way, and its process by an account
+
+
+def _judged(process: Callable[[str], ProcessPeak] | None, limit: Limit, sure: bool) -> tuple[int | None, int, str]:
+    """Peak in the middle, limit and verdict, by the account that decides."""
+    if process is None:
+        return None, limit.bytes, ""
+    verdict, decides = worst_verdict(process, limit, sure)
+    return process(decides.account).middle, decides.bytes, verdict
+
+
+def _column(simulator: Simulator, job: Job, batch: int, names: Sequence[str], same_batch: Sequence[Way]) -> list[_Cell]:
     """Every way at one batch."""
     try:
         live = live_peak(simulator.run(job, batch).log)
     except DryRunStopped:
         return [(batch, name, None) for name in (AS_IT_IS, *_allocators(names), *(way.name for way in same_batch))]
-    cells: list[tuple[int, str, ProcessPeak | None]] = [(batch, AS_IT_IS, simulator.process(live))]
-    cells += [(batch, name, simulator.process(live, of)) for name, of in _allocators(names).items()]
+
+    def process(live: LivePeak, allocator: Allocator | None = None, plain: LivePeak | None = None) -> Any:
+        return partial(simulator.process, live, allocator, plain)
+
+    cells: list[_Cell] = [(batch, AS_IT_IS, process(live))]
+    cells += [(batch, name, process(live, of)) for name, of in _allocators(names).items()]
     for way in same_batch:
         try:
             changed = live_peak(simulator.run(way.job, batch, way.change).log)
         except DryRunStopped:
             cells.append((batch, way.name, None))
         else:
-            cells.append((batch, way.name, simulator.process(changed, plain=live)))
+            cells.append((batch, way.name, process(changed, plain=live)))
     return cells
 
 
-def _allocators(names: Sequence[str]) -> dict[str, Any]:
+def _allocators(names: Sequence[str]) -> dict[str, Allocator]:
     return {name: of for of in ALLOCATORS.values() if (name := f"allocator: {of.name}") in names}

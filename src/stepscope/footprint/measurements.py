@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.memory.limits import ACCOUNTS, ADDRESSES, ALLOCATORS, DATA, Limit, ProcessPeak
+from stepscope.analysis.memory.limits import ACCOUNTS, ADDRESSES, ALLOCATORS, DATA, RESIDENT, Limit, ProcessPeak
 from stepscope.errors import StepscopeError
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.simulator import Simulator
@@ -180,7 +180,7 @@ class AllocatorTrade:
 
     cost: AllocatorCost
     predicted: tuple[int, int]
-    within_limit: bool | None  # of every process; None without a limit, or where it was not measured
+    within_limit: bool | None  # of every process; None without a limit on RAM, or where it was not measured
 
 
 def trade_allocators(
@@ -227,4 +227,5 @@ def _interval(found: FitResult, simulator: Simulator, name: str) -> tuple[int, i
 
 
 def _within(peak: int | None, limit: Limit | None) -> bool | None:
-    return None if peak is None or limit is None else peak <= limit.bytes
+    """Return whether a resident peak keeps a limit; None where another account decides, which it says nothing of."""
+    return None if peak is None or limit is None or limit.account != RESIDENT else peak <= limit.bytes

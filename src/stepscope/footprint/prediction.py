@@ -35,7 +35,7 @@ from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.cuda_allocator import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.result import FitResult, LivePeak, Option
-from stepscope.footprint.savings import Way, ways, worth_a_line
+from stepscope.footprint.savings import ways, worth_a_line
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
@@ -215,7 +215,7 @@ def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> F
         if question.limit is not None and question.largest
         else (None, None)
     )
-    options = tuple(_options(question, simulator, plain, live)) if question.options else ()
+    options = tuple(_options(question, simulator, plain, found)) if question.options else ()
     return replace(
         found, name=job.name, batch=question.batch, largest_batch=sure, likely_batch=likely, bytes_per_sample=slope,
         options=options, not_modelled=not_modelled, notes=tuple(_notes(question, plain)), ops=plain.log.ops,
@@ -295,75 +295,63 @@ def _largest_on(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
     return min(of(single) for single in limit.all)
 
 
-def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: LivePeak) -> list[Option]:
-    before = simulator.process(as_it_is).middle
+def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: FitResult) -> list[Option]:
+    live = as_it_is.live
     found = [
-        _allocator_option(question, simulator, as_it_is, before, name)
+        _allocator_option(simulator, as_it_is, question.limit, name)
         for name in ALLOCATORS
         if name != simulator.allocator.name and not simulator.on_gpu
     ]
     if simulator.on_gpu and _EXPANDABLE not in question.allocator:
-        found.append(_expandable_option(question, plain, before))
+        found.append(_expandable_option(question, plain, as_it_is))
     has_bf16 = question.platform.native_bf16 if question.has_bf16 is None else question.has_bf16
     for way in ways(question.job, question.batch, plain, has_bf16):
         try:
-            option = _simulated(question, simulator, plain, as_it_is, way)
+            run = simulator.run(way.job, way.batch, way.change)
         except DryRunStopped:
             continue  # this model cannot be changed so: an activation in place that backward needs, for example
-        if worth_a_line(before, option.process.middle):
+        changed, compute = live_peak(run.log), run.flops / plain.flops if plain.flops else 1.0
+        process = partial(simulator.process, changed, None, live)
+        option = _option(way.name, changed, process, as_it_is, question.limit, (way.price, compute))
+        if worth_a_line(as_it_is.process.middle, option.process.middle):
             found.append(option)
     return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
 
 
-def _simulated(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_is: LivePeak, way: Way) -> Option:
-    run = simulator.run(way.job, way.batch, way.change)
-    live = live_peak(run.log)
-    compute = run.flops / plain.flops if plain.flops else 1.0
-
-    def process(account: str) -> ProcessPeak:
-        return simulator.process(live, plain=as_it_is, account=account)
-
-    before = simulator.process(as_it_is).middle
-    return _option(way.name, live, process, before, way.price, compute, question.limit, not unsure_of(question))
-
-
-def _allocator_option(question: JobQuestion, simulator: Simulator, live: LivePeak, before: int, name: str) -> Option:
-    price, process = _allocator_price(name), partial(_under, simulator, live, name)
-    return _option(f"allocator: {name}", live, process, before, price, 1.0, question.limit, not unsure_of(question))
+def _allocator_option(simulator: Simulator, as_it_is: FitResult, limit: Limit | None, name: str) -> Option:
+    low, high = ALLOCATORS[name].time
+    price = f"CPU time x {low:.2g} to {high:.2g}; {ALLOCATORS[name].how}"
+    process = partial(_under, simulator, as_it_is.live, name)
+    return _option(f"allocator: {name}", as_it_is.live, process, as_it_is, limit, (price, 1.0))
 
 
 _EXPANDABLE = "expandable_segments:True"
 
 
-def _expandable_option(question: JobQuestion, plain: DryRun, before: int) -> Option:
+def _expandable_option(question: JobQuestion, plain: DryRun, as_it_is: FitResult) -> Option:
     """Return the option of segments that grow (expandable_segments), for the same run."""
     text = _EXPANDABLE if question.allocator == "default" else f"{question.allocator},{_EXPANDABLE}"
     simulator = Simulator(question.platform, question.kept, text)
     plain.log.reserve = partial(reserved_of, settings=parse_settings(text))
     grown = live_peak(plain.log)
-    return _option(
-        f"allocator: {_EXPANDABLE}", grown, partial(_under, simulator, grown, "default"), before,
-        f"PYTORCH_CUDA_ALLOC_CONF={text}", 1.0, question.limit, not unsure_of(question),
-    )  # fmt: skip
+    process, price = partial(_under, simulator, grown, "default"), (f"PYTORCH_CUDA_ALLOC_CONF={text}", 1.0)
+    return _option(f"allocator: {_EXPANDABLE}", grown, process, as_it_is, question.limit, price)
 
 
 def _under(simulator: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
     return simulator.process(live, ALLOCATORS[allocator], account=account)
 
 
-def _allocator_price(name: str) -> str:
-    low, high = ALLOCATORS[name].time
-    return f"CPU time x {low:.2g} to {high:.2g}; {ALLOCATORS[name].how}"
-
-
 def _option(
-    name: str, live: LivePeak, process: Callable[[str], ProcessPeak], before: int, price: str, compute: float,
-    limit: Limit | None, sure: bool,
+    name: str, live: LivePeak, process: Callable[[str], ProcessPeak], as_it_is: FitResult, limit: Limit | None,
+    costs: tuple[str, float],
 ) -> Option:  # fmt: skip
-    peak = process(RESIDENT)
-    said = None if limit is None else worst_verdict(process, limit, sure)[0]
+    """Return an option beside the answer as it is, by the account that decides there; costs: in words, and FLOPs."""
+    peak = process(RESIDENT if as_it_is.limit is None else as_it_is.limit.account)
+    said = None if limit is None else worst_verdict(process, limit, not as_it_is.unsure)[0]
+    before = as_it_is.process.middle
     gain = before - peak.middle
-    return Option(name, live.bytes, peak, said, gain, gain / before, price, compute)
+    return Option(name, live.bytes, peak, said, gain, gain / before, *costs)
 
 
 def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
@@ -488,15 +476,9 @@ def predict_script_fit(
         *_without_rule(not_modelled),
     ]
     found = _judged(simulator, live, limit, unsure)
-    before = simulator.process(live).middle
     options = [
-        _option(
-            f"allocator: {name}", live, partial(_under, simulator, live, name), before, _allocator_price(name), 1.0,
-            limit, not unsure,
-        )
-        for name in ALLOCATORS
-        if name != simulator.allocator.name
-    ]  # fmt: skip
+        _allocator_option(simulator, found, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
+    ]
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     if watched.log.looks:
         notes.append(_made_up(watched.log.looks))
