@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from stepscope.store import Place
-    from stepscope.store.transfer import Pushed, Verified
+    from stepscope.store.transfer import Pushed
+    from stepscope.store.verification import Verified
 
 ENVIRONMENT = "STEPSCOPE_STORE"
 StoreOption = Annotated[

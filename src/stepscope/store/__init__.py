@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from stepscope.store.index import Choice, find, listed, runs
 from stepscope.store.storage import Place, open_place
-from stepscope.store.transfer import collect, pull, push, remove, tag, verify
+from stepscope.store.transfer import collect, pull, push, remove, tag
+from stepscope.store.verification import verify
 
 __all__ = [
     "Choice",

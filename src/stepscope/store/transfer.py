@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from stepscope.errors import OutputNotWritable, RunError, RunNotFound, StepscopeError, StoreError, UsageError
+from stepscope.errors import OutputNotWritable, RunError, StepscopeError, StoreError, UsageError
 from stepscope.files import sync
 from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
@@ -22,7 +22,7 @@ from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
 from stepscope.store.redaction import files_of, redacted_run
-from stepscope.store.storage import CHUNK_BYTES, NotTaken, Place, StoreFails
+from stepscope.store.storage import CHUNK_BYTES, Place, StoreFails
 
 Outcome = Literal["pushed", "replaced", "already there"]
 
@@ -62,14 +62,11 @@ def push(
         if any(entry.outcome != "already there" for entry in pushed):
             write_index(place)
     if len(refused) > 1:
-        said = "; ".join(map(str, refused[:_MOST_TOLD])) + ("; ..." if len(refused) > _MOST_TOLD else "")
+        said = "; ".join(map(str, refused))
         raise StoreError(f"{len(refused)} runs were not pushed: {said}", refused[0].hint) from refused[0]
     if refused:
         raise refused[0]
     return pushed
-
-
-_MOST_TOLD = 3  # runs
 
 
 def entries_of(folder: Path) -> tuple[FileEntry, ...]:
@@ -300,70 +297,6 @@ def remove(place: Place, run_ids: Iterable[str]) -> list[str]:
     finally:
         write_index(place)
     return removed
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A run of a store: how many files and bytes were read, and what is wrong with which file, by its path."""
-
-    id: str
-    files: int
-    bytes: int
-    wrong: dict[str, str]
-
-
-def verify(
-    place: Place, run_ids: Iterable[str] | None = None, done: Callable[[Verified], None] | None = None
-) -> list[Verified]:
-    """Read every file of runs (None: of all) and compare size and SHA-256 with the manifest; nothing is changed.
-
-    `done` is told of each run. A manifest that cannot be read is a run of its own, with its name. Raises RunNotFound
-    where a run is not there, StoreError where the store fails.
-    """
-    found: list[Verified] = []
-    for run_id in _all_ids(place) if run_ids is None else run_ids:
-        found.append(_verified(place, run_id))
-        if done is not None:
-            done(found[-1])
-    return found
-
-
-def _all_ids(place: Place) -> list[str]:
-    return sorted({run_id for name in place.names(FOLDER) if (run_id := manifests.id_in(name)) is not None})
-
-
-def _verified(place: Place, run_id: str) -> Verified:
-    try:
-        _, manifest = find(place, run_id)
-    except RunNotFound:
-        if run_id not in _all_ids(place):
-            raise
-        return Verified(run_id, 0, 0, {FOLDER: "the manifest is damaged"})
-    except NotTaken as error:
-        return Verified(run_id, 0, 0, {FOLDER: str(error)})
-    sizes = place.sizes(manifest.folder)
-    known = {file.path for file in manifest.files}
-    wrong = dict.fromkeys(sorted(sizes.keys() - known), "no manifest names it")
-    for file in manifest.files:
-        if (said := _wrong_with(place, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
-            wrong[file.path] = said
-    return Verified(run_id, len(manifest.files), manifest.bytes, wrong)
-
-
-def _wrong_with(place: Place, path: str, file: FileEntry, size: int | None) -> str | None:
-    if size is None:
-        return "missing"
-    if size != file.bytes:
-        return f"{size:,} bytes, {file.bytes:,} were pushed"
-    digest = hashlib.sha256()
-    try:
-        for piece in place.chunks(path, file.bytes):
-            digest.update(piece)
-    except FileNotFoundError:
-        return "missing"
-    except StoreError as error:
-        return str(error)
-    return None if digest.hexdigest() == file.sha256 else "another content than was pushed: its SHA-256 differs"
 
 
 DAY_S = 86400.0

@@ -1,0 +1,77 @@
+"""Every file of a store compared with what was pushed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from stepscope.errors import RunNotFound, StoreError
+from stepscope.store import manifest as manifests
+from stepscope.store.index import FOLDER, find
+from stepscope.store.manifest import FileEntry
+from stepscope.store.storage import NotTaken, Place
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A run of a store: how many files and bytes were read, and what is wrong with which file, by its path."""
+
+    id: str
+    files: int
+    bytes: int
+    wrong: dict[str, str]
+
+
+def verify(
+    place: Place, run_ids: Iterable[str] | None = None, done: Callable[[Verified], None] | None = None
+) -> list[Verified]:
+    """Read every file of runs (None: of all) and compare size and SHA-256 with the manifest; nothing is changed.
+
+    `done` is told of each run. A manifest that cannot be read is a run of its own, with its name. Raises RunNotFound
+    where a run is not there, StoreError where the store fails.
+    """
+    found: list[Verified] = []
+    for run_id in _all_ids(place) if run_ids is None else run_ids:
+        found.append(_verified(place, run_id))
+        if done is not None:
+            done(found[-1])
+    return found
+
+
+def _all_ids(place: Place) -> list[str]:
+    return sorted({run_id for name in place.names(FOLDER) if (run_id := manifests.id_in(name)) is not None})
+
+
+def _verified(place: Place, run_id: str) -> Verified:
+    try:
+        _, manifest = find(place, run_id)
+    except RunNotFound:
+        if run_id not in _all_ids(place):
+            raise
+        return Verified(run_id, 0, 0, {FOLDER: "the manifest is damaged"})
+    except NotTaken as error:
+        return Verified(run_id, 0, 0, {FOLDER: str(error)})
+    sizes = place.sizes(manifest.folder)
+    known = {file.path for file in manifest.files}
+    wrong = dict.fromkeys(sorted(sizes.keys() - known), "no manifest names it")
+    for file in manifest.files:
+        if (said := _wrong_with(place, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
+            wrong[file.path] = said
+    return Verified(run_id, len(manifest.files), manifest.bytes, wrong)
+
+
+def _wrong_with(place: Place, path: str, file: FileEntry, size: int | None) -> str | None:
+    if size is None:
+        return "missing"
+    if size != file.bytes:
+        return f"{size:,} bytes, {file.bytes:,} were pushed"
+    digest = hashlib.sha256()
+    try:
+        for piece in place.chunks(path, file.bytes):
+            digest.update(piece)
+    except FileNotFoundError:
+        return "missing"
+    except StoreError as error:
+        return str(error)
+    return None if digest.hexdigest() == file.sha256 else "another content than was pushed: its SHA-256 differs"
