@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, default_collate
 
 import stepscope
+from stepscope.analysis.run import Run
 from stepscope.runfolder import RunReader
 
 
@@ -348,3 +349,20 @@ def test_a_last_small_batch_is_not_taken_for_a_whole_one_where_a_sample_is_as_wi
             optimizer.step()
 
     assert recorded(loop, tmp_path).steps["samples"].to_list() == [4, 4, 2]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_flops_of_inputs_of_other_lengths_are_said_to_be_of_those_that_were_seen(tmp_path: Path, padded: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with stepscope.profile(model, out=tmp_path, record="all") as scope:
+        for number in range(24):
+            model(torch.randn(5, 24 if padded else 1 + number, 4)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scope.step()
+    run = Run(scope.path)
+    others = run.meta["recorder"]["other_shapes"]
+    said = [entry.what for entry in run.not_measured()]
+    assert (others == 0) == padded
+    assert ("FLOPs of inputs of all shapes" in said) != padded

@@ -193,6 +193,10 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured(
             f"operators of {plural(len(missing), 'profiled step')}", "they are not in any readable part of ops/"
         )
+    others = (run.meta.get("recorder") or {}).get("other_shapes")
+    if others:
+        why = f"{plural(others, 'profiled step')} had inputs of other shapes than the FLOPs and bytes are of"
+        yield NotMeasured("FLOPs of inputs of all shapes", why, "inputs padded to one length have them")
     if table["flops"].null_count() == len(table):
         yield NotMeasured("FLOPs", "no operator states how many it does")
     stated = any(series.scope.startswith("gpu") for series in series_of(run, "utilisation"))

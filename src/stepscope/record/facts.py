@@ -190,6 +190,7 @@ def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str, loadin
         "recorded_steps": plan.recorded,
         "known_share": plan.known,
         "steps_apart": sorted(recorder.apart),  # with shapes or allocations
+        "other_shapes": recorder.costs.other_shapes,  # steps whose FLOPs are those of other shapes
         "windows": recorder.windows,
         "lost_windows": recorder.lost_windows,
         "rows": recorder.rows,

@@ -56,7 +56,7 @@ class OpRecorder:
         self._part_is_full = guarded(self._end_part_within_a_pass)
         self._alarm = RamAlarm(guarded(self._is_full))
         self._open_step = 0, 0  # its number and beginning
-        self._names, self._book = Names(), ShapeBook()
+        self._names, self.costs = Names(), ShapeBook()
         self._window: kineto.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
@@ -289,7 +289,7 @@ class OpRecorder:
         self._routes.note_calls(None)
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
-        again = self._book.missed and not self.recording
+        again = self.costs.missed and not self.recording
         return self.plan.wants_shapes(step, elapsed_ns) or (again and self.plan.affords_shapes_again(elapsed_ns))
 
     def after_step(self, span: StepSpan) -> None:
@@ -541,8 +541,8 @@ class OpRecorder:
         caught = Window(raw, self._spans, self._offset_ns, self._calls, window.shapes, self._cuda)
         if parts.open is not None:
             caught = replace(caught, places=parts.places, rows_before=parts.rows)
-        self._book.missed = False
-        rows = rows_of(caught, self._names, self.modules.names(), self._book)
+        self.costs.missed = False
+        rows = rows_of(caught, self._names, self.modules.names(), self.costs)
         self.windows += 1
         self._updates.learn(self._calls)
         if rows.left_open and not torch_private.in_backward():  # there, no window opens before they have ended

@@ -308,6 +308,12 @@ def first_tensor(value: Any) -> Any:
     return next(tensors_in(value), None)
 
 
+def shapes_of(value: Any) -> int:
+    """Return a hash of the shapes of all tensors in nested arguments."""
+    with torch._C.DisableTorchFunction():
+        return hash(tuple(tuple(tensor.shape) for tensor in tensors_in(value) if not tensor.is_nested))
+
+
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value

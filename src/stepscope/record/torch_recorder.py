@@ -7,6 +7,7 @@ the plan picks, and `Repeats` stands before both while steps repeat.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.plan import LOOK_AHEAD
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeats import Repeats
+from stepscope.record.sample_count import shapes_of
 from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
 from stepscope.record.torch_hooks import Routes
 from stepscope.runfolder import RunWriter
@@ -56,6 +58,7 @@ class TorchRecorder:
         self._followed_ns = 0  # to follow unprofiled steps
         self._spent_ns: int | None = None  # in all calls until the last step's end; the first one begins the run
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
+        self._inputs = 0  # hash of the shapes that models were called with in a profiled step
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self.stepped, self.differs = self._repeats.stepped, self._repeats.differs  # no frame of ours in between
 
@@ -132,6 +135,7 @@ class TorchRecorder:
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
         assert self._ops is not None
+        self._inputs = 0
         recorded = self._ops.before_step(step, elapsed_ns, again)
         self._begins_anew, self._anew = False, again
         return recorded
@@ -143,7 +147,7 @@ class TorchRecorder:
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
         assert self._ops is not None
-        self._ops.after_step(span)
+        self._ops.after_step(replace(span, inputs=self._inputs))
         if not self._anew:
             self._evaluated_first = 0
 
@@ -196,6 +200,7 @@ class TorchRecorder:
         if self._ops is None or not torch.is_grad_enabled():
             return
         if self._session.profiled:
+            self._inputs = hash((self._inputs, shapes_of((args, kwargs))))
             self._ops.called(args, kwargs)
             self._look()
         else:

@@ -97,7 +97,9 @@ RUN: dict[Any, Shape] = {
     **dict.fromkeys(("rank", "world_size", "local_rank", "process"), _COUNT),
     "recorder": {
         **dict.fromkeys(("mode", "memory", "steps_from", "steps_found_by", "flops_source"), str),
-        **dict.fromkeys(("recorded_steps", "windows", "lost_windows", "rows", "bytes", "held_bytes"), _COUNT),
+        **dict.fromkeys(
+            ("recorded_steps", "windows", "lost_windows", "rows", "bytes", "held_bytes", "other_shapes"), _COUNT
+        ),
         **dict.fromkeys(("known_share", "loading_ns"), float),
         "steps_apart": [int],
         "modules_bytes": float,

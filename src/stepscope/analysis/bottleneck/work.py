@@ -102,7 +102,7 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
         unknown=total("self_ns", pl.col("limit").is_null()),
         calls=total("calls"),
         farthest=_farthest(rows),
-        doubt=2 * run.step_times.uneven,
+        doubt=np.inf if (run.meta.get("recorder") or {}).get("other_shapes") else 2 * run.step_times.uneven,
     )
 
 

@@ -61,11 +61,13 @@ class Costs(Protocol):
 
 
 class ShapeBook:
-    """Costs of the ops of a step, by the step's signature."""
+    """Costs of the ops of a step, by the step's signature and the shapes that models were called with in it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}
+        self._known: dict[tuple[int, int | None, int], tuple[Ints, Ints]] = {}
+        self._alike: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}  # of any shapes, the first ones seen
         self.missed = False  # a step came by whose shapes were never seen: worth another look
+        self.other_shapes = 0  # steps of a known signature with shapes of their own: they take over what is alike
 
     def look_up(self, window: Window, rows: UncostedRows) -> tuple[list[StepProfile], Ints, Ints]:
         """Per step its profile; per row FLOPs and bytes, NOT_KNOWN where shapes do not tell."""
@@ -78,12 +80,14 @@ class ShapeBook:
             ops = first + np.flatnonzero(on_cpu[first:last])
             signature = hash((rows.name[ops].tobytes(), rows.module[ops].tobytes()))
             profiles.append(StepProfile(span.step, signature, rows.self_ns[ops]))
-            key = (signature, span.samples)
+            alike, key = (signature, span.samples), (signature, span.samples, span.inputs)
             if window.shapes and key not in self._known:
                 raw = [rows.events.raw[event] for event in rows.order[ops]]
-                self._known[key] = _costs(raw, rows.name[ops], rows.texts)
-            if key in self._known:
-                flops[ops], read[ops] = self._known[key]
+                self._known[key] = self._alike[alike] = _costs(raw, rows.name[ops], rows.texts)
+            costs = self._known.get(key, self._alike.get(alike))
+            if costs is not None:
+                flops[ops], read[ops] = costs
+                self.other_shapes += key not in self._known
             else:
                 self.missed = True
         return profiles, flops, read
@@ -272,12 +276,13 @@ assert max(NO_MODULE, NO_PARENT, NOT_KNOWN) < 0  # which a part has for null
 
 @dataclass(frozen=True)
 class StepSpan:
-    """A profiled step; times in ns of the monotonic clock."""
+    """A profiled step; times in ns of the monotonic clock; inputs: a hash of what models were called with."""
 
     step: int
     t0_ns: int
     t1_ns: int
     samples: int | None
+    inputs: int = 0
 
 
 @dataclass(frozen=True)
