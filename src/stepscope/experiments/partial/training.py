@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 import warnings
@@ -116,18 +117,12 @@ def _rule(workload: Workload, lesson: Lesson) -> OptimizerRule:
 
 def _terms(training: Training, lesson: Lesson, steps: int, seed: int) -> Terms:
     def gradients() -> dict[str, Tensor]:
-        """Of the first batch; the training begins as if it had never been seen."""
-        model = training.model
-        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}  # running means of normalisation
-        model.zero_grad(set_to_none=True)
+        """Of the first batch, on a copy: the training begins as if it had never been seen."""
+        seen = replace(training, model=copy.deepcopy(training.model))
         with torch.random.fork_rng():
-            training.loss(next(iter(training.batches()))).backward()  # type: ignore[no-untyped-call]
-        named = model.named_parameters()
-        found = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
-        model.zero_grad(set_to_none=True)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
-        return found
+            seen.loss(next(iter(seen.batches()))).backward()  # type: ignore[no-untyped-call]
+        named = seen.model.named_parameters()
+        return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
     return Terms(lesson.fraction, steps, 1 if lesson.each == "step" else epoch_of(training), seed, gradients)
 
