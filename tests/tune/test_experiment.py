@@ -201,6 +201,39 @@ def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
     assert second.arms["channels_last"].pairs[: known["channels_last"]] == first.arms["channels_last"].pairs
 
 
+class InterruptedAtTheEnd(FakeTraining):
+    def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+        if self.opened:
+            raise KeyboardInterrupt
+        return super().open_place(changes, facts)
+
+
+def test_a_combination_that_was_not_checked_before_ctrl_c_is_answered_with_its_times() -> None:
+    tuned = InterruptedAtTheEnd({"channels_last": 0.8, "fused": 0.9}).tuning(only=("channels_last", "fused"))
+    answer = judge(tuned, "t").answer
+    found = re.match(r"channels_last \+ fused: (.*) ms a step instead of (.*), 2[78]\.. % \[.*\] less time; not", answer)
+    assert found is not None, answer
+    assert [float(text) for text in found.groups()] == pytest.approx([7.2, 10.0], rel=0.02)
+
+
+def test_the_largest_combination_is_the_answer_in_whatever_order_a_folder_lists_them() -> None:
+    kept: dict[str, Mapping[str, Any]] = {}
+
+    def keep(name: str, content: Mapping[str, Any]) -> None:
+        kept[name] = json.loads(json.dumps(content))
+
+    training = FakeTraining({"channels_last": 0.8, "isa=avx2": 0.88, "fused": 0.9})
+    names = ("channels_last", "isa=avx2", "fused")
+    first = training.tuning(desk=Desk(keep, kept), only=names).best()
+    kept = dict(reversed(kept.items()))
+    kept["progress"] = {**kept["progress"], "spent_s": 1e9}  # no time is left to combine anything again
+    second = training.tuning(desk=Desk(keep, kept), only=names).best()
+    assert first is not None
+    assert second is not None
+    assert len(first.changes) == 3
+    assert second.changes == first.changes
+
+
 def test_what_was_measured_of_another_training_is_not_gone_on_with() -> None:
     kept: dict[str, Mapping[str, Any]] = {}
 

@@ -116,10 +116,12 @@ class Tuning:
         return chosen if slower or final.status == "failed" else None
 
     def chosen(self) -> Arm | None:
-        """Return what the search chose: the last of the combinations, else the best single change."""
+        """Return what the search chose: the largest of the combinations, else the best single change."""
         measured = [arm for arm in self.arms.values() if arm.status == "measured" and arm.name != FINAL]
         combined = [arm for arm in measured if len(arm.changes) > 1 and arm.over]
-        return combined[-1] if combined else next((arm for arm in self.winners() if self.steady(arm)), None)
+        if combined:
+            return max(combined, key=lambda arm: len(arm.changes))
+        return next((arm for arm in self.winners() if self.steady(arm)), None)
 
     def winners(self) -> list[Arm]:
         """Return the single changes that surely help, by what they gain."""
@@ -393,6 +395,8 @@ class Tuning:
             if not winner.at_start and not winner.losses and winner.memory_bytes is None:
                 with self._failing(winner):
                     self._look(place, winner)
+        if self.used <= _COMBINED:  # those that were kept are measured again
+            self.arms = {name: arm for name, arm in self.arms.items() if len(arm.changes) == 1 or name == FINAL}
         current: Arm | None = None
         groups: set[str] = set()
         for winner in [*self.winners(), *([] if self.rules.goal == "memory" else self._overshadowed())]:
@@ -442,7 +446,8 @@ class Tuning:
             return None
         ratio, _, high = ratio_interval([log for log, _ in step.pairs])
         base = current.interval()[0]
-        arm.pairs = arm.pairs or [(math.log(base) + log, couple) for log, couple in step.pairs]
+        arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
+        arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
         arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005
         if memory:
             if arm.at_start:
