@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,35 @@ def test_a_second_fit_is_a_run_of_its_own_that_says_where_it_begins(tmp_path: Pa
     _fit(model, callback, 2)
     assert callback.recording.run.meta["trainer"]["first_step"] == 3
     assert len(callback.recording.run.steps) == 2
+
+
+def test_a_fit_that_goes_on_at_a_later_epoch_plans_the_epochs_that_are_left(tmp_path: Path) -> None:
+    callback = ours.StepscopeCallback(out=tmp_path, record="none")
+    _fit(_model(library("keras")), callback, 4, epochs=5, initial_epoch=3)
+    run = callback.recording.run
+    assert (len(run.steps), run.meta["planned_steps"]) == (8, 8)
+
+
+def test_batches_that_wait_for_others_of_the_next_fit_make_a_step_there(tmp_path: Path) -> None:
+    keras = library("keras")
+    model = _model(keras, gradient_accumulation_steps=2)
+    updates: list[Any] = []
+    callback = ours.StepscopeCallback(out=tmp_path, record="none")
+    weights = [layer.kernel for layer in model.layers if layer.name == "last"]
+
+    class Updates(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            updates.append(weights[0].numpy().copy())
+
+    x, y = np.ones((BATCH * 3, 8), np.float32), np.zeros(BATCH * 3, np.int64)
+    for _ in range(2):
+        updates = [weights[0].numpy().copy()]
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback, Updates()])
+    changed = [bool((before != after).any()) for before, after in pairwise(updates)]
+    assert changed == [True, False, True]  # as Keras counts
+    run = callback.recording.run
+    assert run.steps["samples"].to_list() == [BATCH, 2 * BATCH]
+    assert run.meta["planned_steps"] == 2
 
 
 def test_another_backend_is_refused_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

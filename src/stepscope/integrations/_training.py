@@ -123,6 +123,11 @@ class TrainingRun:
             **_without_none({"planned_steps": planned_steps}),
         )
 
+    def plan(self, steps: int) -> None:
+        """State how many steps are to come, where the library says so after the begin alone."""
+        if self._scope is not None and self.open:
+            self._scope.update(planned_steps=steps)
+
     def hear(
         self,
         owner: Any,

@@ -32,14 +32,15 @@ class Hooks(Recording):
         _require_torch()
         super().__init__(**options)
         self._batches = 0
+        self._is_planned = False
 
     def _idle_state(self) -> dict[str, Any]:
-        return {"_batches": 0, "_model": None, "params": None}
+        return {"_batches": 0, "_is_planned": False, "_model": None, "params": None}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """The first step begins."""
-        model, self._batches = self.model, 0
-        per_epoch, epochs, passes = self.params.get("steps"), self.params.get("epochs"), self._accumulates()
+        """The first step begins; batches of a `fit` before whose gradients wait are of it."""
+        model, passes = self.model, self._accumulates()
+        self._batches, self._is_planned = int(getattr(model.optimizer, "_iterations", 0)) % passes, False
         self.recording.begin(
             try_call(_layers, model) or model,
             [model.optimizer],
@@ -50,13 +51,16 @@ class Hooks(Recording):
                 "accumulate": passes,
             },
             workload={"precision": str(model.dtype_policy.name)},
-            planned_steps=per_epoch * epochs // passes if per_epoch and epochs else None,
         )
         if self.recording.open:
             self._look_on()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Resume after what was done between two epochs, which is no part of a step."""
+        per_epoch, last = self.params.get("steps"), self.params.get("epochs")  # the first is `initial_epoch`
+        if not self._is_planned and per_epoch and last:
+            self.recording.plan((self._batches + per_epoch * (last - epoch)) // self._accumulates())
+        self._is_planned = True
         self.recording.resume()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
