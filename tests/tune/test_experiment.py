@@ -210,9 +210,9 @@ class InterruptedAtTheEnd(FakeTraining):
 
 def test_a_combination_that_was_not_checked_before_ctrl_c_is_answered_with_its_times() -> None:
     tuned = InterruptedAtTheEnd({"channels_last": 0.8, "fused": 0.9}).tuning(only=("channels_last", "fused"))
-    answer = judge(tuned, "t").answer
-    found = re.match(r"channels_last \+ fused: (.*) ms a step instead of (.*), 2[78]\.. % \[.*\] less time; not", answer)
-    assert found is not None, answer
+    said = judge(tuned, "t").answer
+    found = re.match(r"channels_last \+ fused: (.*) ms a step instead of (.*), 2[78]\.. % \[.*\] less time; not", said)
+    assert found is not None, said
     assert [float(text) for text in found.groups()] == pytest.approx([7.2, 10.0], rel=0.02)
 
 
