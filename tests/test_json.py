@@ -103,6 +103,29 @@ def test_commands_of_a_store_print_the_keys_that_are_documented(
         assert command == "show" or keys == documented(f"runs {command}"), command
 
 
+def test_a_list_of_runs_says_how_many_it_does_not_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        fabricate_run(tmp_path / "runs", steps=0)
+    monkeypatch.setenv("STEPSCOPE_STORE", str(tmp_path / "runs"))
+    assert main(["runs", "list", "--json", "--most", "2"]) == 0
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)) == 2
+    assert "1 more not shown: --most 3" in shown.err
+
+
+def test_a_calibration_says_where_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stepscope.api import calibration
+
+    done = calibration.Calibrated({}, {"ina": "no reading"}, tmp_path / "device.json")
+    monkeypatch.setattr(calibration, "calibrate_device", lambda *_: done)
+    assert main(["calibrate", "--plug", "shelly=192.168.1.20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path)}
+
+
 def test_the_state_of_a_fleet_has_the_keys_that_are_documented() -> None:
     from stepscope.cli.fleet import _facts
     from stepscope.experiments.fleet.devices import DeviceState

@@ -171,6 +171,10 @@ def test_the_commands_fetch_list_and_verify(
     assert "no data set has been fetched" in capsys.readouterr().out
     data(action="fetch", names=["numbers"])
     assert capsys.readouterr().out == f"numbers: 1 file in {data_folder / 'numbers'}\n"
+    data(action="fetch", names=["numbers"], json=True)
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "numbers", "files": [str(data_folder / "numbers" / "numbers.bin")]}
+    ]
     data(action="list", json=True)
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["numbers"]["present"] is True

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stepscope.api.requests import CalibrateRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_json
 
 
 def _calibrate(
@@ -16,8 +16,6 @@ def _calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Load the device for a minute, print what the meter showed of each channel."""
-    import json
-
     from rich.console import Console
 
     from stepscope.api.calibration import calibrate_device
@@ -29,7 +27,8 @@ def _calibrate(
     for name, why in done.refused.items():
         say.print(f"not calibrated: {name}: {why}", markup=False)
     if as_json:
-        typer.echo(json.dumps({name: asdict(kept) for name, kept in done.calibrations.items()}, indent=1))
+        found = {name: asdict(kept) for name, kept in done.calibrations.items()}
+        print_json({"folder": done.path and done.path.parent, **found})
         return
     for name, kept in done.calibrations.items():
         typer.echo(calibration_line(name, asdict(kept)))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.api.requests import DataRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import command_of, print_json
 from stepscope.errors import DataUnavailable, UsageError
 
 
@@ -21,7 +21,7 @@ def _data(
     if request.action == "list":
         _list(json)
     elif request.action == "fetch":
-        _fetch(request.names)
+        _fetch(request.names, json)
     else:
         _verify(request.names, json)
 
@@ -48,7 +48,7 @@ def _list(json: bool) -> None:
     Console().print(Table.over("data sets", columns, rows, f"downloads lie in {cache.folder()}"))
 
 
-def _fetch(names: Sequence[str]) -> None:
+def _fetch(names: Sequence[str], json: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -68,9 +68,14 @@ def _fetch(names: Sequence[str]) -> None:
                 tasks[name] = progress.add_task(name)
             progress.update(tasks[name], completed=done, total=size)
 
+        fetched = {}
         for dataset in chosen:
-            paths = cache.fetch(dataset, advance)
-            typer.echo(f"{dataset.name}: {len(paths)} {'file' if len(paths) == 1 else 'files'} in {paths[0].parent}")
+            fetched[dataset.name] = paths = cache.fetch(dataset, advance)
+            if not json:
+                files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+                typer.echo(f"{dataset.name}: {files} in {paths[0].parent}")
+    if json:
+        print_json([{"name": name, "files": paths} for name, paths in fetched.items()])
 
 
 def _verify(names: Sequence[str], json: bool) -> None:

@@ -52,6 +52,8 @@ def _list(
     frame = listed(_place(request.store, request.timeout), choice)
     if as_json:
         typer.echo(frame.head(request.most).write_json())
+        if len(frame) > request.most:
+            typer.echo(f"{len(frame) - request.most:,} more not shown: --most {len(frame)}", err=True)
         return
     _table(frame, request.most)
 
