@@ -11,87 +11,25 @@ from __future__ import annotations
 
 import bisect
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stepscope.errors import StepscopeError, UsageError
+from stepscope.errors import StepscopeError
+from stepscope.footprint.cuda_settings import LARGE_SEGMENT
+from stepscope.footprint.cuda_settings import Settings as Settings
+from stepscope.footprint.cuda_settings import parse_settings as parse_settings
 
 SMALLEST = 512  # B: every size is a multiple
 SMALL = 1 << 20  # the largest block of the small pool
-_SMALL_SEGMENT, _LARGE_SEGMENT = 2 << 20, 20 << 20
+_SMALL_SEGMENT = 2 << 20
 _OWN_SEGMENT = 10 << 20  # from this size on a block gets a segment of its own
 _ROUND_OWN = 2 << 20
-_MIB = 1 << 20
+_AS_IT_COMES = Settings()
 _OFTEN = 128  # collections of garbage in a row at the most
 
 
 class OutOfMemory(StepscopeError):
     """The device has no more memory, also after all that was kept was given back."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF); sizes in B, None: no such limit."""
-
-    expandable_segments: bool = False
-    max_split_size: int | None = None
-    max_non_split_rounding: int = _LARGE_SEGMENT
-    garbage_collection_threshold: float = 0.0
-    roundup_power2_divisions: tuple[tuple[int, int], ...] = ()  # from so many B on, so many steps to the next power
-    capacity: int | None = None  # B that the device gives this process
-
-
-# Keys that are simulated, those that say nothing of the GPU's memory, and what a value must be.
-_NUMBER, _SHARE, _TRUTH = r"\d+", r"\d*\.?\d+", r"true|false"
-_VALUES = {
-    "expandable_segments": _TRUTH,
-    "max_split_size_mb": _NUMBER,
-    "max_non_split_rounding_mb": _NUMBER,
-    "garbage_collection_threshold": _SHARE,
-    "roundup_power2_divisions": r"\d+|\[.*\]",
-    "backend": "native",
-    "release_lock_on_cudamalloc": _TRUTH,
-    "pinned_use_cuda_host_register": _TRUTH,
-    "pinned_use_background_threads": _TRUTH,
-    "pinned_num_register_threads": _NUMBER,
-}
-
-
-def parse_settings(text: str, capacity: int | None = None) -> Settings:
-    """Return the settings of "expandable_segments:True,max_split_size_mb:128"; UsageError at what is none of them."""
-    found: dict[str, str] = {}
-    for part in filter(None, re.split(r",(?![^\[]*\])", text.replace(" ", ""))):
-        key, _, value = part.partition(":")
-        if key not in _VALUES:
-            hint = f"on cuda PYTORCH_CUDA_ALLOC_CONF is simulated with: {', '.join(_VALUES)}"
-            raise UsageError(f"'{part}': no setting of the caching allocator is called '{key}'", hint)
-        if not re.fullmatch(_VALUES[key], value, re.IGNORECASE):
-            raise UsageError(f"'{part}': {key} takes no '{value}'", "write it as in PYTORCH_CUDA_ALLOC_CONF")
-        found[key] = value
-    try:
-        most = found.get("max_split_size_mb")
-        rounding = found.get("max_non_split_rounding_mb")
-        return Settings(
-            found.get("expandable_segments", "").lower() == "true",
-            None if most is None else int(most) * _MIB,
-            _LARGE_SEGMENT if rounding is None else int(rounding) * _MIB,
-            float(found.get("garbage_collection_threshold", 0)),
-            _divisions(found.get("roundup_power2_divisions", "")),
-            capacity,
-        )
-    except ValueError as error:
-        raise UsageError(f"'{text}': {error}", "write it as in PYTORCH_CUDA_ALLOC_CONF") from None
-
-
-def _divisions(text: str) -> tuple[tuple[int, int], ...]:
-    if not text:
-        return ()
-    if not text.startswith("["):
-        return ((0, int(text)),)
-    parts = [part.split(":") for part in text.strip("[]").replace(" ", "").split(",")]
-    starts = [0 if size == ">" else int(size) * _MIB for size, _ in parts]
-    return tuple(sorted((max(starts) if size == ">" else int(size) * _MIB, int(steps)) for size, steps in parts))
 
 
 def rounded(size: int, divisions: tuple[tuple[int, int], ...] = ()) -> int:
@@ -132,7 +70,7 @@ class Block:
 class CachingAllocator:
     """Gives blocks out and takes them back; sizes in B. `reserved` is what the device gave, `allocated` what is out."""
 
-    def __init__(self, settings: Settings = Settings()) -> None:
+    def __init__(self, settings: Settings = _AS_IT_COMES) -> None:
         self.settings = settings
         self.reserved = self.reserved_peak = self.allocated = self.allocated_peak = 0
         self.used: dict[int, Block] = {}
@@ -239,7 +177,7 @@ class CachingAllocator:
         if not self._given(length):
             return None
         address = self._next_address
-        self._next_address += length + _LARGE_SEGMENT
+        self._next_address += length + LARGE_SEGMENT
         self._reserve(length)
         return Block(address, length, address, small, stream)
 
@@ -383,11 +321,11 @@ def segment_size(size: int) -> int:
     """Return the bytes of the segment that is asked of the device for a block of so many."""
     if size <= SMALL:
         return _SMALL_SEGMENT
-    return _LARGE_SEGMENT if size < _OWN_SEGMENT else -(-size // _ROUND_OWN) * _ROUND_OWN
+    return LARGE_SEGMENT if size < _OWN_SEGMENT else -(-size // _ROUND_OWN) * _ROUND_OWN
 
 
 def _step(small: bool) -> int:
-    return _SMALL_SEGMENT if small else _LARGE_SEGMENT
+    return _SMALL_SEGMENT if small else LARGE_SEGMENT
 
 
 def _room(block: Block) -> int:
@@ -410,7 +348,7 @@ class Reserved:
 
 
 def reserved_by(
-    events: Iterable[tuple[int, int]], sizes: Mapping[int, int] | list[int], settings: Settings = Settings()
+    events: Iterable[tuple[int, int]], sizes: Mapping[int, int] | list[int], settings: Settings = _AS_IT_COMES
 ) -> Reserved:
     """Replay (tensor, +1 or -1) of tensors of so many B; raises OutOfMemory where the capacity does not do."""
     allocator = CachingAllocator(settings)

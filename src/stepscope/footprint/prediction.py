@@ -32,7 +32,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import calibration
 from stepscope.footprint import result as words
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.cuda_allocator import parse_settings
+from stepscope.footprint.cuda_settings import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.result import FitResult, LivePeak, Option
 from stepscope.footprint.savings import ways, worth_a_line

@@ -28,7 +28,7 @@ from stepscope.record.dry.storage_log import SAVING, StorageLog
 
 
 class ScriptFiles:
-    """What a script writes and saves while its files are `kept`."""
+    """Files that a script writes and saves while they are `kept`."""
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""What of the items of a loop can matter for memory: names, whole numbers, shapes and lengths, and not the numbers."""
+"""Items of a loop by what can matter for memory: names, whole numbers, shapes and lengths."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def _parts_of_many(many: Any, short: bool, depth: int) -> Iterator[_Part]:
         yield _Part((type(many), "of so many"), (len(many),))
         return
     yield _Part((type(many), len(many)))
-    for inner in (each for pair in many.items() for each in pair) if isinstance(many, Mapping) else many:
+    for inner in (part for pair in many.items() for part in pair) if isinstance(many, Mapping) else many:
         yield from _parts(inner, short, depth + 1)

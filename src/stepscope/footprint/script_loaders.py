@@ -49,7 +49,7 @@ class Loaders:
             """Tell a library as many batches as it gets: it evaluates after the last. The script hears the truth."""
             whole = plain(loader)
             by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(sys._getframe(1))
-            self._known(loader).told |= by_library
+            self._known(loader).shortened |= by_library
             return min(whole, _FIRST + 1) if by_library else whole
 
         batches = instead(DataLoader, "__iter__", lambda loader: self._batches(self._known(loader)))
@@ -76,7 +76,7 @@ class Loaders:
 
         def goes_on(number: int) -> bool:
             """Return whether a batch is one of the first, or of those after them whose gradients add up."""
-            no_update = number < _ADDED_UP and not known.told and self._progress.updates == updates
+            no_update = number < _ADDED_UP and not known.shortened and self._progress.updates == updates
             return number < _FIRST or (no_update and any(s.phase == "backward" for s in self._log.storages[born:]))
 
         def skip(count: int) -> None:
@@ -119,8 +119,8 @@ class _Loader:
         self.workers, self._batch = loader.num_workers, 0
         self.objects = object_bytes(loader.dataset) if loader.num_workers else 0
         self.running = 0  # iterators whose workers are there
-        self.told = False  # whether a library asked for its length, and heard the one that it gets
-        self.skipped = 0  # batches of this pass that were left out
+        self.shortened = False  # whether a library asked for its length, and heard the one that it gets
+        self.skipped = 0  # batches of this pass that were omitted
         self._sizes: list[Any] = []  # of its first batches
 
     def see(self, batch: Any) -> None:
@@ -139,7 +139,7 @@ class _Loader:
 
     @property
     def doubt(self) -> str:
-        """Return why batches that were left out may be larger than those that were seen; "" where they are alike."""
+        """Return why batches that were omitted may be larger than those that were seen; "" where they are alike."""
         if not self.skipped or isinstance(self.loader.dataset, TensorDataset):
             return ""
         if getattr(self.loader.collate_fn, "__name__", "") in _STACK:

@@ -74,7 +74,7 @@ class LoopCalls(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call; enumerate() knows the number of a batch after those that were left out."""
+        """Return the call; enumerate() knows the number of a batch after those that were omitted."""
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
             node.func.id = _ENUMERATE
@@ -122,7 +122,7 @@ class Loops:
     def __init__(self, progress: Progress) -> None:
         self.calls = LoopCalls()
         self._progress, self._log = progress, progress.log
-        self._cut: set[int] = set()  # loops of which rounds were left out
+        self._cut: set[int] = set()  # loops of which rounds were omitted
         self._taken: dict[int, set[bool]] = {}
 
     def names(self, patience: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Loops:
         return {_ROUNDS: self.rounds, _TAKEN: self._take, _ENUMERATE: self._enumerated, _PATIENCE: patience}
 
     def miss_branches(self) -> None:
-        """Note what runs only in rounds that were left out."""
+        """Note what runs only in rounds that were omitted."""
         for number, branch in enumerate(self.calls.branches):
             taken = self._taken.get(number, set())
             if taken == {False} and branch.body and self._cut.intersection(branch.loops):
@@ -213,7 +213,7 @@ class Loops:
 
 
 class _Source:
-    """An iterator that knows how many batches loaders left out (`jumped`) while it was asked for items."""
+    """An iterator that knows how many batches loaders omitted (`jumped`) while it was asked for items."""
 
     def __init__(self, iterable: Iterable[Any], progress: Progress) -> None:
         self.jumped = 0

@@ -31,7 +31,7 @@ _OWN_TRAINING = 250_000_000  # the same where it trains for real
 
 
 class ScriptMemory:
-    """What of this process is the script's: `arrays` least and most, `earlier` at most before the first update, B."""
+    """Memory of this process that is the script's, B: `arrays` least and most, `earlier` at most before an update."""
 
     def __init__(self, progress: Progress, target: str, fake: bool) -> None:
         self.arrays, self.earlier = (0, 0), 0
@@ -65,7 +65,7 @@ class ScriptMemory:
         more = size - self.arrays[0]
         self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[1] - self._imported - own)
         if more > _GROWN and self._progress.cut:
-            self._progress.miss(f"arrays in rounds that were left out: {bytes_(more)} came while the others trained")
+            self._progress.miss(f"arrays in rounds that were omitted: {bytes_(more)} came while the others trained")
 
     def _see_growth(self) -> None:
         most = resident(at_most=True)

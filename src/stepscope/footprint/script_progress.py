@@ -1,4 +1,4 @@
-"""How far a script was followed, and what its rounds keep."""
+"""Progress of a script that is followed, and growth of its rounds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OWN = 20_000_000  # B besides; 0 to 10 MB were seen after the first update
 class Progress:
     """Updates that a script made, and what was not followed, in words.
 
-    allowed: updates until it is left. jumped: batches that loaders left out.
+    allowed: updates until it is left. jumped: batches that loaders omitted.
     """
 
     def __init__(self, log: StorageLog) -> None:
         self.log = log
         self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
-        self.cut = False  # whether rounds or batches were left out
+        self.cut = False  # whether rounds or batches were omitted
         self.missed: list[str] = []
 
     def miss(self, what: str) -> None:
@@ -44,7 +44,7 @@ class Progress:
 
 
 class Growth:
-    """What each round of a loop keeps (outputs in a list, losses with their graphs, models), by three ends of rounds.
+    """Memory that each round of a loop keeps (outputs, losses with their graphs, models), by three ends of rounds.
 
     A first state, or a batch that is fetched ahead, is kept by one round alone and is no growth.
     """

@@ -29,7 +29,8 @@ from stepscope.analysis.memory.limits import (
     worst_verdict,
 )
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.cuda_allocator import Settings, parse_settings, reserved_by
+from stepscope.footprint.cuda_allocator import reserved_by
+from stepscope.footprint.cuda_settings import Settings, parse_settings
 from stepscope.footprint.result import PRODUCTS, Holder, LivePeak, ScenePeak, code_bytes, kernel_code
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import Change, DryRun, DryRunStopped, dry_run
@@ -122,8 +123,6 @@ def _on_host(storage: Storage) -> bool:
 _PARTLY_TOUCHED = 1.02  # of what is resident lies in a heap: so much of it is never written to that holes cost little
 _FEWER_HOLES = 0.06  # of a heap: what is freed early leaves room, which may be used again
 _HOLES_OF_SAVING = 0.9  # of a heap of which a share is saved by running forward again, so much more at the least
-
-
 _CODE_WITHOUT_FILE = 0.3  # of kernels' code at the least: primitives and autograd; the rest lies in files of torch
 _PAGE_TABLES = 0.004  # of resident bytes: 8 B of each page of 4 KiB, and as much for what the kernel notes of it
 _ADDRESSES_OF_A_KERNEL = 1_500_000  # B at most: primitives of oneDNN take 256 KiB each and use little of them
