@@ -1,4 +1,4 @@
-"""Whether something held clocks down while steps ran, and what says so: one answer for page, headline and verdict."""
+"""Clocks that something held down while steps ran, and what says so: one answer for page, headline and verdict."""
 
 from __future__ import annotations
 
