@@ -72,7 +72,7 @@ class Loaders:
                 self._progress.miss(f"{known.skipped} batches of a loader {doubt}")
 
     def _batches_of(self, known: _Loader) -> Iterator[Any]:
-        growth, updates, born = Growth(self._progress), self._progress.updates, len(self._log.storages)
+        growth, updates, born = Growth(self._progress, at_start=True), self._progress.updates, len(self._log.storages)
 
         def goes_on(number: int) -> bool:
             """Return whether a batch is one of the first, or of those after them whose gradients add up."""

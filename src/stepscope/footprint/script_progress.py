@@ -14,7 +14,7 @@ from stepscope.units import bytes_
 
 _MOST_UPDATES = 60
 OWN_OF_AN_OP = 2_000  # B at most that this process grows by to follow an op
-_OWN = 20_000_000  # B besides; 0 to 10 MB were seen after the first update
+_OWN = 30_000_000  # B besides; 0 to 10 MB were seen after the first update
 
 
 class Progress:
@@ -49,14 +49,15 @@ class Growth:
     A first state, or a batch that is fetched ahead, is kept by one round alone and is no growth.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._log = progress, progress.log
+    def __init__(self, progress: Progress, at_start: bool = False) -> None:
+        """at_start: whether the first note is of the start of the first round, not of its end."""
+        self._progress, self._log, self._first = progress, progress.log, int(at_start)
         self._resident = self._ops = 0  # at the end of the first round
         self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
 
     def note(self) -> None:
         """Note the end of a round."""
-        if not self._ends:
+        if len(self._ends) <= self._first:
             self._resident, self._ops = resident(), self._log.ops
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
 
