@@ -185,7 +185,7 @@ def test_a_study_is_asked_by_a_request_or_by_its_name(tmp_path: Path, monkeypatc
     stepscope.study(partial, out=tmp_path)
     stepscope.study("partial", fractions=(0.125,), out=tmp_path)
     stepscope.study("partial", fractions="12.5%", out=tmp_path)
-    assert seen == [(partial, partial)] * 3
+    assert seen == [(partial, partial.checked())] * 3
     with pytest.raises(UsageError, match="settings already"):
         stepscope.study(partial, seeds=2)
 
