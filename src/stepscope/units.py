@@ -104,7 +104,7 @@ def _percents(value: float, digits: int) -> str:
     "0" is exactly nothing.
     """
     if digits == 0 and 0 < abs(value) < 0.5:
-        return f"{value:.1f}" if abs(value) >= 0.05 else "<0.1"
+        return f"{value:.1f}" if abs(value) >= 0.05 else "<0.1" if value > 0 else ">-0.1"
     return "0" if value == 0 else f"{value:.{0 if abs(value) >= 99.95 else digits}f}"
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.analysis.attribution.powered_run import powered_run
 from tests.analysis.test_layer_times import run_in_part, run_with
 from tests.conftest import CommandLine
@@ -29,6 +31,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.cli._application import build_app
 from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
+from stepscope.report.comparison import render
 from stepscope.runfolder import RunWriter, part_of
 
 
@@ -428,3 +431,14 @@ def test_of_too_few_steps_nothing_is_said_to_be_slower(tmp_path: Path) -> None:
     assert "cannot be told" in said
     assert "run longer" in said
     assert "from chance" not in said
+
+
+def test_a_difference_of_memory_is_explained_without_being_asked_for(tmp_path: Path) -> None:
+    paths = [fabricate_run(tmp_path / name, steps=40, noise=0.01) for name in ("a", "b")]
+    for path, times in zip(paths, (1, 2), strict=True):
+        rows = events(Run(path).steps["t0_ns"][4]).with_columns(pl.col("bytes") * times)
+        RunWriter(path, {}).memory(part_of(rows, "memory"))
+    console = Console(width=110)
+    with console.capture() as captured:
+        console.print(render(compare(paths)))
+    assert "peak of live memory by layer" in captured.get()

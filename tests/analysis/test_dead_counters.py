@@ -11,6 +11,7 @@ from tests.analysis.powered import channel, powered, rapl, seconds, times, total
 from tests.fabricate import Sampled
 
 from stepscope.analysis.energy.accuracy import Accuracy
+from stepscope.analysis.energy.rails import Energy, sum_energies
 
 STEPS = 600
 T = times(STEPS, 50)
@@ -110,3 +111,14 @@ def test_what_a_meter_would_show_is_never_below_nothing(shown_w: float) -> None:
     assert watts >= 0
     assert half >= 0
     assert watts + half >= min(shown_w, 3.9) - 1e-9
+
+
+def test_the_interval_of_a_sum_allows_for_what_one_of_its_rails_did_not_cover() -> None:
+    whole = Energy(100.0, 99.0, 101.0, 1.0, 0.99, 1.01, 100.0, 0.0, windows=10)
+    part = Energy(50.0, 49.0, 110.0, 1.0, 0.98, 1.02, 50.0, 50.0, windows=10)
+    summed = sum_energies([whole, part])
+    assert summed.joules is not None
+    assert summed.low_j is not None
+    assert summed.high_j is not None
+    assert summed.low_j <= summed.joules <= 200 <= summed.high_j
+    assert summed.watts == 2.0

@@ -339,3 +339,13 @@ def test_intervals_end_where_a_step_does(tmp_path: Path) -> None:
     for table in (run.modules(), run.operators(), run.phases()):
         assert float(str(table["high_ns"].max())) <= most * (1 + 1e-9)
     assert float(str(run.modules()["tree_high_ns"].max())) <= most * (1 + 1e-9)
+
+
+def test_loading_in_the_steps_in_which_layers_are_timed_is_no_more_than_that_of_the_run(tmp_path: Path) -> None:
+    run = run_with(tmp_path, loads_us=lambda step: (9_000,) if step == 23 else (300,))
+    writer = RunWriter.attach(run.path)
+    writer.update(recorder={"loading_ns": 40 * 400 * US})
+    again = Run(run.path)
+    phases = dict(again.phases().select("phase", "ns").iter_rows())
+    assert phases["data"] <= 400 * US * 1.01
+    assert sum(phases.values()) == pytest.approx(again.step_times.step_ns, rel=1e-6)

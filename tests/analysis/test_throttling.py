@@ -76,3 +76,10 @@ def test_what_nobody_read_is_not_told(tmp_path: Path) -> None:
     run = _run(tmp_path, None)
     assert throttling(run) == (None, ())
     assert _said(run)[:2] == ("", "Throttling was not read.")
+
+
+def test_a_clock_that_sinks_because_the_training_waits_is_throttled_nowhere(tmp_path: Path) -> None:
+    waits = Machine(0.2, 0.01, {"timer": 0.79}, own_cores=0.2, clocks=(2e9, 0.8e9))
+    note, sentence, bound = _said(_run(tmp_path, waits))
+    assert (note, sentence) == ("not throttled", "Not throttled.")
+    assert bound != "throttled"

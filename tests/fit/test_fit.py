@@ -20,6 +20,7 @@ from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.footprint import calibration as kept_file
 from stepscope.footprint import prediction, transforms
 from stepscope.footprint.calibration import DeviceCalibration
+from stepscope.footprint.jobs import job_of_function
 from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import largest_batch
@@ -284,3 +285,28 @@ def test_single_ops_measured_here_give_the_workspace_of_a_convolution() -> None:
 def test_a_process_peak_adds_up() -> None:
     peak = ProcessPeak((100, 120), (5, 30), (300, 310), (7, 9))
     assert (peak.low, peak.high, peak.middle) == (412, 469, 440)
+
+
+def test_the_parts_of_a_function_are_one_model_at_a_time_and_its_batches_may_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+import weakref, torch
+alive = weakref.WeakSet()
+def training():
+    assert not len(alive)
+    model = torch.nn.Linear(4, 1)
+    alive.add(model)
+    batches = iter([torch.randn(2, 4)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, optimizer, lambda samples: next(batches), lambda model, x: model(x).sum()
+"""
+    (tmp_path / "ends_soon.py").write_text(body)
+    monkeypatch.chdir(tmp_path)
+    job = job_of_function("ends_soon:training")
+    model, _ = job.build()
+    assert tuple(job.batch(2).shape) == (2, 4)
+    with pytest.raises(StopIteration):
+        job.batch(2)
+    del model
+    assert job.build()

@@ -197,3 +197,14 @@ def test_what_runs_only_in_rounds_that_were_left_out_is_told(tmp_path: Path, mon
     assert missed("i > 3 and i % 200 == 1", "print(f'{i} of {len(loader)}')") == ()
     assert missed("i % 40 == 0", "evaluate()") == ()
     assert missed("i + 1 == len(loader)", "evaluate()") == ()
+
+
+def test_a_loader_without_a_length_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([(torch.randn(100), 0)] * 640)
+for x, y in DataLoader(Stream(), batch_size=32):
+    update(x, y)
+"""
+    assert most(tmp_path, monkeypatch, body) > WEIGHTS

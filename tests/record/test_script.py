@@ -22,6 +22,7 @@ import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.script import interpreter_options, run_script
 from stepscope.record.settings import Settings
+from stepscope.record.signals import signals_passed_on
 from stepscope.runfolder import RunReader
 
 TRAIN = """
@@ -456,3 +457,20 @@ def test_an_interrupt_of_this_process_alone_reaches_the_script(tmp_path: Path) -
         assert started.stdout.readline() == b"ready\n"
         started.send_signal(signal.SIGINT)
         assert started.wait(HANG_S) == 9
+
+
+def test_without_room_for_a_witness_a_script_is_still_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr("stepscope.record.signals._started_witness", refused)
+    script = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(1, flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    with signals_passed_on(child):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert child.wait(HANG_S) == 7
+    child.communicate()

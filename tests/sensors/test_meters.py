@@ -69,6 +69,7 @@ def test_what_names_no_meter_is_refused_with_what_to_do(plugs: list[str], comman
         ("1700000000.5,5.25", {"meter_clock": 1700000000.5, "power": 5.25}),
         ("power=5.25 voltage=12 current_ma=437 mood=fine", {"power": 5.25, "voltage": 12.0, "current": 0.437}),
         ("P: 5.25W, energy: 2Wh, t=3", {"power": 5.25, "energy": 7200.0, "meter_clock": 3.0}),
+        ("power=5.1 current1=3 L1: 7", {"power": 5.1}),
         ("-0.5", {"power": -0.5}),
         ("0", {"power": 0.0}),
     ],

@@ -116,9 +116,12 @@ def _print_check(console: Console, said: Forecast, took: list[Measured]) -> None
             console.print(f"the run made {total.n} of {said.steps} steps: the forecast cannot be checked")
             return
         per_step, said_per_step = total.value / total.n, predicted.value / said.steps
-        held = (predicted.low or 0) / said.steps <= per_step <= (predicted.high or 0) / said.steps
         off = said_per_step / per_step - 1
-        console.print(f"really: {total.metric} off by {off:+.2%}, interval {'holds' if held else 'does NOT hold'}")
+        known = "no interval was said"
+        if predicted.low is not None and predicted.high is not None:
+            held = predicted.low / said.steps <= per_step <= predicted.high / said.steps
+            known = f"interval {'holds' if held else 'does NOT hold'}"
+        console.print(f"really: {total.metric} off by {off:+.2%}, {known}")
 
 
 def _show(console: Console, said: Forecast) -> None:

@@ -121,6 +121,7 @@ class _Made:
         self._last: JobParts | None = None
 
     def build(self) -> tuple[nn.Module, Optimizers]:
+        self._last = None  # one model at a time
         self._last = self._parts()
         return self._last[0], self._last[1]
 
@@ -130,21 +131,27 @@ class _Made:
             from stepscope.record.dry.fake_numbers import FakeMode
 
             with contextlib.suppress(Exception), FakeMode():
-                self.build()
+                self._parts()
                 return
-        self.build()
+        self._parts()
 
     def batch(self, samples: int) -> Any:
+        from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+        if self._last is None:
+            self.build()
         assert self._last is not None
         try:
             return self._last[2](samples)
         except Exception:
-            from torch.utils._python_dispatch import _disable_current_modes
-
+            if _get_current_dispatch_mode() is None:
+                raise
             with _disable_current_modes():  # it looks at numbers, of data that were made beside the model
                 return self._parts()[2](samples)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if self._last is None:
+            self.build()
         assert self._last is not None
         return self._last[3](model, batch)
 

@@ -23,8 +23,11 @@ class _Part:
 
 
 def is_short(iterable: Any) -> bool:
-    """Return whether a sequence has few items."""
-    return hasattr(iterable, "__len__") and len(iterable) <= _SHORT
+    """Return whether a sequence has few items; a loader may have `__len__` and no length."""
+    try:
+        return len(iterable) <= _SHORT
+    except Exception:
+        return False
 
 
 class Items:
@@ -97,7 +100,8 @@ def _parts(item: Any, short: bool, depth: int = 0) -> Iterator[_Part]:
     elif isinstance(item, (float, complex)):
         yield _Part((float, item if short else 0.0))
     elif isinstance(item, Tensor) or hasattr(item, "shape"):
-        shape = tuple(int(size) for size in item.shape)
+        sizes = item.shape if isinstance(item.shape, (tuple, list)) else ()  # it may be a word of a configuration
+        shape = tuple(int(size) for size in sizes if isinstance(size, int))
         yield _Part((type(item), str(getattr(item, "dtype", "")), len(shape)), shape)
     elif isinstance(item, (nn.Module, Callable)):  # type: ignore[arg-type]
         yield _Part((id(item),))

@@ -36,8 +36,10 @@ def signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     came, woken = os.pipe()
     os.set_blocking(woken, False)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    witness: subprocess.Popen[bytes] | None = None
     try:
-        witness = _started_witness(child)
+        with contextlib.suppress(OSError):  # no process is left, or no memory: it goes without
+            witness = _started_witness(child)
         thread = threading.Thread(target=_pass_on, args=(came, child, witness), daemon=True)
         thread.start()
         woken_before = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -51,10 +53,12 @@ def signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
         signal.set_wakeup_fd(woken_before)
         os.close(woken)
-        witness.kill()
+        if witness is not None:
+            witness.kill()
         thread.join()
         os.close(came)
-        witness.communicate()  # waits, and closes its pipes
+        if witness is not None:
+            witness.communicate()  # waits, and closes its pipes
 
 
 def _started_witness(child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
@@ -66,7 +70,7 @@ def _started_witness(child: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def _pass_on(came: int, child: subprocess.Popen[bytes], witness: subprocess.Popen[bytes]) -> None:
+def _pass_on(came: int, child: subprocess.Popen[bytes], witness: subprocess.Popen[bytes] | None) -> None:
     while first := os.read(came, 1):
         time.sleep(_SETTLED_S)
         more = os.read(came, 512) if select.select([came], (), (), 0)[0] else b""
@@ -76,8 +80,13 @@ def _pass_on(came: int, child: subprocess.Popen[bytes], witness: subprocess.Pope
                     child.send_signal(number)
 
 
-def _told_all(witness: subprocess.Popen[bytes], number: int) -> bool:
-    """Return whether the witness got a signal too; one that does not answer is asked no more."""
+def _told_all(witness: subprocess.Popen[bytes] | None, number: int) -> bool:
+    """Return whether the witness got a signal too; one that does not answer is asked no more.
+
+    Without a witness those that terminals send are taken to have reached all.
+    """
+    if witness is None:
+        return number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
     assert witness.stdin is not None
     assert witness.stdout is not None
     try:

@@ -358,7 +358,9 @@ def _explained(
 
 def _told_apart(comparison: Comparison, why: Explanation, other: int) -> bool:
     """Return whether a difference is more than chance, and the model's rather than the machine's."""
-    if not why.difference or why.low is None or why.high is None or why.low <= 0 <= why.high:
+    if not why.difference or (why.low is not None and why.high is not None and why.low <= 0 <= why.high):
+        return False
+    if why.what == "time" and (why.low is None or why.high is None):  # of too few steps; bytes are counted, without one
         return False
     return why.what not in ("time", "kernels") or not comparison.by_the_machine(other)
 

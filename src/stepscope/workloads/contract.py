@@ -265,7 +265,8 @@ class Workload:
     def _splits(self, data: str | Path | None) -> Splits:
         if data is None:
             return self.data.load()
-        if isinstance(data, Path) or Path(data).exists():
+        known = {source.name for source in self.sources}
+        if isinstance(data, Path) or (data not in known and Path(data).exists()):
             if self.own_data is None:
                 raise UsageError(f"'{self.name}' takes no file or folder of your own", "leave the data out")
             return self.own_data(Path(data))

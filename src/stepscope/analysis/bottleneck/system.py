@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, notable_cause, rate, said
 from stepscope.analysis.device.occupancy import NOTHING, OTHERS, QUEUED, Occupancy
-from stepscope.analysis.device.throttling import SLOWER, Clock
+from stepscope.analysis.device.throttling import LEAST_RUNNING, SLOWER, Clock
 from stepscope.analysis.estimate import Estimate
 from stepscope.units import number, percent, plural
 
@@ -123,7 +123,7 @@ def _starved_by_utilisation(seen: Occupancy) -> Iterator[Cause]:
 def _throttled(seen: Occupancy) -> Iterator[Cause]:
     """A clock below its maximum while the thread runs, and a sign that something holds it there, or that it fell."""
     clock = seen.clock
-    if clock is None or clock.share.value > SLOWER or (seen.runs is not None and seen.runs.value < 0.3):
+    if clock is None or clock.share.value > SLOWER or (seen.runs is not None and seen.runs.value < LEAST_RUNNING):
         return
     low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
     slow = said("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")

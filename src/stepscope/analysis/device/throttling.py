@@ -16,6 +16,7 @@ from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 from stepscope.units import percent, plural
 
+LEAST_RUNNING = 0.3  # of the time: a thread that runs less lets clocks sink by itself
 SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
 _STEADY = 0.97  # of its limit: a clock that reaches it
 _REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown, thermal, power brake
@@ -60,12 +61,20 @@ def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
     if clock is not None:
         low = f"the fastest core's clock was {percent(clock.share.value, 0)} of its maximum"
         fell = f"{low}, {percent(clock.first, 0)} in the first steps and {percent(clock.last, 0)} in the last"
-        if clock.held_down:
+        if clock.held_down and _computes(run):
             return True, (*acting, *clock.limits, fell)
         said = (*said, low)
     if acting:
         return True, acting
     return (False, said) if said else (None, ())
+
+
+def _computes(run: RunReader) -> bool:
+    """Return whether the training keeps its core busy, as far as that was read: of one that waits clocks may sink."""
+    from stepscope.analysis.device.occupancy import occupancy
+
+    runs = occupancy(run).runs
+    return runs is None or runs.value >= LEAST_RUNNING
 
 
 def clock_of(run: RunReader, span: tuple[int, int]) -> Clock | None:

@@ -278,7 +278,7 @@ def sum_energies(parts: Sequence[Energy]) -> Energy:
         return Energy(None, None, None, None, None, None, 0.0, dark_s)
     names = ("joules", "low_j", "high_j", "watts", "low_w", "high_w")
     covered_s, gap_s = min(part.covered_s for part in parts), max(part.gap_s for part in parts)
-    parts = [_within(part, covered_s) for part in parts]
+    parts = [replace(_within(part, covered_s), high_j=part.high_j) for part in parts]  # it allows for the gap
     sums = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Energy(**sums, covered_s=covered_s, gap_s=gap_s, windows=min(part.windows for part in parts))
 
@@ -289,7 +289,7 @@ def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
     if whole.joules is None or inner.joules is None:
         return Energy(None, None, None, None, None, None, 0.0, max(whole.gap_s, inner.gap_s))
     covered_s, gap_s = min(whole.covered_s, inner.covered_s), max(whole.gap_s, inner.gap_s)
-    whole, inner = _within(whole, covered_s), _within(inner, covered_s)
+    whole, inner = replace(_within(whole, covered_s), high_j=whole.high_j), _within(inner, covered_s)
     pairs = {"joules": "joules", "low_j": "high_j", "high_j": "low_j", "watts": "watts", "low_w": "high_w"}
     less = {name: getattr(whole, name) - getattr(inner, other) for name, other in (*pairs.items(), ("high_w", "low_w"))}
     return Energy(**less, covered_s=covered_s, gap_s=gap_s, windows=min(whole.windows, inner.windows))

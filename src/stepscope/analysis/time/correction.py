@@ -191,6 +191,8 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is None:
         return None
+    most = _most_loading(run)
+    layers = layers if most is None else layers.with_loading_up_to(most)
     stretch = _stretch(run, layers, headline.step_ns)
     starved = stretch > _STARVED
     return layers.in_starved_step_of(headline.step_ns, stretch) if starved else layers.in_step_of(headline.step_ns)
@@ -203,14 +205,19 @@ def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats, step_ns: float)
     when less else ran: the rest of a step lengthens with background load, sleep does not.
     """
     loads = np.append((cells.keys["phase"] == "data").to_numpy(), False)
-    loading_ns = (run.meta.get("recorder") or {}).get("loading_ns")
-    found, most = bare[:, loads].sum(axis=1).mean(), (loading_ns or 0.0) / (run.steps["step"][-1] + 1)
-    if not most or found <= most or WORKLOAD_DATA in cells.keys["name"]:
+    found, most = bare[:, loads].sum(axis=1).mean(), _most_loading(run)
+    if most is None or found <= most or WORKLOAD_DATA in cells.keys["name"]:
         return bare
     kept = np.where(loads, bare * most / found, bare)
     left, others = step_ns - kept[:, loads].sum(axis=1), kept[:, ~loads].sum(axis=1)
     kept[:, ~loads] *= (left / np.maximum(others, 1.0))[:, None]
     return kept
+
+
+def _most_loading(run: Run) -> float | None:
+    """What all data loaders took, ns a step of the run; None where that is not known, or none gave a batch."""
+    loading_ns = (run.meta.get("recorder") or {}).get("loading_ns")
+    return loading_ns / (run.steps["step"][-1] + 1) if loading_ns else None
 
 
 def _with_layers(

@@ -109,6 +109,14 @@ class LayerTimes:
         values *= found / own
         return replace(self, ns=np.maximum(values[:, :-1], 1.0), doubt_ns=doubt)
 
+    def with_loading_up_to(self, most_ns: float) -> LayerTimes:
+        """Return the same where loading took no more than so much in the mean: one of few steps begins an epoch."""
+        loads = (self.keys["phase"] == _DATA).to_numpy()
+        found = float(self.ns[:, loads].sum(axis=1).mean())
+        if found <= most_ns:
+            return self
+        return replace(self, ns=np.where(loads, self.ns * most_ns / found, self.ns))
+
     def least_stretch(self, step_ns: float) -> float:
         """Return how many times longer than without a wait all but loading is in a step that takes `step_ns`."""
         loads, smooth, values = self._without_waits()

@@ -319,7 +319,7 @@ def why_not_judged(runs: pl.DataFrame, kept: pl.Series, known: Iterable[str], wh
     for (name,), frame in runs.group_by(["workload"], maintain_order=True):
         if name not in set(known):
             others = frame["background"].drop_nulls()
-            lost = len(others) > 0 and not frame["run"].is_in(kept.implode()).any()
+            lost = len(others) == len(frame) and not frame["run"].is_in(kept.implode()).any()
             found[str(name)] = f"all {len(frame)} of its runs were disturbed ({others[0]})" if lost else why
     return found
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -294,9 +295,10 @@ def sources_of_loop(
     """Return what a loop trains by name: two loops that differ in it are two trainings."""
     code = getattr(step, "__code__", None) or getattr(type(step).__call__, "__code__", None)
     parameters = [parameter for model in targets.models for parameter in model.parameters()]
-    batch = _shapes(bench.fixed)
     if isinstance(batches, torch.utils.data.DataLoader):  # whose samples may have any length
         batch = f"{batches.batch_size} of {type(batches.dataset).__name__}"
+    else:
+        batch = _without_lengths(_shapes(bench.fixed))
     return {
         "step": f"code {_digest(_instructions(code))}",
         "model": f"{sum(p.numel() for p in parameters)} parameters, shapes {_digest(_shapes(parameters))}",
@@ -316,6 +318,16 @@ def _instructions(code: Any) -> str:
     if not hasattr(code, "co_code"):
         return repr(code)
     return repr([code.co_code, code.co_names, list(map(_instructions, code.co_consts))])
+
+
+def _without_lengths(shapes: str) -> str:
+    """Return the kinds of tensors, each with the most samples: the longest of a batch differs from draw to draw."""
+    most: dict[str, int] = {}
+    for kind, sides in re.findall(r"(\w+)\[(\d[\d, ]*)\]", shapes):
+        samples, *others = map(int, sides.split(", "))
+        name = f"{kind} of {1 + len(others)} sides"
+        most[name] = max(most.get(name, 0), samples)
+    return ", ".join(f"{name}, {samples} samples" for name, samples in sorted(most.items()))
 
 
 def _shapes(value: Any) -> str:

@@ -223,7 +223,7 @@ SI = {"power": "W", "energy": "J", "voltage": "V", "current": "A", "meter_clock"
 _TIME = ("meter_clock", "s", 1.0)
 _MOST = 1e12
 _LEAST_UNIX_S = 1e8  # a first column below is no time: 1973
-_PAIR = re.compile(r"([A-Za-z][A-Za-z_]{0,30})\s*[=:]")
+_PAIR = re.compile(r"\b([A-Za-z][A-Za-z0-9_]{0,30})\s*[=:]")
 _BETWEEN_PAIRS = " \t,;|()[]"
 _NUMBER = re.compile(
     r"([+-]?(?:\d{1,20}(?:\.\d{0,20}|,\d{1,20})?|[.,]\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]{0,3})", re.ASCII
