@@ -15,6 +15,7 @@ from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.runfolder import COMMUNICATION, MODULE_CALL
 from stepscope.units import duration, number, percent, si
 
@@ -215,8 +216,7 @@ def _accelerated(
         return [], why_no_ceilings(run, "this accelerator"), (would_tell(run),)
     if limits.device.partition(":")[0] == CPU:
         return [], "the ceilings of this accelerator were not measured", (would_tell(run),)
-    steps = run.self_times["step"].n_unique()
-    cpu_ops = run.self_times.filter(pl.col("device") == CPU)
+    cpu_ops, steps = steps_with_costs(run.self_times.filter(pl.col("device") == CPU), run.self_times["step"].unique())
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
     causes: list[Cause] = []
     why = "the accelerator's kernels are near neither of its ceilings"
@@ -224,10 +224,10 @@ def _accelerated(
         ("compute", "arithmetic", "flops", "FLOP/s", limits.peak_flops_per_s),
         ("memory-bandwidth", "memory traffic", "bytes", "B/s", limits.peak_bytes_per_s),
     )
-    if all(cpu_ops[column].null_count() == len(cpu_ops) for _, _, column, _, _ in kinds):
+    if steps.is_empty():
         return [], "the FLOPs and bytes of the accelerator's kernels are not known", ()
     for bound, name, column, unit, peak in kinds:
-        reached = float(cpu_ops[column].sum()) / steps / busy_s
+        reached = float(cpu_ops[column].sum()) / len(steps) / busy_s
         near = Evidence(f"its kernels reach {si(reached, unit)} of {si(peak, unit)}", reached / peak, source="ceilings")
         if reached >= _REACHED * peak:
             causes += notable_cause(bound, name, Estimate(busy), used, near)
