@@ -310,3 +310,16 @@ def training():
         job.batch(2)
     del model
     assert job.build()
+
+
+def test_a_batch_maker_with_so_many_samples_ends_the_search_for_the_largest_batch() -> None:
+    model = jobs.blocks_model()
+
+    def make_batch(samples: int) -> tuple[Tensor, ...]:
+        if samples > 100:
+            raise ValueError("only 100 samples")
+        return tuple(jobs.job().batch(samples))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = fit(model, optimizer, make_batch, jobs.loss, memory="8GB", options=False)
+    assert found.largest_batch == 100

@@ -248,10 +248,22 @@ def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Alloc
     return replace(by, low=low + _HOLES_OF_SAVING * saved, high=max(by.high, min(by.high_recomputed, as_before)))
 
 
+_NO_SUCH_BATCH = 1 << 62  # B: fits nowhere
+
+
 def _largest(peak: Callable[[int, str], ProcessPeak], limit: Limit, start: int, smallest: int) -> tuple[int, int]:
     by = limit.account
-    sure = largest_batch(lambda batch: peak(batch, by).high, limit.bytes * (1 - MARGIN), start, smallest)
-    likely = largest_batch(lambda batch: peak(batch, by).middle, limit.bytes, max(start, sure), smallest)
+
+    def of(batch: int, end: str) -> int:
+        try:
+            return int(getattr(peak(batch, by), end))
+        except DryRunStopped:
+            if batch <= smallest:
+                raise
+            return _NO_SUCH_BATCH  # whoever makes it has not so many samples
+
+    sure = largest_batch(lambda batch: of(batch, "high"), limit.bytes * (1 - MARGIN), start, smallest)
+    likely = largest_batch(lambda batch: of(batch, "middle"), limit.bytes, max(start, sure), smallest)
     return sure, max(sure, likely)
 
 
