@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.sensors import scheduling
+from stepscope.record.sensors import cgroup, scheduling
 from stepscope.record.sensors.contract import Found, Target
 
 _PID = 4711
@@ -28,7 +28,7 @@ def test_a_quota_of_a_group_above_is_counted_from_the_first_read(tmp_path: Path)
     _write(tmp_path / f"proc/{_PID}/cgroup", "0::/job/step\n")
     _write(tmp_path / "sys/fs/cgroup/job/cpu.max", "40000 100000\n")
     _quota(tmp_path, 2)
-    found = scheduling.CgroupCpu().discover(tmp_path, Target(_PID))
+    found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
     assert isinstance(found, Found)
     names = [channel.quantity for channel in found.channels]
     assert dict(zip(names, found.read(), strict=True))["cpu_quota"] == 0.4
@@ -41,7 +41,7 @@ def test_a_quota_that_a_group_is_given_is_seen_within_ten_seconds(tmp_path: Path
     now_ns = 0
     _write(tmp_path / "sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
     _write(tmp_path / f"proc/{_PID}/cgroup", "0::/job\n")
-    found = scheduling.CgroupCpu().discover(tmp_path, Target(_PID, clock=lambda: now_ns))
+    found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID, clock=lambda: now_ns))
     assert isinstance(found, Found)
     _write(tmp_path / "sys/fs/cgroup/job/cpu.max", "40000 100000\n")
     assert math.isnan(found.read()[-1])
@@ -54,7 +54,7 @@ def test_a_process_that_moves_into_a_group_of_version_1_is_followed(tmp_path: Pa
     groups = tmp_path / "sys/fs/cgroup"
     _write(tmp_path / f"proc/{_PID}/cgroup", "2:cpu,cpuacct:/\n1:memory:/\n")
     (groups / "cpu").mkdir(parents=True)
-    found = scheduling.CgroupCpu().discover(tmp_path, Target(_PID))
+    found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
     assert isinstance(found, Found)
     assert math.isnan(found.read()[-1])
     _write(groups / "cpu/job/cpu.cfs_quota_us", "50000")
@@ -64,6 +64,42 @@ def test_a_process_that_moves_into_a_group_of_version_1_is_followed(tmp_path: Pa
     assert found.read()[-1] == 0.5
     _write(groups / "cpu/job/cpu.stat", "nr_periods 6\nnr_throttled 2\nthrottled_time 9000\n")
     assert list(found.read()[:3]) == [6000, 1, 2]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_hit_of_the_memory_limit_is_counted_once_however_deep_the_group_lies(tmp_path: Path, local: bool) -> None:
+    groups = tmp_path / "sys/fs/cgroup"
+    _write(groups / "cgroup.controllers", "cpu memory\n")
+    _write(tmp_path / f"proc/{_PID}/cgroup", "0::/slice/job/step\n")
+
+    def hit(times: int) -> None:
+        for group in ("slice", "slice/job", "slice/job/step"):
+            _write(groups / group / "memory.events", f"low 0\nhigh 0\nmax {times}\noom 0\n")
+            if local:
+                own = times if group.endswith("step") else 0
+                _write(groups / group / "memory.events.local", f"low 0\nhigh 0\nmax {own}\noom 0\n")
+
+    hit(0)
+    found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
+    assert isinstance(found, Found)
+    hit(3)
+    assert found.read()[3] == 3
+    found.close()
+
+
+def test_each_memory_group_of_version_1_is_counted_once(tmp_path: Path) -> None:
+    groups = tmp_path / "sys/fs/cgroup"
+    _write(tmp_path / f"proc/{_PID}/cgroup", "2:cpu,cpuacct:/a/b\n1:memory:/job/step\n")
+    (groups / "cpu").mkdir(parents=True)
+    places = [groups / "memory" / place / "memory.failcnt" for place in ("", "job", "job/step")]
+    for place in places:
+        _write(place, "0\n")
+    found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
+    assert isinstance(found, Found)
+    for hits, place in zip((1, 20, 300), places, strict=True):
+        _write(place, f"{hits}\n")
+    assert found.read()[3] == 321
+    found.close()
 
 
 @pytest.mark.parametrize(

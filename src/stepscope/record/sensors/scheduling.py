@@ -1,6 +1,6 @@
-"""Waits and limits of the training: its main thread, cgroup and affinity, the kernel's pressure, paging, throttling.
+"""Waits and limits of the training: its main thread and affinity, the kernel's pressure, paging, throttling.
 
-Each tells a cause of slow steps that operators cannot tell: time in a run queue, in a lock, on a disk, under a quota.
+Each tells a cause of slow steps that operators cannot tell: time in a run queue, in a lock, on a disk.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stepscope.clock import Clock
 from stepscope.record.access import FileSensor, NumberFile, count, natural, word_after
 from stepscope.record.sensors.contract import (
     NAN,
-    READ_ONLY,
     Channel,
     Found,
     Kind,
@@ -26,7 +24,6 @@ from stepscope.record.sensors.contract import (
     Target,
     attribute,
     close_files,
-    content,
     decoded_later,
     missing_because,
     numbered,
@@ -49,7 +46,6 @@ def _channel(name: str, sensor: str, quantity: str, scope: str, source: Path | s
     return Channel(name, sensor, quantity, scope=scope, source=str(source), **facts)  # type: ignore[arg-type]
 
 
-_ANEW_NS = 10_000_000_000
 _SYSTEM_CALLS = {  # number of the call that a thread sleeps in: where the kernel names no function
     "x86_64": {202: "lock", 449: "lock", 35: "timer", 230: "timer", 0: "process", 7: "process", 23: "process",
                61: "process", 232: "process", 270: "process", 271: "process", 281: "process", 45: "process",
@@ -271,121 +267,8 @@ def _share_of(whole: float, text: bytes) -> list[float]:
     return [natural(text, 1e6) / whole]
 
 
-@dataclass
-class CgroupCpu:
-    """The CPU quota of the watched process's cgroup and of those above it, and how long they held it back."""
-
-    NAME: str = "process_cgroup"
-
-    def discover(self, root: Path, target: Target) -> Found | Missing:
-        """Counters (throttled ns over all cores, periods, throttled periods, hits of the memory limit), the quota."""
-        own = root / f"proc/{target.pid}/cgroup"
-        try:
-            held = _HeldBack(root, own, target.clock)
-        except OSError as error:
-            return missing_because(error, own)
-        names = {"throttled_time": "ns", "throttled_periods": "1", "quota_periods": "1", "memory_limit_hits": "1"}
-        channels = [
-            _channel(f"cgroup.{name}", self.NAME, name, "cgroup", own, unit=unit) for name, unit in names.items()
-        ]
-        quota = _channel("cgroup.cpu_quota", self.NAME, "cpu_quota", "cgroup", own, unit="cores", kind="gauge")
-        return Found((*channels, quota), held.read, held.close, 2 * _OFTEN_NS)
-
-
-class _HeldBack:
-    """Sums over the groups that hold a process back; a process that moves into another group goes on counting.
-
-    The files stay open, and are looked for anew when the process has moved, and every ten seconds.
-    """
-
-    def __init__(self, root: Path, own: Path, clock: Clock) -> None:
-        self._root, self._own, self._clock = root, own, clock
-        self._files: dict[Path, int | None] = {}
-        self._anew_ns = 0
-        self._membership = b""
-        self._groups: list[tuple[Path, Path]] = []  # of the CPU controller and of memory, at one depth
-        self._last: dict[Path, list[float]] = {}
-        self._totals = [0.0, 0.0, 0.0, 0.0]
-        self.read()
-
-    def read(self) -> list[float]:
-        """Growth since the first read, and the least quota, cores; NaN where there is none."""
-        now_ns = self._clock()
-        membership = content(self._own)
-        if membership != self._membership or now_ns >= self._anew_ns:
-            self.close()
-            self._membership, self._anew_ns = membership, now_ns + _ANEW_NS
-            self._groups = list(_groups_of(self._root / "sys/fs/cgroup", membership))
-        quotas = []
-        for cpu, memory in self._groups:
-            counted = [*self._throttled(cpu), self._limit_hits(memory)]
-            before = self._last.setdefault(cpu, counted)
-            self._totals = [
-                total + max(0.0, now - then) for total, now, then in zip(self._totals, counted, before, strict=True)
-            ]
-            self._last[cpu] = counted
-            quotas += self._quota(cpu)
-        return [*self._totals, min(quotas, default=NAN)]
-
-    def close(self) -> None:
-        close_files([file for file in self._files.values() if file is not None])
-        self._files = {}
-
-    def _text(self, path: Path) -> bytes:
-        """What a file states; nothing where it is missing or does not answer."""
-        if path not in self._files:
-            self._files[path] = None
-            with contextlib.suppress(OSError):
-                self._files[path] = os.open(path, READ_ONLY)
-        file = self._files[path]
-        if file is not None:
-            with contextlib.suppress(OSError):
-                return os.pread(file, 4096, 0)
-        return b""
-
-    def _throttled(self, group: Path) -> list[float]:
-        """Time throttled, ns, throttled periods, and periods that the quota counted."""
-        stat = self._text(group / "cpu.stat")
-        microseconds, held_ns = _stated(b"throttled_usec ", stat), _stated(b"throttled_time ", stat)
-        return [microseconds * _US + held_ns, _stated(b"nr_throttled ", stat), _stated(b"nr_periods ", stat)]
-
-    def _limit_hits(self, group: Path) -> float:
-        """How often memory was refused or taken back because the group had reached its limit."""
-        events = self._text(group / "memory.events")
-        failed = natural(self._text(group / "memory.failcnt"), 1e15)
-        return _stated(b"max ", events) + _stated(b"high ", events) + (0.0 if failed != failed else failed)
-
-    def _quota(self, group: Path) -> list[float]:
-        """Cores that a group may use; empty where nothing limits it."""
-        words = self._text(group / "cpu.max").split()
-        words = words or [self._text(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-        quota, period = (natural(word, 1e12) for word in (*words, b"", b"")[:2])
-        return [quota / period] if quota > 0 and period > 0 else []
-
-
-def _groups_of(top: Path, membership: bytes) -> Iterator[tuple[Path, Path]]:
-    """The process's own group and all above it, as folders of version 2, or of version 1's controllers."""
-    places = dict(line.split(":", 2)[1:] for line in membership.decode(errors="replace").splitlines() if ":" in line)
-    unified = Path(places.get("", "/").lstrip("/"))
-    if (top / "cgroup.controllers").exists():
-        for place in (unified, *unified.parents):
-            yield top / place, top / place
-        return
-    controllers = {name: Path(path.lstrip("/")) for names, path in places.items() for name in names.split(",")}
-    cpu, memory = controllers.get("cpu", Path()), controllers.get("memory", Path())
-    folders = [top / name for name in ("cpu", "cpu,cpuacct") if (top / name).is_dir()] or [top / "cpu"]
-    for place in (cpu, *cpu.parents):
-        yield folders[0] / place, top / "memory" / (memory if place == cpu else Path())
-
-
-def _stated(name: bytes, text: bytes) -> float:
-    """The number after a name that begins a line; 0 where there is none."""
-    return 0.0 if (value := natural(word_after(name, text), 1e18)) != value else value
-
-
 SENSORS = (
     TrainingThread(),
-    CgroupCpu(),
     FileSensor(
         "system_pressure", _pressure, "proc/pressure: no pressure stall information (psi=1 boots it)", _OFTEN_NS
     ),
