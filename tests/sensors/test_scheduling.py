@@ -109,6 +109,9 @@ def test_each_memory_group_of_version_1_is_counted_once(tmp_path: Path) -> None:
         ("202 0x5 0x80 0x2 0x0 0x0 0x0 0x7 0x7\n", "futex_do_wait", "lock"),
         ("202 0x5 0x189 0x0 0x0 0x0 0xffffffff 0x7 0x7\n", "futex_do_wait", "lock"),
         ("230 0x0 0x0 0x7 0x7 0x0 0x0 0x7 0x7\n", "hrtimer_nanosleep", "timer"),
+        ("23 0x0 0x0 0x0 0x0 0x7ffe3e17ade0 0x0 0x7 0x7\n", "do_select", "timer"),
+        ("270 0x0 0x0 0x0 0x0 0x7ffe3e17ade0 0x0 0x7 0x7\n", "do_select", "timer"),
+        ("270 0x4 0x7ffe3e17ade0 0x0 0x0 0x0 0x0 0x7 0x7\n", "do_select", "process"),
         ("0 0x3 0x7 0x10 0x0 0x0 0x0 0x7 0x7\n", "anon_pipe_read", "process"),
         ("999 0x0 0x0 0x0 0x0 0x0 0x0 0x7 0x7\n", "do_poll", "process"),
         ("", "folio_wait_bit_common", "disk"),
@@ -147,17 +150,32 @@ def test_pressure_is_the_total_of_some_and_of_all(tmp_path: Path) -> None:
     assert math.isnan(scheduling._totals(("full",), text.split(b"\n")[0])[0])
 
 
-def test_a_fan_tells_its_level_and_is_no_throttling(tmp_path: Path) -> None:
-    for number, (kind, now, most) in enumerate((("pwm-fan", 3, 6), ("cpufreq-cpu0", 2, 9), ("fan-of-none", 1, 0))):
-        place = tmp_path / f"sys/class/thermal/cooling_device{number}"
+def _cooling(root: Path, *devices: tuple[str, int, int]) -> dict[str, dict[str, float]]:
+    """What is read of cooling devices (type, state, highest state): values by scope, by quantity."""
+    for number, (kind, now, most) in enumerate(devices):
+        place = root / f"sys/class/thermal/cooling_device{number}"
         for name, value in (("type", kind), ("cur_state", now), ("max_state", most)):
             _write(place / name, f"{value}\n")
     (sensor,) = (sensor for sensor in scheduling.SENSORS if sensor.NAME == "cpu_limits")
-    found = sensor.discover(tmp_path, Target(_PID))
+    found = sensor.discover(root, Target(_PID))
     assert isinstance(found, Found)
-    read: dict[str, list[float]] = {channel.quantity: [] for channel in found.channels}
+    read: dict[str, dict[str, float]] = {}
     for channel, reading in zip(found.channels, found.read(), strict=True):
-        read[channel.quantity].append(float(reading))
+        read.setdefault(channel.quantity, {})[channel.scope.removeprefix("cooling:")] = float(reading)
     found.close()
-    assert read["cooling_state"] == [2.0]
-    assert read["fan_level"] == [0.5], "and what has no highest level is none"
+    return read
+
+
+def test_a_fan_tells_its_level_and_is_no_throttling(tmp_path: Path) -> None:
+    read = _cooling(tmp_path, ("pwm-fan", 3, 6), ("cpufreq-cpu0", 2, 9), ("fan-of-none", 1, 0))
+    assert read["cooling_state"] == {"cpufreq-cpu0": 2.0}
+    assert read["fan_level"] == {"pwm-fan": 0.5}, "and what has no highest level is none"
+
+
+def test_cooling_that_takes_no_clock_away_is_no_throttling(tmp_path: Path) -> None:
+    takes = ("Processor", "cpufreq-cpu0", "thermal-cpufreq-0", "thermal-devfreq-1", "devfreq-17000000.gpu",
+             "gpu-balanced", "intel_powerclamp", "thermal-idle-0", "cpu-throttle-alert", "heavy")  # fmt: skip
+    others = ("TCC Offset", "LCD", "iwlwifi_1", "acpi_video0", "backlight", "wlan", "battery")
+    read = _cooling(tmp_path, *((kind, 1, 9) for kind in (*takes, *others)))
+    assert set(read) == {"cooling_state"}
+    assert set(read["cooling_state"]) == set(takes)

@@ -112,6 +112,7 @@ class TrainingThread:
             yield _channel(name, self.NAME, "thread_waiting", scope, folder / "wchan", kind="gauge")
 
 
+_SLEEP = re.compile(rb"^(?:23|72|270) 0x0 ")  # select or pselect6 of no files: time.sleep() of Python 3.10
 _TIMED_FUTEX = re.compile(rb"^\d+ 0x[0-9a-f]+ 0x(?:8|18)?9 0x[0-9a-f]+ 0x[1-9a-f]")  # FUTEX_WAIT_BITSET and a time
 
 
@@ -138,6 +139,8 @@ def _wait_of(texts: Sequence[bytes], calls: Mapping[bytes, str]) -> str | None:
             found = calls.get(number)
             if found == "lock" and _TIMED_FUTEX.match(text):
                 return "interpreter"
+            if found == "process" and _SLEEP.match(text):
+                return "timer"
         else:
             found = next((wait for pattern, wait in _WAITING_IN if pattern.search(text)), None)
         if found is not None:
@@ -239,6 +242,10 @@ def _affinity(root: Path, target: Target) -> Iterator[NumberFile]:
     yield NumberFile(path, channels, values, 8192, tried=True)
 
 
+# Of ACPI, cpufreq, devfreq, idle injection and Tegra. LCD, TCC Offset, a radio or a charger takes no clock away.
+_TAKES_CLOCKS = re.compile(r"processor|[cg]pu|devfreq|idle|powerclamp|throttl|balanced|^(heavy|light)$", re.IGNORECASE)
+
+
 def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
     """Limit of each clock, Hz, throttling events (x86), steps of cooling that take clocks away, and speed of fans."""
     cpus = root / "sys/devices/system/cpu"
@@ -257,8 +264,10 @@ def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
         if re.search("fan", kind, re.IGNORECASE):  # one that turns takes no clock away
             highest = natural(attribute(path.parent / "max_state").encode(), 1e6)
             name, quantity, of = f"{path.parent.name}.level", "fan_level", highest if highest > 0 else NAN
-        else:
+        elif _TAKES_CLOCKS.search(kind):
             name, quantity, of = f"{path.parent.name}.state", "cooling_state", 1.0
+        else:
+            continue
         state = _channel(name, "cpu_limits", quantity, f"cooling:{kind}", path, kind="gauge")
         yield NumberFile(path, (state,), partial(_share_of, of), tried=True)
 
