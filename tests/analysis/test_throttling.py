@@ -19,10 +19,10 @@ from stepscope.report.sections.step_times import build
 _STEPS = 60
 
 
-def _read(quantity: str, scope: str, values: Any, kind: str = "gauge") -> Sampled:
+def _read(quantity: str, scope: str, values: Any, kind: str = "gauge", source: str = "synthetic") -> Sampled:
     t_ns = np.arange(len(values)) * 10_000_000
     channel = {"id": f"{scope}.{quantity}", "quantity": quantity, "unit": "1", "kind": kind, "scope": scope}
-    shared = {"sensor": quantity, "refresh_ns": None, "source": "synthetic"}
+    shared = {"sensor": quantity, "refresh_ns": None, "source": source}
     return Sampled({**channel, **shared}, t_ns, np.array(values, dtype=np.float64))
 
 
@@ -65,6 +65,29 @@ def test_a_flag_that_is_set_while_steps_run_says_in_how_many_readings(tmp_path: 
     held, why = throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), flag))
     assert held
     assert why == ("the firmware reports throttled in 54.5 % of 55 readings",)
+
+
+def test_a_gpu_that_reports_throttling_at_a_few_readings_is_not_throttled(tmp_path: Path) -> None:
+    seldom, often = (_read("throttle_reasons", "gpu:0", [4] * count + [1] * (60 - count)) for count in (7, 12))
+    held, why = throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), seldom))
+    assert held is False
+    assert why[0] == "the GPU reports throttling in 3.6 % of 55 readings"
+    assert throttling(_run(tmp_path / "often", Machine(clocks=(2e9, 2e9)), often))[0] is True
+
+
+def test_a_zone_is_near_its_own_trip_point_alone_and_not_one_that_only_notifies(tmp_path: Path) -> None:
+    zones = (("acpitz", 0, 20.0), ("acpitz#2", 1, 66.0), ("x86_pkg_temp", 2, 66.0))
+    read = [
+        _read("temperature", f"zone:{name}", [celsius] * 60, source=f"/sys/class/thermal/thermal_zone{number}/temp")
+        for name, number, celsius in zones
+    ]
+    trips = {"acpitz (thermal_zone0)": {"passive": 20.0}, "acpitz (thermal_zone1)": {"passive": 68.0}}
+    trips["x86_pkg_temp (thermal_zone2)"] = {"passive": 66.0}
+    run = _run(tmp_path, Machine(clocks=(1e9, 1e9)), *read, trip_points_celsius=trips)
+    assert [said for said in throttling(run)[1] if said.startswith("zone")] == [
+        "zone acpitz reached 20 °C, and the kernel slows down at 20 °C",
+        "zone acpitz#2 reached 66 °C, and the kernel slows down at 68 °C",
+    ]
 
 
 def test_a_power_mode_below_the_highest_is_no_throttling_where_the_clock_is_not_low(tmp_path: Path) -> None:

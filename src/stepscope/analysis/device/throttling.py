@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ LEAST_RUNNING = 0.3  # of the time: a thread that runs less lets clocks sink by 
 SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
 _STEADY = 0.97  # of its limit: a clock that reaches it
 _REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown, thermal, power brake
+_NOTABLE = 0.05  # of the readings: a flag that is set more seldom holds no clock down
 _NEAR_TRIP = 3.0  # degrees below a passive trip point
+_NOTIFY = ("x86_pkg_temp",)  # zones whose passive trip points only notify a program
 _REPORTING = ("throttled", "throttle_reasons", "throttle_events", "cooling_state")
 
 
@@ -57,7 +60,8 @@ def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
     clock = None if board_computes(run) else clock_of(run, span)
     acting = tuple(_acting(run, span)) if clock is None else clock.acting
     reported = any(len(_inside(series, span)) for name in _REPORTING for series in series_of(run, name))
-    said = ("no sensor reported throttling",) if reported else ()
+    seldom = tuple(text for share, text in _reasons(run, span) if share < _NOTABLE)
+    said = seldom or (("no sensor reported throttling",) if reported else ())
     if clock is not None:
         low = f"the fastest core's clock was {percent(clock.share.value, 0)} of its maximum"
         fell = f"{low}, {percent(clock.first, 0)} in the first steps and {percent(clock.last, 0)} in the last"
@@ -119,11 +123,19 @@ def _acting(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
             name = series.scope.removeprefix("throttle:").replace("_", " ")
             share = percent(float((flags > 0).mean()))
             yield f"the firmware reports {name} in {share} of {plural(len(flags), 'reading')}"
+    yield from (text for share, text in _reasons(run, span) if share >= _NOTABLE)
+
+
+def _reasons(run: RunReader, span: tuple[int, int]) -> Iterator[tuple[float, str]]:
+    """Yield the share of the readings at which each GPU reports throttling, and the sentence; none where it never does.
+
+    A load that comes or goes can set the flag of the power cap for a moment.
+    """
     for series in series_of(run, "throttle_reasons"):
         flags = _inside(series, span)
-        share_of = float(np.mean([bool(int(value) & _REASONS) for value in flags])) if len(flags) else 0.0
-        if share_of > 0:
-            yield f"the GPU reports throttling in {percent(share_of)} of {plural(len(flags), 'reading')}"
+        share = float(np.mean([bool(int(value) & _REASONS) for value in flags])) if len(flags) else 0.0
+        if share > 0:
+            yield share, f"the GPU reports throttling in {percent(share)} of {plural(len(flags), 'reading')}"
 
 
 def _limits(run: RunReader, most: dict[str, int | None]) -> Iterator[str]:
@@ -140,9 +152,10 @@ def _limits(run: RunReader, most: dict[str, int | None]) -> Iterator[str]:
 def _hot_zones(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
     """Yield the zones that came within some degrees of the temperature at which the kernel takes clocks away."""
     trips = run.device.get("trip_points_celsius") or {}
-    passive = {zone.rpartition(" (")[0]: kinds.get("passive") for zone, kinds in trips.items()}
+    passive = {zone.rpartition(" (")[2].rstrip(")"): kinds.get("passive") for zone, kinds in trips.items()}
     for series in series_of(run, "temperature"):
         zone, read = series.scope.removeprefix("zone:"), _inside(series, span)
-        trip = passive.get(zone)
+        number = re.search(r"thermal_zone\d+", series.source)
+        trip = passive.get(number[0]) if number and zone not in _NOTIFY else None
         if trip is not None and len(read) and read.max() >= trip - _NEAR_TRIP:
             yield f"zone {zone} reached {read.max():.0f} °C, and the kernel slows down at {trip:.0f} °C"
