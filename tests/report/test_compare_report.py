@@ -14,6 +14,7 @@ from rich.console import Console
 from tests.analysis.test_compare import SLOW, workload
 from tests.fabricate import Op, fabricate_run
 from tests.patience import HANG_S
+from tests.report.stored_runs import simulated_board
 
 import stepscope
 from stepscope.__main__ import main
@@ -112,6 +113,32 @@ def test_options_that_make_no_sense_are_refused(wrong: tuple[str, ...], pair: li
     assert exit_code("compare", *map(str, pair), *wrong) == 2
 
 
+@pytest.mark.parametrize("unused", [("--html", "--by", "module"), ("--html", "--top", "3"), ("--json", "--top", "3")])
+def test_options_that_would_choose_nothing_are_refused(
+    unused: tuple[str, ...], pair: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("compare", *map(str, pair), *unused) == 2
+    assert f"{unused[1]} chooses parts on a terminal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unused", [("--by", "module"), ("--what", "time"), ("--top", "3")])
+def test_of_two_sweeps_the_terminal_refuses_to_choose_parts_that_it_does_not_show(
+    unused: tuple[str, ...], tmp_path: Path
+) -> None:
+    for batch in (16, 32):
+        fabricate_run(tmp_path / "a", batch=batch, header=workload(batch))
+        fabricate_run(tmp_path / "b", batch=batch, header=workload(batch))
+    assert exit_code("compare", str(tmp_path / "a"), str(tmp_path / "b")) == 0
+    assert exit_code("compare", str(tmp_path / "a"), str(tmp_path / "b"), *unused) == 2
+
+
+def test_operators_that_are_asked_for_beside_layers_are_shown(
+    pair: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("compare", *map(str, pair), "--by", "module", "--by", "kind") == 0
+    assert "time of a step by operator" in capsys.readouterr().out
+
+
 def test_a_page_that_cannot_be_written_says_so(pair: list[Path], tmp_path: Path) -> None:
     expected = 5 if importlib.util.find_spec("altair") else 3
     assert exit_code("compare", *map(str, pair), "--html", "--out", str(tmp_path / "no" / "x.html")) == expected
@@ -177,6 +204,26 @@ def test_a_notebook_shows_a_run_that_lacks_things(how: dict[str, object], tmp_pa
     html = stepscope.Run(fabricate_run(tmp_path, **how))._repr_html_()  # type: ignore[arg-type]
     assert html is not None
     assert html.startswith("<div")
+
+
+@needs_report
+def test_a_notebook_says_of_simulated_numbers_that_they_are_simulated(tmp_path: Path) -> None:
+    html = stepscope.Run(simulated_board(tmp_path))._repr_html_() or ""
+    assert "SIMULATED sensors: jetson-tx2" in html
+    assert re.search(r"<em>simulated</em> Energy per step.*?<em>simulated</em> Hottest zone", html, re.DOTALL)
+
+
+@needs_report
+def test_a_notebook_shows_the_ratios_over_all_settings_and_the_notes_of_two_sweeps(tmp_path: Path) -> None:
+    for batch in (16, 32):
+        fabricate_run(tmp_path / "a", batch=batch, header=workload(batch))
+        fabricate_run(tmp_path / "b", batch=batch, header=workload(batch), ops=SLOW)
+    compared = stepscope.compare([tmp_path / "a", tmp_path / "b"])
+    html = compared._repr_html_() or ""
+    assert "Over 2 shared settings." in html
+    assert "Geometric mean over the settings." in html
+    assert "Side by side" not in html
+    assert compared.notes[0] in html
 
 
 def test_without_what_draws_it_a_notebook_shows_the_plain_text(

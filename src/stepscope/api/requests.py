@@ -149,8 +149,8 @@ class CompareRequest(Request):
     )
     per: str = option("step", "Count time and energy of the parts by step or by sample.")
     by: tuple[str, ...] = option(
-        ("module", "kind"), "Parts: module, type, kind, phase, category. Default: module, kind.", stated=True,
-        separate=True, choices=_ways_to_divide, kind="kind of part",
+        None, "Parts: module, type, kind, phase, category. Default: module, with -v and --json kind too.",
+        stated=True, separate=True, choices=_ways_to_divide, kind="kind of part",
     )  # fmt: skip
     what: tuple[str, ...] = option(
         None, "Differences to explain: time, kernels, memory, energy. Default: all.", separate=True,

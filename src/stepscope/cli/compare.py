@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stepscope.api.requests import CompareRequest
 from stepscope.cli._options import check_page_options, command_of, print_wide, show_page
+from stepscope.errors import UsageError
 from stepscope.run_paths import last_runs
 
 if TYPE_CHECKING:
     from stepscope.analysis.compare import Comparison
 
 _PAGE = Path("compare.html")
+_JSON_BY = ("module", "kind")
 
 
 def _compare(
     request: CompareRequest,
-    top: Annotated[int | None, typer.Option(help="Parts listed of a difference. Default: 4, with -v 8.", min=1)] = None,
+    top: Annotated[
+        int | None, typer.Option(help="Parts listed of a difference on a terminal. Default: 4, with -v 8.", min=1)
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every interval, and all differences.")] = False,
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Where the page goes. [default: compare.html]")] = None,
@@ -28,6 +32,9 @@ def _compare(
 ) -> None:
     """Draw the comparison on the screen, as a page or as JSON."""
     check_page_options(html, as_json, out, open_page)
+    if html or as_json:
+        whole = "a page has all ways to divide" if html else "JSON has all parts"
+        _refuse_given({"--by": request.by if html else None, "--top": top}, f"on a terminal; {whole}")
     from stepscope.analysis.compare import WHAT
     from stepscope.analysis.compare import compare as compared
 
@@ -35,15 +42,26 @@ def _compare(
     if html:
         _page(comparison, request.what or tuple(WHAT), out or _PAGE, open_page)
     elif as_json:
-        _json(comparison, request.by, request.what or tuple(WHAT))
+        _json(comparison, request.by or _JSON_BY, request.what or tuple(WHAT))
     else:
         from stepscope.report.comparison import render
 
-        chosen = None if request.by == CompareRequest().by else request.by
-        print_wide(render(comparison, chosen, top, request.what, verbose))
+        if len(comparison.settings) > 1:
+            of_layers = len(comparison.run_groups) > 2
+            given = {"--by": request.by, "--what": request.what, "--top": None if of_layers else top}
+            _refuse_given(given, "of one setting; a page and JSON explain the differences of each")
+        print_wide(render(comparison, request.by, top, request.what, verbose))
 
 
 compare = command_of(CompareRequest, _compare, "compare")
+
+
+def _refuse_given(options: dict[str, Any], where: str) -> None:
+    """Raise UsageError if options were given that choose nothing here; where: what they are for."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        choose = "chooses" if len(given) == 1 else "choose"
+        raise UsageError(f"{' and '.join(given)} {choose} parts {where}", f"leave {' and '.join(given)} away")
 
 
 def _json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:

@@ -232,7 +232,7 @@ def run_html(run: Run) -> str | None:
     return _notebook_page(
         title=str(name or run.id),
         about=about_of(run),
-        alert=alert_of(run),
+        alerts=[*filter(None, (simulated_badge(run.simulated), alert_of(run)))],
         said=[without_long_words(run.verdict().sentence)],
         figures=[*overview.headlines(run)],
         tables=[_modules(run), _operators(run)],
@@ -241,20 +241,39 @@ def run_html(run: Run) -> str | None:
 
 
 def comparison_html(comparison: Comparison) -> str | None:
-    """The numbers side by side and what explains the difference; None where the extra `report` is not installed."""
+    """The numbers side by side and what explains the difference, of several settings the ratios over all of them.
+
+    None where the extra `report` is not installed.
+    """
     if not _can_draw():
         return None
-    from stepscope.report.comparison import legend, quantity_rows
+    from stepscope.report.comparison import legend
+
+    several = len(comparison.settings) > 1
+    said = [f"Over {len(comparison.settings)} shared settings."] if several else comparison.sentences()
+    about = [f"{mark} {name}: {facts}" for mark, name, facts in legend(comparison)]
+    shown: dict[str, Any] = {"alerts": [], "figures": [], "missing": 0}
+    tables = [_over_settings(comparison) if several else _side_by_side(comparison)]
+    return _notebook_page(title="Comparison", about=about, said=[*said, *comparison.notes], tables=tables, **shown)
+
+
+def _side_by_side(comparison: Comparison) -> dict[str, Any]:
+    from stepscope.report.comparison import quantity_rows
 
     rows = [
         (row.label, row.letter, row.value, row.interval, row.ratio, row.ratio_interval, row.outcome)
         for row in quantity_rows(comparison)
     ]
     titles = ("", "", "value", "95 % CI", "/ A", "95 % CI", "")
-    table = {"title": "Side by side", "heads": titles, "rows": [(None, row) for row in rows]}
-    about = [f"{mark} {name}: {facts}" for mark, name, facts in legend(comparison)]
-    shown: dict[str, Any] = {"alert": None, "figures": [], "missing": 0}
-    return _notebook_page(title="Comparison", about=about, said=comparison.sentences(), tables=[table], **shown)
+    return {"title": "Side by side", "heads": titles, "rows": [(None, row) for row in rows]}
+
+
+def _over_settings(comparison: Comparison) -> dict[str, Any]:
+    from stepscope.report.comparison import overall_table
+
+    table = overall_table(comparison)
+    rows = [(None, [cell.text for cell in row]) for row in table.rows]
+    return {"title": table.caption, "heads": [column.title for column in table.columns], "rows": rows}
 
 
 def _can_draw() -> bool:
@@ -291,4 +310,5 @@ def _notebook_page(**content: Any) -> str:
 
     template = files("stepscope.report.page").joinpath("notebook.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["coded"] = coded
     return environment.from_string(template).render(**content)
