@@ -36,6 +36,7 @@ class Machine:
     read: float = 0.0
     clocks: tuple[float, float] | None = None  # Hz, at the begin and at the end
     limit: float | None = None
+    switches: float | None = None  # voluntary, of the training thread
 
     def sampled(self) -> tuple[Sampled, ...]:
         """The channels that the sampler would have written, all under one sensor."""
@@ -60,6 +61,8 @@ class Machine:
             add("throttled_periods", "cgroup", 10 * (1 + self.throttled_periods * seconds))
         add("cpu_quota", "cgroup", self.quota, "cores", "gauge")
         add("allowed_cores", "thread", self.allowed, kind="gauge")
+        if self.switches is not None:
+            add("voluntary_switches", "thread", self.switches * (2 + seconds))
         add("major_faults", "process", 100 + self.faults * seconds)
         add("swap_in", "system", 1e6 + self.swapped * seconds, "B")
         add("storage_read", "process", 1e6 + self.read * seconds, "B")
@@ -136,6 +139,18 @@ CAUSES: dict[str, tuple[Machine, dict[str, Any], str, str]] = {
     "interpreter lock": (
         Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98), {"residual_us": 30_000}, "lock",
         "interpreter lock (GIL)",
+    ),
+    "interpreter lock, by its switches": (
+        Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98, switches=175.0), {"residual_us": 30_000}, "lock",
+        "interpreter lock (GIL)",
+    ),
+    "loader whose batches come by a queue with a time limit": (
+        Machine(0.34, 0.01, {"interpreter": 0.65}, own_cores=0.6, switches=30.0), {"ops": _DATA}, "input",
+        "data loader",
+    ),
+    "wait for another thread with a time limit": (
+        Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98, switches=30.0), {"residual_us": 30_000}, "lock",
+        "lock",
     ),
     "clock that falls": (Machine(clocks=(2e9, 0.8e9)), {}, "throttled", "clock"),
     "clock under a limit": (Machine(clocks=(1e9, 1e9), limit=1e9), {}, "throttled", "clock"),
@@ -311,6 +326,12 @@ def test_a_training_that_has_a_core_for_each_thread_and_never_waits_is_not_starv
     verdict = _run(tmp_path, pinned, threads=1).verdict()
     assert verdict.bound == "compute"
     assert all(cause.bound != "cpu-starved" for cause in verdict.causes)
+
+
+def test_a_training_that_uses_more_cores_than_its_main_thread_is_bound_to_is_not_starved(tmp_path: Path) -> None:
+    bound = Machine(0.98, 0.0, own_cores=1.9, allowed=1.0, busy=(0.97, 0.95))
+    verdict = _run(tmp_path, bound, threads=2).verdict()
+    assert all(cause.bound != "cpu-starved" for cause in verdict.causes), verdict.sentence
 
 
 _AT_BOTH_CEILINGS = (

@@ -28,10 +28,12 @@ def causes_of_waiting(
     loaders: the data is loaded by processes of its own. late: the rank that the others wait for.
     """
     data, exposed = phases.get("data", NOTHING), phases.get(COMMUNICATION, NOTHING)
+    timed = () if seen.waits_for_interpreter else ("interpreter",)
     if loaders:  # what the thread waits for outside operators is their next batch, in all steps, not the profiled alone
-        data = max(data, seen.waits.get("process", NOTHING), key=lambda share: share.value)
+        batch = [seen.waits[name] for name in ("process", *timed) if name in seen.waits]
+        data = max(data, *batch, key=lambda share: share.value)
     waits = {name: share.value for name, share in seen.waits.items()}
-    in_data = _taken(waits, data.value if data.value >= NOTABLE else 0.0, ("disk", "process", "timer", "lock"))
+    in_data = _taken(waits, data.value if data.value >= NOTABLE else 0.0, ("disk", "process", "timer", "lock", *timed))
     yield from _input(seen, data, in_data)
     _taken(waits, exposed.value, ("process", "lock", "interpreter"))
     yield from _communication(seen, exposed, late)
@@ -114,7 +116,7 @@ def _lock(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
     if seen.runs is None or seen.process_cores is None:
         return
     others = Estimate(seen.process_cores.value - seen.runs.value)
-    name = "interpreter lock (GIL)" if waited is interpreter else "lock"
+    name = "interpreter lock (GIL)" if waited is interpreter and seen.waits_for_interpreter else "lock"
     slept = said(f"the training thread waited for the {name} {{}} of the time", waited, "thread")
     running = rate("other threads of the training used {}", others, "cores", "CPU time", 0.2)
     yield from notable_cause("lock", name, waited, slept, running)

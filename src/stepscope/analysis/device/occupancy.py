@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from stepscope.analysis.metrics import Measured
 
 _WINDOWS = 40  # windows of a span that an interval is taken from
+_OWN_MASK = 1.1  # of the allowed cores: a process that uses more is not confined to them
 _SOME_PERIODS = 0.05  # of a quota, in which it held the training back
 _FULL = 0.75  # of all cores
 OTHERS = 0.3  # cores of background CPU load
 QUEUED = 0.1  # of the time, in which some program waited for a core
+_WAKES = 100.0  # a second of waiting for Python's lock, at least
 _SEEN = 0.05  # of the time: that waits for a lock are there at all
 
 
@@ -46,6 +48,7 @@ class Occupancy:
     runs: Estimate | None
     delayed: Estimate | None
     waits: dict[str, Estimate]
+    switches: Estimate | None  # by which the training thread gave its core up
     process_cores: Estimate | None
     children_cores: Estimate | None
     background_cores: Estimate | None
@@ -71,6 +74,15 @@ class Occupancy:
         """
         fewer = self.allowed is not None and self.allowed < self.cores
         return fewer or self.busy_cores is None or self.busy_cores >= _FULL * self.cores
+
+    @property
+    def waits_for_interpreter(self) -> bool:
+        """Tell whether its waits with a time limit are for Python's lock: such a waiter wakes every 5 ms.
+
+        One for an event or a queue sleeps through; so it is told where its switches were not read.
+        """
+        timed = self.waits.get("interpreter", NOTHING).value
+        return self.switches is None or self.switches.value >= _WAKES * timed
 
     @property
     def held(self) -> Estimate | None:
@@ -121,6 +133,7 @@ def occupancy(run: RunReader) -> Occupancy:
         runs=_thread_share(run, "thread_cpu_time") if single_process else None,
         delayed=_thread_share(run, "run_delay") if single_process else None,
         waits=_waits(run, span) if single_process else {},
+        switches=_rate(run, "voluntary_switches", "thread", 1e9) if single_process else None,
         process_cores=_share(own),
         children_cores=_share(next((row for row in used if row.scope == CHILDREN), None)),
         background_cores=_share(background[0]) if background else None,
@@ -129,7 +142,7 @@ def occupancy(run: RunReader) -> Occupancy:
                   if (found := _growth(run, series, 1.0)) is not None},
         throttled_periods=_throttled_periods(run),
         quota=_typical(run, "cpu_quota", span),
-        allowed=_typical(run, "allowed_cores", span) if single_process else None,
+        allowed=_allowed(run, span, own) if single_process else None,
         steal_cores=_rate(run, "steal_time", "system", 1.0),
         major_faults=_rate(run, "major_faults", "process", 1e9) if single_process else None,
         swapped=_sum([_rate(run, name, "system", 1e9) for name in ("swap_in", "swap_out")]),
@@ -182,6 +195,15 @@ def _waits(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
         if len(values):
             found[series.scope.removeprefix("wait:")] = mean_of_stretches(values)
     return found
+
+
+def _allowed(run: RunReader, span: tuple[int, int] | None, own: Measured | None) -> float | None:
+    """Cores that the process may run on, by the mask of its main thread: None where it uses more.
+
+    OpenMP binds each thread to a place of its own (OMP_PROC_BIND), and the main thread with them.
+    """
+    allowed, used = _typical(run, "allowed_cores", span), _share(own)
+    return None if allowed is None or (used is not None and used.value > _OWN_MASK * allowed) else allowed
 
 
 def _throttled_periods(run: RunReader) -> Estimate | None:
