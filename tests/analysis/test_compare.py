@@ -32,7 +32,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.cli._application import build_app
 from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
 from stepscope.report.comparison import render
-from stepscope.runfolder import RunWriter, part_of
+from stepscope.runfolder import MEMORY, RunWriter, part_of
 
 
 def slower(ops: tuple[Op, ...], name: str, more_us: int) -> tuple[Op, ...]:
@@ -325,6 +325,32 @@ def test_the_live_peak_is_explained_exactly_and_adds_up(tmp_path: Path) -> None:
         assert why.low is None
     row = comparison.quantities.filter(metric="live_peak", side=1).row(0, named=True)
     assert (row["interval_of"], row["ratio"]) == ("exact", pytest.approx(241 / 121))
+
+
+def with_memory(path: Path, times: int = 1, computed: bool = False) -> Path:
+    """The run with the allocations of a step, profiled or of a step on tensors without data."""
+    rows = events(0 if computed else Run(path).steps["t0_ns"][4]).with_columns(pl.col("bytes") * times)
+    if computed:
+        (path / "computed").mkdir()
+        typed = rows.select(pl.col(name).cast(dtype) for name, dtype in MEMORY.items())
+        typed.write_parquet(path / "computed" / "memory.parquet")
+    else:
+        RunWriter(path, {}).memory(part_of(rows, "memory"))
+    return path
+
+
+def test_memory_that_was_computed_is_not_put_against_memory_that_was_recorded(tmp_path: Path) -> None:
+    recorded = with_memory(fabricate_run(tmp_path / "a", steps=12))
+    computed = [with_memory(fabricate_run(tmp_path / f"{times}", steps=12), times, True) for times in (2, 3)]
+    comparison = compare([recorded, *computed])
+    assert "is not compared with what was computed" in comparison.explain("memory").reason
+    assert any("COMPUTED memory of B, C" in note for note in comparison.notes)
+    layers = comparison.layers("memory")
+    assert len(layers) > 1
+    assert {value.difference for row in layers for value in row.values if value} == {None}
+    alike = compare(computed)
+    assert alike.explain("memory").note.endswith("COMPUTED ON TENSORS WITHOUT DATA")
+    assert {row.values[1].difference for row in alike.layers("memory") if row.values[1]} == {"larger"}
 
 
 def test_energy_is_explained_by_parts_that_add_up(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from tests.analysis.powered import channel
 from tests.analysis.test_compare import SLOW, workload
-from tests.fabricate import Op, fabricate_run
+from tests.fabricate import Op, Sampled, fabricate_run
 from tests.patience import HANG_S
 from tests.report.stored_runs import simulated_board
 
@@ -65,6 +67,21 @@ def test_the_short_answer_says_which_is_faster_first_and_fits_80_columns_and_a_s
     assert len(lines) <= 40
     assert "kind" not in "".join(lines[8:])
     assert re.search(r"Step time\s+16\S* ms\s+\S+ ms\s+[\d.]+ \[[\d., ]+\]\s+worse", "\n".join(lines))
+
+
+def test_each_of_several_gpus_has_a_row_of_its_own(tmp_path: Path) -> None:
+    t_ns = np.arange(0, 800_000_000, 10_000_000)
+    paths = []
+    for name, sizes in (("a", (1e9, 2e9)), ("b", (1e9, 4e9))):
+        gpus = (
+            Sampled(channel(f"m{k}", "gpu_memory", f"gpu:{k}"), t_ns, 0 * t_ns + size) for k, size in enumerate(sizes)
+        )
+        paths.append(fabricate_run(tmp_path / name, steps=40, sampled=tuple(gpus)))
+    rows = [line for line in screen(paths, verbose=False).splitlines() if "GPU memory" in line]
+    assert [re.findall(r"gpu \d|[\d.]+ GB", row) for row in rows] == [
+        ["gpu 0", "1 GB", "1 GB"],
+        ["gpu 1", "2 GB", "4 GB"],
+    ]
 
 
 def test_two_runs_that_are_alike_are_called_the_same_and_no_part_is_listed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.fabricate import MODEL, STEP, Op, fabricate_run
 
 from stepscope.analysis.compare import compare
+from stepscope.analysis.compare.layers import LayerValue, _difference
 from stepscope.analysis.estimate import interval_factor
 from stepscope.errors import UnknownName
 from stepscope.report.comparison import render
@@ -121,6 +122,17 @@ def test_only_layers_that_differ_beyond_chance_are_marked(differing: list[Path])
     assert marked["features.0"] == {"▲"}
     assert marked["fc"] == {"▼"}
     assert marked["features.1"] == set()
+
+
+def test_only_counted_bytes_are_told_apart_without_an_interval(tmp_path: Path) -> None:
+    ops = slower(STEP, "features.0", 1.3)
+    paths = [fabricate_run(tmp_path / "a", steps=6), fabricate_run(tmp_path / "b", steps=6, ops=ops)]
+    values = [value for row in compare(paths).layers("time") for value in row.values if value]
+    assert {value.low for value in values} == {None}
+    assert {value.difference for value in values} == {None}
+    first, other = (LayerValue(size) for size in (1e6, 2e6))
+    assert _difference(first, other, 1, counted=True) == "larger"
+    assert _difference(first, other, 1, counted=False) is None
 
 
 def test_a_narrow_terminal_keeps_values_and_marks_and_drops_the_intervals(differing: list[Path]) -> None:

@@ -144,6 +144,17 @@ def energy_badge(run: Run) -> str:
     return " · ".join(filter(None, (simulated_badge(run.simulated), "ESTIMATED" if run.attribution == "model" else "")))
 
 
+def energy_kinds(run: Run) -> tuple[str, ...]:
+    """Return "simulated" and "estimated", as far as the joules of a run are so; none of what was measured here."""
+    kinds = {"simulated": run.simulated is not None, "estimated": run.attribution == "model"}
+    return tuple(kind for kind, is_so in kinds.items() if is_so)
+
+
+def memory_is_computed(run: Run) -> bool:
+    """Return whether the live tensors of a run are those of a step on tensors without data."""
+    return run.memory_events.is_empty() and not run.allocations.is_empty()
+
+
 def main_rail(frame: pl.DataFrame) -> str | None:
     """The rail that stands for the whole device: that of the total, or else the one with most energy."""
     if frame.is_empty():

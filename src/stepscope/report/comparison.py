@@ -91,12 +91,17 @@ def _machine(comparison: Comparison, side: int) -> str | None:
 
 
 def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[QuantityRow]:
-    """The numbers of a setting, those of one metric together."""
+    """The numbers of a setting, those of one metric together; whose they are, where that is not one thing."""
     label = comparison.settings[setting].label
-    for row in comparison.quantities.filter(pl.col("setting") == label).iter_rows(named=True):
+    rows = comparison.quantities.filter(pl.col("setting") == label)
+    of_side = rows.group_by("metric", "side").agg(pl.col("scope").n_unique())
+    several = set(of_side.filter(pl.col("scope") > 1)["metric"])
+    for row in rows.iter_rows(named=True):
         known = find(row["metric"], row["unit"])
         unit = known.shown_unit
-        scope = f" of {row['scope']}" if "energy" in row["metric"] or "power" in row["metric"] else ""
+        power = "energy" in row["metric"] or "power" in row["metric"]
+        whose = f", {row['scope'].replace(':', ' ')}" if row["metric"] in several else ""
+        scope = f" of {row['scope']}" if power else whose
         yield QuantityRow(
             f"{known.title}{scope}",
             letter(row["side"]),

@@ -35,6 +35,7 @@ from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surro
 from stepscope.analysis.estimate import Estimate, overall
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.containment import analysed
 from stepscope.errors import RunError, UnknownName, UsageError
 from stepscope.plugins import draw_in_notebook
@@ -149,7 +150,7 @@ class Comparison:
         """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B).
 
         Each value says whether it is larger or smaller than the first's; times are not judged where the machine
-        explains the difference, nor joules of unlike sources.
+        explains the difference, nor joules or bytes of unlike sources.
         """
         if quantity not in QUANTITIES:
             raise UnknownName("quantity of layers", quantity, QUANTITIES)
@@ -161,7 +162,8 @@ class Comparison:
         if quantity == "time":
             return not self.by_the_machine(other, setting)
         sides = self.settings[setting].sides
-        return quantity != "energy" or not explanation.reason_unlike(sides[0], sides[other])
+        unlike = explanation.reason_unlike if quantity == "energy" else explanation.reason_unlike_peaks
+        return not unlike(sides[0], sides[other])
 
     def sentences(self, setting: int = 0) -> list[str]:
         """Return a sentence for each side but the first: how much longer its step is, and by which parts."""
@@ -230,6 +232,11 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
     shared = {run.simulated is not None for group in run_groups for run in group.runs}
     if True in shared:
         yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
+    computed = [
+        letter(side) for side, group in enumerate(run_groups) if any(memory_is_computed(run) for run in group.runs)
+    ]
+    if computed:
+        yield f"COMPUTED memory of {', '.join(computed)}: live tensors there are {COMPUTED}."
     disturbed = [letter(side) for side, group in enumerate(run_groups) if any(_disturbed(run) for run in group.runs)]
     if disturbed:
         yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."

@@ -15,6 +15,7 @@ from stepscope.analysis.compare.sides import samples_per_step, step_time
 from stepscope.analysis.estimate import Estimate, mean_of_repeats
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import module_tree, parts_of_step, rest_of_step
@@ -154,18 +155,25 @@ def explain_memory(first: Sequence[Run], other: Sequence[Run], by: str) -> Expla
         return Explanation(
             "memory", by, "B", reason=f"no allocation was recorded in {which}: run it with --record-memory auto"
         )
-    return explain_difference(
-        "memory", by, "B", sides[0], sides[1], "bytes live at each side's own peak: counted, not sampled"
-    )
+    if why := reason_unlike_peaks(first, other):
+        return Explanation("memory", by, "B", reason=why)
+    how = COMPUTED.upper() if memory_is_computed(first[0]) else "counted, not sampled"
+    note = f"bytes live at each side's own peak: {how}"
+    return explain_difference("memory", by, "B", sides[0], sides[1], note)
+
+
+def reason_unlike_peaks(first: Sequence[Run], other: Sequence[Run]) -> str:
+    """Return why the live peaks of the two cannot be compared at all; empty where they can."""
+    kinds = {memory_is_computed(run) for run in (*first, *other) if not run.allocations.is_empty()}
+    return "" if len(kinds) < 2 else f"recorded memory is not compared with what was {COMPUTED}"
 
 
 def _memory_side(runs: Sequence[Run], by: str) -> Parts | None:
     """Mean over repeats."""
     peaks = [peak for run in runs if (peak := run.peak()) is not None]
-    alike = len({peak.computed for peak in peaks}) < 2
-    run_parts = [_live_at_peak(run, peak, by) for run, peak in zip(runs, peaks, strict=False)] if alike else []
-    if len(run_parts) < len(runs):
+    if len(peaks) < len(runs):
         return None
+    run_parts = [_live_at_peak(run, peak, by) for run, peak in zip(runs, peaks, strict=True)]
     whole = pl.concat(run_parts).group_by("name", maintain_order=True).agg(pl.col("bytes").sum() / len(run_parts))
     return {name: Estimate(size) for name, size in whole.select("name", "bytes").iter_rows()}
 

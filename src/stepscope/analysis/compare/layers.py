@@ -69,15 +69,15 @@ def layers_of_sides(
         for layer, kinds in types.items()
     ]
     wanted = range(1, len(sides)) if judged is None else judged
-    rows = _with_differences([row for row in rows if row.most > 0], wanted)
+    rows = _with_differences([row for row in rows if row.most > 0], wanted, quantity not in _BOUNDS)
     return sorted(rows, key=lambda row: (-row.most, row.layer))
 
 
-def _with_differences(rows: Sequence[LayerRow], judged: Collection[int]) -> list[LayerRow]:
+def _with_differences(rows: Sequence[LayerRow], judged: Collection[int], counted: bool) -> list[LayerRow]:
     pairs = sum(row.values[0] is not None and row.values[side] is not None for row in rows for side in judged)
     return [
         replace(row, values=tuple(
-            replace(value, difference=_difference(row.values[0], value, pairs))
+            replace(value, difference=_difference(row.values[0], value, pairs, counted))
             if value is not None and side in judged else value
             for side, value in enumerate(row.values)
         ))
@@ -85,14 +85,16 @@ def _with_differences(rows: Sequence[LayerRow], judged: Collection[int]) -> list
     ]  # fmt: skip
 
 
-def _difference(first: LayerValue | None, other: LayerValue, pairs: int) -> str | None:
-    """Return what a value is beside the first's, among so many pairs; None where one has no CI."""
+def _difference(first: LayerValue | None, other: LayerValue, pairs: int, counted: bool) -> str | None:
+    """Return what a value is beside the first's, among so many pairs; None where one has no CI and was not counted."""
     if first is None or (first.low is None) != (other.low is None):
         return None
     change = other.value - first.value
     side = "larger" if change > 0 else "smaller"
     if first.low is None or first.high is None or other.low is None or other.high is None:
-        return side if change and first.runs == other.runs == 1 else None if change else "none seen"
+        if not counted or (change and first.runs + other.runs > 2):
+            return None
+        return side if change else "none seen"
     both = [
         Estimate(value.value, value.low, value.high).widened(interval_factor(value.runs, pairs))
         for value in (first, other)
