@@ -95,6 +95,17 @@ def test_noisy_ops_are_recorded_for_longer_than_steady_ones() -> None:
     assert len(noisy) > 2 * len(steady)
 
 
+def test_an_operator_of_some_seconds_whose_time_varies_is_not_taken_for_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varying(self: Machine, step: int) -> StepProfile:
+        return StepProfile(step, 7, np.array([4e9 * self.random.normal(1, 0.15), 1e6]).astype(np.int64))
+
+    monkeypatch.setattr(Machine, "profile", varying)
+    plan = Plan(parse_schedule("adaptive"))
+    Machine(step_ms=5_000, recording_ms=1, window_ms=1, noise=0).train(plan, 60)
+    assert plan.known is not None
+    assert plan.known < 0.01
+
+
 def test_recording_that_costs_much_stays_within_its_share_of_the_run() -> None:
     machine = Machine(step_ms=3, recording_ms=2, window_ms=40, noise=0.3)
     recorded = machine.train(Plan(parse_schedule("adaptive")), 20_000)

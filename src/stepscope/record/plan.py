@@ -16,10 +16,10 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from stepscope.arrays import Ints
 from stepscope.record.ops.rows import StepProfile
 from stepscope.record.settings import Choice
 
@@ -55,6 +55,7 @@ _SHAPES_COST = 3  # times as much to profile a step with the shapes of its tenso
 _MEMORY_NS = 5_000_000  # to list the live tensors before a window
 _MEMORY_EVENT_NS = 25_000  # to write the allocations of a window, an op call
 _SEED = 20_190_606
+_Times = np.ndarray[Any, np.dtype[np.float32]]  # of the ops of a step, ns: half the size of int64, of any length
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Plan:
     layers_possible: bool = False  # layers can be timed without their operators
     times_layers: bool = False  # the step that was asked about last: its layers alone are timed
     layers_timed: bool = False  # and so it was
-    _profiles: dict[int, list[Ints]] = field(default_factory=lambda: defaultdict(list))
+    _profiles: dict[int, list[_Times]] = field(default_factory=lambda: defaultdict(list))
     _spent_ns: int = 0
     _recorded_ns: list[int] = field(default_factory=list)
     _plain_ns: list[int] = field(default_factory=list)
@@ -216,7 +217,7 @@ class Plan:
         for profile in profiles if self.choice.adaptive else ():
             if profile.step >= WARMUP_STEPS:
                 kept = self._profiles[profile.signature]
-                kept.append(profile.self_ns.astype(np.int32))
+                kept.append(profile.self_ns.astype(np.float32))
                 del kept[:-_MOST]
         if len(self._profiles) > 64:
             self._profiles.pop(next(iter(self._profiles)))
