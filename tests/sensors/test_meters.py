@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.patience import until
 
 from stepscope.errors import UsageError
-from stepscope.record import meter_log
+from stepscope.record import meter_csv
 from stepscope.record.meters import parse_meters
 from stepscope.record.sensors import meter_command
 from stepscope.record.sensors.contract import Found, Meter, Missing, Target
@@ -257,10 +257,16 @@ LOGS: dict[str, tuple[str, list[float], list[float], str]] = {
     "iso, zone": ("time,power\n2023-11-14T22:13:20Z,5\n2023-11-14T23:13:21.5+01:00,6\n", [S, S + 1.5], [5, 6], "unix"),
     "iso": ("time,power\n2023-11-14 22:13:20,5\n2023-11-14 22:13:21.25,6\n", [S, S + 1.25], [5, 6], "own"),
     "german date": ("Datum;Zeit;P\n14.11.2023;22:13:20;5,5\n14.11.2023;22:13:21;6\n", [S, S + 1], [5.5, 6], "own"),
-    "midnight": ("time,power\n23:59:59,5\n00:00:01,6\n", [86399, 86401], [5, 6], "own"),
+    "midnight": ("time,power\n23:59:59,5\n00:00:01,6\n", [86399, 86401], [5, 6], "h:m:s"),
     "volts and amperes": ("t,voltage_v,current_ma\n0,5,1000\n1,5,1200\n", [0, 1], [5, 6], "own"),
     "preamble": ("# rig 7\nDevice: rig\n\ntime,power\n0,5\n1,6\n", [0, 1], [5, 6], "own"),
     "quotes and others": ('"Time (s)","mood","Power"\n"0","fine","5"\n"1","sad","6"\n', [0, 1], [5, 6], "own"),
+    "units in words": ("Time (milliseconds);Power (milliwatts)\n0;5000\n500;6000\n", [0, 0.5], [5, 6], "own"),
+    "a micro sign": ("Elapsed (minutes);Voltage [mV];Current [µA]\n0;5e3;1e6\n1;5e3;12e5\n", [0, 60], [5, 6], "own"),
+    "a Greek mu": ("time h;power (\u03bcW)\n0;5000000\n1;6000000\n", [0, 3600], [5, 6], "own"),
+    "no unit of numbers": ("Time (UTC),power_watts\n2023-11-14T22:13:20Z,5\n2023-11-14T22:13:21Z,6\n",
+                           [S, S + 1], [5, 6], "unix"),
+    "least and mean": ("t,power_min,power_avg\n0,1,5\n1,2,6\n", [0, 1], [5, 6], "own"),
     "thousands": ("time;power\n0;1,005.5\n1;1,006.0\n", [0, 1], [1005.5, 1006], "own"),
 }  # fmt: skip
 
@@ -268,7 +274,7 @@ LOGS: dict[str, tuple[str, list[float], list[float], str]] = {
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_is_read_in_the_dialect_of_its_meter(name: str) -> None:
     text, t_s, power_w, clock = LOGS[name]
-    log = meter_log.parse_meter_csv(text)
+    log = meter_csv.parse_meter_csv(text)
     assert list(log.t_s) == pytest.approx(t_s)
     assert list(log.power_w) == pytest.approx(power_w)
     assert log.clock == clock
@@ -276,12 +282,12 @@ def test_a_log_is_read_in_the_dialect_of_its_meter(name: str) -> None:
 
 def test_readings_under_one_stamp_are_spread_until_the_next_stamp() -> None:
     rows = [f"10:00:0{second},{watts}" for second in (1, 2, 3, 9) for watts in range(4)]
-    log = meter_log.parse_meter_csv("\n".join(["time,power", *rows]))
+    log = meter_csv.parse_meter_csv("\n".join(["time,power", *rows]))
     assert log.t_s == tuple(36000 + second + part / 4 for second in (1, 2, 3, 9) for part in range(4))
 
 
 def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted() -> None:
-    log = meter_log.parse_meter_csv("time,power\n0,5\n1,overload\n0.5,9\n2,6\nx,7\n")
+    log = meter_csv.parse_meter_csv("time,power\n0,5\n1,overload\n0.5,9\n2,6\nx,7\n")
     assert list(log.t_s) == [0, 1, 2]
     assert math.isnan(log.power_w[1])
     assert log.skipped == 2
@@ -301,16 +307,22 @@ def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted(
 )
 def test_a_log_that_holds_no_time_and_power_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match=r"[a-z]{4}"):
-        meter_log.parse_meter_csv(text)
+        meter_csv.parse_meter_csv(text)
+
+
+@pytest.mark.parametrize("head", ["time,power (VA)", "Time (days),power", "t,voltage,current (%)"])
+def test_a_unit_that_is_not_known_is_refused_and_not_taken_for_one_of_si(head: str) -> None:
+    with pytest.raises(ValueError, match=r"the unit '(va|days|%)' of the column '[a-z]+' is not known; known are "):
+        meter_csv.parse_meter_csv("\n".join([head, *(",".join([t, "5", "6"][: head.count(",") + 1]) for t in "012")]))
 
 
 def test_a_decimal_comma_that_comes_late_in_a_log_is_one() -> None:
     rows = [f"{n};{'0' if n < 210 else '5,25'}" for n in range(300)]
-    assert meter_log.parse_meter_csv("\n".join(["time;power", *rows])).power_w[205:215] == (0.0,) * 5 + (5.25,) * 5
+    assert meter_csv.parse_meter_csv("\n".join(["time;power", *rows])).power_w[205:215] == (0.0,) * 5 + (5.25,) * 5
 
 
 def test_each_column_has_a_decimal_style_of_its_own() -> None:
-    log = meter_log.parse_meter_csv("time;power\n1700000000.5;999,5\n1700000001.5;1.005,25\n1700000002.5;1.006\n")
+    log = meter_csv.parse_meter_csv("time;power\n1700000000.5;999,5\n1700000001.5;1.005,25\n1700000002.5;1.006\n")
     assert log.t_s == (S + 0.5, S + 1.5, S + 2.5)
     assert log.power_w == (999.5, 1005.25, 1006.0)
 
@@ -324,7 +336,7 @@ def test_each_column_has_a_decimal_style_of_its_own() -> None:
 )
 def test_a_log_whose_decimal_style_cannot_be_told_is_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        meter_log.parse_meter_csv(text)
+        meter_csv.parse_meter_csv(text)
 
 
 ROWS = st.lists(
@@ -336,7 +348,7 @@ ROWS = st.lists(
 @given(ROWS.map("\n".join) | st.text(max_size=80))
 def test_no_log_breaks_the_parser_or_makes_it_invent_a_reading(text: str) -> None:
     with contextlib.suppress(ValueError):
-        log = meter_log.parse_meter_csv(text)
+        log = meter_csv.parse_meter_csv(text)
         assert len(log.t_s) == len(log.power_w) <= len(text.splitlines())
         assert all(math.isfinite(t_s) for t_s in log.t_s)
         assert list(log.t_s) == sorted(log.t_s)
@@ -347,6 +359,6 @@ def test_no_log_breaks_the_parser_or_makes_it_invent_a_reading(text: str) -> Non
 def test_digits_of_another_script_and_of_python_are_no_reading(text: str) -> None:
     with pytest.raises(ValueError, match="no "):
         meter_command.parse_reading(text)
-    log = meter_log.parse_meter_csv(f"time,power\n0,5\n1,{text}\n2,6\n")
+    log = meter_csv.parse_meter_csv(f"time,power\n0,5\n1,{text}\n2,6\n")
     assert log.power_w[0] == 5.0
     assert math.isnan(log.power_w[1])

@@ -20,7 +20,7 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
-from stepscope.record.meter_log import MeterLog, parse_meter_csv
+from stepscope.record.meter_csv import MeterLog, parse_meter_csv
 from stepscope.record.sensors.contract import Channel, channel_id
 
 _MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
