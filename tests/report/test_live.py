@@ -218,6 +218,48 @@ def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
     assert "total" not in _shown(now)
 
 
+def test_after_the_last_reading_of_a_run_that_goes_on_nothing_is_known(growing: Growing) -> None:
+    view = Watch(growing.path, growing.clock)
+    growing.go(10)
+    assert view.look().total_w == pytest.approx(5.0)
+    growing.now_ns += 60_000 * MS
+    now = view.look()
+    view.close()
+    assert now.status == "running"
+    assert (now.total_w, now.resident_bytes, now.temperatures) == (None, None, (("CPU-therm", None),))
+
+
+def test_a_core_whose_idle_time_stands_still_is_as_busy_as_before_until_it_would_have_woken(growing: Growing) -> None:
+    view = Watch(growing.path, growing.clock)
+    growing.row("cpu", 0.0, 0.0)
+    assert dict(view.look().cores) == {"core 0": None, "core 1": None}
+    found = []
+    for after_ms in (500, 1000, 2500, 4000, 7000):
+        growing.now_ns = 10**12 + after_ms * MS
+        asleep = min(after_ms, 1000) * 0.9 * MS
+        growing.row("cpu", asleep, after_ms * MS)
+        found.append(dict(view.look().cores))
+    view.close()
+    assert [cores["core 0"] for cores in found] == pytest.approx([0.1, 0.1, 0.1, 0.1, 1.0])
+    assert [cores["core 1"] for cores in found] == pytest.approx([0.0] * 5)
+
+
+def test_what_lies_inside_a_rail_of_the_total_is_not_added_to_it(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.writer.device({"cpu": "Intel Core", "accelerators": [{"vendor": "amd"}]})
+    growing.describe(
+        [
+            _channel("p", "power", "W", "rapl:package-0", rail="package-0", parent_scope="system"),
+            _channel("p", "power", "W", "gpu:0300", rail="gpu:0300", parent_scope="system"),
+            _channel("p", "power", "W", "gpu:0300/pkg", rail="gpu:0300/pkg", parent_scope="gpu:0300"),
+        ]
+    )
+    growing.row("p", 20.0, 100.0, 80.0)
+    view = Watch(growing.path, growing.clock)
+    assert view.look().total_w == pytest.approx(120.0)
+    view.close()
+
+
 def test_a_counter_that_is_set_back_gives_no_rate_and_no_negative_one() -> None:
     channel = Channel(_channel("rapl", "energy", "J", "rapl:psys", "counter"))
     channel.take([(0, 0.0), (10**9, 5.0)])

@@ -265,11 +265,16 @@ class Channel:
     def __init__(self, facts: dict[str, Any]) -> None:
         self.quantity, self.scope = str(facts.get("quantity")), str(facts.get("scope"))
         self.rail, self.estimated = facts.get("rail"), facts.get("kind") == "estimate"
-        self.unit = str(facts.get("unit"))
+        self.unit, self.parent_scope = str(facts.get("unit")), facts.get("parent_scope")
         self._counter = facts.get("kind") == "counter"
         self._points: deque[tuple[int, float]] = deque()
         self._value: float | None = None
-        self._read_ns = 0
+        self._read_ns = self._moved_ns = 0
+
+    @property
+    def still_ns(self) -> int:
+        """How long a counter has stood still, as far as it was read."""
+        return self._read_ns - self._moved_ns
 
     @property
     def shown_unit(self) -> str:
@@ -285,6 +290,11 @@ class Channel:
             self._value = sum(value for _, value in readings) / len(readings)
             return
         points = self._points
+        before = points[-1] if points else readings[0]
+        if readings[-1][1] != before[1]:
+            self._moved_ns = self._read_ns
+        elif not points:
+            self._moved_ns = before[0]
         points.extend((readings[0], readings[-1]) if not points else readings[-1:])
         while len(points) > 2 and points[-1][0] - points[1][0] >= _WINDOW_NS:
             points.popleft()
@@ -324,8 +334,9 @@ class Readings:
                 used = [(place, channel) for place, channel in channels if find(channel.quantity).live]
                 self._tails[sensor] = (tail, used)
 
-    def look(self) -> None:
-        """Read what is new."""
+    def look(self, now_ns: int = 0) -> None:
+        """Read what is new; now_ns: of a run that goes on, for which readings may have ended."""
+        self._newest_ns = max(self._newest_ns, now_ns)
         for tail, channels in self._tails.values():
             rows = list(tail.new())
             if rows:

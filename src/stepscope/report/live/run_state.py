@@ -16,6 +16,7 @@ from stepscope.quantities import find
 from stepscope.report.live.folder import Channel, JsonFile, LineTail, Pace, Readings, Steps, planned_steps, status_of
 
 _WARNINGS = 3
+_SLEEPS_NS = 5_000_000_000  # an idle core wakes more often, for the kernel's watchdog: every 4 s
 _SHARE = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 Named = tuple[str, "float | None"]
 
@@ -77,6 +78,7 @@ class Watch:
         self._steps, self._readings = Steps(run), Readings(run)
         self._events = _Events(run)
         self._total: tuple[str, ...] = ()
+        self._busy: dict[str, float] = {}  # of each core, as last known
 
     def look(self) -> Now:
         """Return the state of the run now."""
@@ -88,7 +90,7 @@ class Watch:
             self._readings.describe(listed if isinstance(listed, list) else [])
         if described or channels:
             self._total = self._find_total()
-        self._readings.look()
+        self._readings.look(self._clock() if status == "running" else 0)
         return self._now(status, self._steps.look())
 
     def close(self) -> None:
@@ -153,15 +155,20 @@ class Watch:
         return None if rate is None else min(rate / _SHARE["ns"], 1.0)
 
     def _cores(self) -> tuple[Named, ...]:
-        """Utilisation of each core, from the time that it was busy or idle."""
+        """Utilisation of each core, from the time that it was busy or idle.
+
+        The kernel books idle time when a core wakes: one whose idle time stands still sleeps, or computes all the time.
+        """
         found: dict[str, float | None] = {}
         for channel in self._readings.channels:
             if channel.quantity in ("core_busy_time", "core_idle_time") and channel.scope not in found:
                 rate = self._readings.value(channel)
                 share = None if rate is None else rate / _SHARE.get(channel.unit, 1.0)
                 if share is not None and channel.quantity == "core_idle_time":
-                    share = 1 - share
+                    asleep = share == 0 and channel.still_ns < _SLEEPS_NS
+                    share = self._busy.get(channel.scope) if asleep else 1 - share
                 found[channel.scope] = None if share is None else min(max(share, 0.0), 1.0)
+        self._busy |= {scope: share for scope, share in found.items() if share is not None}
         return tuple((_scope_text(scope), found[scope]) for scope in sorted(found, key=lambda s: (len(s), s)))
 
     def _rails(self) -> dict[str, Named]:
@@ -196,7 +203,9 @@ class Watch:
         measured = {
             (str(channel.rail or channel.scope), channel.scope) for channel in channels if not channel.estimated
         }
-        return total_scopes(sorted(measured), self._device.content, self._header.content.get("simulated"))
+        total = total_scopes(sorted(measured), self._device.content, self._header.content.get("simulated"))
+        inside = {channel.scope for channel in channels if channel.parent_scope in total}
+        return tuple(scope for scope in total if scope not in inside)
 
     def _of_quantity(self, quantity: str) -> list[Channel]:
         return [channel for channel in self._readings.channels if channel.quantity == quantity]
