@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from tests.fabricate import fabricate_run
 from tests.report.stored_runs import simulated_board
 
 import stepscope
+from stepscope.analysis.compare.sides import MOST
 from stepscope.analysis.run import Run
 from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import StepscopeError, UsageError
@@ -130,3 +132,29 @@ def test_the_energy_of_a_model_is_the_mean_of_its_runs_with_the_ci_of_the_whole(
     low, high = ends["fabricated, batch 16"]
     assert low < bars["fabricated, batch 16"] < high
     assert "energy of a sample, mJ" in json.dumps(specification)
+
+
+def test_no_two_of_many_lines_or_points_look_alike() -> None:
+    from stepscope.report.charts import across_runs, comparison, memory
+
+    names = [f"run {number}" for number in range(MOST)]
+    steps = pl.DataFrame([{"run": name, "ms": 1.0 + at, "share": at / 2} for name in names for at in (0, 1, 2)])
+    ends = dict.fromkeys(("x_low", "x_high", "y_low", "y_high"), pl.Series([None] * MOST, dtype=pl.Float64))
+    points = pl.DataFrame({"run": names, "x": [1.0] * MOST, "y": [1.0] * MOST, **ends})
+    series = pl.DataFrame(
+        [{"series": name, "piece": name, "t_s": float(at), "mb": 1.0} for name in names for at in (0, 1)]
+    )
+    settings = [f"setting {number}" for number in range(20)]
+    batches = pl.DataFrame([{"line": name, "batch": batch, "value": 1.0, "low": 0.9, "high": 1.1, "hover": ""}
+                            for name in settings for batch in (8, 16)])  # fmt: skip
+    for chart, kind, expected in (
+        (across_runs.build_ecdf(steps, False, 400), "strokeDash", names),
+        (across_runs.build_trade_off(points, "x", "y", 400), "shape", names),
+        (memory.build_memory(series, 400), "strokeDash", names),
+        (comparison.build_batches(batches, "values", 400), "strokeDash", settings),
+    ):
+        written = chart.to_dict()
+        (encoding,) = [layer["encoding"] for layer in written.get("layer", [written]) if kind in layer["encoding"]]
+        assert encoding["color"]["scale"]["domain"] == expected
+        looks = zip(*(encoding[name]["scale"]["range"] for name in ("color", kind)), strict=True)
+        assert len({(colour, str(way)) for colour, way in looks}) == len(expected)

@@ -11,12 +11,11 @@ import altair as alt
 import polars as pl
 
 from stepscope.report.charts.memory import categories_in
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, PHASE, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, DASHES, LIGHT, NARROW, PHASE, axis, plot_width
 from stepscope.units import CATEGORY_LEGEND
 
 # Told apart without colour too: the order is one of lightness, and lines and points differ in dash and shape.
 RUNS = tuple(LIGHT[name] for name in ("accent", "warn", "held-temporary", "muted", "held-workspace", "held-saved"))
-_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 _COMPONENTS = {
     name: LIGHT[colour]
@@ -37,12 +36,22 @@ def _names(labels: list[str], width: int) -> tuple[int, int]:
 
 
 def _of_runs(runs: list[str], inner: int, **legend: Any) -> alt.Color:
-    """The colour of each run, with a legend that begins where the plot does, and is at most as wide, px."""
+    """The colour of each run, with its legend."""
     scale = alt.Scale(domain=runs, range=[RUNS[place % len(RUNS)] for place in range(len(runs))])
+    return alt.Color("run:N", sort=runs, scale=scale, legend=_legend(runs, inner, **legend))
+
+
+def _legend(runs: list[str], inner: int, **more: Any) -> alt.Legend:
+    """A legend that begins where the plot does, and is at most as wide, px."""
     columns = max(1, int(inner / (_LETTER * max(map(len, runs)) + 46)))
-    return alt.Color(
-        "run:N", sort=runs, scale=scale, legend=alt.Legend(columns=columns, labelLimit=inner - _SYMBOL, **legend)
-    )
+    return alt.Legend(columns=columns, labelLimit=inner - _SYMBOL, **more)
+
+
+def _beside_colour(values: tuple[Any, ...], runs: list[str], inner: int, **legend: Any) -> dict[str, Any]:
+    """The dash or shape of each run; where colours come again, with the next one, and then the legend has it too."""
+    kinds = [values[(place + place // len(RUNS)) % len(values)] for place in range(len(runs))]
+    shown = _legend(runs, inner, **legend) if len(runs) > len(RUNS) else None
+    return {"sort": runs, "legend": shown, "scale": alt.Scale(domain=runs, range=kinds)}
 
 
 def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
@@ -134,19 +143,20 @@ def build_ecdf(rows: pl.DataFrame, excluded: bool, width: int) -> Any:
     wide = highest > 4 * lowest
     scale = alt.Scale(type="log" if wide else "linear", zero=False, nice=False, padding=4)
     title = "step time, ms (slowest 1 % beyond the edge)" if excluded else "step time, ms"
-    dash = alt.StrokeDash("run:N", sort=runs, legend=None, scale=alt.Scale(domain=runs, range=_cycled(_DASHES, runs)))
+    inner = plot_width(width)
+    dash = alt.StrokeDash("run:N", **_beside_colour(DASHES, runs, inner, symbolType="stroke"))
     shares = alt.Y("share:Q", axis=axis("share of steps", format="%"), scale=alt.Scale(domain=[0, 1]))
     x = alt.X("ms:Q", scale=scale, axis=axis(title, grid=False, format=",~r"))
     line = alt.Chart(rows).mark_line(interpolate="step-after", strokeWidth=1.6, clip=True)
-    drawn = line.encode(x=x, y=shares, color=_of_runs(runs, plot_width(width), symbolType="stroke"), strokeDash=dash)
-    return drawn.properties(width=plot_width(width), height=_HEIGHT)
+    drawn = line.encode(x=x, y=shares, color=_of_runs(runs, inner, symbolType="stroke"), strokeDash=dash)
+    return drawn.properties(width=inner, height=_HEIGHT)
 
 
 def build_trade_off(rows: pl.DataFrame, x_title: str, y_title: str, width: int) -> Any:
     """Points of `rows` (run, x, x_low, x_high, y, y_low, y_high), a run each, with both CIs; lower left is better."""
     runs = rows["run"].to_list()
     colour = _of_runs(runs, plot_width(width))
-    shape = alt.Shape("run:N", sort=runs, legend=None, scale=alt.Scale(domain=runs, range=_cycled(_SHAPES, runs)))
+    shape = alt.Shape("run:N", **_beside_colour(_SHAPES, runs, plot_width(width)))
     zero = alt.Scale(domainMin=0, nice=True)
     x, y = alt.X("x:Q", axis=axis(x_title), scale=zero), alt.Y("y:Q", axis=axis(y_title), scale=zero)
     across = alt.Chart(rows.filter(pl.col("x_low").is_not_null())).mark_rule(strokeWidth=1.2)
@@ -157,7 +167,3 @@ def build_trade_off(rows: pl.DataFrame, x_title: str, y_title: str, width: int) 
         alt.Chart(rows).mark_point(filled=True, size=64, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
     ]
     return alt.layer(*layered).properties(width=plot_width(width), height=_HEIGHT)
-
-
-def _cycled(values: tuple[Any, ...], runs: list[str]) -> list[Any]:
-    return [values[place % len(values)] for place in range(len(runs))]

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, dashes, plot_width
 
 _SIDE_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "accent", "warn", "muted",
                                      "held-parameter", "held-saved")]  # fmt: skip
@@ -69,14 +69,18 @@ def build_batches(points: pl.DataFrame, title: str, width: int) -> Any:
     """Lines of `points` (line, batch, value, low, high, hover) on logarithmic scales; title carries the unit."""
     lines = points["line"].unique(maintain_order=True).to_list()
     palette = [_LINE_COLOURS[place % len(_LINE_COLOURS)] for place in range(len(lines))]
-    colour = alt.Color("line:N", sort=lines, scale=alt.Scale(domain=lines, range=palette), legend=alt.Legend(columns=4))
+    look: dict[str, Any] = {"columns": 4, **({"symbolType": "stroke"} if len(lines) > len(_LINE_COLOURS) else {})}
+    scale = alt.Scale(domain=lines, range=palette)
+    colour = alt.Color("line:N", sort=lines, scale=scale, legend=alt.Legend(**look))
     batches = sorted(points["batch"].unique().to_list())
     x = alt.X("batch:Q", scale=alt.Scale(type="log", base=2), axis=axis("batch size", grid=False, values=batches))
     y = alt.Y("value:Q", scale=alt.Scale(type="log", nice=False, padding=12), axis=axis(title, grid=True))
     chart = alt.Chart(points)
     spread = alt.Chart(points.filter(pl.col("low").is_not_null() & (pl.col("low") > 0))).mark_rule(strokeWidth=2)
     layers = [
-        chart.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colour),
+        chart.mark_line(strokeWidth=1.6).encode(
+            x=x, y=y, color=colour, **dashes("line:N", lines, len(_LINE_COLOURS), **look)
+        ),
         spread.encode(x=x, y="low:Q", y2="high:Q", color=colour),
         chart.mark_point(filled=True, size=42, opacity=1).encode(x=x, y=y, color=colour, description="hover:N"),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, dashes, plot_width
 from stepscope.units import CATEGORY_LEGEND, category_label
 
 _TALL, _LOW = 280, 150  # px, of one panel and of several
@@ -228,11 +228,13 @@ _COLOURS = [LIGHT["forward"], LIGHT["backward"], LIGHT["optimizer"], LIGHT["data
 def build_memory(points: pl.DataFrame, width: int) -> Any:
     """Lines of `points` (series, piece, t_s, mb); a new `piece` begins after a gap."""
     names = points["series"].unique(maintain_order=True).to_list()
-    colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=_COLOURS[: len(names)]))
+    palette = [_COLOURS[place % len(_COLOURS)] for place in range(len(names))]
+    colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=palette))
     x = alt.X("t_s:Q", axis=axis("time since the first step, s", grid=False, tickCount=6), scale=alt.Scale(nice=False))
     y = alt.Y("mb:Q", axis=axis("memory, MB"), scale=alt.Scale(domainMin=0))
     line = alt.Chart(points).mark_line(strokeWidth=1.6, strokeJoin="round")
-    return line.encode(x=x, y=y, color=colour, detail="piece:N").properties(width=plot_width(width), height=220)
+    drawn = line.encode(x=x, y=y, color=colour, detail="piece:N", **dashes("series:N", names, len(_COLOURS)))
+    return drawn.properties(width=plot_width(width), height=220)
 
 
 _ROW = 34  # px

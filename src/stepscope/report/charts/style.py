@@ -7,6 +7,7 @@ page. Charts use the light values; each value is unique, so that a drawn SVG can
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -95,6 +96,18 @@ CATEGORY = {category: LIGHT[f"held-{category}"] for category in CATEGORIES}  # m
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 WIDE, NARROW = 940, 400  # drawn widths, px: the page scales each within its range of screens
+
+
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])  # of lines
+
+
+def dashes(field: str, names: Sequence[str], colours: int, **legend: Any) -> dict[str, alt.StrokeDash]:
+    """Return the encoding that tells lines apart where colours come again: another dash each time; else none."""
+    if len(names) <= colours:
+        return {}
+    kinds = [DASHES[place // colours % len(DASHES)] for place in range(len(names))]
+    scale = alt.Scale(domain=names, range=kinds)
+    return {"strokeDash": alt.StrokeDash(field, sort=names, scale=scale, legend=alt.Legend(**legend))}
 
 
 def styled(chart: Any) -> Any:
