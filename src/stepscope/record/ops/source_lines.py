@@ -39,9 +39,9 @@ _BACKWARD, _OPTIMIZER, _DATA = "backward", "optimizer", "data"
 _NOTED = (MODULE_SCOPE, OPTIMIZER_STEP, DATA_LOADER)  # begins of names of what was noted as it was called
 
 _PASSED_OVER, _LIBRARY, _OWN = range(3)
-_PACKAGE = str(Path(__file__).parents[2])
-_TORCH = str(Path(torch.__file__).parent)
-_STANDARD = sysconfig.get_path("stdlib")
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep  # torchvision is not torch
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
 _ROUTES = str(Path(__file__).parents[1] / "torch_hooks.py")
 _TRAINED_HERE = (str(Path(_PACKAGE) / "workloads"), str(Path(_PACKAGE) / "record" / "train.py"))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
