@@ -13,7 +13,7 @@ from tests.record.loops import last_step, record
 from torch import nn
 
 from stepscope.analysis.run import Run
-from stepscope.record.ops.updates import Update, ops_of_a_parameter, shares_of
+from stepscope.record.ops.updates import Update, UpdateBook, ops_of_a_parameter, shares_of
 
 DECAYED, PLAIN = [3, 1, 2, 2], [1, 2, 2]  # ops of a parameter with weight decay, and of one without
 
@@ -77,6 +77,37 @@ def test_the_time_of_one_kernel_for_many_layers_is_shared_out_by_elements(one_ke
     assert spent == pytest.approx({each: share / shares["0"] * spent["0"] for each, share in shares.items()}, rel=0.01)
     assert modules["optimizer_shared"].all()
     assert float(Run(run.path).modules()["share"].sum()) == pytest.approx(1)
+
+
+def test_heads_that_take_turns_each_have_their_own_updates(tmp_path: Path) -> None:
+    trunk, heads = nn.Linear(8, 8), [nn.Linear(8, 1), nn.Linear(8, 1)]
+    model = nn.ModuleDict({"trunk": trunk, "a": heads[0], "b": heads[1]})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(step: Any) -> None:
+        for number in range(6):
+            optimizer.zero_grad()
+            heads[number % 2](trunk(torch.randn(4, 8))).sum().backward()
+            optimizer.step()
+            step()
+
+    ops = record(loop, tmp_path, model).ops.with_columns(pl.col("name", "module", "phase").cast(pl.String))
+    updates = ops.filter(pl.col("phase") == "optimizer", pl.col("name") == "aten::add_")
+    for step in range(6):
+        head = "ab"[step % 2]
+        assert updates.filter(pl.col("step") == step)["module"].to_list() == ["trunk", "trunk", head, head]
+
+
+def test_a_parameter_with_the_id_of_one_that_has_died_belongs_to_the_layer_that_it_is_in_now() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    owners = {id(parameter): 0}
+    book, optimizer = UpdateBook(lambda: dict(owners), lambda: False), torch.optim.SGD([parameter], lr=0.1)
+    book.window_begins()
+    assert book.of(optimizer).modules == ((0,),)
+    owners[id(parameter)] = 1
+    book.window_begins()
+    assert book.of(optimizer).modules == ((1,),)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")

@@ -43,7 +43,7 @@ class Update:
         import torch  # runs are read without it
 
         with torch._C.DisableTorchFunction():
-            stated = vars(optimizer).get("param_groups", [])  # a property would run code of the training
+            stated = _groups_of(optimizer)
             groups = [[(id(p), p.numel()) for p in group["params"] if every or p.grad is not None] for group in stated]
         of_module = owners({key for group in groups for key, _ in group})
         return Update(
@@ -59,6 +59,19 @@ class Update:
             for module, count in zip(modules, elements, strict=True):
                 found[module] = found.get(module, 0) + count
         return found
+
+
+def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    stated: list[dict[str, Any]] = vars(optimizer).get("param_groups", [])  # a property would run code of the training
+    return stated
+
+
+def _gradients(optimizer: Any) -> bytes:
+    """Which parameters have a gradient, in order, a byte each."""
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        return bytes(p.grad is not None for group in _groups_of(optimizer) for p in group["params"])
 
 
 def shares_of(updates: Iterable[Update]) -> dict[int, float]:
@@ -90,18 +103,20 @@ class UpdateBook:
     def __init__(self, owners: Callable[[], Mapping[int, int]], others: Callable[[], bool]) -> None:
         self._all_owners, self._others = owners, others
         self._owners: Mapping[int, int] = {}
-        self._known: dict[int, Update] = {}  # by optimizer
+        self._known: dict[tuple[int, bytes], Update] = {}  # by optimizer, and which of its parameters have a gradient
         self._together: set[Update] = set()  # whose ops serve many parameters at once
 
     def window_begins(self) -> None:
-        """Optimizers may have other parameters now."""
-        self._known = {}
+        """Optimizers may have other parameters now, some of them with the `id` of one that has died."""
+        self._known, self._owners = {}, self._all_owners()
 
     def of(self, optimizer: Any) -> Update:
-        """Return what it updates; once a window, since it costs a percent of a overhead bound step."""
-        known = self._known.get(id(optimizer))
+        """Return what it updates; once a window and set of gradients, since it costs a percent of a step."""
+        every = self._others()
+        key = id(optimizer), b"" if every else _gradients(optimizer)
+        known = self._known.get(key)
         if known is None:
-            known = self._known[id(optimizer)] = Update.of(optimizer, self._others(), self._owners_of)
+            known = self._known[key] = Update.of(optimizer, every, self._owners_of)
         return known
 
     def learn(self, calls: OptimizerCalls) -> None:
