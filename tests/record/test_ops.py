@@ -217,6 +217,40 @@ def test_a_custom_autograd_function_is_placed_in_its_module_forward_and_backward
     assert place["DoubledBackward", "backward"] == "0"
 
 
+def equation(model: nn.Module) -> torch.Tensor:
+    """A loss with a derivative of what the model says, as physics-informed networks have it."""
+    x = torch.randn(4, 8, requires_grad=True)
+    said = model(x)
+    (slope,) = torch.autograd.grad(said.sum(), x, create_graph=True)
+    return torch.as_tensor((slope.sum(dim=1) - said[:, 0]).pow(2).mean())
+
+
+def penalty(model: nn.Module) -> torch.Tensor:
+    """The loss of a critic whose slope is kept near 1 between what is real and what is made up (WGAN-GP)."""
+    real, made_up = torch.randn(4, 8), torch.randn(4, 8)
+    between = (0.3 * real + 0.7 * made_up).requires_grad_()
+    (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
+    return torch.as_tensor(model(made_up).mean() - model(real).mean() + (slope.norm(dim=1) - 1).pow(2).mean())
+
+
+@pytest.mark.parametrize("loss", [equation, penalty])
+def test_a_backward_pass_through_a_backward_pass_has_the_layers_of_the_first(loss: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(step: Any) -> None:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+            step()
+
+    rows = last_step(record(loop, tmp_path, model))
+    second = rows.filter(pl.col("name").is_in(["MmBackward0", "TanhBackwardBackward0"]))
+    assert second.sort("t0_ns")["module"].to_list() == ["0", "1", "2"]
+    assert rows.filter(pl.col("name") == "aten::mm", pl.col("module").is_null()).is_empty()
+
+
 def test_functional_code_without_any_module_is_forward_where_backward_came_back_to_it(tmp_path: Path) -> None:
     weight = torch.randn(8, 8, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -179,6 +179,7 @@ MODULE_SCOPE = "#stepscope.module:"
 DATA_SCOPE = "#stepscope.data"
 OPTIMIZER_STEP = "Optimizer.step#"
 CLOSING = "#stepscope.closing"  # the range in which a window ends what is open
+_MOST_ORDERS = 4  # of derivatives: a pass through what the pass before it made has the modules of that one
 _ENGINE = "autograd::engine::evaluate_function"
 _ACCUMULATE = "AccumulateGrad"
 _COLLECTIVE = re.compile(COLLECTIVE)
@@ -243,12 +244,13 @@ def label(
     made_by = _makers(events, marked)
     noted = _modules_noted(events, made_by, thread, places)
     _of_scripted_code(events, marked, module, made_by, noted)
-    backward_module = _backward_modules(events, module, made_by, noted, accumulates[events.name], parent)
-    module = np.where(
-        (phase == BACKWARD) | (phase == COMMUNICATION),
-        _inherited_module(_combined(backward_module, scopes[events.name]), parent, depth),
-        module,
-    )
+    in_module, passed = module, (phase == BACKWARD) | (phase == COMMUNICATION)
+    for _ in range(_MOST_ORDERS if (phase[made_by[made_by >= 0]] == BACKWARD).any() else 1):
+        backward_module = _backward_modules(events, module, made_by, noted, accumulates[events.name], parent)
+        own = _combined(backward_module, scopes[events.name])
+        before, module = module, np.where(passed, _inherited_module(own, parent, depth), in_module)
+        if (module == before).all():
+            break
     inside = np.flatnonzero((marked == COMMUNICATION) & (parent != NO_PARENT))
     _without_module(module, inside[accumulates[events.name[parent[inside]]]], parent)
     made_nodes = made_by[made_by >= 0]
