@@ -201,7 +201,7 @@ def shown(said: Forecast) -> str:
 
 def test_the_share_of_a_battery_is_of_its_own_gauge_and_carbon_of_the_meter_of_the_whole(tmp_path: Path) -> None:
     run = powered(tmp_path, rapl("package-0", 10, T), gauge("battery:BAT0", 30), gauge("wall:x", 40), steps=60,
-                  device=INTEL)  # fmt: skip
+                  device=INTEL, recorded=lambda _: False)  # fmt: skip
     said = forecast(run, 10_000, battery_j=160 * 60.0, carbon_g_per_j=1.0)
     energy, battery, carbon = (said.value(name) for name in ("energy", "battery", "carbon"))
     assert energy is not None and battery is not None and carbon is not None  # noqa: PT018 - for the types
@@ -225,7 +225,8 @@ def test_the_share_of_a_battery_is_at_least_what_the_processor_took_where_no_mor
 def test_a_power_model_of_the_run_gives_estimated_energy_with_the_cis_of_the_model(
     model: str, half: float | None, tmp_path: Path
 ) -> None:
-    run = powered(tmp_path, steps=60, cores=(Core(0.75), Core(0.25)), header={"power_model": model})
+    cores = (Core(0.75), Core(0.25))
+    run = powered(tmp_path, steps=60, cores=cores, header={"power_model": model}, recorded=lambda _: False)
     said = forecast(run, 10_000, battery_j=11_200.0)
     energy, battery = said.value("estimated_energy"), said.value("estimated_battery")
     assert energy is not None and battery is not None and energy.value is not None  # noqa: PT018 - for the types
@@ -282,6 +283,15 @@ def test_the_energy_of_the_whole_is_foretold_within_one_and_a_half_percent_and_i
 def test_steps_that_are_slower_for_being_profiled_are_no_change_of_the_training(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=603, recorded=lambda step: step < 303, overhead=0.3, noise=0.01)
     assert forecast(Run(path), 1000).changes == ()
+
+
+def test_energy_is_foretold_from_the_steps_that_nobody_profiled_as_time_is(tmp_path: Path) -> None:
+    sampled = rail("VDD_IN", 10.0, times(700))
+    run = powered(tmp_path, sampled, steps=300, recorded=lambda step: step % 2 == 0, overhead=0.5, device=TX2)
+    said = forecast(run, 10_000)
+    time, energy = (said.value(name) for name in ("time", "energy"))
+    assert time is not None and energy is not None and time.value is not None  # noqa: PT018 - for the types
+    assert energy.value == pytest.approx(10 * time.value, rel=0.01)
 
 
 def test_a_change_is_told_by_the_number_of_its_step(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def forecast(
     time = _total("time", "s", "training", numbers[kept], lengths[kept], steps)
     totals, notes = [time], _change_notes(changes)
     energy = step_energy(run, made)
-    series = _Series(numbers, chosen(numbers), steps)
+    series = _Series(numbers, chosen(numbers), plain, steps)
     total = series.total(energy)
     if energy is None or total is None:
         notes.append(_no_energy(run, energy))
@@ -169,16 +169,21 @@ def _total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps
 
 @dataclass(frozen=True)
 class _Series:
-    """Numbers of the steps made, those of them that may be looked at (n,), and how many steps there will be."""
+    """Numbers of the steps made, those of them that may be looked at (n,), and how many steps there will be.
+
+    plain: those that are as long as a step that nobody profiles (n,); the others count where these are too few.
+    """
 
     numbers: Floats
     chosen: Flags
+    plain: Flags
     steps: int
 
     def total(self, energy: StepEnergy | None) -> Measured | None:
         """The energy of all steps, J, of an estimate with the CI of its model; None where too few could be read."""
-        if energy is None or (kept := self.chosen & ~np.isnan(energy.values)).sum() < _FEWEST_STEPS:
+        if energy is None or (known := self.chosen & ~np.isnan(energy.values)).sum() < _FEWEST_STEPS:
             return None
+        kept = known & self.plain if (known & self.plain).sum() >= _FEWEST_STEPS else known
         total = _total(energy.metric, "J", energy.scope, self.numbers[kept], energy.values[kept], self.steps)
         if energy.metric == "energy":
             return total
