@@ -73,6 +73,16 @@ def test_evaluation_and_checkpoints_are_no_part_of_a_step(tmp_path: Path) -> Non
     assert not run.ops.filter(pl.col("name") == "aten::cross_entropy_loss").group_by("step").len()["len"].gt(1).any()
 
 
+def test_steps_are_profiled_where_an_epoch_is_one_batch(tmp_path: Path) -> None:
+    callback = _callback(out=tmp_path / "runs", record="all")
+    _trainer(tmp_path, 1, callbacks=[callback], num_train_epochs=5).train()
+    run = callback.recording.run
+    assert run.steps["recorded"].to_list() == [True] * 5
+    assert run.ops.filter(pl.col("name") == "nn.ReLU").group_by("step").len().sort("step").rows() == [
+        (step, 1) for step in range(5)
+    ]
+
+
 def test_a_resumed_training_says_at_which_step_it_begins(tmp_path: Path) -> None:
     _trainer(tmp_path, save_strategy="steps", save_steps=5, max_steps=5).train()
     callback = _callback(out=tmp_path / "runs", record="none")

@@ -91,6 +91,18 @@ def test_validation_is_no_part_of_a_step(tmp_path: Path) -> None:
         assert not steps.filter((pl.col("t0_ns") < t_ns) & (pl.col("t1_ns") > t_ns)).height
 
 
+def test_steps_are_profiled_where_an_epoch_is_one_batch(tmp_path: Path) -> None:
+    lightning = library("lightning.pytorch")
+    callback = ours.StepscopeCallback(out=tmp_path, record="all")
+    model = _model(lightning, validation_step=lambda self, batch, index: self.net(batch[0]))
+    _trainer(lightning, callback, max_epochs=5).fit(model, loader(1), loader(1))
+    run = callback.recording.run
+    assert run.steps["recorded"].to_list() == [True] * 5
+    assert run.ops.filter(pl.col("name") == "nn.ReLU").group_by("step").len().sort("step").rows() == [
+        (step, 1) for step in range(5)
+    ]
+
+
 def test_validation_between_the_batches_of_one_step_is_noted(tmp_path: Path) -> None:
     lightning = library("lightning.pytorch")
     callback = ours.StepscopeCallback(out=tmp_path, record="none")

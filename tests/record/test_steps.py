@@ -19,6 +19,7 @@ from torch import nn
 
 import stepscope
 from stepscope import Run
+from stepscope.clock import monotonic_ns
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.kineto import runs_elsewhere, start_window
 from stepscope.record.optimizers import CopiesMove, Identities, OneModel, OptimizerNumbers
@@ -26,6 +27,7 @@ from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import Gaps, StepFinder
 from stepscope.record.torch_private import first_bytes
 from stepscope.record.update_rounds import ROUNDS, Fingerprint, ManualRounds, OptimizerRounds
+from stepscope.runfolder import RunReader
 
 
 def fails() -> float:
@@ -907,6 +909,74 @@ def test_evaluation_that_forgets_no_grad_is_not_in_any_step(tmp_path: Path, choi
     assert run.steps.select((pl.col("t1_ns") - pl.col("t0_ns")).median()).item() < 20e6
     linears = run.ops.filter(pl.col("name").cast(pl.String) == "nn.Linear").group_by("step").len()
     assert set(linears["len"].to_list()) == {1}
+
+
+@pytest.mark.parametrize("choice", ["all", "every:2", "adaptive"])
+def test_steps_that_begin_with_a_pause_are_profiled_from_its_end_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    monkeypatch.setattr("stepscope.record.plan._CHEAP_NS", 10**12)  # a first block also on a busy machine
+    model, resumed_ns = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stepscope.profile(model, out=tmp_path, record=choice) as scope:
+        for _ in range(12):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scope.step()
+            scope.pause()
+            with torch.no_grad():
+                model(torch.randn(100, 8)).exp()
+            resumed_ns.append(monotonic_ns())
+            scope.resume()
+    run = RunReader(scope.path)
+    assert run.steps["samples"].to_list() == [4] * 12
+    begins, ends = run.steps["t0_ns"].to_list(), run.steps["t1_ns"].to_list()
+    assert all(before < at <= begin for before, at, begin in zip(ends, resumed_ns, begins[1:], strict=False))
+    profiled = run.steps.filter("recorded")["step"].to_list()
+    assert len([step for step in profiled if step > 0]) >= (11 if choice == "all" else 5)
+    ops = run.ops.with_columns(pl.col("name", "module").cast(pl.String))
+    linears = ops.filter(pl.col("name") == "nn.Linear").group_by("step").agg(pl.len(), pl.col("module").n_unique())
+    assert set(linears.select("len", "module").rows()) == {(2, 2)}
+    assert sorted(linears["step"].to_list()) == profiled
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_resume_without_a_pause_of_this_step_profiles_nothing_more(tmp_path: Path, again: bool) -> None:
+    model = nn.Linear(8, 1)
+
+    with stepscope.profile(model, out=tmp_path, record="every:2") as scope:
+        for _ in range(6):
+            scope.resume()
+            model(torch.randn(4, 8)).sum().backward()
+            scope.pause()
+            if again:
+                scope.resume()
+            scope.step()
+    assert RunReader(scope.path).steps["recorded"].to_list() == [again, False] * 3
+
+
+@pytest.mark.parametrize(("steps", "where"), [("calls", "the step that scope.step() ends"), ("optimizer", "no step")])
+def test_a_skipped_update_is_said_to_be_in_a_step_where_the_training_says_its_steps(
+    tmp_path: Path, steps: str, where: str
+) -> None:
+    model = nn.Linear(8, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+
+    def loop(step: Any) -> None:
+        for number in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 8)).sum()
+            scaler.scale(loss * float("inf") if number == 2 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if steps == "calls":
+                step()
+
+    run = record(loop, tmp_path, steps=steps)
+    assert run.steps.height == (4 if steps == "calls" else 3)
+    skipped = [event["message"] for event in run.events if event["kind"] == "update-skipped"]
+    assert skipped == [f"a gradient scaler skipped an update: its time is in {where}"]
 
 
 def test_target_networks_and_acting_without_gradients_stay_in_the_step(tmp_path: Path) -> None:

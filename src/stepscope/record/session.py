@@ -51,7 +51,7 @@ class Session:
         self.number = 0
         self._log = StepLog(self.note)
         self.t0_ns: int | None = None
-        self.profiled = False
+        self.profiled = self._cut_off = False  # a pause ended the profile of the open step
         self._recorder = make_recorder(self)
         self._writer = RunWriter.create(settings.out, settings.name) if place is None else None
         self._sampler: Sampler | None = None
@@ -208,20 +208,20 @@ class Session:
     def _pause(self) -> None:
         if self._recorder.recording:
             self._recorder.close_window()
-            self.profiled = False
+            self._cut_off, self.profiled = self.profiled, False
 
     def _resume(self) -> None:
+        if self._cut_off:
+            self.begin_step(again=True)
         self.t0_ns = monotonic_ns()
 
     def begin_step(self, at_ns: int | None = None, again: bool = False) -> None:
         """The open step begins: open, keep or close the window as the plan says; again: behind an evaluation."""
         if not self.begun:
             return
-        paused = self._recorder.paused_ns
-        elapsed = monotonic_ns() - self._began_ns
-        self.profiled = self._recorder.before_step(self.number, elapsed, again)
-        moved = at_ns is None or self._recorder.paused_ns != paused
-        self.t0_ns = monotonic_ns() if moved else at_ns
+        paused, self._cut_off = self._recorder.paused_ns, False
+        self.profiled = self._recorder.before_step(self.number, monotonic_ns() - self._began_ns, again)
+        self.t0_ns = monotonic_ns() if at_ns is None or self._recorder.paused_ns != paused else at_ns
 
     def end_step(self, t1_ns: int, late: bool = False) -> None:
         """The open step ended then, and the next one begins; late: it has begun by now."""

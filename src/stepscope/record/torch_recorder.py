@@ -242,7 +242,8 @@ class TorchRecorder:
     def skipped_update(self) -> None:
         """A gradient scaler left an update out."""
         self._repeats.follow()
-        message = "a gradient scaler skipped an update: its time is in no step"
+        where = "no step" if self._session.settings.steps_from == "optimizer" else "the step that scope.step() ends"
+        message = f"a gradient scaler skipped an update: its time is in {where}"
         self._session.note("update-skipped", message, step=self._session.number)
         self._finder.skipped_update()
 
@@ -326,6 +327,8 @@ class TorchRecorder:
         """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
         session = self._session
         self._repeats.differs()
+        if session.t0_ns is not None and now_ns <= session.t0_ns:
+            return  # it was in a pause
         if self._ops is not None and self._ops.recording:
             self._ops.close_window()
             self._evaluated_first += session.profiled

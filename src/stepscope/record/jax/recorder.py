@@ -119,7 +119,7 @@ class JaxRecorder:
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
-        wanted = not self._stopped and self._plan.records(step, elapsed_ns)
+        wanted = not self._stopped and (again or self._plan.records(step, elapsed_ns))
         full = (len(self._spans) + 1) * self._plan.events_per_step > MOST_EVENTS
         if self._window is not None and (full or not wanted):
             self.close_window()
