@@ -291,6 +291,21 @@ def test_a_power_sensor_without_two_good_readings_is_said(tmp_path: Path) -> Non
     assert "no two good readings" in entry.why
 
 
+@pytest.mark.parametrize(("step", "low"), [(0.04, -0.08), (None, -0.4)])
+def test_readings_a_little_below_0_are_an_offset_and_no_gap(tmp_path: Path, step: float | None, low: float) -> None:
+    watts = np.where(np.arange(len(T)) % 2, 10.0, low)
+    row = total(powered(tmp_path, rail("VDD_IN", watts, T, step_size=step), device=TX2))
+    assert row["joules"] / S == pytest.approx((10 + low) / 2, rel=0.02)
+    assert row["gap_s"] == 0
+
+
+def test_a_shunt_the_other_way_round_is_said(tmp_path: Path) -> None:
+    turned = rail("VDD_SYS_GPU", np.where(np.arange(len(T)) == 5, 0.01, -4.0), T, step_size=0.04)
+    run = powered(tmp_path, rail("VDD_IN", 10.0, T), turned, device=TX2)
+    (entry,) = [entry for entry in run.not_measured() if "VDD_SYS_GPU" in entry.what]
+    assert entry.why == "its power is below 0: its shunt is the other way round"
+
+
 def test_a_run_of_many_readings_is_gone_through(tmp_path: Path) -> None:
     t_ns = np.linspace(-1e7, MINUTE * STEP_S * 1e9 + 1e7, 1_000_000)
     run = powered(

@@ -12,6 +12,7 @@ import polars as pl
 
 from stepscope.analysis.channels import resolved_ns, series_of, windows
 from stepscope.analysis.energy.power_model import power_model_gaps
+from stepscope.analysis.energy.power_sources import reversed_shunts
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.metrics import Measured, metric_frame
 from stepscope.analysis.processes import (
@@ -282,6 +283,9 @@ def _energy_gaps(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured
     for why in power_model_gaps(run):
         remedy = "--power-model cpu=2W..15W, with the CPU or GPU that is sampled"
         yield NotMeasured("estimated energy", why, remedy, ENERGY)
+    for backwards in reversed_shunts(run):
+        why = "its power is below 0: its shunt is the other way round"
+        yield NotMeasured(f"energy of {backwards}", why, "swap the two wires of its shunt", ENERGY)
     measured = [line for line in run.rails.lines if not line.estimated]
     if measured:
         for why in run.rails.notes if run.rails.total is None else ():

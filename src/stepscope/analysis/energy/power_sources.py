@@ -99,7 +99,7 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
         growth = counter_growth(t_ns, values, CounterLimits(full, most, refresh_ns, step))
         step = step or _seen_step_j(growth.steps)
     else:
-        growth = integrate_power(t_ns, values, refresh_ns)
+        growth = integrate_power(t_ns, values, refresh_ns, step)
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
     _, once = np.unique(t_ns, return_index=True)  # of two readings of one moment, one counts
     seen = np.empty(0) if is_counter else values[once][np.isin(t_ns[once], growth.t_ns)]
@@ -198,17 +198,37 @@ def _others_go_on(span: Floats, source: PowerSource, everything: list[PowerSourc
 
 
 MOST_W = 5000.0  # more than any machine draws that this is for: a reading above is garbage
+_OFFSET_STEPS, _OFFSET = 3.0, 0.05  # below 0: steps of a gauge, or of its largest reading
+_BACKWARDS, _BACKWARDS_W = 0.9, 0.1  # of the readings, below 0 by more than an offset: a shunt the other way round
 _NOTHING_NEWER = 2.2  # refreshes
 _LONG_PERIODS, _LONG_NS = 20, 500_000_000  # a longer silence than both is a gap even where no row says so
 
 
-def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0) -> Growth:
-    """Energy between good readings of power, J; power that is negative or beyond reason was not read.
+def _least_w(power_w: Floats, step_w: float) -> float:
+    """The lowest power that the offset of a sensor explains, W: at idle a rail reads as much below 0 as above it."""
+    plausible = power_w[np.isfinite(power_w) & (power_w <= MOST_W)]
+    return -max(_OFFSET_STEPS * step_w, _OFFSET * float(plausible.max(initial=0.0)))
+
+
+def reversed_shunts(run: RunReader) -> Iterator[str]:
+    """Yield the id of every gauge of power that reads below 0 nearly always, by more than an offset."""
+    for channel in run.channels:
+        if (channel.get("quantity"), channel.get("kind"), channel.get("unit")) != ("power", "gauge", "W"):
+            continue
+        if str(channel.get("id")) in run.sensor(str(channel.get("sensor"))).columns:
+            watts = channel_readings(run, channel)[2]
+            watts, step_w = watts[np.isfinite(watts)], float(channel.get("step_size") or 0)
+            if len(watts) > 1 and np.mean(watts < min(_least_w(watts, step_w), -_BACKWARDS_W)) >= _BACKWARDS:
+                yield str(channel["id"])
+
+
+def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0, step_w: float = 0.0) -> Growth:
+    """Energy between good readings of power, J; power that no offset explains, or beyond reason, was not read.
 
     t_ns, power_w: (n,), NaN where not read. A gap is where a reading failed, or where none was taken for long;
     not where the sensor had nothing newer to give, which it says by the same NaN: readings two refreshes apart.
     """
-    good = np.isfinite(power_w) & (power_w >= 0) & (power_w <= MOST_W)
+    good = np.isfinite(power_w) & (power_w >= _least_w(power_w, step_w)) & (power_w <= MOST_W)
     read = np.flatnonzero(good)
     t, watts = t_ns[read], power_w[read]
     if len(read) < 2:
