@@ -67,6 +67,16 @@ def test_a_packed_file_that_is_damaged_is_refused(capsys: pytest.CaptureFixture[
     assert "is damaged" in capsys.readouterr().err
 
 
+def test_a_packed_file_that_is_cut_off_gives_what_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    profile(Path("p.json"))
+    packed = gzip.compress(Path("p.json").read_bytes())
+    Path("p.json.gz").write_bytes(packed[: len(packed) * 3 // 4])
+    assert exit_code(["import", "p.json.gz"]) == 0
+    shown = capsys.readouterr()
+    assert 2 < len(Run(shown.out.strip()).steps) < 12
+    assert "it is cut off in the midst of the events" in shown.err
+
+
 def test_importing_needs_no_torch() -> None:
     import subprocess
     import sys

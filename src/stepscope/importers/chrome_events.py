@@ -45,12 +45,23 @@ def read_events(path: Path, take: Take, most_bytes: int = MOST_BYTES) -> dict[st
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
         file.seek(0)
-        source = gzip.GzipFile(fileobj=file) if packed else file
+        source = _Unpacked(fileobj=file) if packed else file
         text = io.TextIOWrapper(source, encoding="utf-8", errors="replace")
         try:
             return _Scan(text, path.name, most_bytes).all(take)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (gzip.BadGzipFile, zlib.error) as error:
             raise UsageError(f"'{path}' is damaged: {error}", "copy it again") from error
+
+
+class _Unpacked(gzip.GzipFile):
+    """A packed file that ends where it is cut off."""
+
+    def read1(self, size: int = -1) -> bytes:
+        """Unpack a piece; nothing where no more can be."""
+        try:
+            return super().read1(size)
+        except EOFError:
+            return b""
 
 
 class _Scan:
