@@ -73,6 +73,14 @@ def test_what_the_user_says_comes_first(tmp_path: Path) -> None:
     assert again.device["board"] == {"name": "tx2"}
 
 
+def test_an_export_is_no_log_that_can_be_laid_beside_another_file(tmp_path: Path) -> None:
+    path = exported(fabricate_run(tmp_path / "a"), tmp_path)
+    log = tmp_path / "meter.csv"
+    log.write_text("time,power\n2026-11-21T11:49:45Z,5\n2026-11-21T11:49:46Z,5\n")
+    with pytest.raises(UsageError, match="is no log of a sensor"):
+        import_file(log, [path], out=tmp_path / "b")
+
+
 def test_an_export_that_is_cut_off_gives_what_it_holds_and_says_so(tmp_path: Path) -> None:
     path = exported(fabricate_run(tmp_path / "a", steps=20), tmp_path)
     text = path.read_text(encoding="utf-8")

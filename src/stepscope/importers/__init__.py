@@ -326,7 +326,7 @@ def _kind(path: Path, given: str | None) -> str:
 
 
 def _logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:
-    if kind == TORCH:
+    if kind in (TORCH, OWN):
         raise UsageError(f"'{path}' is no log of a sensor", "give the torch.profiler file first, and logs by --with")
     found: LogKind = next(log_kind for log_kind in sensor_logs.KINDS if log_kind.name == kind)
     try:
@@ -344,7 +344,9 @@ def _shifted(log: SensorLog, shift_ns: int) -> SensorLog:
 
 
 def _origin(logs: list[SensorLog]) -> int:
-    return int(min(log.t0_ns.min() for log in logs)) // 1_000_000_000 * 1_000_000_000
+    """A whole second before the first reading: one of 0 W that begins and ends at 0 would be a row of zeros."""
+    first = min(min(log.t0_ns.min(), log.t1_ns.min() - 1) for log in logs)
+    return int(first) // 1_000_000_000 * 1_000_000_000
 
 
 def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
