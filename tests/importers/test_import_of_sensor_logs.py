@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,103 @@ def test_whatever_follows_a_header_a_log_is_read_or_refused(text: str) -> None:
         except (UsageError, ValueError):
             continue
         assert all(len(column) == len(log.t0_ns) for log in logs for column in log.columns)
+
+
+def test_gpus_of_one_model_are_told_apart_by_their_place_in_each_query(tmp_path: Path) -> None:
+    head = "timestamp, name, power.draw [W]\n"
+    line = "2026/11/21 11:49:{}.{:03d}, NVIDIA A100, {} W\n"
+    lines = [line.format(40 + n, gpu * (3 + n % 4), 100 * (gpu + 1) + n) for n in range(12) for gpu in range(2)]
+    cut_off = lines[-1][:20]
+    run = run_of(text_log(tmp_path, "".join([head, *lines[:-1], cut_off])))
+    found = run.samples("power").group_by("scope", maintain_order=True).agg("value").rows()
+    assert sorted(found) == [("gpu:0", [100.0 + n for n in range(12)]), ("gpu:1", [200.0 + n for n in range(11)])]
+    with pytest.raises(UsageError, match="several GPUs") as refused:
+        run_of(text_log(tmp_path, "".join([head, *lines[:4], *lines[5:]])))
+    assert "add index" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("apart_ms", [[1000], [100, 140, 90, 600], [10, 2, 3, 40], [0, 1000, 1000, 1000]])
+def test_lines_of_one_gpu_remain_one_however_they_follow(tmp_path: Path, apart_ms: list[int]) -> None:
+    stamps = [BEGIN + timedelta(milliseconds=1 + sum((apart_ms * 20)[:n])) for n in range(20)]
+    lines = [f"{t:%Y/%m/%d %H:%M:%S}.{t.microsecond // 1000:03d}, 30 W\n" for t in stamps]
+    run = run_of(text_log(tmp_path, "".join(["timestamp, power.draw [W]\n", *lines])))
+    assert run.samples("power")["scope"].to_list() == ["gpu:0"] * 20
+
+
+def test_a_line_of_nvidia_smi_with_an_open_quote_spoils_no_other(tmp_path: Path) -> None:
+    head, *lines = NVIDIA.splitlines(keepends=True)
+    text = "".join([head, '2026/11/21 11:49:44.100, 0, "31.50 W\n', "x" * 140_000 + "\n", *lines * 20])
+    log = log_formats.parse_nvidia_smi(text.splitlines())
+    assert (len(log.readings), log.skipped) == (80, 22)
+    board = log_formats.parse_jetson_stats([*JTOP.splitlines(), "x" * 140_000])
+    assert (len(board.stamps), board.skipped) == (2, 1)
+
+
+def test_powermetrics_that_paused_is_placed_anew_behind_the_pause(tmp_path: Path) -> None:
+    block = "*** Sampled system activity (Sat Nov 21 12:{}:{:02d} 2026 +0100) (1000.00ms elapsed) ***\n{}"
+    power = "CPU Power: 1000 mW\n"
+    first = [block.format(49, second, power if second != 47 else "") for second in range(45, 50)]
+    second = [block.format(59, second, power) for second in range(10, 13)]
+    run = run_of(text_log(tmp_path, "".join([*first, *second])))
+    ends = [t / 1e9 for t in run.sensor("powermetrics")["t1_ns"].to_list()]
+    assert ends == pytest.approx([0.5, 1.5, 3.5, 4.5, 565.5, 566.5, 567.5])
+    assert any("anew after each of 1 pauses" in event["message"] for event in run.events)
+
+
+def test_a_line_that_is_still_being_written_is_no_reading(tmp_path: Path) -> None:
+    log = tegrastats_log(tmp_path / "tegra.log")
+    log.write_text(f"{log.read_text()}{BEGIN:%m-%d-%Y %H:%M:}59 {TX2.replace('VDD_IN 5297/5297', 'VDD_IN 52')[:150]}")
+    assert len(run_of(log).sensor("tegrastats")) == 8
+
+
+def test_a_line_without_a_stamp_is_passed_over_where_others_have_one(tmp_path: Path) -> None:
+    log = tegrastats_log(tmp_path / "tegra.log")
+    log.write_text(f"{TX2}\n" + log.read_text().replace("11-21", "\x00\x0011-21", 1))
+    run = run_of(log)
+    assert len(run.sensor("tegrastats")) == 8
+    assert any("1 lines have no stamp" in event["message"] for event in run.events)
+
+
+def test_a_first_reading_of_no_power_at_a_whole_second_is_a_reading(tmp_path: Path) -> None:
+    run = run_of(text_log(tmp_path, "time,power\n2026-11-21T11:49:45Z,0\n2026-11-21T11:49:46Z,5\n"))
+    assert run.samples("power")["value"].to_list() == [0.0, 5.0]
+
+
+class _Berlin(tzinfo):
+    """Central European time: two hours ahead of UTC until October ends, one from then on."""
+
+    def utcoffset(self, when: datetime | None) -> timedelta:
+        """By the local time."""
+        return timedelta(hours=2 if when and when.replace(tzinfo=None) < datetime(2026, 10, 25, 3) else 1)
+
+    def dst(self, when: datetime | None) -> timedelta:
+        """In summer."""
+        return self.utcoffset(when) - timedelta(hours=1)
+
+    def tzname(self, when: datetime | None) -> str:
+        """No other."""
+        return "Berlin"
+
+
+STARTED = datetime(2026, 11, 21, 11, 59, 58)
+OF_DAY = [
+    ("2026-10-25 01:30:00", "2026-10-25 03:30:00", Clock(_Berlin()), 3 * 3600),
+    ("12:00:01", "12:00:03.5", Clock(timezone.utc, started=STARTED), 5.5),
+    ("11:59:57", "12:00:03.5", Clock(timezone.utc, started=STARTED), 5.5),
+    ("0:00:01", "0:00:05.5", Clock(timezone.utc, started=STARTED), 5.5),
+    ("23:59:59", "0:00:05.5", Clock(timezone.utc, started=datetime(2026, 11, 22)), 5.5),
+    ("0:00:01", "0:00:05.5", Clock(timezone.utc, started=datetime(2026, 11, 21, 0, 0, 30)), 5.5),
+]
+
+
+@pytest.mark.parametrize(("first", "last", "clock", "end_s"), OF_DAY)
+def test_times_of_a_meter_are_times_of_day_or_count_from_its_start(
+    tmp_path: Path, first: str, last: str, clock: Clock, end_s: float
+) -> None:
+    run = run_of(text_log(tmp_path, f"time,power\n{first},5\n{last},6\n"), clock=clock)
+    end_ns = run.meta["clock"]["unix_ns"] + run.sensor("meter_csv-log")["t1_ns"][-1]
+    begin = clock.started or datetime(2026, 10, 24, 23, 30)
+    assert end_ns / 1e9 - begin.replace(tzinfo=timezone.utc).timestamp() == pytest.approx(end_s, abs=1e-5)
 
 
 def _total_w(run: Run) -> float:

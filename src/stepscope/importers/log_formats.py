@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import PurePath
@@ -28,6 +28,7 @@ _NODE_NAMES = ("node", "node_id", "hostname", "name", "device")  # in the metada
 _MOST_W = 1e7
 _MOST_S = 9e9  # later than the year 2200: no time
 _DATED_S = 1e8  # from so many seconds on a time counts from 1970
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -145,19 +146,29 @@ def read_meter_table(
 def _unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: tzinfo | None) -> Ints:
     if not all(abs(t) < _MOST_S for t in log.t_s):
         raise ValueError("a time that is none")
-    t_ns = np.array([round(t * 1e6) * 1000 for t in log.t_s], dtype=np.int64)
+    t_ns: Ints = np.array([round(t * 1e6) * 1000 for t in log.t_s], dtype=np.int64)
     if log.clock == "unix":
         return t_ns
-    if log.t_s[0] >= _DATED_S:  # a date without a zone, counted as UTC
-        naive = datetime(1970, 1, 1) + timedelta(seconds=log.t_s[0])
-        known = naive.replace(tzinfo=zone) if zone is not None else naive.astimezone()
-        return t_ns + round((known - naive.replace(tzinfo=timezone.utc)).total_seconds() * 1e9)
+    if log.t_s[0] >= _DATED_S:  # dates without a zone, counted as UTC
+        return t_ns + np.array([_west_ns(t, zone) for t in log.t_s], dtype=np.int64)
     if started_ns is None:
         raise UsageError(
-            f"'{source}': its times count from a start of its own",
-            "say when that was: --started 2026-01-31T12:00:00.25",
+            f"'{source}': its times have no date, or count from a start of its own",
+            "say when that was: --started 2026-01-31T12:00:00.25 (h:m:s near that time of day are times of day)",
         )
+    began = datetime.fromtimestamp(started_ns / 1e9, zone)
+    of_day = began - began.replace(hour=0, minute=0, second=0, microsecond=0)
+    late_s = (log.t_s[0] - of_day.total_seconds() + _DAY_S / 2) % _DAY_S - _DAY_S / 2
+    if log.clock == "h:m:s" and abs(late_s) < log.t_s[0] < _DAY_S:  # nearer to that time of day than to 0
+        return t_ns - int(t_ns[0]) + started_ns + round(late_s * 1e9)
     return t_ns + started_ns
+
+
+def _west_ns(local_s: float, zone: tzinfo | None) -> int:
+    """UTC less local time at a local time, ns: another one after the clocks have changed."""
+    naive = datetime(1970, 1, 1) + timedelta(seconds=local_s)
+    known = naive.replace(tzinfo=zone) if zone is not None else naive.astimezone()
+    return round((known - naive.replace(tzinfo=timezone.utc)).total_seconds() * 1e9)
 
 
 def _channel(sensor: str, name: str, source: str, column: str) -> Channel:
@@ -186,7 +197,8 @@ QUANTITIES = {
     **dict.fromkeys(("clocks.current.sm", "clocks.sm", "clocks.current.graphics", "clocks.gr"), ("frequency", "MHz")),
     **dict.fromkeys(("clocks.current.memory", "clocks.mem"), ("memory_frequency", "MHz")),
 }
-_IDENTITY = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "name", "gpu_name")
+_IDENTITY = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id")
+_MODEL = ("name", "gpu_name")  # which several GPUs of a machine can share
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,7 @@ class NvidiaSmiLog:
     """All lines in order; `columns` are those that are understood: the query's name of each quantity."""
 
     readings: tuple[Reading, ...]
+    told_apart: bool  # a reading's `gpu` is of one GPU alone
     columns: dict[str, str]
     skipped: int
 
@@ -219,7 +232,7 @@ def parse_nvidia_smi(lines: Iterable[str]) -> NvidiaSmiLog:
     readings: list[Reading] = []
     columns: dict[str, str] = {}
     skipped = 0
-    for cells in csv.reader(line.replace("\0", "") for line in lines):
+    for cells in _rows(lines):
         if is_nvidia_smi_header(",".join(cells)):
             head = _named(cells)
             columns |= _quantities(head)
@@ -229,7 +242,16 @@ def parse_nvidia_smi(lines: Iterable[str]) -> NvidiaSmiLog:
             skipped += bool(cells)
     if not head:
         raise ValueError("no header with 'timestamp' and a quantity such as 'power.draw': write the log with a header")
-    return NvidiaSmiLog(tuple(readings), columns, skipped)
+    return NvidiaSmiLog(tuple(readings), any(name in _IDENTITY for name, _ in head), columns, skipped)
+
+
+def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The cells of each line by itself: a quote that a damaged line does not close ends with it."""
+    for line in lines:
+        try:
+            yield from csv.reader([line.replace("\0", "")])
+        except csv.Error:
+            yield [line]
 
 
 def _named(cells: Iterable[str]) -> list[tuple[str, str]]:
@@ -254,7 +276,7 @@ def _reading(head: list[tuple[str, str]], cells: list[str]) -> Reading | None:
     stamp = _nvidia_smi_stamp(by_name["timestamp"][0])
     if stamp is None:
         return None
-    gpu = next((by_name[name][0].strip() for name in _IDENTITY if name in by_name), "0")
+    gpu = next((by_name[name][0].strip() for name in (*_IDENTITY, *_MODEL) if name in by_name), "0")
     quantities = _quantities(head).items()
     return Reading(
         stamp, gpu, {quantity: _nvidia_smi_value(*by_name[name], QUANTITIES[name][1]) for quantity, name in quantities}
@@ -313,7 +335,7 @@ def is_jetson_stats_header(line: str) -> bool:
 
 def parse_jetson_stats(lines: Iterable[str]) -> JetsonStatsLog:
     """The whole log; raises ValueError where it has no header of jetson-stats."""
-    reader = csv.reader(line.replace("\0", "") for line in lines)
+    reader = _rows(lines)
     head = [cell.strip() for cell in next(reader, [])]
     if not is_jetson_stats_header(",".join(head)):
         raise ValueError("no header of jetson-stats ('time', 'CPU1', 'GPU', 'Temp ...', 'Power ...')")

@@ -69,13 +69,14 @@ def unix_ns(stamp: datetime, clock: Clock) -> int:
 
 
 def log_text(path: Path) -> str:
-    """The text of a log; UsageError where it cannot be read or is larger than 1 GiB."""
+    """The lines of a log, without a last one that has no end yet; UsageError where it is larger than 1 GiB."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"'{path}' is larger than 1 GiB", "cut the log to the time of the training")
-        return path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path of the log") from error
+    return text.rpartition("\n")[0] or text
 
 
 def in_order(log: SensorLog) -> SensorLog:
@@ -111,6 +112,8 @@ def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str,
 
 
 SECOND_NS = 1_000_000_000
+_LEAST_QUERY_NS = SECOND_NS // 20  # of nvidia-smi: where queries follow closer, they cannot be told from their lines
+_MOST_WITHIN_NS = SECOND_NS // 10  # between two lines of a query
 _MONTH = "%a %b %d %H:%M:%S %Y %z"
 _WHOLE_SECONDS = "its stamps are whole seconds: each reading is placed to within its share of that second"
 _LOCAL = "its stamps state no zone: they are read as local time {zone}"
@@ -127,10 +130,12 @@ class LogKind:
 
 def tegrastats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """Rails, cores, GPU, memory controller, memory and thermal zones of a tegrastats log."""
-    lines = [line for line in map(tegrastats.parse, text.splitlines()) if line.memory]
-    if not lines:
+    read = [line for line in map(tegrastats.parse, text.replace("\0", "").splitlines()) if line.memory]
+    if not read:
         raise UsageError(f"'{source}': no line of tegrastats", "give the output of tegrastats, or --kind")
+    lines = [line for line in read if line.stamp is not None] or read
     t0_ns, t1_ns, note = _tegrastats_times([line.stamp for line in lines], source, clock)
+    note += f"; {len(read) - len(lines)} lines have no stamp: they are no readings" if len(lines) < len(read) else ""
     channels, columns = _tegrastats_channels(lines, source)
     return [in_order(SensorLog("tegrastats", tuple(channels), t0_ns, t1_ns, tuple(columns), (note,)))]
 
@@ -213,12 +218,13 @@ def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
 def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """A sensor a GPU, since each is read at its own times."""
     log = log_formats.parse_nvidia_smi(text.splitlines())
-    gpus = list(dict.fromkeys(reading.gpu for reading in log.readings))
+    all_readings = log.readings if log.told_apart else _told_apart(log.readings, source)
+    gpus = list(dict.fromkeys(reading.gpu for reading in all_readings))
     if not gpus:
         raise UsageError(f"'{source}': no line with a time", "give a log of nvidia-smi that holds readings")
     logs = []
     for place, gpu in enumerate(gpus):
-        readings = [reading for reading in log.readings if reading.gpu == gpu]
+        readings = [reading for reading in all_readings if reading.gpu == gpu]
         stamps = np.array([unix_ns(reading.stamp, clock) for reading in readings], dtype=np.int64)
         scope = f"gpu:{gpu if gpu.isdecimal() else place}"
         units = {"power": "W", "temperature": "degC", "memory_used": "B", "frequency": "Hz", "memory_frequency": "Hz"}
@@ -231,9 +237,37 @@ def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     return logs
 
 
+def _told_apart(readings: Sequence[log_formats.Reading], source: str) -> list[log_formats.Reading]:
+    """Readings of a log that names no GPU, or its model alone: GPUs that are alike by their place in each query."""
+    stamps: dict[str, list[datetime]] = {}
+    for reading in readings:
+        stamps.setdefault(reading.gpu, []).append(reading.stamp)
+    places = {gpu: iter(_places_in_query(of_gpu, source)) for gpu, of_gpu in stamps.items()}
+    numbered = ((reading, next(places[reading.gpu])) for reading in readings)
+    return [replace(reading, gpu=f"{reading.gpu}#{place}") if place else reading for reading, place in numbered]
+
+
+def _places_in_query(stamps: Sequence[datetime], source: str) -> list[int]:
+    """The place of each line among those of its query, which are ms apart; all 0 where a query has one line."""
+    stamps_ns: Ints = np.array(stamps, dtype="datetime64[ns]").astype(np.int64)
+    apart = np.diff(stamps_ns)
+    usual_ns = int(np.quantile(apart, 0.95)) if len(apart) else 0  # between queries, of up to 16 GPUs
+    begins = np.flatnonzero([True, *(apart >= min(usual_ns // 4, _MOST_WITHIN_NS))])
+    whole_seconds = not any(stamp.microsecond for stamp in stamps)
+    if whole_seconds or usual_ns < _LEAST_QUERY_NS or len(begins) > len(stamps) * 2 / 3:
+        return [0] * len(stamps)
+    sizes = np.diff([*begins, len(stamps)])
+    if (sizes[:-1] != sizes[0]).any() or sizes[-1] > sizes[0]:
+        raise UsageError(
+            f"'{source}': its lines are of several GPUs, and none says of which",
+            "add index to the query: --query-gpu=timestamp,index,power.draw",
+        )
+    return [place for size in sizes.tolist() for place in range(size)]
+
+
 def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
-    """Power of the chip's parts, each a mean over its block; a block's end is counted from the first one's stamp."""
-    blocks = [block for block in apple.parse(text).blocks if block.power_w and block.elapsed_ns > 0]
+    """Power of the chip's parts, each a mean over its block; ends of blocks are counted up within each stretch."""
+    blocks = [block for block in apple.parse(text).blocks if block.elapsed_ns > 0]
     names = [name for name in SCOPES if any(name in block.power_w for block in blocks)]
     if not names:
         raise UsageError(f"'{source}': no power of powermetrics", "run it with --samplers cpu_power (and gpu_power)")
@@ -242,9 +276,9 @@ def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     except ValueError as error:
         raise UsageError(f"'{source}': {error}", "give the text output of powermetrics, not -f plist") from error
     elapsed = np.array([block.elapsed_ns for block in blocks], dtype=np.int64)
-    since = np.cumsum(elapsed)
-    begin = int(np.median(np.array(stamps) + SECOND_NS // 2 - since))  # stamps are whole seconds
-    ends = begin + since
+    ends, pauses = _block_ends(np.array(stamps, dtype=np.int64), elapsed)
+    kept = [place for place, block in enumerate(blocks) if block.power_w]
+    blocks, elapsed, ends = [blocks[place] for place in kept], elapsed[kept], ends[kept]
     window_ns = int(np.median(elapsed))
     channels, columns = [], []
     for name in names:
@@ -255,7 +289,17 @@ def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
         channels += [replace(power, refresh_ns=window_ns, window_ns=window_ns), replace(energy, refresh_ns=window_ns)]
         columns += [watts.tolist(), joules.tolist()]
     note = f"{source}: its stamps are whole seconds; times are counted from their median, to half a second"
+    note += f", and anew after each of {pauses} pauses" if pauses else ""
     return [in_order(SensorLog("powermetrics", tuple(channels), ends, ends, tuple(columns), (note,)))]
+
+
+def _block_ends(stamps_ns: Ints, elapsed_ns: Ints) -> tuple[Ints, int]:
+    """End of each block, and how many pauses lie between blocks; stamps are whole seconds."""
+    since = np.cumsum(elapsed_ns)
+    begin = stamps_ns + SECOND_NS // 2 - since  # by each block, to half a second; a pause moves it
+    pauses = np.flatnonzero(np.abs(np.diff(begin)) > SECOND_NS * 3 // 2) + 1
+    stretches = np.split(begin, pauses)
+    return since + np.concatenate([np.full(len(part), int(np.median(part))) for part in stretches]), len(pauses)
 
 
 def _started_ns(clock: Clock) -> int | None:
