@@ -13,6 +13,7 @@ from stepscope.units import (
     amount,
     bracketed,
     bytes_,
+    count,
     cut_in_the_middle,
     distinct_width,
     duration,
@@ -30,6 +31,12 @@ SCALES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 
 def test_what_was_not_measured_is_a_dash_and_never_a_zero() -> None:
     assert {number(None), si(None, "W"), duration(None), bytes_(None), percent(None)} == {NOT_MEASURED}
+
+
+def test_a_mean_of_few_things_is_not_rounded_to_none() -> None:
+    assert [count(value) for value in (None, 0, 0.05, 2.5, 2, 1234.4, 1_234_567)] == [
+        *(NOT_MEASURED, "0", "0.05", "2.5", "2", "1,234", "1,234,567")
+    ]
 
 
 def test_a_measured_zero_stays_a_zero() -> None:

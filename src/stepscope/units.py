@@ -230,8 +230,10 @@ def milliseconds(ns: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number with its thousands marked."""
-    return NOT_MEASURED if value is None else f"{value:,.0f}"
+    """A number of things with its thousands marked; a mean of few of them with three digits."""
+    if value is None or value >= 100 or value == round(value):
+        return NOT_MEASURED if value is None else f"{value:,.0f}"
+    return number(value)
 
 
 FORMULA = re.compile(r"^(?:[=+@\t\r]|-.)")  # a text that a spreadsheet takes for one

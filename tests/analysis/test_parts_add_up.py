@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fabricate import STEP, Op, fabricate_run, walk
+from tests.fabricate import STEP, Op, every_step, fabricate_run, walk
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
@@ -63,6 +64,18 @@ def test_a_module_that_is_called_twice_says_so(tmp_path: Path) -> None:
     call = Op("nn.Linear", "fc", "forward", 100)
     modules = Run(fabricate_run(tmp_path, ops=(call, call))).modules()
     assert modules.filter(pl.col("module") == "fc")["calls"].to_list() == [2.0]
+
+
+def test_calls_of_what_few_steps_have_are_a_mean_as_its_time_is(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, recorded=every_step))
+    times = run.step_times
+    seldom = (pl.col("module") == "features.1") & (pl.col("step") != times.steps[0])
+    run.__dict__["step_times"] = replace(times, table=times.table.filter(~seldom))
+    modules, operators = run.modules(), run.operators()
+    share = 1 / len(times.steps)
+    assert modules.filter(pl.col("module") == "features.1")["calls"].to_list() == [pytest.approx(share)]
+    clamp = operators.row(by_predicate=pl.col("name") == "aten::clamp_min", named=True)
+    assert (clamp["count"], clamp["total_ns"]) == (pytest.approx(share), pytest.approx(350 * US * share, rel=0.05))
 
 
 def test_modules_that_the_model_file_does_not_know_are_found_in_the_ops(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from stepscope.units import (
     bracketed,
     bytes_,
     component_label,
+    count,
     distinct_width,
     duration,
     estimate,
@@ -127,7 +128,7 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     phases = [*_MODEL_PHASES, *(phase for phase in _LOOP_PHASES if (shown[f"{phase}_ns"] > 0).any())]
     columns = [
         Column("op", False, of=operator_name, names=True),
-        figures("calls", "count", number),
+        figures("calls", "count", count),
         *(figures(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS.get(phase)) for phase in phases),
         figures("time", "total_ns", duration),
         Column("phase", False, of=_longest_phase),

@@ -42,8 +42,8 @@ def operator_table(run: Run) -> pl.DataFrame:
 
     Of a step as it runs unprofiled (`correction`): on the CPU, with framework overhead, total_ns adds up to the step
     time, and `share` is of it; kernels of an accelerator have rows of their own. `mean_ns` is the plain mean of what
-    was recorded, interruptions included. `flops` and `bytes` are per step, null where unknown; `source` is the line of
-    code on which it spends the most time, as one step noted it.
+    was recorded, interruptions included. `count` (of calls), `flops` and `bytes` are means per step, null where
+    unknown; `source` is the line of code on which it spends the most time, as one step noted it.
     """
     times = run.step_times
     if times.is_empty:
@@ -52,7 +52,7 @@ def operator_table(run: Run) -> pl.DataFrame:
     spent = parts_of_step(times, table, keys)
     flops = _mean_stated(table, number, spent, "flops")
     kinds = spent.rename({"ns": "total_ns"}).with_columns(
-        pl.Series("count", np.median(per_step(table, number, keys, "count").values, axis=0)),
+        pl.Series("count", per_step(table, number, keys, "count").values.mean(axis=0)),
         *_phase_columns(table, number, spent),
         flops=pl.Series(flops),
         flops_per_s=pl.Series(flops / np.maximum(spent["ns"].to_numpy(), 1) * 1e9),
@@ -228,9 +228,9 @@ def module_table(run: Run) -> pl.DataFrame:
     FRAMEWORK_OVERHEAD) it adds up to the step time, and `share` is of it; `mean_ns` is the plain mean of what was
     recorded. `device_ns` is kernel time, null without an accelerator; `optimizer_ns` of modules is null where no update
     could be led back to a module, and `optimizer_shared` where it is a share, by elements, of updates that serve many
-    modules; `flops` is of own ops, a step; `source` is the line of code that calls it. Times of a module of which no
-    call is seen (it lies in compiled or scripted code, or is never called) are null, as is the backward pass of one
-    that is frozen.
+    modules; `calls` and `flops` (of own ops) are means a step; `source` is the line of code that calls it. Times of a
+    module of which no call is seen (it lies in compiled or scripted code, or is never called) are null, as is the
+    backward pass of one that is frozen.
     """
     times = run.step_times
     tree = module_tree(run, times.table)
@@ -246,7 +246,7 @@ def module_table(run: Run) -> pl.DataFrame:
     columns: dict[str, Any] = {
         **_identity(tree),
         **called,
-        "calls": np.append(np.median(calls, axis=0), np.nan),
+        "calls": np.append(calls.mean(axis=0), np.nan),
         **own.columns("", times, of_layers),
         **own.subtrees(tree).columns("tree_", times, None if of_layers is None else _subtree_sums(of_layers, tree)),
         **_device_columns(on_device, number, tree),

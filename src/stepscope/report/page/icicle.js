@@ -30,7 +30,7 @@ function describeModule(node, layer, whole) {
   lines.push("forward " + say(values.forward) + ", backward " + say(values.backward) + (values.optimizer === null ? "" : ", optimizer " + say(values.optimizer)));
   lines.push("its own, without what it contains: " + say(values.own));
   if (node.parameters) lines.push(node.parameters.toLocaleString("en") + " parameters");
-  if (node.calls) lines.push(node.calls + (node.calls === 1 ? " call a step" : " calls a step"));
+  if (node.calls) lines.push(node.calls.toLocaleString("en") + (node.calls === 1 ? " call a step" : " calls a step"));
   return lines.join("\n");
 }
 function depthOf(node, amount) {
