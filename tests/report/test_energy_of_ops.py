@@ -20,6 +20,7 @@ from stepscope.analysis.summary import energy_facts, main_rail, module_rows, res
 from stepscope.cli.report import report
 from stepscope.errors import UnknownName
 from stepscope.report import html
+from stepscope.report import screen as first_screen
 from stepscope.report.sections import energy as section
 from stepscope.report.text import operator_energy, operator_utilisation
 
@@ -78,6 +79,26 @@ def test_simulated_sensors_are_stamped(path: Path) -> None:
     assert "SIMULATED sensors: jetson-tx2" in screen(run)
     assert section.build(run).lede.startswith("SIMULATED")
     assert energy_facts(run)["stamp"] == "SIMULATED sensors: jetson-tx2"
+
+
+@pytest.mark.parametrize(
+    ("header", "short", "long"),
+    [
+        ({}, "est. J/step", "Estimated energy"),
+        ({"simulated": "jetson-tx2"}, "sim. est. J/step", "Simulated estimated energy"),
+    ],
+)
+def test_joules_of_layers_by_the_power_model_are_called_estimated(
+    header: dict[str, str], short: str, long: str, tmp_path: Path
+) -> None:
+    run = Run(fabricate_run(tmp_path, steps=60, header={"power_model": "cpu=2W..12W", **header}), "model")
+    console = Console(width=140, file=io.StringIO(), highlight=False)
+    with console.capture() as captured:
+        console.print(first_screen.render(run))
+    assert f" {short}" in captured.get()
+    page = html.render(run)
+    assert f'"title":"{long}"' in page  # of the bars and the tree
+    assert f">{long}</th>" in page
 
 
 def test_the_page_has_a_picture_and_tables_of_kinds_and_modules(path: Path) -> None:

@@ -16,7 +16,8 @@ from tests.fabricate import MODEL, STEP, Core, Op, every_step, fabricate_run
 from stepscope.analysis.run import Run
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.report import html, sections
-from stepscope.report.page.parts import Section
+from stepscope.report.page.parts import Section, Views
+from stepscope.report.sections import modules
 from stepscope.runfolder import RunWriter
 from stepscope.units import milliseconds, row_label
 
@@ -207,6 +208,26 @@ def test_a_page_of_many_modules_and_steps_stays_small(tmp_path: Path) -> None:
     text = html.render(run)
     assert len(text.encode()) < 2_000_000
     assert "smaller modules" in text
+    assert "The 1,301 with the least time are not listed." in text  # the model itself is a layer
+
+
+def test_a_page_says_what_its_times_are_only_where_they_are_so(tmp_path: Path) -> None:
+    said = "The step time is a median; its parts are means. Brackets hold"
+    assert said in html.render(Run(fabricate_run(tmp_path, steps=8)))
+    other = html.page_of("A sweep", [], None, [])
+    assert "<p>Written by Stepscope" in other
+    assert "median" not in other[other.index("<footer>") : other.index("</footer>")]
+
+
+def test_layers_without_a_quantity_have_neither_bars_nor_a_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fabricate_run(tmp_path, steps=8))
+    monkeypatch.setattr(modules, "_metrics", lambda run, layers: iter(()))
+    monkeypatch.setattr(modules, "_layers", lambda run, place: iter(()))
+    (views,) = modules.build(run).parts
+    assert isinstance(views, Views)
+    assert [title for title, _ in views.parts] == ["Table"]
 
 
 def test_write_returns_the_file_it_wrote(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from stepscope.analysis.memory.events import live_by_module, over_step
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import ALLOCATOR, PEAK, process_parts, summary
 from stepscope.report.page.parts import Figure, flat
+from stepscope.report.sections import modules
 from stepscope.report.table import Table
 from stepscope.report.text import render
 from stepscope.runfolder import MEMORY, RunWriter, part_of
@@ -128,6 +129,9 @@ def test_memory_that_was_computed_is_shown_and_marked_where_none_was_profiled(tm
     assert "memory by layer" not in {entry.what for entry in run.not_measured()}
     assert "computed on tensors without data" in screen(run)
     assert summary(run)["memory"]["computed"]
+    (views,) = modules.build(run).parts
+    table = next(part for part in flat([views]) if isinstance(part, Table))
+    assert {"At peak, computed", "Most at once, computed"} <= {column.title for column in table.columns}
     RunWriter(path, {}).memory(part_of(events(run.steps["t0_ns"][4]), "memory"))
     measured = Run(path).peak()
     assert measured is not None

@@ -203,6 +203,21 @@ def test_the_list_of_layers_switches_its_quantity_groups_and_finds(chromium: Bro
     assert not chromium.run("document.querySelector('[data-view=Table]').hidden")
 
 
+def test_a_group_of_layers_that_is_chosen_is_marked_and_its_rate_is_the_highest_of_them(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
+    chromium.open(pages["of many layers"])
+    chromium.run("document.querySelector('.layers [data-key=Type]').click()")
+    chosen = "[...document.querySelectorAll('.layers tbody tr')].find((row) => row.textContent.includes('\u00d7'))"
+    chromium.run(f"{chosen}.click()")
+    assert chromium.run(f"{chosen}.className") == "marked"
+    assert chromium.run("document.querySelectorAll('.layers tr.marked').length") == 1
+    chromium.run("document.querySelector('.layers [data-key=\"FLOP/s\"]').click()")
+    assert chromium.run(f"{chosen}.querySelector('.n').textContent").startswith("up to ")
+    chromium.run("document.querySelector('.layers [data-key=Layer]').click()")
+    assert "up to" not in chromium.run("document.querySelector('.layers tbody').textContent")
+
+
 def test_a_layer_that_is_chosen_in_the_list_is_marked_in_the_timeline_and_the_reverse(
     chromium: Browser, pages: dict[str, Path]
 ) -> None:

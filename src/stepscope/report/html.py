@@ -34,6 +34,7 @@ _PAGE_NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert
 _STEERING = re.compile(  # the JSON escapes of what `reading.visible` spells out
     r"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[ef]|202[a-e]|206[6-9])"
 )
+_TIMES = "The step time is a median; its parts are means."
 _SCRIPTS = ("page.js", "layers.js", "icicle.js", "anatomy.js")
 
 
@@ -77,7 +78,8 @@ def render(run: Run) -> str:
 
     found = sections.discovered()
     badge = simulated_badge(run.simulated)
-    return page_of(_title(run), about_of(run), alert_of(run), _sections(run, found.modules), found.warnings, badge)
+    entries = _sections(run, found.modules)
+    return page_of(_title(run), about_of(run), alert_of(run), entries, found.warnings, badge, _TIMES)
 
 
 def page_of(
@@ -87,10 +89,12 @@ def page_of(
     entries: Sequence[Entry],
     warnings: Sequence[str] = (),
     badge: str = "",
+    times: str = "",
 ) -> str:
     """A page as HTML text, whatever it is about: a run, a comparison, a sweep, a study.
 
-    Sections without parts become phrases of its last line; a badge says that sensors were simulated, and frames it.
+    Sections without parts become phrases of its last line; a badge says that sensors were simulated, and frames it;
+    times: what its times are, a sentence.
     """
     refuse_without_libraries()
     import jinja2
@@ -120,6 +124,7 @@ def page_of(
         badge=badge,
         badge_means=SIMULATED_MEANS,
         warnings=warnings,
+        times=f"{times} ".lstrip(),
         css=(page / "page.css").read_text(encoding="utf-8"),
         light=_variables(LIGHT),
         dark=_variables(DARK),

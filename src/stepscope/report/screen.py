@@ -23,6 +23,7 @@ from stepscope.analysis.bottleneck import SYSTEM
 from stepscope.analysis.caveats import ENERGY
 from stepscope.analysis.memory.headroom import training_peak, which_fit
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import energy_kinds
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
 from stepscope.analysis.tuning import what_to_change
@@ -273,7 +274,7 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
         return []
     rows = known.head(most)
     peak = run.peak()
-    named = {"J/step": "sim. J/step"} if run.simulated is not None else {}
+    named = {"J/step": " ".join([*(f"{kind[:3]}." for kind in energy_kinds(run)), "J/step"])}
     named |= {"live at peak": "computed peak"} if peak is not None and peak.computed else {}
     names = rows["layer"].to_list()
     have = [column for column in _COLUMNS if rows[column.key].is_not_null().any()]

@@ -24,9 +24,10 @@ function drawLayers(figure) {
       const value = metric.rows[row.at];
       if (!value || !(row.name + " " + row.type + " " + row.source).toLowerCase().includes(wanted)) continue;
       const name = GROUPS[group](row), known = found.get(name);
-      if (!known) found.set(name, { row, name, value: value[0], parts: [...value[1]], ends: value[2], count: 1 });
+      if (!known) found.set(name, { row, name, value: value[0], parts: [...value[1]], ends: value[2], count: 1, layers: [row.name] });
       else {
         known.count += 1;
+        known.layers.push(row.name);
         known.value = rate(metric) ? Math.max(known.value, value[0]) : known.value + value[0];
         known.parts = known.parts.map((part, at) => (part || 0) + (value[1][at] || 0));
         known.ends = null;
@@ -75,11 +76,11 @@ function drawLayers(figure) {
       else if (one.row.type && group === "Layer") name.append(make("span", {}, one.row.type));
       const line = one.count === 1 && one.row.source ? one.row.source.split("/").pop() : "";
       if (line) name.append(make("span", { class: "at" }, line)); // where there is no room for its column
-      const row = make("tr", { tabindex: "0", class: marked === null ? null : marked.has(one.name) ? "marked" : "dim",
+      const row = make("tr", { tabindex: "0", class: marked === null ? null : one.layers.some((layer) => marked.has(layer)) ? "marked" : "dim",
         onclick: () => choose(one), onkeydown: (event) => { if (event.key === "Enter") choose(one); },
         onpointermove: (event) => showTip(told(one), event.clientX, event.clientY), onpointerleave: hideTip,
         onfocus: () => { if (row.matches(":focus-visible")) { const r = row.getBoundingClientRect(); showTip(told(one), r.left, r.bottom); } }, onblur: hideTip },
-        name, make("td", { class: "bar" }, bar), make("td", { class: "n" }, spoken(one.value, metric.unit)),
+        name, make("td", { class: "bar" }, bar), make("td", { class: "n" }, (one.count > 1 && rate(metric) ? "up to " : "") + spoken(one.value, metric.unit)),
         make("td", { class: "line" }, line && "\u200e" + line));
       return row;
     }));

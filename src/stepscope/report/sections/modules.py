@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.summary import module_quantities
+from stepscope.analysis.summary import energy_kinds, memory_is_computed, module_quantities
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
 from stepscope.report.page.parts import Bars, Icicle, Layer, Part, Section, Views
 from stepscope.report.table import (
@@ -41,7 +41,7 @@ _CAPTION = (
 )
 _FIELDS = ("name", "type", "parent", "parameters", "calls", "low", "high")
 _VALUES = ("total", "forward", "backward", "optimizer", "own")
-_TITLES = {"time": "Time", "energy": "Energy", "memory": "Memory", "flops": "FLOPs"}
+_TITLES = {"time": "Time", "memory": "Memory", "flops": "FLOPs"}
 
 
 def build(run: Run) -> Section:
@@ -57,19 +57,25 @@ def build(run: Run) -> Section:
     elif inside["optimizer_shared"].any():
         said.append(f"{SHARED_UPDATES[:1].upper()}{SHARED_UPDATES[1:]}.")
     table = _table(run, modules)
-    views: tuple[tuple[str, Part], ...] = (
-        (("Bars", _bars(run)), ("Tree", _icicle(run, inside)), ("Table", table)) if len(inside) else (("Table", table),)
-    )
-    return Section(" ".join(said), (Views(views),))
+    views: list[tuple[str, Part]] = []
+    if len(inside):
+        bars, tree = _bars(run), _icicle(run, inside)
+        views += [("Bars", bars)] if bars.data["metrics"] else []
+        views += [("Tree", tree)] if tree.layers_data else []
+    return Section(" ".join(said), (Views((*views, ("Table", table))),))
 
 
 def _bars(run: Run) -> Bars:
     """A bar a layer for each quantity that was measured: self time and energy by phase, memory, rates."""
-    layers = run.layers().head(_MOST_ROWS)
+    every = run.layers()
+    layers = every.head(_MOST_ROWS)
     metrics = [metric for metric in _metrics(run, layers) if any(row is not None for row in metric["rows"])]
     facts = ("layer", "type", "source", "parameters", "share")
     rows = [[page_name(row[0] or "(the model)"), *row[1:]] for row in layers.select(facts).iter_rows()]
-    return Bars({"rows": rows, "metrics": metrics}, "Self time of each layer: layers inside it have bars of their own.")
+    caption = "Self time of each layer: layers inside it have bars of their own."
+    if len(every) > _MOST_ROWS:
+        caption += f" The {len(every) - _MOST_ROWS:,} with the least time are not listed."
+    return Bars({"rows": rows, "metrics": metrics}, caption)
 
 
 _Quantity = tuple[str, str, str, str, list[str], tuple[str, ...]]  # name, title, unit, column, parts, ends of its CI
@@ -77,9 +83,6 @@ _Quantity = tuple[str, str, str, str, list[str], tuple[str, ...]]  # name, title
 
 def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Each quantity with its rows: value, the parts of it by phase, and the ends of its CI."""
-    mark = "simulated " if run.simulated else ""
-    peak = run.peak()
-    computed = peak is not None and peak.computed
     phases = ("forward", "backward", "optimizer")
     times, joules = [f"{phase}_ns" for phase in phases], [f"joules_{phase}" for phase in phases]
     on_device = bool(layers["device_ns"].sum())  # what the step waits for, so it comes first
@@ -87,8 +90,8 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
     of_device: _Quantity = ("kernels", "Kernels", "ns", "device_ns", [], ())
     known: tuple[_Quantity, ...] = (
         *((of_device, of_cpu) if on_device else (of_cpu,)),
-        ("energy", f"{mark}Energy".capitalize(), "J", "joules", joules, ("joules_low", "joules_high")),
-        ("memory", f"Memory at peak{', computed' * computed}", "B", "live_bytes", [], ()),
+        ("energy", _energy_title(run), "J", "joules", joules, ("joules_low", "joules_high")),
+        ("memory", f"Memory at peak{_computed(run)}", "B", "live_bytes", [], ()),
         ("rate", "FLOP/s", "FLOP/s", "flops_per_s", [], ()),
         ("attained", "Of attainable", "1", "attained", [], ()),
     )
@@ -101,6 +104,14 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
             for row in columns.iter_rows()
         ]
         yield {"key": key, "title": title, "unit": unit, "rows": rows}
+
+
+def _energy_title(run: Run) -> str:
+    return " ".join([*energy_kinds(run), "energy"]).capitalize()
+
+
+def _computed(run: Run) -> str:
+    return ", computed" if memory_is_computed(run) else ""
 
 
 def _ends(values: Sequence[float | None]) -> list[float | None] | None:
@@ -117,7 +128,7 @@ def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
     rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
     excluded = len(inside) - len(kept)
     caption = f"{_CAPTION} The {excluded:,} smallest modules are not drawn." if excluded else _CAPTION
-    return Icicle(_FIELDS, rows, tuple(_layers(module_quantities(run), place)), caption, FIGURES[0])
+    return Icicle(_FIELDS, rows, tuple(_layers(run, place)), caption, FIGURES[0])
 
 
 def _icicle_row(row: dict[str, Any], place: dict[str, int]) -> list[Any]:
@@ -126,15 +137,16 @@ def _icicle_row(row: dict[str, Any], place: dict[str, int]) -> list[Any]:
     return [page_name(row["module"]), row["type"], parent, row["parameters"], row["calls"], *ends]
 
 
-def _layers(quantities: pl.DataFrame, place: dict[str, int]) -> Iterator[Layer]:
+def _layers(run: Run, place: dict[str, int]) -> Iterator[Layer]:
     """A layer for each quantity that the run has, its rows in the order of the icicle's."""
-    for (key, unit), rows in quantities.group_by(["quantity", "unit"], maintain_order=True):
+    titles = {**_TITLES, "energy": _energy_title(run)}
+    for (key, unit), rows in module_quantities(run).group_by(["quantity", "unit"], maintain_order=True):
         if float(rows["total"].fill_null(0).sum()) <= 0:
             continue
         found: list[list[float | None] | None] = [None] * len(place)
         for row in rows.filter(pl.col("module").is_in(list(place))).iter_rows(named=True):
             found[place[row["module"]]] = [_rounded(row[field]) for field in _VALUES]
-        yield Layer(str(key), _TITLES[str(key)], str(unit), rows["source"][0], found)
+        yield Layer(str(key), titles[str(key)], str(unit), rows["source"][0], found)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -144,6 +156,8 @@ def _rounded(value: float | None) -> float | None:
 
 def _table(run: Run, modules: pl.DataFrame) -> Table:
     layers = run.layers()
+    computed = _computed(run)
+    titles = {"joules": _energy_title(run), "live_bytes": f"At peak{computed}", "most_bytes": f"Most at once{computed}"}
     meanings = ("File and line of your code, as noted in one profiled step",
                 "Time of the layer itself, without the layers in it",
                 "Floating-point operations a step, forward and backward, of its own operators")  # fmt: skip
@@ -160,7 +174,11 @@ def _table(run: Run, modules: pl.DataFrame) -> Table:
         figures("Parameters", "parameters", count),
         figures("Calls", "calls", count),
         figures("FLOP", "flops", lambda flops: si(flops, ""), meaning=meanings[2]),
-        *(figures(title, key, unit, meaning=end) for title, key, unit, end in _MORE if layers[key].is_not_null().any()),
+        *(
+            figures(titles.get(key, title), key, unit, meaning=end)
+            for title, key, unit, end in _MORE
+            if layers[key].is_not_null().any()
+        ),
     ]
     more = layers.select(module="layer", **{key: key for _, key, _, _ in _MORE})
     ordered = modules.sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
