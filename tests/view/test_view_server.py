@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -123,13 +124,45 @@ def test_an_address_that_others_reach_needs_the_token(tmp_path: Path) -> None:
         server.server_close()
 
 
+def visit(browser: Browser, server: BoundedServer) -> None:
+    """Open the list, and wait until it is there."""
+    browser.call("Page.navigate", url=f"http://127.0.0.1:{server.server_address[1]}/")
+    loaded = "new Promise(r => document.readyState === 'complete' ? r(1) : addEventListener('load', () => r(1)))"
+    while browser.run("location.protocol") != "http:":
+        pass
+    browser.run(loaded)
+
+
+SHOWN = """(() => {
+  const none = { step_j: null, simulated_step_j: null, estimated_step_j: null };
+  rows = [{ board: "B", device: "cpu", simulated_step_j: 2 }, { board: "A", device: "cuda", step_j: 1 },
+    { board: "C", device: "cpu", estimated_step_j: 3 }].map((row) => ({ ...rows[0], ...none, ...row }));
+  choices();
+  const cells = (place) => [...document.querySelectorAll("#table tbody tr")].map((row) => row.cells[place].textContent);
+  const heading = (place) => document.querySelectorAll("#table th button")[place - 1].click();
+  heading(4);
+  const devices = cells(4), options = [...$("device").options].map((option) => option.value);
+  heading(8);
+  const energies = cells(8);
+  $("device").value = "B, cpu";
+  show();
+  return JSON.stringify({ devices, options, energies, left: cells(4) });
+})()"""
+
+
+def test_a_column_is_sorted_and_filtered_by_what_it_shows(server: BoundedServer, tmp_path: Path) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        visit(browser, server)
+        found = json.loads(browser.run(SHOWN))
+    assert found["devices"] == ["A, cuda", "B, cpu", "C, cpu"]
+    assert found["options"] == ["", *found["devices"]]
+    assert found["energies"] == ["3 J estimated", "2 J simulated", "1 J"]
+    assert found["left"] == ["B, cpu"]
+
+
 def test_the_list_filters_sorts_and_compares_in_a_browser(server: BoundedServer, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
-        browser.call("Page.navigate", url=f"http://127.0.0.1:{server.server_address[1]}/")
-        loaded = "new Promise(r => document.readyState === 'complete' ? r(1) : addEventListener('load', () => r(1)))"
-        while browser.run("location.protocol") != "http:":
-            pass
-        browser.run(loaded)
+        visit(browser, server)
         count = "document.querySelectorAll('#table tbody tr').length"
         assert browser.run(count) == 2
         assert browser.run("document.querySelectorAll('img').length") == 0

@@ -15,10 +15,13 @@ const runs = (count) => count.toLocaleString("en") + (count === 1 ? " run" : " r
 const day = (s) => s === null ? "-" : new Date(s * 1000).toISOString().slice(0, 16).replace("T", " ");
 const energy = (row) => row.step_j !== null ? si(row.step_j, "J") : row.simulated_step_j !== null ? si(row.simulated_step_j, "J") + " simulated"
   : row.estimated_step_j !== null ? si(row.estimated_step_j, "J") + " estimated" : "-";
+const device = (row) => [row.board, row.device].filter(Boolean).join(", ") || null;
+/* What a column is sorted and filtered by: what it shows. */
+const value = (row, by) => by === "device" ? device(row) : by === "step_j" ? row.step_j ?? row.simulated_step_j ?? row.estimated_step_j : row[by];
 const COLUMNS = [
   ["workload", "Run", false, null], ["status", "Status", false, (row) => row.status],
   ["batch", "Batch", true, (row) => row.batch === null ? "-" : String(row.batch)],
-  ["device", "Device", false, (row) => [row.board, row.device].filter(Boolean).join(", ") || "-"],
+  ["device", "Device", false, (row) => device(row) || "-"],
   ["steps", "Steps", true, (row) => (row.steps === null ? "-" : row.steps.toLocaleString("en")) + (row.status === "running" && row.planned ? " of " + row.planned : "")],
   ["step_ns", "Step time", true, (row) => row.step_ns === null ? "-" : si(row.step_ns / 1e9, "s")],
   ["samples_per_s", "Samples/s", true, (row) => row.samples_per_s === null ? "-" : String(Number(row.samples_per_s.toPrecision(3)))],
@@ -49,11 +52,11 @@ function line(row) {
 }
 function shown() {
   const wanted = $("search").value.trim().toLowerCase();
-  const found = rows.filter((row) => ["workload", "status", "device"].every((name) => !$(name).value || String(row[name]) === $(name).value)
+  const found = rows.filter((row) => ["workload", "status", "device"].every((name) => !$(name).value || String(value(row, name)) === $(name).value)
     && (!wanted || everything(row).includes(wanted)));
   const way = sorted.down ? -1 : 1, by = sorted.by;
   return found.sort((a, b) => {
-    const x = a[by], y = b[by];
+    const x = value(a, by), y = value(b, by);
     if (x === null || y === null) return (x === null) - (y === null);
     return way * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
   });
@@ -71,8 +74,8 @@ function show() {
 }
 function choices() {
   for (const name of ["workload", "status", "device"]) {
-    const kept = $(name).value, values = [...new Set(rows.map((row) => row[name]).filter((value) => value !== null))].sort();
-    $(name).replaceChildren(node("option", "Any " + name, { value: "" }), ...values.map((value) => node("option", String(value), { value })));
+    const kept = $(name).value, values = [...new Set(rows.map((row) => value(row, name)).filter((known) => known !== null))].sort();
+    $(name).replaceChildren(node("option", "Any " + name, { value: "" }), ...values.map((known) => node("option", String(known), { value: known })));
     $(name).value = values.map(String).includes(kept) ? kept : "";
   }
 }
