@@ -216,3 +216,31 @@ def test_a_handful_of_steps_is_too_few_to_tell_the_overhead(tmp_path: Path) -> N
     run_share = rows.filter(metric="run_overhead_share").row(0, named=True)
     assert run_share["value"] is None
     assert run_share["note"] == "too few steps to tell"
+
+
+def _of_two_kinds(out: Path) -> Run:
+    """Steps of 10 ms, 8 of them in layer `small`, and of 100 ms, 90 of them in layer `large`, in turns."""
+    both = (
+        Op("nn.Linear", "small", "forward", 8_000),
+        Op("nn.Linear", "large", "forward", 90_000),
+        Op("aten::rest_of_short", None, "forward", 2_000),
+        Op("aten::rest_of_long", None, "forward", 10_000),
+    )
+    path = fabricate_run(out, steps=40, ops=both, residual_us=0, recorded=lambda step: 3 <= step < 13, samples=False)
+    of_short = pl.col("name").cast(pl.String).is_in(["aten::rest_of_short"]) | pl.col("module").eq_missing("small")
+    for part in (path / "ops").glob("*.parquet"):
+        pl.read_parquet(part).filter((pl.col("step") % 2 == 0) == of_short).write_parquet(part)
+    steps = pl.read_parquet(path / "steps.parquet")
+    length_ns = pl.when(pl.col("step") % 2 == 0).then(10_000_000).otherwise(100_000_000)
+    shorter = steps.with_columns(t1_ns=pl.col("t0_ns") + length_ns)
+    shorter.write_parquet(path / "steps.parquet")
+    return Run(path)
+
+
+def test_layers_of_steps_of_two_kinds_have_their_shares_of_the_time_of_both(tmp_path: Path) -> None:
+    run = _of_two_kinds(tmp_path)
+    modules = {row["module"]: row for row in run.modules().iter_rows(named=True)}
+    assert modules["small"]["share"] == pytest.approx(8 / 110, rel=0.01)
+    assert modules["large"]["share"] == pytest.approx(90 / 110, rel=0.01)
+    assert modules["large"]["mean_ns"] == pytest.approx(modules["large"]["total_ns"], rel=0.01)
+    assert_parts_add_up(run)

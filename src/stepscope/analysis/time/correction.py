@@ -8,7 +8,8 @@
 3. Where steps were recorded in which layers alone were timed (`layers`), the time of a layer in forward and backward,
    and of the update, is what those say; profiled steps say how it is divided among operators.
 4. Each profiled step is scaled to the headline, the step time that the report states: so phases, layers and operators
-   sum to it, and agree with one another, since all of them are sums of the same cells.
+   sum to it, and agree with one another, since all of them are sums of the same cells. Steps of several kinds, which
+   run other operators for much of their time, keep their lengths: all are scaled by one factor, and only by that.
 
 A cell is an operator of a layer in a phase. Of a cell that ran equally often in every profiled step, a time far above
 the others (the process was interrupted) counts as the median of the others. The run folder keeps what was recorded.
@@ -16,7 +17,7 @@ the others (the process was interrupted) counts as the median of the others. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ from stepscope.analysis.time.steps import (
     timed_steps,
     whole_steps,
 )
-from stepscope.arrays import Floats
+from stepscope.arrays import Flags, Floats
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -44,6 +45,7 @@ _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to b
 _STARVED = 1.05  # times its CPU time: from here on, waits for a core are more than the odd interruption of a step
 _HELD = 0.05  # of the time without a core: from here on, layers without a wait tell how much longer one makes them
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
+_UNLIKE = 0.05  # of the operators' time: with more in what not every step runs as often, steps are of several kinds
 _LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
 _BESIDE_LAYERS = 0.25  # of a time: where more of it lies outside of the layers, these say nothing of its spread
 _NORMAL = 1.96
@@ -134,10 +136,14 @@ def step_times(run: Run) -> StepTimes:
     raw = np.column_stack([without_interruptions(cells.values, regular), without_interruptions(rest[:, None])])
     cost = np.column_stack([profiling.values, rest_cost])
     headline = _Headline.of(run, steps)
+    unlike = _are_unlike(cells, regular)
+    if unlike:
+        headline = replace(headline, near_ns=None)
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
-    bare *= (headline.step_ns / np.maximum(bare.sum(axis=1), 1.0))[:, None]
-    bare = _with_loading_of_run(run, cells, bare, headline.step_ns)
+    whole = np.maximum(bare.sum(axis=1, keepdims=True), 1.0)
+    bare *= headline.step_ns / (whole.mean() if unlike else whole)
+    bare = _with_loading_of_run(run, cells, bare)
     doubt = np.zeros_like(bare)
     layers = _layers_in_step(run, cells, headline)
     if layers is not None:
@@ -198,7 +204,13 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
     return layers.in_starved_step_of(headline.step_ns, stretch) if starved else layers.in_step_of(headline.step_ns)
 
 
-def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats, step_ns: float) -> Floats:
+def _are_unlike(cells: PerStep, regular: Flags) -> bool:
+    """Return whether the steps are of several kinds; loading, which an epoch's end does twice, makes none."""
+    sometimes = ~regular & (cells.keys["phase"] != "data").to_numpy()
+    return bool(cells.values[:, sometimes].sum() > _UNLIKE * cells.values.sum())
+
+
+def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats) -> Floats:
     """Cells and what is in no cell with no more loading in a step than all data loaders took of the run.
 
     What they took is known of every step, where a few profiled ones may hold the first batches of epochs, or were made
@@ -209,7 +221,7 @@ def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats, step_ns: float)
     if most is None or found <= most or WORKLOAD_DATA in cells.keys["name"]:
         return bare
     kept = np.where(loads, bare * most / found, bare)
-    left, others = step_ns - kept[:, loads].sum(axis=1), kept[:, ~loads].sum(axis=1)
+    left, others = (bare - np.where(loads, kept, 0.0)).sum(axis=1), kept[:, ~loads].sum(axis=1)
     kept[:, ~loads] *= (left / np.maximum(others, 1.0))[:, None]
     return kept
 
