@@ -102,7 +102,7 @@ def test_the_estimate_follows_utilisation_and_is_called_estimated(tmp_path: Path
 
 
 def test_an_estimate_has_no_interval_and_says_so(tmp_path: Path) -> None:
-    run = powered(tmp_path, rail("VDD_IN", 10, T), device=TX2, **model("cpu=2W..12W"))
+    run = powered(tmp_path, rail("VDD_IN", 10, T, step_size=0.04), device=TX2, **model("cpu=2W..12W"))
     row, measured = total(run, "cpu", "estimated"), total(run)
     bounds = [name for name in row if name == "low" or name == "high" or name.endswith(("_low", "_high"))]
     assert len(bounds) == 8

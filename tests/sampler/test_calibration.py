@@ -191,9 +191,12 @@ def test_the_second_ci_is_the_data_sheets_and_a_calibration_shrinks_it(tmp_path:
         ("nvml", {"accelerators": [{"name": "NVIDIA A100-PCIE-40GB"}]}, 189.6, 200.0, 10.0),
         ("nvml", {"accelerators": [{"name": "NVIDIA GeForce GTX 1080 Ti"}]}, 99.6, 100.0, 5.0),
         ("rapl", {"cpu": "Intel(R) Core(TM) i7-3770 CPU"}, 100.0, 100.0, 15.0),
+        ("rapl", {"cpu": "Intel(R) Core(TM) i5-3320M CPU @ 2.60GHz"}, 100.0, 100.0, 15.0),
+        ("rapl", {"cpu": "Intel(R) Core(TM) i7-3770K CPU @ 3.50GHz"}, 100.0, 100.0, 15.0),
         ("rapl", {"cpu": "Intel(R) Core(TM) i7-8650U CPU"}, 100.0, 100.0, 5.0),
         ("rapl", {"cpu": "AMD Ryzen 7 5800X"}, 100.0, 100.0, 15.0),
         ("shelly", {}, 100.0, None, None),
+        ("tegrastats", {}, 100.0, None, None),  # its shunt resistors are not known, nor then its offset in W
     ],
 )
 def test_the_accuracy_of_a_kind_of_sensor_is_known_with_its_source(
@@ -229,6 +232,21 @@ def test_the_ci_holds_for_plateaus_of_real_gpus_beside_a_meter(gpu: str, shown_w
     watts, half = known.at_meter(shown_w)
     assert abs(watts - meter_w) <= half
     assert half < 0.14 * meter_w
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "NVIDIA RTX A1000 Laptop GPU",
+        "NVIDIA RTX A1000",
+        "Quadro P1000",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 2080 Ti with Max-Q Design",
+        "NVIDIA GeForce RTX 3090 Ti",
+    ],
+)
+def test_a_gpu_whose_name_contains_that_of_another_is_of_no_known_kind(gpu: str) -> None:
+    assert "of other kinds" in _of_gpu({"accelerators": [{"name": gpu}]}).source
 
 
 def test_every_gpu_kind_has_a_gain_and_an_offset() -> None:

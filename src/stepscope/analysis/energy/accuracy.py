@@ -81,7 +81,7 @@ _ANY_GPU, _ANY_GPU_HALF, _ANY_OFFSET_W = 0.98, 0.1, 10.0  # what most of those 1
 _GPU_SENSORS = ("nvml", "nvidia_smi")
 
 _RAPL_MEASURED, _RAPL_MODELLED = 0.05, 0.15
-_OLD_INTEL = re.compile(r"\bi[357]-[23]\d{3}\b|\bE[357]-\d{4}(?: v2)?(?! ?v)\b")
+_OLD_INTEL = re.compile(r"\bi[357]-[23]\d{3}(?!\d)|\bE[357]-\d{4}(?: v2)?(?! ?v)\b")
 
 
 def accuracy_of(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | None:
@@ -93,8 +93,9 @@ def accuracy_of(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | No
     sensor = source.sensor.partition("-")[0]
     chip = _CHIPS.get(_CHIP_OF_SENSOR.get(sensor) or _chip_named(channel))
     if chip is not None:
-        step_w = source.step_size if source.kind == "gauge" else 0.0
-        return Accuracy(1.0, chip.share, chip.words, meter_half_w=chip.offset_steps * step_w)
+        if not source.step_size or source.kind != "gauge":
+            return None  # its offset in W needs the shunt resistor, which nothing states
+        return Accuracy(1.0, chip.share, chip.words, meter_half_w=chip.offset_steps * source.step_size)
     if sensor in _GPU_SENSORS:
         return _of_gpu(device)
     if sensor in ("rapl", "rapl_perf"):
@@ -126,13 +127,20 @@ def _of_gpu(device: Mapping[str, Any]) -> Accuracy:
     """Return the accuracy by GPU name; for several kinds or an unknown one, the range of all measured kinds."""
     stated = [entry for entry in device.get("accelerators") or [] if isinstance(entry, dict)]
     names = {str(entry.get("model") or entry.get("name")) for entry in stated}
-    known = {family for name in names for family in GPU_LINES if family.lower() in name.lower()}
+    known = {family for name in names for family in GPU_LINES if _is_of_family(name, family)}
     longest = max(known, key=len, default="")
     if len(names) == 1 and longest:
         gain, offset_w = GPU_LINES[longest]
         return Accuracy(gain, 0.05 * gain, f"{longest}: {_GPU_WORDS}", shown_w=offset_w)
     words = "NVIDIA GPUs of other kinds beside a meter (arXiv 2312.02741)"
     return Accuracy(_ANY_GPU, _ANY_GPU_HALF, words, meter_half_w=_ANY_OFFSET_W)
+
+
+def _is_of_family(name: str, family: str) -> bool:
+    """Return whether a GPU is the desktop or server card of this name, neither a relative of it nor its mobile chip."""
+    if re.search(r"\b(?:laptop|mobile|max-q)\b", name, re.IGNORECASE):
+        return False
+    return re.search(rf"(?<!\w){re.escape(family)}(?!\w| (?:ti|super|d)\b)", name, re.IGNORECASE) is not None
 
 
 def _of_rapl(cpu: str, rail: str) -> Accuracy:
