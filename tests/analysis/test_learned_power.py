@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.analysis.powered import TX2, powered, rail, times, total
-from tests.fabricate import Core
+from tests.analysis.powered import TX2, channel, powered, rail, times, total
+from tests.fabricate import Core, Sampled
 
 import stepscope
 from stepscope.analysis.energy.learned_power import learn_power_model
-from stepscope.analysis.energy.power_model import parse_power_model
+from stepscope.analysis.energy.power_model import ComponentPower, PowerModel, parse_power_model
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
 
@@ -22,6 +22,10 @@ def measured(out: Path, use: float, watts: float, **more: object) -> Run:
     """A run whose two cores are this busy, beside a meter of the whole module."""
     cores = (Core(use), Core(use))
     return powered(out, rail("VDD_IN", watts, T), **{"device": TX2, "cores": cores, **more})  # type: ignore[arg-type]
+
+
+def _with_gpu(out: Path, gpu: Sampled, use: float, watts: float) -> Run:
+    return powered(out, rail("VDD_IN", watts, T), gpu, device=TX2, cores=(Core(use), Core(use)))
 
 
 def learned(tmp_path: Path, points: list[tuple[float, float]]) -> str:
@@ -42,6 +46,20 @@ def test_the_uncertainty_is_what_runs_that_were_left_out_show(tmp_path: Path) ->
     spec = parse_power_model(learned(tmp_path, alike))
     errors = [watts / np.mean([other for _, other in alike if other != watts]) - 1 for _, watts in alike]
     assert spec.uncertainty == pytest.approx(3.182 * np.sqrt(np.mean(np.square(errors))), rel=0.05)
+
+
+def test_a_gpu_that_does_nothing_is_in_no_model_and_what_is_said_can_be_read(tmp_path: Path) -> None:
+    gpu = Sampled(channel("nvml.busy", "utilisation", "gpu:0", sensor="nvml"), T, np.zeros(len(T)))
+    points = [(use, 3 + 9 * use) for use in (0.2, 0.5, 0.8, 1.0)]
+    runs = [_with_gpu(tmp_path / str(at), gpu, *point) for at, point in enumerate(points)]
+    spec = stepscope.learn_power_model(*runs)
+    assert "gpu" not in spec
+    assert str(parse_power_model(spec)) == spec
+
+
+def test_powers_of_any_size_are_read_as_they_are_written() -> None:
+    small = PowerModel((ComponentPower("cpu", 1e-5, 12.0),), 3e-7, (1e-8, 1.0))
+    assert parse_power_model(str(small)) == small
 
 
 def test_a_run_without_a_meter_gets_the_interval_of_the_model_and_says_where_it_is_from(tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ import numpy as np
 from scipy import special  # type: ignore[import-untyped]
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.power_model import COMPONENTS, ComponentPower, PowerModel, relative_use
+from stepscope.analysis.energy.power_model import (
+    COMPONENTS,
+    ComponentPower,
+    PowerModel,
+    parse_power_model,
+    relative_use,
+)
 from stepscope.analysis.energy.rails import (
     RailTree,
     energy_over,
@@ -78,12 +84,11 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
             "power does not follow the use of processors here; measure it",
         )
     watts = _fitted([stretch for run in runs for stretch in run.stretches])
-    parts = tuple(
-        ComponentPower(name, float(watts[0]) * (place == 0), float(watts[0]) * (place == 0) + float(watts[1 + place]))
-        for place, name in enumerate(components)
-    )
+    rest = [float(watts[0]), 0.0]  # what the device takes at rest is told of the CPU
+    busy = [(name, rest[place], rest[place] + float(watts[1 + place])) for place, name in enumerate(components)]
+    parts = tuple(ComponentPower(*part) for part in busy if part[-1] > 0)
     use = [float(run.training.use[0]) for run in runs]
-    return PowerModel(parts, share, (min(use), max(use)))
+    return parse_power_model(str(PowerModel(parts, share, (min(use), max(use)))))  # as later runs are given it
 
 
 def _measured(reader: RunReader, components: Sequence[str]) -> _Measured:

@@ -26,8 +26,9 @@ SENSOR = "power model"
 _MOST_MODEL_W = 5000.0
 _MOST_WINDOWS = 20_000
 _WATTS = {"W": 1.0, "mW": 1e-3}
-_PART = re.compile(r"(?P<name>\w+)=(?P<idle>\d+(?:\.\d+)?)(?P<idle_unit>m?W)?\.\.(?P<busy>\d+(?:\.\d+)?)(?P<unit>m?W)")
-_ERROR = re.compile(r"(?P<error>\d+(?:\.\d+)?)%(?:at(?P<low>\d+(?:\.\d+)?)%\.\.(?P<high>\d+(?:\.\d+)?)%)?")
+_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_PART = re.compile(rf"(?P<name>\w+)=(?P<idle>{_NUMBER})(?P<idle_unit>m?W)?\.\.(?P<busy>{_NUMBER})(?P<unit>m?W)")
+_ERROR = re.compile(rf"(?P<error>{_NUMBER})%(?:at(?P<low>{_NUMBER})%\.\.(?P<high>{_NUMBER})%)?")
 _HINT = "say what a part takes idle and fully busy: --power-model cpu=2W..15W or cpu=2W..15W,gpu=500mW..10W"
 _ERROR_HINT = "the 95 % uncertainty of the model stands at its end: --power-model cpu=2W..15W+-10%"
 _BEYOND = 0.1  # of utilisation: so far beyond what it was learned from a model still holds
