@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analysis.powered import TX2, channel, powered, rail, rapl, seconds, times, total
-from tests.fabricate import Sampled
+from tests.fabricate import START_NS, Sampled
 from tests.sensors.pc_trees import found, hwmon, watching
 
+from stepscope.analysis.energy.rails import energy_over, power_windows, window_rates
 from stepscope.record.sensors.hwmon import discover_hwmon
 
 T = times(100)
@@ -171,6 +172,20 @@ def test_the_twelve_rails_of_a_raspberry_pi_5_add_up(tmp_path: Path) -> None:
     assert total(run)["watts_mean"] == pytest.approx(3)
     assert total(run, "memory")["watts_mean"] == pytest.approx(0.5)
     assert total(run, "memory")["rail"] == "DDR_VDD2 + DDR_VDDQ"
+
+
+def test_stretches_that_are_shorter_than_a_window_are_laid_end_to_end(tmp_path: Path) -> None:
+    t_ns = times(3000)
+    watts = 10 + np.random.default_rng(0).normal(0, 1, len(t_ns))
+    (source,) = powered(tmp_path, rail("VDD_IN", watts, t_ns), steps=3000).rails.lines[0].sources
+    begins = START_NS + 1e8 * np.arange(480)
+    spans = np.column_stack([begins, begins + 5e7])
+    spans[200, 1] += 4e7  # one step stalled
+    rates = window_rates(source, spans)
+    assert len(rates) > 190
+    assert energy_over(source, spans).watts == pytest.approx(float(rates.mean()))
+    begin, end = spans[0].tolist()
+    assert window_rates(source, spans[:1]) == pytest.approx(power_windows(source, begin, end, source.resolved_ns)[1])
 
 
 def test_estimated_channels_are_apart_from_measured_ones(tmp_path: Path) -> None:

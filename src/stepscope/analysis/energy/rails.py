@@ -325,10 +325,22 @@ def modelled_energy(energy: Energy, uncertainty: float | None) -> Energy:
 
 def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
     """Mean power of windows as short as the source resolves, W, NaN where a gap lies in one; at most a few hundred."""
-    longest = max(source.resolved_ns, float(np.diff(spans_ns).sum()) / _MOST_WINDOWS)
-    enough = spans_ns[np.diff(spans_ns)[:, 0] >= longest]  # the others hold no window: of days, they are a million
-    rates = [power_windows(source, float(begin), float(end), longest)[1] for begin, end in enough]
-    return np.concatenate(rates) if rates else np.empty(0)
+    laid = np.append(0.0, np.cumsum(np.diff(spans_ns)))  # end to end: most may be shorter than a window
+    longest = max(source.resolved_ns, laid[-1] / _MOST_WINDOWS)
+    edges = even_edges(0.0, laid[-1], longest)
+    if len(edges) < 2:
+        return np.empty(0)
+    place = np.clip(np.searchsorted(laid, edges, side="right") - 1, 0, len(spans_ns) - 1)
+    t_ns = spans_ns[place, 0] + edges - laid[place]
+    growth = source.growth
+
+    def grown(running: Floats) -> Floats:
+        """What it grew by within the stretches, between two edges."""
+        begins, ends = (growth.at(running, spans_ns[:, side]) for side in (0, 1))
+        before = np.append(0.0, np.cumsum(ends - begins))
+        return np.diff(before[place] + growth.at(running, t_ns) - begins[place])
+
+    return _mean_watts(grown(growth.grown), grown(growth.covered_ns), np.diff(edges))
 
 
 def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: float) -> tuple[Floats, Floats]:
@@ -338,8 +350,13 @@ def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: fl
         return edges, np.empty(0)
     growth = source.growth
     joules, covered = (np.diff(growth.at(running, edges)) for running in (growth.grown, growth.covered_ns))
-    whole = covered > _WHOLE * np.diff(edges)
-    return edges, np.where(whole, joules / np.where(whole, covered, 1.0) * 1e9, np.nan)
+    return edges, _mean_watts(joules, covered, np.diff(edges))
+
+
+def _mean_watts(joules: Floats, covered_ns: Floats, lasted_ns: Floats) -> Floats:
+    """Mean power of windows, W; NaN where a gap lies in one."""
+    whole = covered_ns > _WHOLE * lasted_ns
+    return np.where(whole, joules / np.where(whole, covered_ns, 1.0) * 1e9, np.nan)
 
 
 def idle_stretch(run: RunReader, sources: Sequence[PowerSource]) -> Floats:
