@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -126,7 +127,8 @@ def trial_call(
     listener: Any = _Trial(make)
     route = Routes(Boundary(lambda _: None), listener)._modules
     nothing = _Nothing()
-    route._installed = route._inside = True
+    route._installed = True
+    route._inside.add(get_ident())
     route._follow()
     call = functools.partial(route._routed_call(nn.Module.__call__), nothing)
     return call, nothing._call_impl, route.profile, route.time

@@ -63,7 +63,7 @@ class Routes:
         self._boundary, self._listener = boundary, listener
         self._undo: list[Callable[[], None]] = []
         self._keras = self._distributed = False
-        self.loading = False  # a data loader makes a batch: modules that it calls are transforms
+        self.loading: set[int] = set()  # threads in which a data loader makes a batch: what it calls are transforms
         self.loading_ns = 0  # that data loaders took so far, in steps and between them
         self._installed = False
         self._repeating: Repeating = repeating or NoneRepeats()
@@ -260,12 +260,16 @@ class Routes:
         def take(iterator: Any) -> Any:
             if not self._installed or _is_compiling():
                 return plain(iterator)
-            self.loading, began_ns = True, monotonic_ns()
+            here, began_ns = get_ident(), monotonic_ns()
+            outermost = here not in self.loading  # else the data set has a loader of its own
             try:
+                self.loading.add(here)
                 batch = plain(iterator)
             finally:
-                self.loading, ended_ns, times = False, monotonic_ns(), self._modules.timed
-                self.loading_ns += ended_ns - began_ns
+                if outermost:
+                    self.loading.discard(here)
+                ended_ns, times = monotonic_ns(), self._modules.timed
+                self.loading_ns += ended_ns - began_ns if outermost else 0
                 if times is not None:
                     boundary.call(times.loaded, iterator, began_ns, ended_ns)
             try:
@@ -345,9 +349,12 @@ class _ModuleRoute:
     def __init__(self, boundary: Boundary, listener: Listener, routes: Routes) -> None:
         self._boundary, self._listener, self._routes = boundary, listener, routes
         self._repeating = routes._repeating
+        self._is_part: Callable[..., Any] = getattr(listener, "is_part", _nothing)
         self._profiled = False
-        self._inside = False  # a module's call is under way: what it calls is not an outermost one
-        self._plainly = False  # and nothing is to be done for these: one look tells, in a step that is not profiled
+        self._inside: set[int] = set()  # threads in which a module's call is under way: what it calls is no outermost
+        # One of them trains, and nothing is to be done for what it calls (nor is what others call meanwhile reported):
+        # one look tells, in a step that is not profiled.
+        self._plainly = False
         self._noted_by: CallListener | None = None
         self._times: CallTimes | None = None
         self.timed: CallTimes | None = None  # the same, while calls get no scope
@@ -414,12 +421,16 @@ class _ModuleRoute:
     def _follow(self) -> None:
         self.timed = None if self._profiled else self._times
         self._watched = self._profiled or self._noted_by is not None or self.timed is not None
-        self._plainly = self._installed and self._inside and not self._watched and self._plain is None
+        self._plainly = self._is_plain and get_ident() in self._inside
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._installed and not self._watched and self._plain is None
 
     def _routed_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replacement of `Module.__call__`; as torch's own it calls `_call_impl`, with nothing in between."""
         compiling, route, alone = _is_compiling, self, self._plain is None
-        clock, sequence = monotonic_ns, torch_private.autograd_sequence
+        clock, sequence, thread = monotonic_ns, torch_private.autograd_sequence, get_ident
 
         # torch's profiler with stacks looks for the local variable `self` of this code, and crashes without it.
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -429,7 +440,7 @@ class _ModuleRoute:
                 return self._call_impl(*args, **kwargs)
             if not route._installed or self._compiled_call_impl is not None:
                 return plain(self, *args, **kwargs)
-            if not route._inside:
+            if thread() not in route._inside:
                 return route._outermost_call(self, args, kwargs)
             run = self._call_impl if alone else functools.partial(plain, self)
             if not route._watched:
@@ -481,10 +492,13 @@ class _ModuleRoute:
         return times
 
     def _outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watched = not self._routes.loading and _tracing() is None
+        here = get_ident()
+        watched = here not in self._routes.loading and _tracing() is None
+        if self._inside:  # in another thread, which may have it run parts of its model
+            watched = watched and not self._boundary.asks(self._is_part, module)
         try:
-            self._inside = True
-            self._plainly = self._installed and not self._watched and self._plain is None  # as `_follow`
+            self._inside.add(here)
+            self._plainly = self._is_plain and torch.is_grad_enabled()  # else a thread that acts would hide training
             if watched:
                 try:
                     expected = self._boundary.open and self._repeating.called(module, args, kwargs)
@@ -500,7 +514,8 @@ class _ModuleRoute:
                 self._boundary.call(self._listener.raised, module)
             raise
         finally:
-            self._inside = self._plainly = False
+            self._inside.discard(here)
+            self._plainly = False
         if watched and not self._repeating.left:
             self._boundary.call(self._listener.returned, module, output)
         return output

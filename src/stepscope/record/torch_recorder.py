@@ -206,6 +206,13 @@ class TorchRecorder:
         else:
             self._ops.works()
 
+    def is_part(self, module: nn.Module) -> bool:
+        """Return whether a module is a part of a known model, or a copy of one that `DataParallel` made."""
+        if "_is_replica" in vars(module):
+            return True
+        roots = (root for root in self._book.roots if root.within is None)
+        return self._book.knows(module) and all(root.held() is not module for root in roots)
+
     def returned(self, module: nn.Module, output: Any) -> None:
         """Note that the call has returned."""
         if self._ops is not None:
