@@ -73,6 +73,15 @@ def test_pushing_a_run_twice_leaves_one_and_says_so(place: Place, tmp_path: Path
     assert store.listed(place)["id"].to_list() == [run.name]
 
 
+def test_a_run_that_was_removed_can_be_pushed_again(place: Place, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(place, [run])
+    store.remove(place, [run.name])
+    assert store.push(place, [run])[0].outcome == "pushed"
+    [pulled] = store.pull(place, [run.name], tmp_path / "pulled")
+    assert files_of(pulled) == files_of(run)
+
+
 def test_a_run_that_has_gained_a_file_replaces_itself_and_keeps_its_tags(place: Place, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(place, [run], ["baseline"])

@@ -132,6 +132,8 @@ class Place:
 
     def remove(self, path: str, recursive: bool = False) -> None:
         """Remove a file or a folder; what is not there is as wanted."""
+        gone = f"{self.at(path)}/"
+        self.made.difference_update([folder for folder in self.made if f"{folder}/".startswith(gone)])
         try:
             self._within(lambda: self.fs.rm(self.at(path), recursive=recursive), path)
         except FileNotFoundError:
