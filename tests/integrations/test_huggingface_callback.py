@@ -91,6 +91,23 @@ def test_a_resumed_training_says_at_which_step_it_begins(tmp_path: Path) -> None
     assert (run.meta["trainer"]["first_step"], run.meta["planned_steps"], len(run.steps)) == (5, 3, 3)
 
 
+def test_a_batch_size_that_the_trainer_has_found_is_the_one_of_the_run(tmp_path: Path) -> None:
+    callback = _callback(out=tmp_path / "runs", record="none")
+    trainer = _trainer(tmp_path, callbacks=[callback], auto_find_batch_size=True)
+    computed = trainer.compute_loss
+
+    def compute_loss(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(inputs["x"]) == BATCH:
+            raise RuntimeError("CUDA out of memory.")
+        return computed(model, inputs, *args, **kwargs)
+
+    trainer.compute_loss = compute_loss
+    trainer.train()
+    run = callback.recording.run
+    assert run.status == "ok"
+    assert run.meta["workload"]["batch_size"] == trainer.state.train_batch_size == run.steps["samples"][0] < BATCH
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["given to the trainer", "added later"])
 def test_an_exception_of_the_training_passes_untouched_and_the_run_says_failed(tmp_path: Path, late: bool) -> None:
     callback = _callback(out=tmp_path / "runs", record="none")

@@ -31,6 +31,7 @@ class Hooks(Recording):
         if not state.is_world_process_zero:
             return
         steps_per_update = args.gradient_accumulation_steps
+        batch_size = state.train_batch_size if args.auto_find_batch_size else args.train_batch_size
         self.recording.begin(
             parts.get("model"),
             [parts.get("optimizer")],
@@ -42,7 +43,7 @@ class Hooks(Recording):
                 "processes": args.world_size,
             },
             workload={
-                "batch_size": args.train_batch_size * steps_per_update,
+                "batch_size": batch_size * steps_per_update,
                 "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
                 "device": str(args.device),
             },
