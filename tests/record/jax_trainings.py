@@ -113,6 +113,19 @@ def new_shapes(out: Path) -> dict[str, Any]:
     return training.found(run=str(scope.path))
 
 
+def evaluates(out: Path) -> dict[str, Any]:
+    """An evaluation of other shapes, which compiles a function, between two steps."""
+    training = Training()
+    with stepscope.profile(training.params, out=out, record="none") as scope:
+        for step in range(8):
+            if step == 6:
+                scope.pause()
+                jax.jit(mean_square)(training.params, training.x[:32], training.y[:32]).block_until_ready()
+                scope.resume()
+            scope.step(training.step())
+    return training.found(run=str(scope.path), compile_s=stepscope.Run(scope.path).meta["compile_s"])
+
+
 def own_trace(out: Path) -> dict[str, Any]:
     """The training traces itself, in the middle of a window."""
     training = Training()
@@ -148,6 +161,7 @@ TRAININGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "unprofiled": unprofiled,
     "waits": waits,
     "new_shapes": new_shapes,
+    "evaluates": evaluates,
     "own_trace": own_trace,
     **{f"fault in {name}": failing(name) for name in ("wait", "before_step", "step_ends", "_flush", "_open", "model")},
 }

@@ -333,6 +333,12 @@ def test_a_step_that_compiles_anew_is_named(found: dict[str, Any]) -> None:
 
 
 @needs_jax
+def test_what_an_evaluation_compiles_is_no_step_s(found: dict[str, Any]) -> None:
+    assert found["evaluates"]["compile_s"] > 0
+    assert "compiled-anew" not in events(found, "evaluates")
+
+
+@needs_jax
 def test_a_trace_of_the_training_has_the_profiler_for_itself(found: dict[str, Any]) -> None:
     assert found["own_trace"]["traced"] == 1
     assert "a trace of its own" in events(found, "own_trace")["recording-stopped"]["message"]

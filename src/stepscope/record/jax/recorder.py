@@ -150,7 +150,8 @@ class JaxRecorder:
         """Every step is followed: that takes no more than a look at the clock."""
 
     def differs(self) -> bool:
-        """Do nothing: no step is predicted."""
+        """Exclude what was compiled so far from the open step, which begins behind a pause; no step is predicted."""
+        self._compiled_before_s = self._compile_s
         return False
 
     def close_window(self) -> None:
