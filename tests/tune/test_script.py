@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.patience import HANG_S
 
+import stepscope
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.process import LastingPlace
 
@@ -36,6 +37,13 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_script_is_given_as_text_or_as_a_path(kind: type, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"train\.py"):
+        stepscope.tune(kind(tmp_path / "train.py"), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ Tell = Callable[[str, float], None]
 
 
 def tune(
-    training: str | TuneRequest | Callable[[Any], Any],
+    training: str | Path | TuneRequest | Callable[[Any], Any],
     batches: Iterable[Any] = (),
     /,
     *,
@@ -53,10 +53,9 @@ def tune(
     """
     if callable(training):
         return _tune_step(training, batches, _targets(model, optimizer), tuple(others), out, progress, settings)
-    request = (
-        TuneRequest.from_settings({"target": training, **settings}, "tune") if isinstance(training, str) else training
-    )
-    findings, _ = answer(request, tune_path(request, None if out is None else Path(out)), progress)
+    if isinstance(training, (str, Path)):
+        training = TuneRequest.from_settings({"target": str(training), **settings}, "tune")
+    findings, _ = answer(training, tune_path(training, None if out is None else Path(out)), progress)
     return findings
 
 
