@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -180,6 +181,37 @@ def test_a_command_may_take_options_that_are_not_its_own(monkeypatch: pytest.Mon
     _with_command(monkeypatch, fall, ignore_unknown_options=True)
     assert _exit_code("fall", "a", "--lr", "0.1") == 0
     assert taken == ["a", "--lr", "0.1"]
+
+
+def test_characters_that_stdout_cannot_encode_are_replaced_but_not_where_a_script_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fall() -> None:
+        """Fall."""
+        typer.echo("▲ 5 ms, Grüße")
+
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1", newline="\n"))
+    assert _exit_code("run", "no_such_script.py") == UsageError.exit_code
+    assert sys.stdout.errors == "strict"
+    _with_command(monkeypatch, fall)
+    assert _exit_code("fall") == 0
+    sys.stdout.flush()
+    assert written.getvalue() == "? 5 ms, Grüße\n".encode("latin-1")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_refusal_has_no_colour_where_none_is_wanted(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "" if wanted else "1")
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert _exit_code("reprot") == 2
+    assert ("\x1b[" in terminal.getvalue()) is wanted
 
 
 def test_typer_does_not_replace_the_hook_that_shows_a_users_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import platform
 import re
 import traceback
@@ -15,6 +16,7 @@ from typer.main import get_command
 
 from stepscope import __version__
 from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
+from stepscope.cli._options import print_anything
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.units import visible
 
@@ -93,6 +95,8 @@ def run_command_line(argv: Sequence[str]) -> int:
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
         name = _refuse_unknown_command(arguments)
+        if name != "run":  # which may run a script, and sees to it otherwise
+            print_anything()
         code = get_command(build_app(name)).main(arguments, "stepscope", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         return code_of(error, arguments)
@@ -202,10 +206,11 @@ def _missing(module: str) -> MissingDependency:
 
 
 def _refused(error: StepscopeError) -> int:
-    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    colour = False if os.environ.get("NO_COLOR") else None  # None: as the terminal can
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True, color=colour)
     typer.echo(visible(str(error)), err=True)  # it may quote a file, a store or a device
     if error.hint:
-        typer.secho("hint: ", fg="cyan", nl=False, err=True)
+        typer.secho("hint: ", fg="cyan", nl=False, err=True, color=colour)
         typer.echo(visible(error.hint), err=True)
     return error.exit_code
 

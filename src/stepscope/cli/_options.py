@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json as json_format
 import os
 import sys
@@ -30,6 +31,12 @@ NoNames = Annotated[
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, alone on stdout.")]
+
+
+def print_anything() -> None:
+    """Let stdout write "?" for a character that its encoding lacks; not where a script of the user's writes there."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def print_json(answer: Any) -> None:

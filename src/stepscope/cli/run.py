@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from stepscope.api.run_request import RunRequest
-from stepscope.cli._options import command_of, private
+from stepscope.cli._options import command_of, print_anything, private
 from stepscope.cli._script import (
     end_of_script,
     harmless,
@@ -84,6 +84,7 @@ def _run(
     of_a_function = is_function(request.target) and not request.module
     of_a_script, quiet = of_a_function or request.module or is_script(request.target), quiet or as_json
     if not of_a_script:
+        print_anything()
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
     from stepscope.experiments.tune.config import TO_SCRIPTS, note_of, refuse_no_parts

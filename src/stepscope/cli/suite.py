@@ -59,7 +59,7 @@ def _show(
     from stepscope.experiments.suite.results import read_results
 
     path, against, models = find_sweep(request.path), request.against, request.models
-    check_page_options(html, json)
+    check_page_options(html, json, out)
     if (path / "fleet.json").exists():
         print_fleet(path, against, models, json, html)
         return
