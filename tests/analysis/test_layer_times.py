@@ -208,6 +208,19 @@ def test_an_update_takes_what_these_steps_say_whichever_layers_it_belongs_to(tmp
     assert phases["optimizer"] == pytest.approx(1200 * US, rel=1e-3)
 
 
+def test_an_update_that_was_given_a_closure_keeps_what_was_profiled(tmp_path: Path) -> None:
+    run = run_with(tmp_path, {("optimizer", None): 1200, ("forward", "features.0"): 2000})
+    file = run.path / "layers" / "000000.parquet"
+    rows = pl.read_parquet(file)
+    update = len(CALLS) + len(NODES)  # row of the update in its step
+    in_update = pl.col("phase").cast(pl.String) == "backward"
+    rows.with_columns(parent=pl.when(in_update).then(update).otherwise("parent").cast(pl.Int32)).write_parquet(file)
+    again = Run(run.path)
+    assert layer(again, "features.0")["forward_ns"] == pytest.approx(2000 * US, rel=1e-3)
+    assert dict(again.phases().select("phase", "ns").iter_rows())["optimizer"] < 1100 * US
+    assert again.phases()["ns"].sum() == pytest.approx(again.step_times.step_ns, rel=1e-6)
+
+
 @pytest.mark.parametrize("loads_us", [lambda _: (600,), lambda step: (500, 100) if step % 3 else (600,)])
 def test_loading_takes_what_these_steps_say_also_where_an_epoch_ends_in_one_of_them(
     tmp_path: Path, loads_us: Callable[[int], tuple[int, ...]]

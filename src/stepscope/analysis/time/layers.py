@@ -176,8 +176,16 @@ def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
             count=pl.len().cast(pl.Int64),
         )
     )
+    if _has_closures(rows):
+        grouped = grouped.filter(pl.col("phase") != UPDATE)
     steps = rows["step"].unique(maintain_order=True)
     return _agreeing(grouped, steps, _lengths(run, steps), cells, run)
+
+
+def _has_closures(rows: pl.DataFrame) -> bool:
+    """Return whether passes run within an update, whose self time then holds the loss and Python between them."""
+    updates = rows.filter(pl.col("name").str.starts_with(_UPDATE)).select("step", "row")
+    return not rows.join(updates, left_on=["step", "parent"], right_on=["step", "row"], how="semi").is_empty()
 
 
 def _settled(run: RunReader) -> pl.DataFrame:

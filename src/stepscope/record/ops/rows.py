@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from stepscope.arrays import Ints
+from stepscope.record.ops.closures import phases_in_closures
 from stepscope.record.ops.costs import count_op_bytes, count_op_flops, has_formula
 from stepscope.record.ops.events import (
     CLOSING,
@@ -145,7 +146,7 @@ def rows_of_events(
     parent = parents(lane, depth)
     own = self_times(events.t0, events.t1, parent)
     labels = label(events, parent, depth, names.texts(), thread, window.places)
-    phase, module = labels.phase.copy(), labels.module.copy()
+    phase, module = phases_in_closures(events, parent, labels, names.texts()), labels.module.copy()
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
     table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns, labels.made_by)

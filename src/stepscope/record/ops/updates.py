@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.arrays import Ints
-from stepscope.record.ops.events import NO_PARENT, OPTIMIZER_STEP, Events
+from stepscope.record.ops.closures import closure_ends, optimizer_steps
+from stepscope.record.ops.events import NO_PARENT, Events
 
 _TOGETHER = ("_foreach_", "_fused_")  # in the names of kernels that serve many parameters
 _MOST_TRIED = 5_000  # divisions of the ops of an update
@@ -44,6 +45,7 @@ class Update:
 
         with torch._C.DisableTorchFunction():
             stated = _groups_of(optimizer)
+            every = every or all(p.grad is None for group in stated for p in group["params"])  # a closure makes them
             groups = [[(id(p), p.numel()) for p in group["params"] if every or p.grad is not None] for group in stated]
         of_module = owners({key for group in groups for key, _ in group})
         return Update(
@@ -135,15 +137,13 @@ class UpdateBook:
 
 def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[str], calls: OptimizerCalls) -> Ints:
     """Modules of the rows below each `Optimizer.step`; of updates of many parameters at once they stay as they are."""
-    is_step = np.array([text.startswith(OPTIMIZER_STEP) for text in texts], dtype=bool)
-    scopes = np.flatnonzero(is_step[events.name])
-    scopes = scopes[np.argsort(events.t0[scopes], kind="stable")]
+    scopes = optimizer_steps(events, texts)
     if len(scopes) != len(calls.updates):
         return module
     many = np.array([any(part in text for part in _TOGETHER) for text in texts], dtype=bool)
     found = module.copy()
-    for scope, update in zip(scopes, calls.updates, strict=True):
-        ops = np.flatnonzero(parent == scope)
+    for scope, end, update in zip(scopes, closure_ends(events, scopes, texts), calls.updates, strict=True):
+        ops = np.flatnonzero((parent == scope) & (events.t0 > end))
         names = events.name[ops]
         filled = [modules for modules in update.modules if modules]
         groups = tuple((len(of), kind) for of, kind in zip(update.modules, update.kinds, strict=True) if of)
