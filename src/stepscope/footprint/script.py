@@ -88,7 +88,7 @@ class Follower:
         self._target, self._fake = target, fake
         self._patience = Patience(target)
         self._loops, self._loaders = Loops(self.progress), Loaders(self.progress)
-        self._files, self._memory = ScriptFiles(log), ScriptMemory(self.progress, target, fake)
+        self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""

@@ -1,19 +1,22 @@
 """The files of a script that is followed: nothing of the user's is written.
 
 Files go into a folder that is thrown away, nothing is deleted, and what torch.save is given comes back from torch.load.
+What a library writes below Python (a data base, parquet), or another program, is not seen.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import copy
 import functools
 import importlib
 import importlib.util
 import io
 import os
+import pathlib
 import shutil
+import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,73 +26,204 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_progress import instead
-from stepscope.record.dry.storage_log import SAVING, StorageLog
+from stepscope.footprint.script_progress import Progress, instead
+from stepscope.footprint.script_saved import saved
+from stepscope.record.dry.storage_log import SAVING
+
+_MOST_COPIED = 256 << 20  # B of a file that is written to where it is
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_SCRIPTED: Any = vars(torch.jit)["RecursiveScriptModule"]
+_UNNAMED = getattr(os, "O_TMPFILE", 0)
 
 
 class ScriptFiles:
     """Files that a script writes and saves while they are `kept`."""
 
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
-        self._saved: dict[str, Any] = {}
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._log = progress, progress.log
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Answer the calls that open, write, move and delete files, and those that save and load."""
         with tempfile.TemporaryDirectory(prefix="stepscope-fit-") as folder, contextlib.ExitStack() as stack:
-            files = _Files(Path(folder))
+            files = _Files(Path(folder), self._progress)
             for owner, name, value in (
-                (builtins, "open", files.open), (io, "open", files.open),
-                *((os, name, files.gone) for name in ("remove", "unlink", "rmdir", "removedirs")),
-                *((os, name, files.moved) for name in ("rename", "replace", "renames")),
-                *((os, name, files.made) for name in ("mkdir", "makedirs", "chmod", "utime")),
-                (os, "listdir", functools.partial(files.listed, os.listdir)),
+                (builtins, "open", files.open), (io, "open", files.open), (tarfile, "bltn_open", files.open),
+                *_of_system(files), (os, "system", self._run),
                 (shutil, "rmtree", files.gone), (shutil, "move", files.moved),
                 *((shutil, name, files.copied) for name in ("copy", "copy2", "copyfile")),
-                (torch, "save", self._save), (torch, "load", functools.partial(self._load, torch.load)),
+                (torch, "save", functools.partial(self._save, files)),
+                (torch, "load", functools.partial(self._load, files, torch.load)),
+                (torch.jit, "save", files.elsewhere(torch.jit.save, 1, "w")),
+                (torch.jit, "load", files.elsewhere(torch.jit.load, 0, "r")),
+                (_SCRIPTED, "save", files.elsewhere(_SCRIPTED.save, 1, "w")),
+                (builtins, "__import__", self._imports(files, stack, builtins.__import__)),
             ):  # fmt: skip
                 stack.enter_context(instead(owner, name, value))
+            for library in _LIBRARIES & sys.modules.keys():
+                _watch(library, files, stack)
             if importlib.util.find_spec("safetensors") is not None:
-                stack.enter_context(instead(importlib.import_module("safetensors.torch"), "save_file", self._save))
+                of_safetensors = importlib.import_module("safetensors.torch")
+                stack.enter_context(instead(of_safetensors, "save_file", functools.partial(self._save, files)))
             yield
 
-    def _save(self, content: Any, f: Any, *_more: Any, **_options: Any) -> None:
-        with self._log.scene(SAVING):
-            if hasattr(f, "write"):  # a buffer holds it all
-                size = sum(leaf.nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
-                self._log.hold(size, "saved", f if isinstance(f, io.BytesIO) else None)
-            else:
-                self._saved[str(Path(f).absolute())] = content
+    @staticmethod
+    def _imports(files: _Files, stack: contextlib.ExitStack, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an import that watches libraries which open files below Python."""
+        waiting = set(_LIBRARIES - sys.modules.keys())
 
-    def _load(self, plain: Callable[..., Any], f: Any, *more: Any, **options: Any) -> Any:
-        path = str(Path(f).absolute()) if isinstance(f, (str, os.PathLike)) else None
-        return copy.deepcopy(self._saved[path]) if path in self._saved else plain(f, *more, **options)
+        def imported(name: str, *more: Any, **options: Any) -> Any:
+            module = plain(name, *more, **options)
+            library = name.partition(".")[0]
+            if library in waiting and library in sys.modules:
+                waiting.discard(library)
+                _watch(library, files, stack)
+            return module
+
+        return imported
+
+    def _run(self, command: Any) -> int:
+        self._progress.miss("what os.system runs: it is not run")
+        return 0
+
+    def _save(self, files: _Files, content: Any, f: Any, *_more: Any, **_options: Any) -> None:
+        with self._log.scene(SAVING):
+            if not hasattr(f, "write"):
+                files.open(f, "wb").close()
+                files.saved[files.place(f)] = saved(content)
+                return
+            size = sum(leaf.nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
+            if isinstance(f, io.BytesIO):  # it holds it all
+                self._log.hold(size, "saved", f)
+                return
+            call = io.BytesIO()  # holds what is on its way
+            self._log.hold(size, "saved", call)
+            del call
+            files.saved[str(getattr(f, "name", ""))] = saved(content)
+
+    @staticmethod
+    def _load(files: _Files, plain: Callable[..., Any], f: Any, *more: Any, **options: Any) -> Any:
+        place = files.place(f) if isinstance(f, (str, os.PathLike)) else str(getattr(f, "name", ""))
+        return files.saved[place]() if place in files.saved else plain(f, *more, **options)
+
+
+def _of_system(files: _Files) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield what answers for os; Python 3.10 has calls of its own in pathlib."""
+    for owner in (os, getattr(pathlib, "_NormalAccessor", os)):
+        for names, value in (
+            ("remove unlink rmdir removedirs", files.gone), ("rename replace renames", files.moved),
+            ("mkdir makedirs", files.made), ("chmod chown lchown utime truncate", files.unchanged),
+            ("link symlink", files.copied), ("listdir", functools.partial(files.listed, os.listdir)),
+            ("stat", functools.partial(files.seen, os.stat)), ("open", functools.partial(files.opened, os.open)),
+        ):  # fmt: skip
+            for name in names.split():
+                if hasattr(owner, name) and (owner is os or name != "open"):
+                    yield owner, name, value
+
+
+_LIBRARIES = frozenset(("cv2", "h5py", "numpy"))
+
+
+def _watch(library: str, files: _Files, stack: contextlib.ExitStack) -> None:
+    """Answer for a library that opens files below Python, or asks for more than a file that can be read."""
+    module = sys.modules[library]
+    if library == "cv2":
+        stack.enter_context(instead(module, "imwrite", lambda *_given, **_options: True))
+    elif library == "h5py":
+        stack.enter_context(instead(module.File, "__init__", files.elsewhere(module.File.__init__, 1)))
+    else:
+        stack.enter_context(instead(module.memmap, "__new__", files.mapped(module.memmap.__new__)))
 
 
 class _Files:
     """The script's files: what it writes lies in a folder that is thrown away, and is read from there."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._open = folder, builtins.open
-        self._own: dict[str, str] = {}
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self.saved: dict[str, Callable[[], Any]] = {}  # by place: how to get what was saved there
+        self._folder, self._progress, self._open = folder, progress, builtins.open
+        self._own: dict[str, str] = {}  # where a file of the script's lies; of a copy it may be a file of the user's
+        self._folders: set[str] = set()
+        self._made = 0
 
     def open(self, file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
         """Open a file as builtins.open does; what the script writes goes to the folder of its own files."""
-        if isinstance(file, int) or os.fspath(file) in ("/dev/null", os.devnull):
+        if isinstance(file, int):
             return self._open(file, mode, *more, **options)
-        path = self._path(file)
-        if set(mode) & set("wax+") and path not in self._own:
-            self._own[path] = str(self._folder / str(len(self._own)))
-            if not set(mode) & set("wx") and Path(path).exists():
-                self._copy(path, self._own[path])
+        place = self.place(file, mode)
         if "x" in mode:
             mode = mode.replace("x", "w")
-        return self._open(self._own.get(path, file), mode, *more, **options)
+        if self._too_large(place, mode):
+            mode = "rb" if "b" in mode else "r"
+        return self._open(place, mode, *more, **options)
+
+    def opened(self, plain: Callable[..., int], path: Any, flags: int, *more: Any, **options: Any) -> int:
+        """Open a file as os.open does."""
+        unnamed = _UNNAMED and flags & _UNNAMED == _UNNAMED
+        of_tempfile = sys._getframe(1).f_globals.get("__name__") == "tempfile"  # a new name, and removed by it
+        if not flags & _WRITES or unnamed or of_tempfile or options.get("dir_fd") is not None:
+            return plain(path, flags, *more, **options)
+        mode = "w" if flags & os.O_TRUNC else "r+"
+        flags |= os.O_CREAT if Path(os.fsdecode(path)).exists() else 0
+        place = self.place(path, mode)
+        return plain(place, os.O_RDONLY if self._too_large(place, mode) else flags, *more, **options)
+
+    def place(self, file: Any, mode: str = "r") -> str:
+        """Return where a file of that name lies, from now on in the folder if it is written to."""
+        path = self._path(file)
+        before = self._own.get(path, path)
+        if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
+            return before
+        anew = bool(set(mode) & set("wx"))
+        if Path(before).parent != self._folder or list(self._own.values()).count(before) > 1:
+            if not anew and self._too_large(before, mode):
+                return before
+            place = str(self._folder / str(self._made))
+            self._made += 1
+            if not anew and Path(before).is_file():
+                self._copy(before, place)
+            self._own[path] = place
+        elif anew:
+            self.saved.pop(before, None)
+        return self._own.get(path, path)
+
+    def _too_large(self, place: str, mode: str) -> bool:
+        """Return whether a file of the user's that would be written to is too large to be copied."""
+        if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or Path(place).parent == self._folder:
+            return False
+        with contextlib.suppress(OSError):
+            if Path(place).is_file() and Path(place).stat().st_size > _MOST_COPIED:
+                self._progress.miss(f"what is written to {Path(place).name}, which is too large to be copied")
+                return True
+        return False
+
+    def elsewhere(self, plain: Callable[..., Any], at: int, mode: str | None = None) -> Callable[..., Any]:
+        """Return a call whose file, its argument `at`, lies in the folder; without `mode` the next argument says it."""
+
+        def call(*given: Any, **options: Any) -> Any:
+            arguments = list(given)
+            if len(arguments) > at and isinstance(arguments[at], (str, bytes, os.PathLike)):
+                said = str(mode or (arguments[at + 1] if len(arguments) > at + 1 else options.get("mode", "r")))
+                arguments[at] = self.place(arguments[at], said.replace("w-", "w"))
+            return plain(*arguments, **options)
+
+        return call
+
+    def mapped(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a maker of arrays on files that writes to none of the user's: pages are copied as they are written."""
+
+        def made(kind: Any, filename: Any, dtype: Any = "uint8", mode: str = "r+", *more: Any, **options: Any) -> Any:
+            if mode in ("r+", "readwrite") and isinstance(filename, (str, bytes, os.PathLike)):
+                mode = mode if Path(self.place(filename)).parent == self._folder else "c"
+            return plain(kind, filename, dtype, mode, *more, **options)
+
+        return made
 
     def gone(self, path: Any, *_more: Any, **_options: Any) -> None:
-        """Forget a file that the script has written; no file of the user's is deleted."""
-        self._own.pop(self._path(path), None)
+        """Forget a file or folder that the script has written; no file of the user's is deleted."""
+        there = Path(self._path(path))
+        for name in [name for name in self._own if there in (Path(name), *Path(name).parents)]:
+            del self._own[name]
+        self._folders = {name for name in self._folders if there not in (Path(name), *Path(name).parents)}
 
     def moved(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
         """Move a file that the script has written; no other file is moved."""
@@ -97,11 +231,30 @@ class _Files:
             self._own[self._path(new)] = self._own.pop(self._path(old))
 
     def copied(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
-        """The copy is read from where the original is."""
-        self._own[self._path(new)] = self._own.get(self._path(old), self._path(old))
+        """The copy is read from where the original is, until one of them is written to."""
+        self._own[self._path(new)] = self.place(old)
 
-    def made(self, *_more: Any, **_options: Any) -> None:
-        """No folder is needed, and nothing is changed."""
+    def made(self, path: Any, *_more: Any, **_options: Any) -> None:
+        """No folder is needed; that it is there is remembered."""
+        there = Path(self._path(path))
+        self._folders.update(map(str, (there, *there.parents)))
+
+    def unchanged(self, *_more: Any, **_options: Any) -> None:
+        """Nothing is changed."""
+
+    def seen(self, plain: Callable[..., Any], path: Any, *more: Any, **options: Any) -> Any:
+        """Return what os.stat says of a file, or a folder, that the script has made."""
+        if isinstance(path, int) or options.get("dir_fd") is not None:
+            return plain(path, *more, **options)
+        there = self._path(path)
+        if there in self._own:
+            return plain(self._own[there])
+        try:
+            return plain(path, *more, **options)
+        except FileNotFoundError:
+            if there not in self._folders:
+                raise
+            return plain(self._folder)
 
     def listed(self, plain: Callable[..., list[Any]], path: Any = ".") -> list[Any]:
         """Return the names in a folder: those of the user's, and what the script has written there."""
@@ -109,13 +262,16 @@ class _Files:
             return plain(path)
         own = [Path(name).name for name in self._own if Path(name).parent == Path(self._path(path))]
         try:
-            return [*plain(path), *own]
+            there = plain(path)
         except FileNotFoundError:
             return own
+        return [*there, *(name for name in own if name not in there)]
 
     def _copy(self, old: str, new: str) -> None:
         with self._open(old, "rb") as source, self._open(new, "wb") as target:
-            target.write(source.read())
+            shutil.copyfileobj(source, target)
+        if old in self.saved:
+            self.saved[new] = self.saved[old]
 
     @staticmethod
     def _path(path: Any) -> str:

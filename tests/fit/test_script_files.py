@@ -1,0 +1,119 @@
+"""What a script writes, deletes and saves while it is followed: nothing of the user's changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fit.test_script import followed
+from torch import nn
+
+from stepscope.footprint import script_files
+from stepscope.footprint.script_progress import Progress
+from stepscope.footprint.script_saved import saved
+from stepscope.record.dry.storage_log import StorageLog, peak_of
+
+BEFORE = b"before" * 2
+
+
+def test_what_is_written_without_pythons_open_changes_no_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import h5py
+    import numpy
+
+    for name in ("model.pt", "own.pt", "all.tar", "plain", "array", "kept"):
+        (tmp_path / name).write_bytes(BEFORE)
+    with h5py.File(tmp_path / "table.h5", "w") as table:
+        table["x"] = numpy.arange(3)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    body = """
+import os, shutil, sys, tarfile
+import numpy
+sys.modules.pop("h5py", None)
+import h5py
+with tarfile.open("all.tar", "w") as packed:
+    packed.add("train.py")
+os.write(os.open("plain", os.O_WRONLY | os.O_TRUNC), b"after")
+assert open("plain").read() == "after"
+array = numpy.memmap("array", dtype="uint8", shape=(12,))
+array[:] = 0
+array.flush()
+shutil.copy("kept", "copy")
+os.symlink("kept", "link")
+open("copy", "w").write("after")
+assert open("kept").read() == "beforebefore" and open("copy").read() == "after"
+with h5py.File("table.h5", "r+") as table:
+    table["y"] = numpy.arange(3)
+with h5py.File("table.h5") as table:
+    assert len(table["y"]) == 3
+os.truncate("kept", 0)
+os.system("rm kept")
+os.makedirs("runs/one")
+open("runs/one/log", "w").write("some")
+assert os.path.isfile("runs/one/log") and os.path.getsize("runs/one/log") == 4 and os.path.isdir("runs")
+shutil.rmtree("runs")
+assert not os.path.exists("runs/one/log")
+update(*data[:8])
+update(*data[:8])
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert watched.stopped is None, watched.stopped
+    assert watched.missed == ("what os.system runs: it is not run",)
+    (tmp_path / "train.py").unlink()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_of_torch_script_is_saved_in_the_folder_that_is_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.jit.script(nn.Linear(3, 2))
+    with script_files.ScriptFiles(Progress(StorageLog())).kept():
+        torch.jit.save(model, "one.pt")
+        model.save("two.pt")
+        assert [torch.jit.load(name).weight.shape for name in ("one.pt", "two.pt")] == [(2, 3), (2, 3)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_file_is_not_copied_to_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_files, "_MOST_COPIED", 4)
+    (tmp_path / "large").write_bytes(BEFORE)
+    body = 'file = open("large", "r+b")\nassert file.read(6) == b"before" and not file.writable()\n'
+    watched = followed(tmp_path, monkeypatch, body + "update(*data[:8])\nupdate(*data[:8])\n")
+    assert watched.missed == ("what is written to large, which is too large to be copied",)
+    assert (tmp_path / "large").read_bytes() == BEFORE
+
+
+SAVED = """
+import os
+for fold in range(20):
+    large = nn.Linear(1000, 500)
+    with open("part.pt", "wb") as file:
+        torch.save(large.state_dict(), file)
+    os.replace("part.pt", f"fold{fold}.pt")
+    update(*data[:8])
+again = torch.load("fold0.pt")
+large.load_state_dict(again)
+assert again["weight"].shape == (500, 1000) and os.path.exists("fold19.pt")
+"""
+
+
+def test_what_was_saved_takes_no_memory_and_comes_back_from_where_it_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = followed(tmp_path, monkeypatch, SAVED)
+    assert (watched.stopped, watched.missed) == (None, ())
+    assert peak_of(watched.log) < 3.2 * 1000 * 500 * 4  # two models as one follows another, and what is on its way
+
+
+def test_tensors_that_share_a_storage_share_one_when_they_are_loaded_and_small_ones_keep_their_numbers() -> None:
+    weight = nn.Parameter(torch.ones(300, 2))
+    content = {"a": weight.detach(), "b": weight.detach().t(), "p": weight, "step": torch.tensor(7.0), "epoch": 3}
+    again = saved(content)()
+    assert again["a"].data_ptr() == again["b"].data_ptr() != weight.data_ptr()
+    assert (again["b"].shape, again["step"].item(), again["epoch"]) == ((2, 300), 7.0, 3)
+    assert isinstance(again["p"], nn.Parameter)
+    assert again["p"].requires_grad
