@@ -6,6 +6,7 @@ them. A quantity that has no row (of a sensor that a plug-in brings) is shown pl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,9 @@ GROUPS = (
     "Other",
 )  # in the order in which they are drawn
 KINDS = ("", "simulated_", "estimated_")  # what begins the name of a metric that was not measured
+POWER_SENSORS = re.compile(  # by their names, found or not
+    r"ina\d|hwmon_power|tegrastats|rapl|nvml|amdsmi|apple|powermetrics|battery|pmic|shelly|tasmota|meter|android"
+)
 _SIGNS = {"1": "share", "degC": "°C"}
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from stepscope.__main__ import build_app
+from stepscope.cli.doctor import _print_answer
 from stepscope.clock import Clock
 from stepscope.errors import MissingDependency, StepscopeError
 from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.sampler.characterise import Observation, Progress, observe
-from stepscope.record.sensors.contract import Found
+from stepscope.record.sampler.characterise import Observation, Progress, observe, recall_or_measure
+from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sensors import battery
+from stepscope.record.sensors.contract import Found, Target
 
 CPU = "sys/devices/system/cpu"
 
@@ -105,6 +110,41 @@ def test_doctor_lists_power_sensors_by_their_own_answers_and_says_what_is_missin
     said = doctor("-v", "--root", str(with_rapl(tx2)))
     assert "rapl: rapl.package-0.energy" in said.output
     assert "Not characterised yet" in said.output
+
+
+def laptop(root: Path, status: str) -> Path:
+    battery = ("POWER_SUPPLY_NAME=BAT0", "POWER_SUPPLY_TYPE=Battery", f"POWER_SUPPLY_STATUS={status}",
+               "POWER_SUPPLY_VOLTAGE_NOW=11206000", "POWER_SUPPLY_POWER_NOW=19195000",
+               "POWER_SUPPLY_ENERGY_NOW=32940000")  # fmt: skip
+    return write(root, {"sys/class/power_supply/BAT0/uevent": "\n".join(battery)})
+
+
+def test_a_battery_on_mains_measures_no_energy_and_is_not_characterised(tmp_path: Path) -> None:
+    root = str(laptop(tmp_path, "Charging"))
+    assert "Energy: not measured; unplug the machine" in doctor("--root", root).output
+    found = json.loads(doctor("--root", root, "--json").output)
+    assert found["power"] == []
+    assert any(channel["quantity"] == "stored_energy" for channel in found["channels"])
+    assert "nothing to characterise" in str(doctor("--root", root, "--characterise").exception)
+    assert "Energy: measured by battery" in doctor("--root", str(laptop(tmp_path, "Discharging"))).output
+
+
+def test_a_run_on_mains_loads_no_cores_to_characterise_a_battery(tmp_path: Path) -> None:
+    target = Target(os.getpid())
+    sensor = battery.discover(laptop(tmp_path, "Charging"), target)
+    assert isinstance(sensor, Found)
+    announced: list[float] = []
+    events = EventLog(tmp_path / "events.jsonl")
+    assert recall_or_measure(tmp_path, {"battery": sensor}, target.clock, announced.append, events) == {}
+    sensor.close()
+    assert announced == []
+
+
+def test_what_would_add_energy_is_said_of_power_sensors_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = {"sensor": "jetson_emc", "reason": "denied", "remedy": "sudo mount -o remount"}
+    torch = {"version": "2.9", "remedy": None}
+    _print_answer(Console(), {"channels": [], "torch": torch, "missing": [closed], "power": [], "characterised": {}})
+    assert "Energy: no power sensor; add a plug or meter" in capsys.readouterr().out
 
 
 def test_doctor_gives_the_same_as_json_and_takes_the_root_from_the_environment(tx2: Path) -> None:

@@ -150,6 +150,16 @@ def test_a_mailbox_that_may_not_be_opened_names_the_group(tmp_path: Path, monkey
     assert answer.remedy == "sudo usermod -aG video $USER   (then log in again)"
 
 
+def test_a_board_before_the_fifth_is_promised_no_rails_by_a_right_to_its_mailbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"dev/vcio": "", "proc/device-tree/compatible": "raspberrypi,4-model-b\0brcm,bcm2711\0"})
+    refuse_opening(monkeypatch, "vcio", errno.EACCES)
+    answer = missing(raspberry_pi.discover_pmic(tmp_path, watching()))
+    assert answer.reason == "unsupported"
+    assert "meter beside the board" in str(answer.remedy)
+
+
 class Mailbox:
     """The firmware's side of the ioctl: takes the message as the kernel hands it over, answers with a text."""
 

@@ -304,6 +304,7 @@ def test_rails_that_can_be_read_directly_are_not_reported_twice(tmp_path: Path) 
     ("line", "reason", "said"),
     [
         ("RAM 1/2MB GR3D_FREQ 0%", "denied", "prints no power rail"),
+        ("RAM 1/2MB GR3D_FREQ 0%", "unsupported", "this board has no INA3221"),
         ("cannot open /sys", "failed", "no line of numbers"),
     ],
 )
@@ -312,6 +313,8 @@ def test_a_program_that_prints_no_rail_says_why_and_leaves_no_child(
 ) -> None:
     if reason == "failed":
         monkeypatch.setattr(tegrastats, "FIRST_LINE_S", 0.2)
+    if reason == "denied":
+        (tmp_path / "sys/bus/i2c/drivers/ina3221x/6-0040").mkdir(parents=True)
     program(tmp_path, line)
     before = len(list(Path("/proc/self/fd").iterdir()))
     answer = tegrastats.discover(tmp_path, ME)

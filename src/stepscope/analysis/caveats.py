@@ -39,6 +39,7 @@ from stepscope.analysis.time.steps import (
 )
 from stepscope.arrays import Floats
 from stepscope.files import CHANGED, MENDED
+from stepscope.quantities import POWER_SENSORS
 from stepscope.runfolder import RunReader
 from stepscope.units import percent, plural
 
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 from stepscope.units import duration
 
 _POWER = ("power", "energy")
-_POWER_SENSORS = re.compile(
-    r"ina\d|hwmon_power|tegrastats|rapl|nvml|amdsmi|apple|powermetrics|battery|pmic|shelly|tasmota|meter|android"
-)
 _OF_A_BOARD = re.compile(r"jetson|rpi")  # that another machine lacks them is no news
 _ENABLE = (
     "stepscope doctor shows how to open a sensor; a plug or a meter beside the machine works anywhere "
@@ -261,7 +259,7 @@ def _sensor_gaps(run: Run) -> Iterator[NotMeasured]:
     if not run.channels:
         yield NotMeasured("utilisation and memory", "nothing was sampled in this run")
     absent = _missing_sensors(run)
-    meters = [entry for entry in absent if _POWER_SENSORS.search(str(entry.get("sensor")))]
+    meters = [entry for entry in absent if POWER_SENSORS.search(str(entry.get("sensor")))]
     yield from _energy_gaps(run, meters)
     for entry in absent:
         absent_here = entry.get("reason") == "absent"

@@ -79,11 +79,14 @@ doctor = command_of(DoctorRequest, _doctor, "doctor")
 
 def _print_answer(console: Console, found: dict[str, Any]) -> None:
     """Three lines: what can be measured here, what would add energy, and the command to begin with."""
+    from stepscope.quantities import POWER_SENSORS
+
     names = list(dict.fromkeys(_what(channel["quantity"]) for channel in found["channels"]))
     torch = found["torch"]["version"] is not None
     can = [*(["time by layer and operator"] if torch else []), *(name for name in names if name)]
     can = can or ["nothing: there is no /proc and no torch"]
-    remedies = [why["remedy"] for why in found["missing"] if why["remedy"] and why["reason"] != "absent"]
+    meters = [why for why in found["missing"] if POWER_SENSORS.search(why["sensor"])]
+    remedies = [why["remedy"] for why in meters if why["remedy"] and why["reason"] != "absent"]
     if found["power"]:
         later = "" if found["characterised"] else "; the first run characterises it"
         energy = f"measured by {', '.join(meter['sensor'] for meter in found['power'])}{later}"

@@ -17,14 +17,16 @@ from stepscope.record.sampler.characterise import (
     load_profiles,
     measures_power,
     save_profiles,
+    tells_power,
     with_profiles,
 )
 from stepscope.record.sensors import Survey, survey
-from stepscope.record.sensors.contract import Target, as_seen_below
+from stepscope.record.sensors.contract import Missing, Target, as_seen_below
 
 if TYPE_CHECKING:
     from stepscope.record.sampler.characterise import Observation
 
+_ON_MAINS = Missing("unsupported", "on mains a battery tells no power", "unplug the machine: its battery tells it then")
 Measure = Callable[[Survey, Target], dict[str, SensorProfile]]
 
 
@@ -43,6 +45,8 @@ def diagnose(
     target = Target(os.getpid())
     seen = survey(root, target)
     try:
+        meters = [name for name, found in seen.found.items() if tells_power(found)]
+        silent = [name for name, found in seen.found.items() if measures_power(found) and name not in meters]
         profiles = {} if measure is None else measure(seen, target)
         known = profiles or load_profiles(device_identity(root, seen.found)) or {}
     finally:
@@ -57,6 +61,7 @@ def diagnose(
     missing = [
         {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)} for name, why in seen.missing.items()
     ]
+    missing += [{"sensor": name, **asdict(_ON_MAINS)} for name in silent]
     facts = {
         "root": str(root),
         "device": describe_device(root),
@@ -66,7 +71,7 @@ def diagnose(
         "power": [
             {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
             for name, found in sensors.items()
-            if measures_power(found)
+            if name in meters
         ],
         "characterised": {name: asdict(profile) for name, profile in known.items()},
         "calibrated": {name: asdict(kept) for name, kept in load_calibrations(root).items()},
@@ -87,7 +92,7 @@ def characterise_sensors(
     """
     from stepscope.record.sampler.characterise import build_profiles, observe
 
-    if not any(measures_power(found) for found in seen.found.values()):
+    if not any(tells_power(found) for found in seen.found.values()):
         raise UsageError(
             "no sensor of power or energy answers here: there is nothing to characterise",
             "'stepscope doctor' says what would enable one",

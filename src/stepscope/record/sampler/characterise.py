@@ -100,7 +100,7 @@ def recall_or_measure(
 
     A machine without a power sensor loses no time; whatever fails here becomes an event, and the run goes on.
     """
-    if not any(measures_power(sensor) for sensor in found.values()):
+    if not any(tells_power(sensor) for sensor in found.values()):
         return {}
     try:
         device = device_identity(root, found)
@@ -124,7 +124,7 @@ def observe(
 
     A read that never returns costs its own sensor's trace and nothing else.
     """
-    meters = {name: sensor for name, sensor in found.items() if measures_power(sensor)}
+    meters = {name: sensor for name, sensor in found.items() if tells_power(sensor)}
     if not meters:
         return Observation({}, [], 0)
     traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
@@ -256,6 +256,16 @@ class SensorProfile:
 def measures_power(found: Found) -> bool:
     """Return whether a sensor measures power or energy in some channel; estimates do not count."""
     return any(channel.quantity in _POWER and channel.kind != "estimate" for channel in found.channels)
+
+
+def tells_power(found: Found) -> bool:
+    """Return whether a sensor measures power now: all that do but a battery on mains, which is read once to know."""
+    if not measures_power(found) or not all(channel.scope.startswith("battery:") for channel in found.channels):
+        return measures_power(found)
+    with contextlib.suppress(Exception):  # what it raises, each read of the run will say
+        values = zip(found.channels, found.read(), strict=False)
+        return any(channel.quantity in _POWER and not math.isnan(value) for channel, value in values)
+    return False
 
 
 def device_identity(root: Path, found: Mapping[str, Found]) -> dict[str, Any]:

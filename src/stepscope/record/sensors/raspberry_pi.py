@@ -28,6 +28,7 @@ from stepscope.record.sensors.contract import (
     Missing,
     NamedSensor,
     Target,
+    content,
     missing_because,
     rail_channel,
 )
@@ -175,13 +176,16 @@ def parse_throttled(text: str) -> int | None:
 PMIC = "rpi5_pmic"
 PMIC_EVERY_NS = 100_000_000
 _READ_ADC = "pmic_read_adc"
+_PI_5_ALONE = "a Raspberry Pi 5 alone measures its rails"
+_METER = "put a meter beside the board: a smart plug or an INA219"
 
 
 def discover_pmic(root: Path, target: Target) -> Found | Missing:
     """Power of every rail that has a current and a voltage, the voltage of one that has no current (EXT5V, BATT)."""
     firmware = connect(root, _READ_ADC)
     if isinstance(firmware, Missing):
-        return firmware
+        closed = firmware.reason != "absent" and _other_board(root)  # then no right to it would help
+        return Missing("unsupported", f"{firmware.detail}; {_PI_5_ALONE}", _METER) if closed else firmware
     try:
         adc = parse_adc(firmware.ask(_READ_ADC))
     except OSError as error:
@@ -191,8 +195,8 @@ def discover_pmic(root: Path, target: Target) -> Found | Missing:
     if not powered:
         firmware.close()
         said = adc.others[0][:120] if adc.others else "nothing"
-        detail = f"{firmware.source} {_READ_ADC}: a Raspberry Pi 5 alone measures its rails; the answer was: {said}"
-        return Missing("unsupported", detail, "put a meter beside the board: a smart plug or an INA219")
+        detail = f"{firmware.source} {_READ_ADC}: {_PI_5_ALONE}; the answer was: {said}"
+        return Missing("unsupported", detail, _METER)
     channels = (
         *(rail_channel(PMIC, rail, "power", f"{firmware.source} {_READ_ADC}") for rail in powered),
         *(rail_channel(PMIC, rail, "voltage", f"{firmware.source} {_READ_ADC}") for rail in bare),
@@ -200,6 +204,14 @@ def discover_pmic(root: Path, target: Target) -> Found | Missing:
     return Found(
         channels, partial(_read, firmware, powered, bare), firmware.close, every_ns=PMIC_EVERY_NS, blocking=True
     )
+
+
+def _other_board(root: Path) -> bool:
+    """Return whether the device tree says that this is a Raspberry Pi before the fifth."""
+    with contextlib.suppress(OSError):
+        compatible = content(root / "proc/device-tree/compatible")
+        return b"brcm,bcm2" in compatible and b"bcm2712" not in compatible
+    return False
 
 
 def values(adc: Adc, powered: list[str], bare: list[str]) -> list[float]:

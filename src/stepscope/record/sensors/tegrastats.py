@@ -47,7 +47,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
     if not places:
         complaint = child.complaint()
         child.close()
-        return _no_rail(program, first, complaint)
+        return _no_rail(root, program, first, complaint)
     reads = 0
 
     def read() -> list[float]:
@@ -111,10 +111,13 @@ def _rails_are_open(root: Path, target: Target) -> bool:
     return True
 
 
-def _no_rail(program: Path, first: TegrastatsLine | None, complaint: str) -> Missing:
+def _no_rail(root: Path, program: Path, first: TegrastatsLine | None, complaint: str) -> Missing:
     if first is None:
         said = f" ({complaint})" if complaint else ""
         return Missing("failed", f"{program}: no line of numbers within {FIRST_LINE_S:g} s{said}")
+    if not any((root / "sys/bus/i2c/drivers").glob("ina3221*/*-00*")):
+        detail = f"{program}: prints no power rail, and this board has no INA3221"
+        return Missing("unsupported", detail, "put a meter beside the board: a smart plug or an INA219")
     remedy = "sudo -E stepscope ...   (old releases print the rails for root alone)"
     return Missing("denied", f"{program}: prints no power rail", remedy)
 

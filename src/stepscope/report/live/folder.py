@@ -273,7 +273,7 @@ class Channel:
 
     @property
     def still_ns(self) -> int:
-        """How long a counter has stood still, as far as it was read."""
+        """Return how long a counter has stood still, as far as it was read, ns."""
         return self._read_ns - self._moved_ns
 
     @property
