@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ import stepscope
 from stepscope.record.facts import of_modules
 from stepscope.record.ops import modules
 from stepscope.record.ops.modules import ModuleBook
+from stepscope.runfolder import RunReader
 
 _Held = weakref.ReferenceType[nn.Module]
 
@@ -40,6 +42,38 @@ def test_a_loss_that_is_made_for_each_batch_is_one_row(tmp_path: Path) -> None:
     losses = run.modules()["module"].str.contains("CrossEntropyLoss")
     assert int(losses.sum()) == 1
     assert run.model.filter(run.model["type"] == "CrossEntropyLoss")["module"].to_list() == ["CrossEntropyLoss"]
+
+
+def _train_with_two_losses(out: Path, steps: int, record: str) -> RunReader:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stepscope.profile(model, out=out, record=record) as scope:
+        for _ in range(steps):
+            given, wanted = model(torch.ones(2, 4)), torch.zeros(2, 3)
+            (nn.MSELoss()(given, wanted) + nn.L1Loss()(given, wanted)).backward()  # one is where the other was
+            optimizer.step()
+            scope.step()
+    return RunReader(scope.path)
+
+
+def _calls(rows: pl.DataFrame) -> set[tuple[str, int]]:
+    """How often which module is called in a step, over the steps."""
+    named = rows.with_columns(pl.col("name", "module").cast(pl.String)).filter(pl.col("name").str.starts_with("nn."))
+    return set(named.group_by("step", "module").len().select("module", "len").rows())
+
+
+def test_a_module_at_the_address_of_one_that_is_gone_has_its_own_name(tmp_path: Path) -> None:
+    run = _train_with_two_losses(tmp_path, 8, "all")
+    assert _calls(run.ops) == {("", 1), ("MSELoss", 1), ("L1Loss", 1)}
+
+
+def test_a_module_at_the_address_of_one_that_is_gone_has_its_own_name_where_layers_alone_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.record.plan.BUDGET", 1e6)  # everything is affordable
+    run = _train_with_two_losses(tmp_path, 60, "adaptive")
+    assert run.layer_calls.height > 0
+    assert _calls(run.layer_calls) == {("", 1), ("MSELoss", 1), ("L1Loss", 1)}
 
 
 def test_a_loss_that_is_made_for_each_batch_is_not_kept_alive(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ it is. So this kind of step tells the time of layers, the other how it is divide
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from statistics import median
@@ -30,6 +31,7 @@ from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, DATA_LOADER, PHASE
 
 _NODES, _PASSES = 24, 15  # of a trial
 _NONE = -1
+_PASS_END = "torch::autograd::end of a pass"  # name of the rows that end one, where another follows it at once
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class LayerTimes(CallTimes):
         self.index = index
         self.thread = threading.get_ident()
         self.noted: list[int] = []
-        self.known: dict[int, int] = {}
+        self.known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.updates: list[tuple[str, int, int]] = []  # kind of the optimizer, begin, end
         self.loads: list[tuple[str, int, int]] = []  # kind of the data loader's iterator, begin, end
+        self.passes: list[int] = []  # the ends of backward passes
         self.spans: list[StepSpan] = []
         self._updating: tuple[str, int] | None = None
 
@@ -74,6 +77,11 @@ class LayerTimes(CallTimes):
             self.updates.append((*self._updating, now_ns))
             self._updating = None
 
+    def passed(self) -> None:
+        """A backward pass has ended."""
+        if threading.get_ident() == self.thread:
+            self.passes.append(monotonic_ns())
+
     def loaded(self, iterator: Any, began_ns: int, ended_ns: int) -> None:
         """A data loader gave a batch, or had none left."""
         if threading.get_ident() == self.thread:
@@ -91,10 +99,13 @@ class LayerTimes(CallTimes):
         made_in = np.bincount(nodes.forward_thread[nodes.sequence >= 0])
         thread = int(made_in.argmax()) if len(made_in) else 0
         calls, places = _calls_of(self.noted)
-        scopes = {index: names.intern(f"{MODULE_SCOPE}{index}") for index in self.known.values()}
+        scopes = {index: names.intern(f"{MODULE_SCOPE}{index}") for index in {index for index, _, _ in calls}}
         marks = [(scopes[index], t0, t1) for index, t0, t1 in calls]
         marks += [(names.intern(f"{OPTIMIZER_STEP}{kind}.step"), t0, t1) for kind, t0, t1 in self.updates]
         marks += [(names.intern(f"{DATA_LOADER}{kind}.__next__"), t0, t1) for kind, t0, t1 in self.loads]
+        begins = np.array([t0 for _, t0, _ in marks], dtype=np.int64)
+        ends = _followed_by_a_pass(np.array(self.passes, dtype=np.int64), nodes.t0 - unix_offset_ns, begins)
+        marks += [(names.intern(_PASS_END), t, t) for t in ends.tolist()]
         events = _joined(nodes, marks, thread, unix_offset_ns)
         window = Window([], self.spans, unix_offset_ns, OptimizerCalls(), shapes=False, cuda=False, places=places)
         return rows_of_events(events, window, names, modules, _NoCosts(), thread).part
@@ -136,6 +147,14 @@ def _calls_of(noted: list[int]) -> tuple[list[tuple[int, int, int]], _Places]:
         begins.append(sequence)
         innermost.append(waiting[-1][0] if waiting else NO_MODULE)
     return calls, _Places(np.array(begins, dtype=np.int64), np.array(innermost, dtype=np.int64))
+
+
+def _followed_by_a_pass(ends: Ints, nodes: Ints, marks: Ints) -> Ints:
+    """The ends of passes behind which a node begins before anything that is noted: what is between is no node's time."""
+    never = np.iinfo(np.int64).max
+    nodes, marks = (np.append(np.sort(begins), never) for begins in (nodes, marks))
+    followed: Ints = ends[nodes[np.searchsorted(nodes, ends)] < marks[np.searchsorted(marks, ends)]]
+    return followed
 
 
 def _joined(nodes: Events, marks: list[tuple[int, int, int]], thread: int, unix_offset_ns: int) -> Events:

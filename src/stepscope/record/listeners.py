@@ -6,6 +6,7 @@ windows `CallListener` and `CallTimes` have each call of a module.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -65,11 +66,14 @@ class CallTimes(Protocol):
 
     thread: int
     noted: list[int]  # three numbers for each beginning, and for each end, whose module is ENDED
-    known: dict[int, int]  # index of each module, by its id
+    known: dict[int, tuple[weakref.ref[Any], int]]  # each module and its index, by its id
     index: Callable[[Any], int]  # of a module that is not known yet
 
     def updating(self, kind: str | None) -> None:
         """An optimizer of this kind begins to update, or (None) has ended."""
+
+    def passed(self) -> None:
+        """A backward pass has ended."""
 
     def loaded(self, iterator: Any, began_ns: int, ended_ns: int) -> None:
         """A data loader gave a batch, or had none left."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import get_ident
@@ -199,7 +200,7 @@ class Routes:
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
         is_next, graph_task, none = repeating.is_next, torch_private.graph_task, torch_private.NO_TASK
-        raised = getattr(listener, "backward_raised", _nothing)
+        raised, modules = getattr(listener, "backward_raised", _nothing), self._modules
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._installed or _is_compiling() or graph_task() != none:  # or a checkpoint's pass
@@ -220,6 +221,8 @@ class Routes:
             except BaseException:
                 boundary.call(raised)
                 raise
+            if (times := modules.timed) is not None:
+                boundary.call(times.passed)
             if not repeating.left:
                 boundary.call(listener.after_backward)
             return result
@@ -360,7 +363,8 @@ class _ModuleRoute:
         self.timed: CallTimes | None = None  # the same, while calls get no scope
         self._watched = False  # profiled, timed or noted
         self._window = 0
-        self._free: dict[int, Scope] = {}  # an open scope cannot be entered again: it is taken out meanwhile
+        # By the module's id, with the module itself. An open scope cannot be entered again: it is taken out meanwhile.
+        self._free: dict[int, tuple[weakref.ref[Any], Scope]] = {}
         self._open: list[Scope] = []
         self._call: Callable[..., Any] = nn.Module.__call__
         self._undo: list[Callable[[], None]] = []
@@ -448,12 +452,12 @@ class _ModuleRoute:
             window, key, noted = route._window, id(self), route._noted_by
             if noted is not None:
                 route._boundary.call(noted.enter, self, args, kwargs)
-            scope = None
-            if route._profiled:
-                scope = route._free.pop(key, None) or route._boundary.call(route._listener.makes_scope, self)
-            if scope is not None:
-                scope.__enter__()
-                route._open.append(scope)
+            ranged = route._free.pop(key, None) if route._profiled else None
+            if route._profiled and (ranged is None or ranged[0]() is not self):  # that one is gone, this where it was
+                ranged = route._boundary.call(route._range_of, self)
+            if ranged is not None:
+                ranged[1].__enter__()
+                route._open.append(ranged[1])
                 route.calls += 1
                 if route.calls % _LOOK_EVERY == 0:
                     route._boundary.call(route._listener.many_calls)
@@ -463,7 +467,7 @@ class _ModuleRoute:
             except BaseException as error:
                 route._boundary.failed(error)
             if times is not None:
-                times.noted.extend((times.known[key], clock(), sequence()))
+                times.noted.extend((times.known[key][1], clock(), sequence()))
             try:
                 return run(*args, **kwargs)
             finally:
@@ -471,9 +475,9 @@ class _ModuleRoute:
                     times.noted.extend((ENDED, clock(), sequence()))
                 if noted is not None and route._noted_by is noted:
                     route._boundary.call(noted.leave)
-                if scope is not None and route._window == window:  # else it was ended with its window, inside this call
+                if ranged is not None and route._window == window:  # else it was ended with its window, in this call
                     try:
-                        route._close(scope, key)
+                        route._close(ranged, key)
                     except BaseException as error:
                         route._boundary.failed(error)
 
@@ -484,12 +488,17 @@ class _ModuleRoute:
         times, key = self.timed, id(module)
         if times is None or times.thread != get_ident() or len(times.noted) >= MOST_NOTED:
             return None
-        if key not in times.known:
+        known = times.known.get(key)
+        if known is None or known[0]() is not module:
             index = self._boundary.call(times.index, module)
             if index is None:
                 return None
-            times.known[key] = index
+            times.known[key] = weakref.ref(module), index
         return times
+
+    def _range_of(self, module: Any) -> tuple[weakref.ref[Any], Scope] | None:
+        scope = self._listener.makes_scope(module)
+        return None if scope is None else (weakref.ref(module), scope)
 
     def _outermost_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here = get_ident()
@@ -520,9 +529,10 @@ class _ModuleRoute:
             self._boundary.call(self._listener.returned, module, output)
         return output
 
-    def _close(self, scope: Scope, key: int) -> None:
+    def _close(self, ranged: tuple[weakref.ref[Any], Scope], key: int) -> None:
+        scope = ranged[1]
         scope.__exit__(None, None, None)
-        self._free[key], opened = scope, self._open
+        self._free[key], opened = ranged, self._open
         if opened and opened[-1] is scope:
             opened.pop()
         elif scope in opened:  # another thread's call ended in between
