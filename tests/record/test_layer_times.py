@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import ENGINE_NS
+from stepscope.clock import monotonic_ns
 from stepscope.record.layer_times import LayerRecorder, LayerTimes
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
@@ -256,6 +258,33 @@ def test_calls_that_somebody_else_hears_of_are_timed_all_the_same(tmp_path: Path
     assert rows.filter(pl.col("module") == "lstm", pl.col("phase") == "backward")["step"].n_unique() >= 5
 
 
+def test_plain_work_between_two_backward_passes_is_the_time_of_no_node(tmp_path: Path) -> None:
+    model, work = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(step: Callable[[], None]) -> None:
+        for _ in range(60):
+            optimizer.zero_grad()
+            output = model(torch.randn(4, 8))
+            output.sum().backward(retain_graph=True)
+            began_ns = monotonic_ns()
+            torch.ones(64, 64) @ torch.ones(64, 64)
+            work.append((began_ns, monotonic_ns()))
+            output.pow(2).sum().backward()
+            optimizer.step()
+            step()
+
+    rows = layer_rows(recorded(loop, tmp_path, model)).with_columns(ends=pl.col("t1_ns") + ENGINE_NS)
+    steps = rows["step"].unique().to_list()
+    assert len(steps) >= 5
+    for step in steps:
+        began_ns, ended_ns = work[step]
+        nodes = rows.filter(pl.col("step") == step, pl.col("name").str.starts_with(AUTOGRAD_NODE))
+        assert (nodes["t0_ns"] < began_ns).any()
+        assert (nodes["t0_ns"] > ended_ns).any()
+        assert not ((nodes["t0_ns"] < began_ns) & (nodes["ends"] > began_ns)).any()
+
+
 def test_calls_of_other_threads_are_not_noted(tmp_path: Path) -> None:
     model, beside = net(), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -290,8 +319,8 @@ def test_nothing_stays_on_the_model_or_the_class_after_such_steps(tmp_path: Path
 @pytest.mark.parametrize(
     "place",
     ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.repeated", "LayerRecorder.settled",
-     "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part", "LayerTimes.updating", "LayerTrial.__init__",
-     "LayerTrial.within", "_calls_of", "_joined", "per_call_ns"],
+     "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part", "LayerTimes.passed", "LayerTimes.updating",
+     "LayerTrial.__init__", "LayerTrial.within", "_calls_of", "_followed_by_a_pass", "_joined", "per_call_ns"],
 )  # fmt: skip
 def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

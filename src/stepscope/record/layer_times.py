@@ -150,7 +150,7 @@ def _calls_of(noted: list[int]) -> tuple[list[tuple[int, int, int]], _Places]:
 
 
 def _followed_by_a_pass(ends: Ints, nodes: Ints, marks: Ints) -> Ints:
-    """The ends of passes behind which a node begins before anything that is noted: what is between is no node's time."""
+    """The ends of passes behind which a node begins before anything that is noted: what is between is no node's."""
     never = np.iinfo(np.int64).max
     nodes, marks = (np.append(np.sort(begins), never) for begins in (nodes, marks))
     followed: Ints = ends[nodes[np.searchsorted(nodes, ends)] < marks[np.searchsorted(marks, ends)]]
