@@ -12,6 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
+from tests.analysis.powered import channel, powered, rapl, times
+from tests.fabricate import Sampled
 
 from stepscope.analysis.run import Run
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
@@ -245,3 +247,16 @@ def test_a_run_that_failed_has_no_numbers(writer: RunWriter) -> None:
     well = read_run(path, ended_well=True)
     assert well["numbers"]["step_time_ms"]["value"] == 10.0
     assert well["flags"] == ["only 4 steps after the warm-up"]
+
+
+def test_energy_of_a_component_alone_is_not_that_of_the_training(tmp_path: Path) -> None:
+    t_ns = times(600, 50)
+    facts = {"sensor": "nvml", "parent_scope": "system", "refresh_ns": 100_000_000}
+    card = Sampled(channel("gpu.0.power", "power", "gpu:0", **facts), t_ns, np.full(len(t_ns), 50.0))
+    found = {}
+    for name, sensors in (("card", (card,)), ("all", (card, rapl("psys", 90, t_ns)))):
+        run = powered(tmp_path / name, *sensors, steps=600, device={"cpu": "Intel(R) Core(TM) i7-8650U CPU"})
+        found[name] = read_run(run.path, ended_well=True)["numbers"]
+        assert run.metrics().filter(metric="energy_per_step", scope="gpu").height == 1
+    assert not [name for name in found["card"] if "energy" in name]
+    assert found["all"]["energy_per_step_j"]["value"] > 1.5 * 50 * found["all"]["step_time_ms"]["value"] / 1e3
