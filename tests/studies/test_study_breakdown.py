@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from tests.fabricate import STEP, fabricate_run
 
+from stepscope.analysis.results import Findings
 from stepscope.analysis.run import Run
+from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
 from stepscope.experiments.breakdown.study import FAMILY_NAMES, family, family_milliseconds
-from stepscope.experiments.engine.engine import answer_study
+from stepscope.experiments.engine.engine import Plan, answer_study
 from stepscope.report.charts.operators import breakdown_charts
 from stepscope.report.study_results import render
 
@@ -80,3 +82,19 @@ def test_inference_holds_less_than_training_and_saves_nothing(tmp_path: Path) ->
     whole = {str(row[1]): float(row[4] or 0) for row in rows if row[2] == "whole peak"}
     assert whole["inference"] < whole["training"]
     assert {row[1] for row in rows if row[2] == "activations"} == {"training"}
+
+
+def test_a_model_of_either_that_was_edited_meanwhile_is_refused(tmp_path: Path) -> None:
+    files = [tmp_path / name / "net.py" for name in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("size = 1", encoding="utf-8")
+    asked = Breakdown(tuple(f"{file}:net" for file in files))
+    nothing = Plan([], lambda results: Findings("b", "", ()))
+    answer_study(asked, tmp_path / "study", plan=nothing)
+    answer_study(asked, tmp_path / "study", plan=nothing)
+    for file in files:
+        file.write_text("size = 2", encoding="utf-8")
+        with pytest.raises(UsageError, match="the training has changed"):
+            answer_study(asked, tmp_path / "study", plan=nothing)
+        file.write_text("size = 1", encoding="utf-8")

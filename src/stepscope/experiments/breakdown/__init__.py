@@ -54,6 +54,10 @@ class Breakdown(StudyRequest):
         return "-".join(self.models)
 
     @property
+    def trainings(self) -> tuple[str, ...]:
+        return self.models
+
+    @property
     def rules(self) -> TrainingRules:
         """The facts that every training is made with."""
         return training_rules(self, default_steps=30)

@@ -26,6 +26,11 @@ class StudyRequest(Request):
     def subject(self) -> str:
         return str(getattr(self, "workload", ""))
 
+    @property
+    def trainings(self) -> tuple[str, ...]:
+        """Return the workloads that it trains; one of the user's own must stay the same until the study has ended."""
+        return (str(getattr(self, "workload", "")),)
+
     def checked(self) -> StudyRequest:
         """Return the request as it is stored, with what this machine adds. Whatever cannot be is refused here."""
         return self

@@ -45,6 +45,12 @@ def versions() -> dict[str, str]:
     return {"stepscope": __version__, "python": platform.python_version(), "torch": torch}
 
 
+def measured_on() -> dict[str, Any]:
+    """Return what results must have in common to be judged together: the device with its accelerators, the versions."""
+    cards = [card["model"] for card in describe_device()["accelerators"]]
+    return {"device": device_name(), "accelerators": cards, "versions": versions()}
+
+
 def installed_versions() -> dict[str, str | None]:
     """Return the versions of Stepscope, Python and the libraries that runs depend on; null is not installed."""
     libraries = {name: installed_version(name) for name in ("torch", "polars")}
@@ -73,6 +79,13 @@ def mean_of(
 def value_and_bounds(mean: Estimate | None) -> tuple[float | None, float | None, float | None]:
     """A mean, low and high, or three times "not measured"."""
     return (None, None, None) if mean is None else mean.row
+
+
+def overlap(value: Estimate, other: Estimate) -> bool:
+    """Return whether two intervals do not tell their values apart; without an interval nothing does."""
+    if None in (value.low, value.high, other.low, other.high):
+        return True
+    return float(value.low or 0) <= float(other.high or 0) and float(other.low or 0) <= float(value.high or 0)
 
 
 def energy_name(kind: str | None) -> str:
@@ -284,11 +297,11 @@ def answer_study(
 
     `child`: how a point is started in a process of its own; `command`: the line that repeats this; `plan`: the
     request's own by default. Ctrl-C ends the process of the point; those that had ended stay. UsageError where the
-    folder holds another request, or the training has changed since.
+    folder holds another request, or where training, device or versions have changed since.
     """
 
     plan, watch = plan or request.plan(), watch or Watch()
-    folder = StudyFolder(Path(out), request.study, request.to_dict(), sources_of(getattr(request, "workload", "")))
+    folder = StudyFolder(Path(out), request.study, request.to_dict(), _sources(request.trainings), measured_on())
 
     def measure(point: Point, _: Mapping[str, Result]) -> Result:
         plan.before(point)
@@ -310,6 +323,15 @@ def answer_study(
         command=command or request.command_line("stepscope", "study", request.study, out=Path(out)),
         simulated=findings.simulated or getattr(request, "simulate", None),
     )
+
+
+def _sources(targets: Sequence[str]) -> dict[str, str]:
+    """Return the files of trainings of the user's own; of two with the same name the second by its target."""
+    found = dict[str, str]()
+    for target in targets:
+        for name, digest in sources_of(target).items():
+            found[name if found.get(name, digest) == digest else target] = digest
+    return found
 
 
 def measure_points(

@@ -1,7 +1,7 @@
 """The folders of experiments on disk: the request or plan, and one file for each finished point.
 
 Of a study:
-study.json           which study, with which settings, begun when, on what
+study.json           which study, with which settings, begun when, on which device, with which versions
 cells/<id>.json      the result of one point: there or not there, never in part
 runs/<id>/           what its process left: a run folder, and what it printed
 findings.json        the findings, written at the end, with data/<figure>.parquet, figures/ and page.html
@@ -123,11 +123,17 @@ class StudyFolder(ResultFolder):
     noun, results_folder = "study", "cells"
 
     def __init__(
-        self, path: Path, study: str, settings: Mapping[str, Any], sources: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        study: str,
+        settings: Mapping[str, Any],
+        sources: Mapping[str, str] | None = None,
+        where: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin, or go on: what has ended is kept. UsageError where the folder holds another request.
 
         sources: what the training is by name, such as the SHA-256 of its file; another one is refused likewise.
+        where: on what is measured now: device, accelerators, versions; others than the folder's are refused likewise.
         """
         super().__init__(path)
         plain = redacted_texts(json.loads(json.dumps(dict(settings), default=str)))
@@ -136,11 +142,12 @@ class StudyFolder(ResultFolder):
         if stored is not None:
             _refuse_other_request(path, stored, request)
             _refuse_other_sources(path, stored.get("sources"), sources)
+            _refuse_other_place(path, stored, where or {})
             return
         with self.writing():
             for name in (self.results_folder, "runs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            began = {"began_unix_ms": time.time_ns() // 1_000_000, "sources": dict(sources or {})}
+            began = {"began_unix_ms": time.time_ns() // 1_000_000, "sources": dict(sources or {}), **(where or {})}
             replace_json(path / _REQUEST_FILE, {**request, **began}, durable=True)
 
     def conclude(self, findings: Findings) -> None:
@@ -210,6 +217,27 @@ def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None
             f"the training has changed since '{path}' began, so its results could not be mixed:\n{lines}",
             "bring back what it began with, or give another folder: --out DIR",
         )
+
+
+def _refuse_other_place(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UsageError for another device or other versions; an earlier version of Stepscope wrote down none."""
+    lines = [f"  {name}: {_short(was)} -> {_short(is_)}" for name, was, is_ in _differences(before, now)]
+    if lines:
+        raise UsageError(
+            f"'{path}' began on another device or with other versions, so its results could not be mixed:\n"
+            + "\n".join(lines),
+            "go on there with what it began with, or give another folder: --out DIR",
+        )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs of the facts that both state: its name, and how it was and is."""
+    for name, value in now.items():
+        known = before.get(name)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            yield from _differences(known, value)
+        elif known is not None and known != value:
+            yield name, known, value
 
 
 class SweepFolder(ResultFolder):
