@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from stepscope.experiments.sweeps.results import (
     WINDOW,
     BestSetting,
     SettingCost,
+    _knee,
     axis_sweep,
     best_settings,
     loss_tables,
@@ -200,3 +202,47 @@ def test_a_real_training_of_two_settings_from_the_command_line(stepscope_cli: Co
     refused = stepscope_cli("study", "batch", "lenett")
     assert refused.returncode == 2
     assert "lenet" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ({1: 50, 8: 96, 64: 100}, "From batch 8 on, throughput is within 5% of the highest."),
+        (
+            {1: 50, 8: 100, 32: 97, 64: 60},
+            "At batch 8 throughput is within 5% of the highest, and lower again at batch 64.",
+        ),
+        ({1: 97, 8: 80, 64: 100}, "At batch 1 throughput is within 5% of the highest, and lower again at batch 8."),
+    ],
+)
+def test_a_larger_batch_that_is_slower_again_is_named(speeds: dict[int, float], said: str) -> None:
+    costs = [
+        SettingCost(TrainingSetting("net", batch=batch), 2, "ok", None, {SPEED: Estimate(speed)})
+        for batch, speed in speeds.items()
+    ]
+    assert _knee(costs) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("device_name", "another board", r'device: ".+" -> "another board"'),
+        ("versions", {"torch": "0.4"}, r'torch: ".+" -> "0.4"'),
+    ],
+)
+def test_a_study_does_not_go_on_with_another_device_or_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, other: object, said: str
+) -> None:
+    asked = replace(BATCHES, batch=(4,), repeats=1)
+    answer_study(asked, tmp_path, child=CHILD)
+    monkeypatch.setattr(f"stepscope.experiments.engine.engine.{name}", lambda: other)
+    with pytest.raises(UsageError, match=said) as refused:
+        answer_study(asked, tmp_path, child=CHILD)
+    assert "--out DIR" in str(refused.value.hint)
+    begun = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
+    for key in ("device", "accelerators", "versions"):  # as an earlier version of Stepscope wrote it
+        del begun[key]
+    (tmp_path / "study.json").write_text(json.dumps(begun), encoding="utf-8")
+    told = list[str]()
+    answer_study(asked, tmp_path, child=CHILD, watch=_counting(told))
+    assert told == []

@@ -16,7 +16,7 @@ import polars as pl
 from stepscope.analysis.estimate import Estimate, mean_interval, null_if_nan, over_repeats
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.arrays import Floats
-from stepscope.experiments.engine.engine import Plan
+from stepscope.experiments.engine.engine import Plan, overlap
 from stepscope.experiments.sweeps import TrainingRules, TrainingSetting, TrainingSweep
 from stepscope.experiments.sweeps.trainings import ENERGY, TrainingRun, training_plan
 
@@ -94,7 +94,7 @@ def _limits(
     question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun], rules: TrainingRules
 ) -> Iterator[str]:
     if not any(quantity in cost.values for cost in every for quantity in JOULES.values()):
-        yield "energy cannot be judged: no power was read in these runs (which sensors were tried: stepscope doctor)"
+        yield "energy cannot be judged: these runs have none of the whole device (what would give it: stepscope doctor)"
     if rules.target_loss is None:
         yield "energy and time to a target were not asked for: give --target with a loss"
     if any(cost.repeats == 1 for cost in every):
@@ -237,13 +237,7 @@ def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity)
     top, others = best.values[quantity], [cost for cost in having if cost is not best]
     if top.low is None or top.high is None:
         return None
-    return tuple(cost for cost in others if _overlap(cost.values[quantity], top))
-
-
-def _overlap(value: Estimate, other: Estimate) -> bool:
-    if None in (value.low, value.high, other.low, other.high):
-        return True
-    return float(value.low or 0) <= float(other.high or 0) and float(other.low or 0) <= float(value.high or 0)
+    return tuple(cost for cost in others if overlap(cost.values[quantity], top))
 
 
 def _cost(setting: TrainingSetting, group: Sequence[TrainingRun], target: float | None) -> SettingCost:
@@ -423,12 +417,14 @@ def loss_tables(question: Sweep, trainings: Sequence[TrainingRun]) -> tuple[Resu
 
 
 def _knee(every: Sequence[SettingCost]) -> str:
-    """The smallest batch that nearly reaches the highest throughput."""
-    fast = [cost for cost in every if SPEED in cost.values]
-    if len(fast) < 2:
+    """The smallest batch that nearly reaches the highest throughput, and whether all larger ones do."""
+    speeds = {cost.setting.batch or 0: cost.values[SPEED].value for cost in every if SPEED in cost.values}
+    if len(speeds) < 2:
         return ""
-    most = max(cost.values[SPEED].value for cost in fast)
-    knee = min(
-        (cost for cost in fast if cost.values[SPEED].value >= _ENOUGH * most), key=lambda cost: cost.setting.batch or 0
-    )
-    return f"From batch {knee.setting.batch} on, throughput is within {1 - _ENOUGH:.0%} of the highest."
+    near = {batch: speed >= _ENOUGH * max(speeds.values()) for batch, speed in speeds.items()}
+    knee = min(batch for batch in near if near[batch])
+    slower = [str(batch) for batch in sorted(near) if batch > knee and not near[batch]]
+    within = f"throughput is within {1 - _ENOUGH:.0%} of the highest"
+    if slower:
+        return f"At batch {knee} {within}, and lower again at batch {', '.join(slower)}."
+    return f"From batch {knee} on, {within}."
