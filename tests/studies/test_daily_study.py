@@ -126,8 +126,18 @@ def test_the_findings_say_how_accuracy_moves_and_whether_a_day_fits(tmp_path: Pa
 def test_a_charging_time_that_the_interval_spans_is_not_judged(tmp_path: Path) -> None:
     findings = answer_study(replace(SMALL, charging=31.5), tmp_path / "s", child=CHILD)
     assert str(findings.tables[1].rows[0][-1]).startswith("cannot be judged")
+    assert "0 of 3 settings fit while the device charges, 0 do not, 3 cannot be judged." in findings.answer
     short = answer_study(replace(SMALL, charging=5.0), tmp_path / "t", child=CHILD)
     assert short.tables[1].rows[0][-1] == "no"
+    assert "0 of 3 settings fit while the device charges, 3 do not, 0 cannot be judged." in short.answer
+
+
+def test_settings_that_the_intervals_do_not_tell_from_the_best_are_named(tmp_path: Path) -> None:
+    alone = answer_study(SMALL, tmp_path / "s", child=CHILD)
+    assert "Best after 3 days: batch 16, replay all" in alone.answer
+    assert "Not distinguishable" not in alone.answer
+    both = answer_study(replace(SMALL, batch=(16, 32)), tmp_path / "t", child=CHILD)  # which do the same there
+    assert "Not distinguishable from it: batch 32, replay all." in both.answer
 
 
 def test_energy_is_a_share_of_the_battery_and_simulated_energy_says_so(tmp_path: Path) -> None:

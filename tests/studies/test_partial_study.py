@@ -11,11 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.child import perform
 from stepscope.experiments.engine.engine import SHARE, Point, Watch, answer_study, mean_of
 from stepscope.experiments.partial import PartialTraining as Partial
-from stepscope.experiments.partial.study import partial_plan, partial_settings, unbeaten
+from stepscope.experiments.partial.study import (
+    PartialSetting,
+    SettingOutcome,
+    front,
+    partial_plan,
+    partial_settings,
+    unbeaten,
+    undecided,
+)
 from stepscope.report.charts.comparison import partial_charts
 from stepscope.report.study_results import render, save_figures
 
@@ -115,6 +124,21 @@ def test_all_of_the_filters_is_the_same_training_as_all() -> None:
 def test_a_point_is_unbeaten_where_nothing_is_better_at_both() -> None:
     assert unbeaten({"a": (1, 50), "b": (2, 60), "c": (2, 55), "d": (3, 60)}) == {"a", "b"}
     assert unbeaten({"a": (1, 50), "b": (1, 50)}) == {"a", "b"}
+
+
+def _outcome(way: str, percent: float, seconds: float, half: float, peak: float = 1e6) -> SettingOutcome:
+    gain, time_s = (Estimate(value, value - half, value + half) for value in (percent, seconds))
+    unknown = (None, None, None, None, peak, None)
+    return SettingOutcome(PartialSetting(way, 1.0), (), gain, gain, time_s, time_s, *unknown, 1.0)
+
+
+def test_a_way_that_is_beaten_within_the_intervals_alone_is_not_decided() -> None:
+    ways = [_outcome("all", 90, 10, 0.5), _outcome("last", 60, 20, 0.5), _outcome("bias", 89.5, 10.2, 0.5)]
+    assert front(ways, "time_s") == front(ways, "peak_mb") == {"all"}
+    assert undecided(ways, "time_s") == undecided(ways, "peak_mb") == ["bias"]
+    assert undecided([_outcome("all", 90, 10, 0.5), _outcome("last", 80, 9.8, 0.5, 2e6)], "peak_mb") == []
+    alone = [replace(way, accuracy=Estimate(way.accuracy.value)) for way in ways]
+    assert undecided(alone, "time_s") == ["last", "bias"], "one seed tells nothing"
 
 
 def test_an_interval_stays_within_what_is_possible_and_needs_every_seed() -> None:

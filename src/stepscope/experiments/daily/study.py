@@ -22,6 +22,7 @@ from stepscope.experiments.engine.engine import (
     energy_name,
     energy_notes,
     mean_of,
+    overlap,
     plan_of_seeds,
     trained_settings,
     value_and_bounds,
@@ -60,14 +61,18 @@ def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request:
 def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
     best = max(made, key=lambda outcome: outcome.end.value)
     slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
+    alike = [other.setting.name for other in made if other is not best and overlap(other.end, best.end)]
     said = (
         f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
         f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
     )
+    if alike:
+        said = f"{said} Not distinguishable from it: {'; '.join(alike)}."
     if request.charging is None:
         return said
-    fitting = sum(outcome.fits(request.charging) is True for outcome in made)
-    return f"{said} {fitting} of {len(made)} settings fit while the device charges."
+    fits = [outcome.fits(request.charging) for outcome in made]
+    others = f"{fits.count(False)} do not, {fits.count(None)} cannot be judged"
+    return f"{said} {fits.count(True)} of {len(made)} settings fit while the device charges, {others}."
 
 
 def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:

@@ -127,7 +127,9 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
         names = [outcome for outcome in outcomes if outcome.setting.name in front(outcomes, cost)]
         if names:
             listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
-            said.append(f"For its {word} unbeaten: {listed}.")
+            unsure = undecided(outcomes, cost)
+            others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else ""
+            said.append(f"For its {word} unbeaten: {listed}{others}.")
     return " ".join(said)
 
 
@@ -175,6 +177,28 @@ def front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
     )
 
 
+def undecided(outcomes: Sequence[SettingOutcome], cost: str) -> list[str]:
+    """Settings that others beat in accuracy and this cost, but none of them beyond the intervals."""
+    known = [outcome for outcome in outcomes if cost in costs_by_axis(outcome)]
+    best = front(outcomes, cost)
+    return [
+        own.setting.name
+        for own in known
+        if own.setting.name not in best and not any(_surely_beats(other, own, cost) for other in known)
+    ]
+
+
+def _surely_beats(other: SettingOutcome, own: SettingOutcome, cost: str) -> bool:
+    """Return whether it costs no more and gains no less, whatever lies in the intervals; memory is exact."""
+    gain, less = other.accuracy, own.accuracy
+    if other is own or gain.low is None or less.high is None or gain.low < less.high:
+        return False
+    ours, others = costs_by_axis(own)[cost], costs_by_axis(other)[cost]
+    if cost == "peak_mb":
+        return others.value <= ours.value
+    return others.high is not None and ours.low is not None and others.high <= ours.low
+
+
 WAY_COLUMNS: tuple[str, ...] = (
     "way", "seeds", "trained %", "accuracy %", "low", "high", "time s", "low ", "high ", "peak MB",
 )  # fmt: skip
@@ -203,7 +227,7 @@ def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> Re
         name = "energy J" if energy_kind == "measured" else f"{energy_kind} energy J"
         columns = (*columns, name, "low  ", "high  ")
     note = (
-        "Means over seeds with Student's 95 % CI. Unbeaten: no other way is as accurate for less of it. "
+        "Means over seeds with Student's 95 % CI. Unbeaten: by the means no other way is as accurate for less. "
         "Peak: live tensors of a step, counted on a dry run, at its most over the training."
     )
     return ResultTable("ways", "Accuracy and what it cost", (*columns, "unbeaten in"), tuple(rows), note)
