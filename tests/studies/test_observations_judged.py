@@ -234,3 +234,22 @@ def test_models_without_a_batch_size_in_common_are_not_compared(known: Evidence)
     found = judged(5, replace(known, runs=known.runs.with_columns(batch=other.cast(known.runs.schema["batch"]))))
     assert found.outcome == UNKNOWN
     assert "no batch size in common" in found.parts[0].why
+
+
+@pytest.mark.parametrize("number", [3, 5])
+def test_the_use_of_an_accelerator_is_not_judged_by_disturbed_runs(known: Evidence, number: int) -> None:
+    load = pl.lit("background CPU load of 1 core")
+    found = judged(number, replace(known, runs=known.runs.with_columns(background=load)))
+    assert found.outcome == UNKNOWN
+    assert "background CPU load of 1 core" in found.why
+    idle = known.runs.with_columns(background=load, accelerator_use=pl.lit(0.0), run=pl.lit("idle-") + pl.col("run"))
+    beside = replace(known, runs=pl.concat([known.runs, idle]))
+    assert judged(number, beside).parts[0] == judged(number, known).parts[0]
+
+
+def test_a_model_whose_memory_could_not_be_counted_keeps_observation_nine_open() -> None:
+    refused = {"memory": "memory of net, counted on a dry run: fake tensors stopped at aten::unique"}
+    found = judged(9, Evidence(memory=memory(), absent=refused))
+    assert found.outcome == UNKNOWN
+    assert "memory of net" in found.why
+    assert judged(9, Evidence(memory=memory(parameters=2.0), absent=refused)).outcome == FAILS

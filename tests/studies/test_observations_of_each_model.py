@@ -24,6 +24,7 @@ from stepscope.experiments.observations import (
 )
 from stepscope.experiments.observations._evidence import OWN_TIME, POWER, RUNS, Evidence
 from stepscope.experiments.observations._statistics import cells_of, exponents
+from stepscope.experiments.observations.study import judge_rankings
 
 BATCHES = (4, 8, 16, 32, 64)
 MODELS = ("densenet", "resnet", "squeezenet", "inception", "lstm", "dqn")
@@ -252,3 +253,43 @@ def test_the_quick_plan_has_convolutional_networks_that_are_some() -> None:
 
     seeing = [workloads.find(name) for name in QUICK_WORKLOADS if workloads.find(name).domain == "vision"]
     assert len([each for each in seeing if each.name != "lenet"]) >= 2
+
+
+def _used(shares: tuple[float, ...], apart: float) -> Evidence:
+    """Three runs at each batch size of a model on an accelerator, whose use lies so far apart."""
+    runs = study([Model("resnet", (0.5,) * 4)], 0, batches=(4, 16, 64)[: len(shares)])
+    use = [share + apart * repeat for share in shares for repeat in (-1, 0, 1)]
+    return Evidence(runs=runs.with_columns(accelerator_use=pl.Series(use), cpu_use=pl.lit(0.2), device=pl.lit("cuda")))
+
+
+@pytest.mark.parametrize(
+    ("shares", "apart", "outcome"),
+    [
+        ((0.80, 0.97, 0.97), 0.002, HOLDS),  # saturated: no clear fall
+        ((0.80, 0.97, 0.9695), 0.002, HOLDS),
+        ((0.80, 0.97, 0.90), 0.002, FAILS),
+        ((0.80, 0.81, 0.82), 0.002, FAILS),
+        ((0.80, 0.85, 0.90), 0.1, UNKNOWN),  # runs too far apart to tell the rise
+    ],
+)
+def test_use_that_saturates_has_grown_where_its_rise_is_shown_and_no_fall_is_clear(
+    shares: tuple[float, ...], apart: float, outcome: str
+) -> None:
+    found = judged(3, _used(shares, apart)).parts[0]
+    assert found.outcome == outcome, found.why
+
+
+def test_a_network_whose_energy_was_not_measured_keeps_the_rankings_open() -> None:
+    joules = {"densenet40-12": 3.0, "resnet50": 2.0, "squeezenet": 1.0}
+    runs = study([Model(name, (0.5,) * 4) for name in joules], 0)
+    factor = pl.col("workload").replace_strict(joules, return_dtype=pl.Float64)
+    runs = runs.with_columns(energy_per_step_j=pl.col("energy_per_step_j") * factor)
+    assert {part.outcome for part in judge_rankings(Evidence(runs=runs))} == {HOLDS}
+    middle = pl.col("workload") == "resnet50"
+    disturbed = runs.with_columns(background=pl.when(middle).then(pl.lit("background CPU load of 1 core")))
+    unread = runs.with_columns(energy_per_step_j=pl.when(~middle).then("energy_per_step_j"))
+    for lacking, why in ((disturbed, "disturbed"), (unread, "its energy was not measured")):
+        for part in judge_rankings(Evidence(runs=lacking)):
+            assert part.outcome == UNKNOWN
+            assert "resnet50" in part.why
+            assert why in part.why

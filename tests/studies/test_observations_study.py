@@ -106,7 +106,9 @@ def test_a_run_that_finds_no_memory_is_said_and_the_rest_is_judged(tmp_path: Pat
     findings = answer_study(asked, tmp_path / "study", child=CHILD)
     assert any("large batch 64" in note and "7 GB were asked for" in note for note in findings.notes)
     assert [row[0] for row in findings.tables[0].rows] == [9, 10]
-    assert findings.tables[0].rows[0][2] == "holds"
+    parts = [row for row in next(table for table in findings.tables if table.name == "tests").rows if row[0] == 9]
+    assert [row[2] for row in parts] == ["holds"] * 3 + ["cannot be judged"]
+    assert "memory of large" in str(parts[-1][-1])
 
 
 def test_a_study_of_which_nothing_came_out_says_so_and_judges_nothing(tmp_path: Path) -> None:
@@ -222,3 +224,10 @@ def test_the_command_judges_the_runs_of_a_folder_and_writes_page_and_figures(
     assert "Of 2 observations 2 cannot be judged (1, 10)" in ended.stdout
     for name in ("page.html", "findings.json", "figures/figure-8-throughput-by-batch.pdf"):
         assert (tmp_path / "study" / name).stat().st_size > 1000
+
+
+def test_what_is_asked_for_twice_is_measured_once() -> None:
+    asked = Observations(workloads=("lenet", "lenet"), batch=(4, 4, 16), day_batches=(16, 16), device="cpu")
+    assert (asked.workloads, asked.batch, asked.day_batches) == (("lenet",), (4, 16), (16,))
+    points = planned_measurements(asked)
+    assert len({point.id for point in points}) == len(points)

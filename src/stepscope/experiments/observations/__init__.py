@@ -236,12 +236,19 @@ class Observations(StudyRequest):
         return DailyScenario(days=self.days, batches=self.day_batches, seeds=tuple(range(self.day_seeds)))
 
     @property
+    def all_of_runs(self) -> bool:
+        """Return whether all that runs tell is asked for: the paper's rankings and points belong to no observation."""
+        return not self.only or {entry.number for entry in every() if entry.needs == "runs"} <= set(self.only)
+
+    @property
     def needs(self) -> set[str]:
         """The kinds of measurement: runs, memory, days."""
         return {observation.needs for observation in every() if not self.only or observation.number in self.only}
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("workloads", "batch", "day_batches"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if not self.workloads or not self.batch:
             raise UsageError("no workload or no batch size is asked for", "leave --workloads and --batch out for all")
         known = [observation.number for observation in every()] if self.only else []

@@ -52,7 +52,7 @@ class Comparison:
     error: float
     freedom: float
     strict: bool = False
-    limits: Limits | None = None  # others than the claim's
+    clearly: Limits | None = None  # in the place of the claim's limits: against it only where the whole interval is out
 
     def interval(self, comparisons: int) -> Interval:
         """The interval that holds together with those of so many comparisons."""
@@ -140,7 +140,7 @@ def growth(cells: Cells) -> list[Comparison]:
     """The change from the smallest batch to the largest; from no batch size to the next may it clearly fall."""
     found = _changes(cells, list(pairwise(range(len(cells.batches)))), strict=False)
     ends = _changes(cells, [(0, len(cells.batches) - 1)], strict=True)
-    falls = [replace(comparison, limits=Limits(least=0.0)) for comparison in found] if len(found) > 1 else []
+    falls = [replace(comparison, clearly=Limits(least=0.0)) for comparison in found] if len(found) > 1 else []
     return [*ends, *falls] if found else []
 
 
@@ -252,9 +252,12 @@ def _judge_model(
         return ModelVerdict(model, UNKNOWN, Interval(shown(comparisons[0].value)), ONCE)
     judged = []
     for place, comparison in enumerate(comparisons):
-        found, own = comparison.interval(together), comparison.limits or limits
+        found, own = comparison.interval(together), comparison.clearly or limits
         spread = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
-        judged.append((_outcome(spread, own, comparison.strict or place == 0), comparison, spread, own))
+        outcome = _outcome(spread, own, comparison.strict or place == 0)
+        if comparison.clearly is not None and outcome == UNKNOWN:
+            outcome = HOLDS
+        judged.append((outcome, comparison, spread, own))
     for wanted in (FAILS, UNKNOWN):
         for outcome, comparison, spread, own in judged:
             if outcome == wanted:

@@ -63,8 +63,12 @@ def judge_use_follows_batch(evidence: Evidence) -> Verdict:
         cpu = _change(evidence, own.with_columns(value=pl.col(column)), claim, stays, departures)
     if not evidence.accelerated:
         return verdict(USE_FOLLOWS_BATCH, [cpu], reading)
-    used = evidence.runs.with_columns(value=pl.col("accelerator_use"))
-    follows = _change(evidence, used, "the use of the accelerator grows", Limits(least=FOLLOWS), growth)
+    claim = "the use of the accelerator grows"
+    if evidence.disturbed:
+        follows = unjudged(claim, _USE_TEST, evidence.disturbed)
+    else:
+        used = runs.with_columns(value=pl.col("accelerator_use"))
+        follows = _change(evidence, used, claim, Limits(least=FOLLOWS), growth)
     return verdict(USE_FOLLOWS_BATCH, [follows, cpu], reading)
 
 
@@ -251,7 +255,8 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
                 of,
             )
         )
-    return verdict(MEMORY_BY_BATCH, parts)
+    refused = evidence.absent.get("memory")
+    return verdict(MEMORY_BY_BATCH, [*parts, *([unjudged("of every model", _MEMORY_TEST, refused)] if refused else [])])
 
 
 def _exact(values: list[float], chosen: Callable[[list[float]], float]) -> Interval:

@@ -115,8 +115,9 @@ def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
     reading = _ARITHMETIC if timed.reading == AS_THE_PAPER else f"{_ARITHMETIC}; {timed.reading}"
     disturbed = timed.disturbed
     if evidence.accelerated:
-        runs, value, test, effect, limit = evidence.runs, pl.col("accelerator_use"), _SHARE, _APART, DOMAINS_APART
-        shown, reading, disturbed = float, AS_THE_PAPER, {}
+        runs, value, limit, shown = evidence.undisturbed, pl.col("accelerator_use"), DOMAINS_APART, float
+        test, effect, reading = _SHARE, _APART, AS_THE_PAPER
+        disturbed = evidence.lacking(runs["workload"].unique(), "it was not read in its runs")
     ours, others = (cells_of(runs.filter(kind=kind), value) for kind in _KINDS)
     if not ours or not others:
         absent = " and ".join(kind for kind, found in zip(_KINDS, (ours, others), strict=True) if not found)

@@ -38,7 +38,7 @@ from stepscope.experiments.observations._evidence import (
     use_of,
 )
 from stepscope.experiments.observations._measurements import Measurements, gather_measurements, planned_measurements
-from stepscope.experiments.observations._statistics import TOGETHER, cells_of, in_pairs, judge_models
+from stepscope.experiments.observations._statistics import TOGETHER, cells_of, in_pairs, judge_models, why_not_judged
 
 PAPER_POINTS = "paper-points"
 # figure, the paper's model, what, batch or day, value: read in the text, not measured in a picture
@@ -110,8 +110,11 @@ _TEST = f"energy of a sample over that of each other network, geometric mean ove
 
 def judge_rankings(evidence: Evidence) -> list[Part]:
     """The paper's rankings by energy, each against every other convolutional network that was measured."""
+    seeing = evidence.runs.filter(kind=CONVOLUTIONAL)
     runs = evidence.calm.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
     known = cells_of(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
+    names = [cells.model for cells in known]
+    lacking = why_not_judged(seeing, evidence.calm["run"], names, "its energy was not measured")
     found = []
     for claim, prefix, limits in (
         (_MOST, "densenet40", Limits(least=1.0)),
@@ -124,7 +127,7 @@ def judge_rankings(evidence: Evidence) -> list[Part]:
             found.append(unjudged(claim, _TEST, why))
             continue
         pairs, apart = in_pairs((ours[0], other) for other in others)
-        found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp, apart))
+        found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp, {**apart, **lacking}))
     return found
 
 
@@ -169,7 +172,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
             _model_table(verdicts),
             _part_table(verdicts),
             _paper_table(verdicts, drawn),
-            *([] if request.only else [ranking_table(evidence), point_table(drawn)]),
+            *([ranking_table(evidence), point_table(drawn)] if request.all_of_runs else []),
             _method_table(verdicts),
             _run_table(evidence),
         ),
