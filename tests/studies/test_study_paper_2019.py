@@ -111,3 +111,26 @@ def test_figures_have_the_paper_s_points_beside_own_ones(tmp_path: Path) -> None
     assert beside["figure 9", "DenseNet40", 64] == (5900.0, 16.0)
     assert beside["figure 8", "ResNet50", 4] == (9.0, None)
     assert len(paper_points()) == len(beside)
+
+
+def test_a_model_that_fits_at_a_small_batch_is_no_cross_whatever_batches_are_asked_for() -> None:
+    asked = Paper2019(batch=(64,))
+    counted = {str(batch) for batch in asked.points()[0].orders["batches"]}
+    given = results({"BERT": 4})
+    for found in given.values():
+        found["verdicts"] = {batch: verdict for batch, verdict in found["verdicts"].items() if batch in counted}
+    findings = paper_findings(asked, given, None)
+    rows = {table.name: {row[0]: row for row in table.rows} for table in findings.tables}
+    assert rows["feasibility"]["BERT"][4] == "differs: likely up to batch 4"
+    assert rows["statements"]["six models cannot be trained"][1:] == ("does not hold", "likely to fit: BERT")
+    assert rows["batches"]["BERT"] == ("BERT", NONE)
+
+
+def test_runs_that_are_given_are_judged_by_the_paper_s_rankings_and_points(tmp_path: Path) -> None:
+    runs = board_runs(tmp_path, Behaviour(), repeats=1)
+    asked = Paper2019(from_=(tmp_path,)).observations
+    assert asked is not None
+    findings = build_findings(gather_evidence(runs, {}, {}), runs, asked, [])
+    assert {"rankings", "points"} <= {table.name for table in findings.tables}
+    few = build_findings(gather_evidence(runs, {}, {}), runs, Observations(only=(1, 2), device="cpu"), [])
+    assert not {"rankings", "points"} & {table.name for table in few.tables}

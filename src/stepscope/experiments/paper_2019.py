@@ -58,6 +58,7 @@ MODELS = (
 )
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LARGEST = 64  # batch size that the paper trained with
+_SMALLEST = (1, 2)  # counted in any case: what fits at no batch size does not fit at one, or at two where one cannot be
 PLANS = ("dry", "hour", "night", "week")
 _NIGHT = (
     "densenet40-12-c32", "resnet50-c32", "squeezenet-c32", "inception-v1-narrow-c32", "dcgan-32", "char-lstm-80",
@@ -139,7 +140,8 @@ class Paper2019(StudyRequest):
         """Return a point a model: its dry runs."""
         from stepscope.experiments.engine.engine import Point
 
-        shared = {"board": self.board, "memory": self.memory, "batches": sorted({*self.batch, LARGEST})}
+        batches = sorted({*_SMALLEST, *self.batch, LARGEST})
+        shared = {"board": self.board, "memory": self.memory, "batches": batches}
         return [
             Point(f"fit-{name}", f"memory of {model.name} ({name}), on dry runs", _TASK, {"workload": name, **shared})
             for model in MODELS
