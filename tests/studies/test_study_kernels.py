@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given
@@ -25,12 +26,14 @@ from stepscope.experiments.kernels.rates import (
     Row,
     best_kernels,
     cliffs,
+    frame,
     imported_five_three,
     parse_table,
     read_tables,
     verdict,
 )
-from stepscope.experiments.kernels.shapes import AXES, Kernel, kernels_of, square
+from stepscope.experiments.kernels.shapes import AXES, Kernel, Sweep, kernels_of, square
+from stepscope.experiments.kernels.study import _frames
 from stepscope.experiments.kernels.timing import (
     BOTH,
     FEWEST,
@@ -43,7 +46,7 @@ from stepscope.experiments.kernels.timing import (
     time_call,
     time_in_turn,
 )
-from stepscope.report.charts.operators import kernel_charts
+from stepscope.report.charts.operators import _longest, kernel_charts
 from stepscope.report.study_results import render
 
 
@@ -302,3 +305,24 @@ def test_the_kernels_of_a_workload_from_the_command_line(stepscope_cli: CommandL
 def test_parameters_that_are_frozen_are_not_updated() -> None:
     found = kernels_of(workloads.find("smollm2-135m-lora-128"), 1, ("optimizer",))
     assert found[0].sizes["parameters"] < 1_000_000
+
+
+def _timed(kernels: list[Kernel], parts: dict[str, float]) -> list[Row]:
+    return [Row(HERE, kernel, part, ns, ns, ns, 100, 10) for kernel in kernels for part, ns in parts.items()]
+
+
+@pytest.mark.parametrize("others", [(8, 16, 32), (32,)])
+def test_an_axis_is_drawn_with_the_others_at_their_centre(others: tuple[int, ...]) -> None:
+    found = frame(_timed(Sweep((1, 3, 5), (1, 4, 16), others, others, ()).of("conv"), {FORWARD: 5.0}))
+    middle = others[len(others) // 2]
+    drawn = {axis: _longest(found.filter(axis=axis))["beside"].unique().to_list() for axis in ("batch", "kernel")}
+    rest = f"channels {middle}, size {middle}"
+    assert drawn == {"batch": [f"kernel 3, {rest}"], "kernel": [f"batch 4, {rest}"]}
+
+
+def test_the_shares_of_the_roofline_are_of_the_time_in_which_every_part_runs_once() -> None:
+    kernels = [Kernel("linear", {"batch": 1, "inputs": size, "outputs": 8}, count=size) for size in (1, 3)]
+    rows = _timed(kernels, {FORWARD: 2.0, WEIGHT: 3.0, INPUT: 4.0, BOTH: 7.0, WHOLE: 8.0})
+    points = _frames(rows, {"flops_per_s": 1e9, "bytes_per_s": 1e9})["roofline"]
+    assert points.filter(part=WHOLE)["share"].to_list() == pytest.approx([0.25, 0.75])
+    assert points.filter(pl.col("part") == FORWARD)["share"].sum() == pytest.approx(0.25)

@@ -17,7 +17,7 @@ import polars as pl
 from stepscope.analysis.estimate import mean_interval, median_interval, null_if_nan
 from stepscope.arrays import Floats
 from stepscope.errors import UsageError
-from stepscope.experiments.kernels.shapes import Kernel
+from stepscope.experiments.kernels.shapes import Kernel, middle
 from stepscope.experiments.kernels.timing import median_ratio, time_in_turn
 from stepscope.record.ops.costs import convolution_flops
 
@@ -144,7 +144,7 @@ SCHEMA = {
     "source": pl.String, "op": pl.String, "kernel_id": pl.String, "called": pl.String, "part": pl.String,
     "count": pl.Int64, "ns": pl.Float64, "low_ns": pl.Float64, "high_ns": pl.Float64, "flops": pl.Float64,
     "bytes": pl.Float64, "flops_per_s": pl.Float64, "bytes_per_s": pl.Float64, "ps_per_flop": pl.Float64,
-    "axis": pl.String, "at": pl.Float64, "beside": pl.String,
+    "axis": pl.String, "at": pl.Float64, "beside": pl.String, "central": pl.Boolean,
 }  # fmt: skip
 
 
@@ -181,8 +181,11 @@ class Row:
 
 
 def frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """A row a measurement, and again for each axis of the sweep that it lies on; columns as SCHEMA."""
-    found = []
+    """A row a measurement, and again for each axis of the sweep that it lies on; columns as SCHEMA.
+
+    central: whether it lies at the centre of the other axes.
+    """
+    found, centre = [], _centres(rows)
     for row in rows:
         plain = {
             "source": row.source, "op": row.kernel.op, "kernel_id": row.kernel.id, "called": row.kernel.called,
@@ -192,12 +195,26 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
         }  # fmt: skip
         axes = [name for name, at in row.kernel.place.items() if isinstance(at, int)]
         found += [
-            {**plain, "axis": axis, "at": row.kernel.place[axis], "beside": other_axes(row.kernel, axis)}
+            {
+                **plain, "axis": axis, "at": row.kernel.place[axis], "beside": other_axes(row.kernel, axis),
+                "central": all(row.kernel.place[other] == centre[row.source, row.kernel.op, other]
+                               for other in axes if other != axis),
+            }
             for axis in axes
-        ]
+        ]  # fmt: skip
         if not axes:
-            found.append({**plain, "axis": None, "at": None, "beside": None})
+            found.append({**plain, "axis": None, "at": None, "beside": None, "central": None})
     return pl.DataFrame(found, schema=SCHEMA)
+
+
+def _centres(rows: Sequence[Row]) -> dict[tuple[str, str, str], int]:
+    """Return where an axis is while another is gone through, by source, op and axis."""
+    places: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for row in rows:
+        for axis, at in row.kernel.place.items():
+            if isinstance(at, int):
+                places[row.source, row.kernel.op, axis].add(at)
+    return {key: middle(key[2], tuple(sorted(values))) for key, values in places.items()}
 
 
 def other_axes(kernel: Kernel, axis: str) -> str:

@@ -94,7 +94,7 @@ class Sweep:
             return
         along = {"kernel": self.kernels, "batch": self.batches, "channels": self.channels, "size": self.sizes}
         axes = {axis: along[axis] for axis in AXES[op]}
-        centre = {axis: _middle(axis, values) for axis, values in axes.items()}
+        centre = {axis: middle(axis, values) for axis, values in axes.items()}
         places = [{**centre, axis: value} for axis, values in axes.items() for value in values]
         if "kernel" in axes:
             places += [{**centre, "kernel": k, "batch": b} for k in self.kernels for b in self.batches]
@@ -156,7 +156,7 @@ _BUILT = {
 }  # fmt: skip
 
 
-def _middle(axis: str, values: tuple[int, ...]) -> int:
+def middle(axis: str, values: tuple[int, ...]) -> int:
     """Return the place of an axis while another is gone through: 3 for kernels where it is given, else the middle."""
     return 3 if axis == "kernel" and 3 in values else values[len(values) // 2]
 

@@ -368,11 +368,12 @@ def _frames(rows: Sequence[Row], roofs: Mapping[str, Any]) -> dict[str, pl.DataF
     every = frame(rows)
     own = every.filter(pl.col("source") == HERE).unique("kernel_id", keep="first", maintain_order=True)
     whole = every.filter(pl.col("source") == HERE).unique(["kernel_id", "part"], keep="first", maintain_order=True)
+    spent = pl.col("ns") * pl.col("count")
     reached = {"roof": ["compute", "memory"], "value": [roofs["flops_per_s"], roofs["bytes_per_s"]]}
     points = whole.with_columns(
         name=pl.format("{}, {}", "called", "part"),
         flop_per_byte=pl.col("flops") / pl.col("bytes"),
-        share=pl.col("ns") * pl.col("count") / (pl.col("ns") * pl.col("count")).sum(),
+        share=spent / spent.filter(pl.col("part").is_in(_WHOLE_PARTS)).sum(),  # the other parts are in these
     ) if len(own) else whole  # fmt: skip
     frames = {"roofline": points, "roofs": pl.DataFrame(reached), "axes": every.filter(pl.col("axis").is_not_null())}
     return {name: frame for name, frame in frames.items() if not frame.is_empty()}

@@ -120,7 +120,7 @@ def _with_hover(points: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lines(rows: pl.DataFrame, width: int) -> Any:
-    """A panel an axis; on each axis the line with the most points."""
+    """A panel an axis; on each axis the line with the most points, of several the one at the centre of the others."""
     axes = rows["axis"].unique(maintain_order=True).to_list()
     columns = min(len(axes), _PANEL_COLUMNS)
     panel_width = plot_width(width) // columns - _PANEL_MARGIN
@@ -132,8 +132,9 @@ def _longest(rows: pl.DataFrame) -> pl.DataFrame:
     """One line for each part of each source; an optimizer has one for each rule, which is its part here."""
     if rows["op"][0] == "optimizer":
         return rows.with_columns(series=pl.col("beside").str.replace("rule ", ""))
-    counts = rows.group_by("source", "beside", maintain_order=True).agg(pl.col("at").n_unique().alias("points"))
-    kept = counts.sort("points", descending=True, maintain_order=True).unique(
+    points, central = pl.col("at").n_unique().alias("points"), pl.col("central").any()
+    counts = rows.group_by("source", "beside", maintain_order=True).agg(points, central)
+    kept = counts.sort("points", "central", descending=True, maintain_order=True).unique(
         "source", keep="first", maintain_order=True
     )
     shown = rows.join(kept.select("source", "beside"), on=["source", "beside"], maintain_order="left")
