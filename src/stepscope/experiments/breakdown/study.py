@@ -349,6 +349,7 @@ _FAMILIES = {
 }
 _PATTERNS = {family: re.compile(pattern) for family, pattern in _FAMILIES.items()}
 FAMILY_NAMES = (*_FAMILIES, OTHER, BETWEEN)
+OPERATORS = frozenset(FAMILY_NAMES) - {"data", "code of the layers", OPTIMIZER, BETWEEN}
 
 
 def family(op: str | None) -> str:

@@ -11,7 +11,7 @@ import polars as pl
 from stepscope import workloads
 from stepscope.analysis.memory.events import live_tensors, on_one_device
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.experiments.breakdown.study import family
+from stepscope.experiments.breakdown.study import OPERATORS, family
 from stepscope.experiments.engine.engine import Result
 from stepscope.experiments.kernels.rates import HERE
 from stepscope.experiments.paper_p744 import LENET, MOBILENET, RESNET, PaperP744
@@ -247,7 +247,7 @@ def _of_operators(found: Mapping[str, Findings]) -> Iterator[Statement]:
     rows = _rows(found.get("figure-1"), "time")
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if (row["model"], row["mode"]) == (model, TRAINING)]
-        times = {row["operator"]: _estimate(row, "ms a step") for row in own if row["operator"] != "whole step"}
+        times = {row["operator"]: _estimate(row, "ms a step") for row in own if row["operator"] in OPERATORS}
         if "convolution" not in times or len(times) < 2:
             continue
         second = max((name for name in times if name != "convolution"), key=lambda name: times[name][0])
