@@ -181,3 +181,16 @@ def test_updates_that_do_not_arrive_leave_the_value_before_or_nothing(tmp_path: 
         same = sum(a == b for a, b in itertools.pairwise(seen) if a)
     assert 20 < empty < 150
     assert same > 20
+
+
+def test_what_a_meter_says_wrongly_heats_no_board(tmp_path: Path) -> None:
+    said = {}
+    for gain in (1.0, 3.0):
+        home = tmp_path / str(gain)
+        home.mkdir()
+        with board_in_hand("jetson-tx2", home, gain=gain, offset_w=2 * (gain - 1), **QUIET) as board:
+            board.go(10 * S, 50 * MS)
+            zone = board.number("sys/class/thermal/thermal_zone0/temp")
+            said[gain] = zone, board.number("sys/bus/i2c/drivers/ina3221x/0-0041/iio:device*/in_power0_input")
+    assert said[1.0][0] == said[3.0][0]
+    assert said[3.0][1] > 2 * said[1.0][1]

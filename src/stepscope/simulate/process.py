@@ -25,7 +25,7 @@ from stepscope.simulate.boards import BOARDS, Fault, Options
 from stepscope.simulate.layouts import BUILDS, Site
 from stepscope.simulate.marks import RingReader, StateReader
 from stepscope.simulate.power import SEGMENT, Plant, PowerTable, Segments, Truth
-from stepscope.simulate.sensors import SensorModel
+from stepscope.simulate.sensors import SensorModel, ThermalZones
 from stepscope.simulate.tree import PROC_REFRESH_NS, LiveFile, Losses, Tree
 
 # One simulated board while it runs: marks in, files out, and everything that was true kept on the way.
@@ -77,8 +77,8 @@ class BoardRun:
         stretch = self._plant.advance(until_ns, t_ns, states)
         self._end_ns = until_ns
         shown = stretch.shown(self._options.gain, self._options.offset_w, self._t0_ns)
-        for sensor in self._sensors:
-            sensor.advance(shown)
+        for sensor in self._sensors:  # what they say of it heats no board
+            sensor.advance(stretch if isinstance(sensor, ThermalZones) else shown)
         self._faults.step((until_ns - self._t0_ns) * 1e-9)
         if self._proc is not None and now_ns >= self._proc_due_ns:
             self._proc_due_ns = now_ns + PROC_REFRESH_NS
