@@ -50,6 +50,17 @@ def test_a_confidence_interval_beyond_what_there_is_says_nothing(path: Path) -> 
     assert frame["low"].is_null().all()
 
 
+def test_a_use_that_is_disowned_has_no_interval(path: Path) -> None:
+    use = next(use for use in Run(path).use_of_ops if use.quantity == "utilisation")
+    assert use.fit is not None
+    disowned = replace(use.fit, misfit=replace(use.fit.misfit, fatal="readings fit nothing that ran"))
+    frame = utilisation_by([replace(use, fit=disowned)])
+    assert frame["low"].is_null().all()
+    assert frame["high"].is_null().all()
+    assert frame["mean"].sum() > 0
+    assert set(frame["reason"]) == {"readings fit nothing that ran"}
+
+
 def test_a_confidence_interval_of_everything_says_nothing() -> None:
     assert _says_nothing(-0.5, 2.5, 2.0) == "its CI holds everything from none to all"
     assert _says_nothing(1.9, 2.1, 2.0) == ""

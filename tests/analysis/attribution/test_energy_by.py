@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,17 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
+from tests.analysis.powered import powered, rail, times
 from tests.fabricate import fabricate_run
 
+from stepscope.analysis.energy.inputs import run_readings
 from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution
 from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, parts
+from stepscope.analysis.energy.rails import Energy
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import between_sentences, resolution_sentences
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.steps import IN_PART
 from stepscope.errors import UnknownName
 
 
@@ -105,6 +110,52 @@ def test_without_power_or_without_ops_there_is_nothing(tmp_path: Path) -> None:
     bare = Run(fabricate_run(tmp_path / "bare", power_w=5.0, recorded=lambda _: False))
     assert energy_by(fit_rails(bare, bare.rails)).is_empty()
     assert resolution([]).is_empty()
+
+
+def _in_parts(path: Path) -> Path:
+    """Tell of a run that of each step the first half alone was profiled."""
+    steps = pl.read_parquet(path / "steps.parquet")
+    with (path / "events.jsonl").open("a", encoding="utf-8") as file:
+        for step, t0_ns, t1_ns in steps.select("step", "t0_ns", "t1_ns").iter_rows():
+            part = {"step": step, "part": "forward", "t0_ns": t0_ns, "until_ns": (t0_ns + t1_ns) // 2}
+            said = {"t_ns": t0_ns, "source": "recorder", "kind": IN_PART, "message": "in part"}
+            file.write(json.dumps(said | part) + "\n")
+    steps.with_columns(recorded=pl.lit(value=False)).write_parquet(path / "steps.parquet")
+    return path
+
+
+def test_parts_of_steps_are_given_no_energy_and_no_use_and_it_is_said(tmp_path: Path) -> None:
+    run = Run(_in_parts(fabricate_run(tmp_path, steps=60, power_w=5.0)))
+    for method in ("fit", "nearest", "overlap"):
+        (row,) = run.energy("kind", method).to_dicts()
+        assert row["joules_per_step"] is None
+        assert "no step was profiled whole" in row["reason"]
+    assert run.energy("component", "nearest")["watts"].to_list() == pytest.approx([5.0])
+    assert set(run.utilisation()["reason"]) == {row["reason"]}
+    assert "no step was profiled whole" in resolution_sentences(run.energy_resolution())[0]
+
+
+def test_parts_of_steps_of_the_warm_up_have_no_energy(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=20, power_w=5.0, header={"warmup_steps": 20})
+    run = Run(_in_parts(path))
+    assert run.energy().is_empty()
+    assert run.utilisation().is_empty()
+
+
+def test_the_energy_of_a_rail_is_never_below_0(rails: list[RailFit]) -> None:
+    unsure = Energy(1.0, 0.0, 100.0, 1.0, 0.0, 1000.0, 1.0, 0.0)
+    frame = energy_by([replace(one, measured=unsure) for one in rails], "component")
+    assert frame["low"].to_list() == [0.0]
+
+
+def test_idle_readings_do_not_hide_how_coarse_a_sensor_is(tmp_path: Path) -> None:
+    t_ns = times(100, before_s=3.0)
+    random = np.random.default_rng(0)
+    watts = np.where(t_ns < 0, random.integers(0, 40, len(t_ns)), 10 + (random.random(len(t_ns)) < 0.2)) / 2
+    run = powered(tmp_path, rail("VDD_IN", watts, t_ns, step_size=0.5))
+    steps = run.steps.slice(run.warmup_steps)
+    _, options = run_readings(run, run.rails.lines[0].best, int(steps["t0_ns"][0]))
+    assert 0.1 < options.floor < 0.5
 
 
 def test_estimates_are_handed_out_by_the_model_method_alone(rails: list[RailFit]) -> None:

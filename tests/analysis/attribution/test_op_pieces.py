@@ -14,7 +14,8 @@ from tests.fabricate import STEP, Op, fabricate_run, walk
 
 from stepscope.analysis.energy.attribution import Options, attribute
 from stepscope.analysis.energy.inputs import run_pieces, run_timeline
-from stepscope.analysis.energy.rail_fits import parts
+from stepscope.analysis.energy.operators import energy_by
+from stepscope.analysis.energy.rail_fits import fit_rails, parts
 from stepscope.analysis.energy.timeline import Keys, Lane
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, Track, join_tracks
@@ -82,6 +83,32 @@ def test_a_lane_beside_the_first_is_told_apart_from_it() -> None:
     assert found.watts[keys.gap] == pytest.approx(3.0, rel=0.1)
     group = np.where(np.arange(count) == keys.gap, 1, 0)
     assert parts(found, grouping(group, 2)).joules[0] == pytest.approx(run.truth.sum(), rel=0.03)
+
+
+def test_a_step_without_pieces_is_filled_in_like_one_that_was_not_profiled(tmp_path: Path) -> None:
+    apart = {"recorder": {"steps_apart": [8, 9]}}  # profiled with shapes or allocations
+    path = fabricate_run(tmp_path, steps=20, recorded=lambda _: True, header=apart)
+    for part in (path / "ops").glob("*.parquet"):
+        pl.read_parquet(part).filter(pl.col("step") != 12).write_parquet(part)  # lost with the process
+    run = Run(path)
+    pieces, origin = run_pieces(run)
+    whole = run_timeline(run, pieces, origin, "total")
+    assert whole is not None
+    assert np.flatnonzero(~whole.timeline.recorded).tolist() == [5, 6, 9]
+    waits = whole.seconds[(whole.ops["name"] == FRAMEWORK_OVERHEAD).to_numpy()].sum()
+    assert waits == pytest.approx(17 * 0.001, rel=0.01)
+
+
+def test_what_runs_beside_other_work_has_no_idle_power_of_its_own(tmp_path: Path) -> None:
+    kernel = Op("gemm", "fc", "forward", 800, device="cuda:0", thread=7)
+    ops = (*STEP, Op("aten::x", "fc", "other", 1000, (kernel,)))
+    run = Run(fabricate_run(tmp_path, steps=60, recorded=lambda _: True, ops=ops, power_w=5.0))
+    (rail,) = fit_rails(run, run.rails)
+    rail = replace(rail, idle_w=2.0)
+    whole, kinds = (energy_by([rail], by, "nearest") for by in ("component", "kind"))
+    assert kinds["above_idle"].sum() == pytest.approx(whole["above_idle"].sum())
+    beside = kinds.filter(name="gemm")
+    assert beside["above_idle"].item() == beside["joules_per_step"].item() > 0
 
 
 def test_time_after_an_op_is_told_apart_from_time_after_another_and_named_alike(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.analysis.attribution.powered_run import GAP_W, PAUSE_W, Apart, pauses_of, powered_run, true_joules
 
+from stepscope.analysis.energy import fit_span
 from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
+from stepscope.analysis.energy.operators import energy_by
 from stepscope.analysis.run import Run
 
 APART = Apart(gap_s=0.004, pause_s=0.35, every=15)
@@ -45,6 +48,17 @@ def test_ops_are_as_right_as_without_pauses(run: Run) -> None:
     found = {name: _joules(run, name)[0] for name in true}
     off = sum(abs(found[name] - joules) for name, joules in true.items())
     assert off <= 0.03 * sum(true.values())
+
+
+def test_ops_of_a_long_run_lose_nothing_for_the_pauses_in_the_stretch_that_they_are_fitted_to(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_span, "MOST_READINGS", 800)
+    long = Run(run.path)
+    assert long.attributed_rails[0].ops.timeline.steps < 250
+    found = energy_by(long.attributed_rails, "kind").filter(~pl.col("name").str.starts_with("("))
+    true = sum(true_joules(run.path).values()) / (len(run.steps) - run.warmup_steps)
+    assert found["joules_per_step"].sum() == pytest.approx(true, rel=0.06)
 
 
 def test_a_run_without_pauses_says_nothing_of_them(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
 
 
 def _whole_stretches(run: RunReader, steps: pl.DataFrame) -> list[tuple[int, int]]:
-    """The stretches, first step and the one after the last, of which no samples and no steps were thinned."""
+    """The stretches, first step and the one after the last, of which no steps and, if there are such, no samples were
+    thinned.
+    """
     spans = run.thinned_samples
     if not spans and not run.thinned_steps:
         return [(0, len(steps))]
@@ -85,8 +87,8 @@ def _whole_stretches(run: RunReader, steps: pl.DataFrame) -> list[tuple[int, int
     edge = np.ones(len(steps) + 1, dtype=bool)
     edge[1:-1] = (usable[1:] != usable[:-1]) | (np.diff(numbers) != 1)
     edges = np.flatnonzero(edge)
-    found = [(int(first), int(last)) for first, last in pairwise(edges) if usable[first]]
-    return found or [(0, len(steps))]
+    found = [(int(first), int(last)) for first, last in pairwise(edges)]
+    return [stretch for stretch in found if usable[stretch[0]]] or found
 
 
 @once_a_run
@@ -118,12 +120,11 @@ def long_run_notes(run: RunReader) -> Iterator[str]:
         yield sentence
 
 
-def brought_to(found: Attribution, joules_per_step: float) -> Attribution:
-    """The fit of a stretch with so much energy per step in all, as the whole run has it.
+def brought_to(found: Attribution, factor: float) -> Attribution:
+    """The fit of a stretch as the whole run has it, whose steps take so many times its energy.
 
     Power changes in proportion (clocks) or by the same everywhere (leakage, fans): their difference is an error.
     """
-    factor = joules_per_step * found.timeline.steps / found.total.joules
     seconds = found.timeline.seconds
     apart = (factor - 1) * (found.joules - found.total.joules * seconds / seconds.sum())
     meanwhile = None if found.meanwhile is None else found.meanwhile * factor

@@ -63,6 +63,11 @@ class RunTimeline:
     ops: pl.DataFrame
     seconds: Floats
 
+    @property
+    def in_parts(self) -> str:
+        """Return why nothing is divided among these ops; empty where a step was profiled from begin to end."""
+        return "" if self.timeline.recorded.any() else "no step was profiled whole: parts of steps do not tell the rest"
+
 
 class RunTimelines:
     """The timelines of a run's ops by component: of a large run they cost seconds, so each is made once, when asked."""
@@ -113,7 +118,7 @@ def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: st
         return None
     steps = steps_after_warmup(run)
     step_t0, step_t1 = ((steps[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
-    recorded = steps["recorded"].to_numpy()
+    recorded = (steps["recorded"] & steps["step"].is_in(pieces.steps.implode())).to_numpy()
     done = [fill_unprofiled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
     parts = [_within(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
     keyed = _keyed(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
@@ -268,13 +273,13 @@ def gauge_inputs(
 ) -> tuple[Readings, Options]:
     """Readings of a gauge, read between t0 and t1 (M,), s, and what is known of them.
 
-    step: length of a typical one; end: of the last.
+    Times count from the begin of the first step. step: length of a typical one; end: of the last.
     """
     channel, refresh = source.channel or {}, source.refresh_ns / 1e9 or None
     still = stuck_readings(t0, watts, step)
     stuck_s = float((np.diff(t0) * still[1:] * still[:-1]).sum())
     watts = np.where(still, np.nan, watts)
-    floor = resolution_floor(watts, source.step_size)
+    floor = resolution_floor(watts[(t0 >= 0) & (t1 <= end)], source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
         known = ~np.isnan(watts)

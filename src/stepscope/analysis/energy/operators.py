@@ -20,7 +20,7 @@ from stepscope.analysis.energy.readings import Readings, from_counter, from_gaug
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.processes import WATCHED, own_scope
 from stepscope.analysis.result_cache import ResultCache
-from stepscope.analysis.time.steps import profiled_steps
+from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
 from stepscope.quantities import CHANNELS, SCOPE
@@ -99,7 +99,8 @@ def resolution(rails: Sequence[RailFit]) -> pl.DataFrame:
 
 
 def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
-    if len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
+    in_parts = rail.ops.in_parts and by != WHOLE
+    if in_parts or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
         return _rail_frame(rail, method, [_unknown_row(rail)])
     if by == WHOLE:
         return _rail_frame(rail, method, [_whole_row(rail, method)])
@@ -108,9 +109,7 @@ def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
         return _fitted_rows(rail, names, gather)
     keys = rail.by_nearest() if method == "nearest" else rail.by_overlap()
     joules = gather @ keys
-    return _rail_frame(
-        rail, method, _plain_rows(rail, names, joules, gather @ rail.ops.timeline.seconds, float(joules.sum()))
-    )
+    return _rail_frame(rail, method, _plain_rows(rail, names, joules, gather, float(joules.sum())))
 
 
 def groups(ops: RunTimeline, columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], Any]:
@@ -142,7 +141,7 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
     whole = parts(fit, gather)
     judged = judge(fit, whole, [" ".join(str(value) for value in name.values() if value) for name in names])
     steps, against = rail.ops.timeline.steps, trouble(fit)
-    rows = _plain_rows(rail, names, whole.joules, whole.seconds, fit.total.joules)
+    rows = _plain_rows(rail, names, whole.joules, gather, fit.total.joules)
     for index, row in enumerate(rows):
         half = float(whole.half_width[index]) / steps
         row |= {"during_per_step": float(whole.meanwhile[index]) / steps}
@@ -174,11 +173,11 @@ def _unattributed_row(rail: RailFit, whole: Parts) -> list[dict[str, Any]]:
 
 
 def _plain_rows(
-    rail: RailFit, names: list[dict[str, Any]], joules: Floats, seconds: Floats, total: float
+    rail: RailFit, names: list[dict[str, Any]], joules: Floats, gather: Any, total: float
 ) -> list[dict[str, Any]]:
-    """Rows without an interval; time and energy of a step."""
-    steps = rail.ops.timeline.steps
-    idle = rail.idle_w
+    """Rows without an interval; time and energy of a step. What runs beside other work has no idle power of its own."""
+    timeline, idle = rail.ops.timeline, rail.idle_w
+    steps, first = timeline.steps, gather @ (timeline.seconds * ~timeline.keys.beside)
     return [
         {
             **name,
@@ -186,11 +185,11 @@ def _plain_rows(
             "share": energy / total if total > 0 else None,
             "watts": energy / time if time > 0 else None,
             "seconds_per_step": time / steps,
-            "above_idle": None if idle is None else (energy - idle * time) / steps,
+            "above_idle": None if idle is None else (energy - idle * alone) / steps,
             "verdict": "no interval",
             "reason": "this method cannot say how wrong it is",
         }
-        for name, energy, time in zip(names, joules.tolist(), seconds.tolist(), strict=True)
+        for name, energy, time, alone in zip(names, joules, gather @ timeline.seconds, first, strict=True)
     ]
 
 
@@ -207,10 +206,10 @@ def _whole_row(rail: RailFit, method: str) -> dict[str, Any]:
             )  # as the report's first lines have it
     else:
         joules, half = float(np.average(rail.readings.watts, weights=rail.readings.weight)) * span, None
-    row = _plain_rows(rail, [{"name": MEASURED}], np.array([joules]), np.array([span]), joules)[0]
+    row = _plain_rows(rail, [{"name": MEASURED}], np.array([joules]), ~timeline.keys.beside[None, :], joules)[0]
     if half is None:
         return row
-    low, high = ((joules + side * half) / timeline.steps for side in (-1, 1))
+    low, high = (max(joules + side * half, 0.0) / timeline.steps for side in (-1, 1))
     return {
         **row,
         "low": low,
@@ -300,7 +299,7 @@ def fit_utilisation(
     run: RunReader, timelines: RunTimelines | None = None, results: ResultCache | None = None
 ) -> list[UtilisationFit]:
     """Each channel of utilisation, fitted to the ops of the steps after warm-up."""
-    if profiled_steps(run).is_empty():
+    if profiled_steps(run).is_empty() or steps_after_warmup(run).is_empty():
         return []
     of = timelines or RunTimelines(run)
     results = results or ResultCache(run)
@@ -313,8 +312,9 @@ def fit_utilisation(
         readings, options = _utilisation_readings(series, unit, of.origin_ns)
         # The kernel books a process's time when it is asked: that counter is neither late nor filtered.
         sensor = _PROMPT if unit == "cores" else kept.get(place)
-        fit = attribute(ops.timeline, readings, replace(options, known=sensor))
-        reason = "" if fit is not None else f"{readings.count} readings are too few, or all the same: train more steps"
+        fit = attribute(ops.timeline, readings, replace(options, known=sensor)) if not ops.in_parts else None
+        few = f"{readings.count} readings are too few, or all the same: train more steps"
+        reason = "" if fit is not None else ops.in_parts or few
         bounds = {"cores": float(len(core_busy_time(run)) or np.inf), "1": 1.0}
         found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, bounds.get(unit, np.inf)))
         if fit is not None and sensor is not _PROMPT:
@@ -369,13 +369,13 @@ def _utilisation_rows(use: UtilisationFit, columns: tuple[str, ...]) -> list[dic
     names, gather = groups(use.ops, columns)
     whole = parts(use.fit, gather)
     judged = judge(use.fit, whole, [" ".join(str(part) for part in name.values() if part) for name in names])
-    total, steps = use.fit.total.joules, use.ops.timeline.steps
+    total, steps, against = use.fit.total.joules, use.ops.timeline.steps, trouble(use.fit)
     rows = []
     for index in np.argsort(-whole.joules, kind="stable").tolist():
         spent, seconds, half = (float(part[index]) for part in (whole.joules, whole.seconds, whole.half_width))
         ends: dict[str, float | None] = {"mean": spent, "low": max(spent - half, 0.0), "high": spent + half}
         verdict, reason = judged.verdict[index], judged.reason[index] or None
-        impossible = _says_nothing(spent - half, spent + half, use.most * seconds)
+        impossible = against or _says_nothing(spent - half, spent + half, use.most * seconds)
         if impossible:
             ends, verdict, reason = {"mean": spent, "low": None, "high": None}, "not identifiable", impossible
         rows.append(

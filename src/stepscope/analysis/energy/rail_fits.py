@@ -11,7 +11,7 @@ from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration_store import KnownSource
-from stepscope.analysis.energy.fit_span import brought_to
+from stepscope.analysis.energy.fit_span import brought_to, stretch_of
 from stepscope.analysis.energy.inputs import (
     RunTimeline,
     RunTimelines,
@@ -24,7 +24,7 @@ from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over,
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
-from stepscope.analysis.time.steps import profiled_steps, steps_made
+from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup, steps_made
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
@@ -68,7 +68,7 @@ def fit_rails(
     run: RunReader, tree: RailTree, timelines: RunTimelines | None = None, results: ResultCache | None = None
 ) -> list[RailFit]:
     """Each rail that was sampled while ops were recorded; estimates too, which the caller keeps apart."""
-    if profiled_steps(run).is_empty() or not tree.lines:
+    if profiled_steps(run).is_empty() or steps_after_warmup(run).is_empty() or not tree.lines:
         return []
     of = timelines or RunTimelines(run)
     read = [
@@ -138,13 +138,23 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
         reason = "an estimate is handed out, not fitted"
     elif inside.count < FEWEST_READINGS:
         reason = f"{inside.count} readings of this rail fall into the steps: train longer"
+    elif ops.in_parts:
+        reason = ops.in_parts
     else:
         fit = attribute(ops.timeline, readings, options)
-        steps = steps_made(run)
-        if fit is not None and ops.timeline.steps < steps and measured is not None and measured.watts is not None:
-            fit = brought_to(fit, measured.watts * float(np.diff(spans).sum()) / 1e9 / steps)
+        stretch = stretch_of(run)
+        if fit is not None and stretch is not run:
+            here, whole = _step_joules(line, stretch), _step_joules(line, run)
+            fit = brought_to(fit, whole / here) if here and whole else fit
         reason = "" if fit is not None else _reason_not_fitted(inside)
     return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s, measured)
+
+
+def _step_joules(line: Line, run: RunReader) -> float | None:
+    """The energy of a step without the pauses between steps, J; None where nothing was read."""
+    spans = training_stretches(run)
+    watts = energy_over(line.best, spans).watts
+    return None if watts is None else watts * float(np.diff(spans).sum()) / 1e9 / steps_made(run)
 
 
 def _reason_not_fitted(readings: Readings) -> str:

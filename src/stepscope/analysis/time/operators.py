@@ -248,11 +248,12 @@ class OpPieces:
     """Tracks, longest first; `ops` has a row a kind of instance: FACTS, `turn`, its count within the step, and `part`.
 
     What an op does before its first callee, between callees and after the last is not the same work: `part` is 0, 1 or
-    2 where that takes long, and 0 elsewhere.
+    2 where that takes long, and 0 elsewhere. `steps` are the numbers of those that the pieces are of.
     """
 
     ops: pl.DataFrame
     tracks: tuple[Track, ...]
+    steps: pl.Series
 
 
 def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
@@ -271,7 +272,8 @@ def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     rows = rows.join(ops, on=identity, how="left", maintain_order="left")
     tracks = [_track(part, rows, origin_ns) for part in _by_thread(rows)]
     ops, tracks = _split_parts(ops.drop("op"), tracks)
-    return OpPieces(ops, tuple(sorted(tracks, key=lambda track: -track.seconds)))
+    there = rows["step"].unique().cast(pl.Int64)
+    return OpPieces(ops, tuple(sorted(tracks, key=lambda track: -track.seconds)), there)
 
 
 def _split_parts(ops: pl.DataFrame, tracks: list[Track]) -> tuple[pl.DataFrame, list[Track]]:
