@@ -144,10 +144,6 @@ CAUSES: dict[str, tuple[Machine, dict[str, Any], str, str]] = {
         Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98, switches=175.0), {"residual_us": 30_000}, "lock",
         "interpreter lock (GIL)",
     ),
-    "loader whose batches come by a queue with a time limit": (
-        Machine(0.34, 0.01, {"interpreter": 0.65}, own_cores=0.6, switches=30.0), {"ops": _DATA}, "input",
-        "data loader",
-    ),
     "wait for another thread with a time limit": (
         Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98, switches=30.0), {"residual_us": 30_000}, "lock",
         "lock",
@@ -192,6 +188,14 @@ def test_a_machine_that_takes_nothing_from_the_training_is_no_cause(tmp_path: Pa
     verdict = _run(tmp_path, quiet).verdict()
     assert verdict.bound == "compute", verdict.sentence
     assert [cause.bound for cause in verdict.causes] == ["compute"]
+
+
+def test_batches_that_come_by_a_queue_with_a_time_limit_are_input_and_no_lock(tmp_path: Path) -> None:
+    machine = Machine(0.34, 0.01, {"interpreter": 0.65}, own_cores=0.6, switches=30.0)
+    loading = Op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", None, "data", 30_000)
+    verdict = _run(tmp_path, machine, ops=(loading, *STEP[1:])).verdict()
+    assert verdict.bound == "input", verdict.sentence
+    assert all(cause.bound != "lock" for cause in verdict.causes), verdict.sentence
 
 
 @pytest.mark.parametrize(("part", "bound"), [(0.6, "input"), (0.05, "compute")])

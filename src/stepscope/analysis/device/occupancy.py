@@ -79,10 +79,12 @@ class Occupancy:
     def waits_for_interpreter(self) -> bool:
         """Tell whether its waits with a time limit are for Python's lock: such a waiter wakes every 5 ms.
 
-        One for an event or a queue sleeps through; so it is told where its switches were not read.
+        One for an event or a queue sleeps through. Where its switches were not read, or too few, it is said to be so.
         """
-        timed = self.waits.get("interpreter", NOTHING).value
-        return self.switches is None or self.switches.value >= _WAKES * timed
+        if self.switches is None:
+            return True
+        most = max(self.switches.value, self.switches.high or 0.0)
+        return most >= _WAKES * self.waits.get("interpreter", NOTHING).value
 
     @property
     def held(self) -> Estimate | None:
