@@ -143,7 +143,8 @@ def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[s
     many = np.array([any(part in text for part in _TOGETHER) for text in texts], dtype=bool)
     found = module.copy()
     for scope, end, update in zip(scopes, closure_ends(events, scopes, texts), calls.updates, strict=True):
-        ops = np.flatnonzero((parent == scope) & (events.t0 > end))
+        ops = np.flatnonzero(parent == scope)
+        ops = ops[events.t0[ops] > end]
         names = events.name[ops]
         filled = [modules for modules in update.modules if modules]
         groups = tuple((len(of), kind) for of, kind in zip(update.modules, update.kinds, strict=True) if of)
