@@ -16,8 +16,10 @@ from torch import nn
 
 import stepscope
 from stepscope.record.facts import of_modules
+from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops import modules
 from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.steps import StepFinder
 from stepscope.runfolder import RunReader
 
 _Held = weakref.ReferenceType[nn.Module]
@@ -199,3 +201,30 @@ def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
     book.add_root(model)
     assert book.names()[book.index(part)] == ("0.0", "Linear")
     assert sorted(name for name, _ in book.names()) == ["", "0", "0.0", "0.1", "1"]
+
+
+def test_what_is_known_of_modules_that_are_made_anew_does_not_grow_with_the_steps() -> None:
+    finder = StepFinder(Trainers(), True, None, lambda *_: None, lambda *_: False, lambda _: None, lambda _: True)
+    inputs, targets = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
+
+    def call(module: nn.Module, *given: torch.Tensor) -> torch.Tensor:
+        finder.called(module, given, {})
+        output: torch.Tensor = module(*given)
+        finder.returned(module, output)
+        return output
+
+    for _ in range(1000):
+        with torch.no_grad():
+            call(nn.Softmax(-1), inputs)
+        model = nn.Linear(4, 3)
+        loss = call(nn.CrossEntropyLoss(), call(model, inputs), targets)
+        finder.before_backward((loss,), None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        finder.after_backward()
+        optimizer = torch.optim.SGD(model.parameters())
+        finder.before_update(optimizer)
+        finder.after_update(optimizer)
+        finder.step_ended()
+    parts = [finder, *(part for part in vars(finder).values() if hasattr(part, "__dict__"))]
+    containers = [held for part in parts for held in vars(part).values() if isinstance(held, (dict, set, list))]
+    assert max(map(len, containers)) < 500

@@ -42,6 +42,11 @@ class CallSamples:
         """Return whether only the output of the call that is under way tells its samples."""
         return self._call is not None or self._unbatched is not None
 
+    def forget(self, number: int) -> None:
+        """Note that the model of this number is gone."""
+        self._axis.pop(number, None)
+        self._telling.pop(number, None)
+
     def called(self, module: nn.Module, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost module is called, with gradients."""
         with torch._C.DisableTorchFunction():

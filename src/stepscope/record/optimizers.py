@@ -26,11 +26,22 @@ _SAME = 1e-3  # of that way
 _FORMATS = {torch.float32: "f", torch.float64: "d", torch.float16: "e"}
 
 
-class Identities:
-    """Small numbers for objects that live: one that took the address of another has a number of its own."""
+class _Numbered(weakref.ref[Any]):
+    """A weak reference that knows the address and number of what it referred to."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
+    key = number = -1
+
+
+class Identities:
+    """Small numbers for objects that live: one that took the address of another has a number of its own.
+
+    follows: `forget_gone` is called now and then.
+    """
+
+    def __init__(self, follows: bool = False) -> None:
+        self._numbers: dict[int, tuple[_Numbered | None, int]] = {}
+        self._gone: list[_Numbered] = []  # since the last time
+        self._goes = self._gone.append if follows else None  # called where they are freed: no function of ours
         self._next = itertools.count()
 
     def number(self, thing: Any) -> int:
@@ -40,12 +51,24 @@ class Identities:
         if known is not None and (known[0] is None or known[0]() is thing):
             return known[1]
         try:
-            reference = weakref.ref(thing)
+            reference = _Numbered(thing, self._goes)
         except TypeError:  # takes no weak references: as good as its address is
             reference = None
         number = next(self._next)
+        if reference is not None:
+            reference.key, reference.number = key, number
         self._numbers[key] = (reference, number)
         return number
+
+    def forget_gone(self) -> list[int]:
+        """Forget the objects that are gone since the last time, and return their numbers."""
+        numbers = []
+        while self._gone:
+            reference = self._gone.pop()
+            if self._numbers.get(reference.key, (None, 0))[0] is reference:
+                del self._numbers[reference.key]
+            numbers.append(reference.number)
+        return numbers
 
     def alive(self, number: Hashable) -> bool:
         """Return whether the object of this number may still be there."""

@@ -53,7 +53,7 @@ class StepFinder:
         self._trainers = trainers
         self._from_updates = from_updates
         self._excluded, self._joined = excluded, joined
-        self._identities = Identities()
+        self._identities = Identities(follows=True)
         self._optimizers = OptimizerNumbers()
         self._copies, self._one_model = CopiesMove(), OneModel()
         self._rounds = OptimizerRounds(
@@ -286,6 +286,10 @@ class StepFinder:
     def step_ended(self) -> int | None:
         """The samples of the step that has ended; what follows lies between steps until work begins."""
         self._gaps.begins()
+        for number in self._identities.forget_gone():  # of losses that are made anew in each step, for one
+            self._trained.discard(number)
+            for witness in (self._gaps, self._gradients, self._calls):
+                witness.forget(number)
         return self._samples.take(self._rounds.ahead)
 
     def finish(self) -> None:
@@ -427,6 +431,10 @@ class GradientWitness:
         self._model: tuple[int, weakref.ref[nn.Module]] | None = None  # that was called first since the last pass
         self._last: weakref.ref[torch.Tensor] | None = None  # of the last pass
 
+    def forget(self, number: int) -> None:
+        """Note that the model of this number is gone."""
+        self._parameters.pop(number, None)
+
     def called(self, number: int, module: nn.Module) -> None:
         """A model is called, the first one since the last pass."""
         with contextlib.suppress(TypeError):  # it takes no weak references
@@ -473,6 +481,10 @@ class Gaps:
     def is_open(self) -> bool:
         """Return whether no step's work has begun since the last step."""
         return self._open
+
+    def forget(self, model: int) -> None:
+        """Note that the model of this number is gone."""
+        self._with.pop(model, None)
 
     def begins(self) -> None:
         """A step has ended."""
