@@ -27,7 +27,7 @@ from stepscope.files import replaced, user_cache
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.validation import read_regular
 
-VERSION = 9  # of what finds the results: those of another are not read
+VERSION = 10  # of what finds the results: those of another are not read
 _FOLDER = ".cache"
 _SEAL_BYTES = 32
 _MOST_BYTES = 1 << 28
