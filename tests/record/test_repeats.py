@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import stepscope
 from stepscope.record import repeats
@@ -219,6 +221,42 @@ def test_losses_and_profiled_steps_are_kept_where_the_training_says_its_steps(
     assert steps["samples"].to_list() == [3] * 60
     assert steps.filter(steps["recorded"])["step"].to_list() == [0, 20, 40]
     assert sum(looked_at) > 20
+
+
+class _Accelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stand-in for a device that works on after a call has returned: tensors without numbers, until one is read."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            self.read += 1
+            return float(self.read)
+        return func(*args, **(kwargs or {}))
+
+
+def test_losses_on_an_accelerator_are_waited_for_at_the_flush_and_not_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.record.step_log.FLUSH_EVERY_NS", 10**15)
+    monkeypatch.setattr("stepscope.record.repeats.FLUSH_EVERY_NS", 10**15)
+    model, read, graphs = nn.Linear(8, 1), list[int](), list[weakref.ref[Any]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with _Accelerator() as device, stepscope.profile(model, out=tmp_path, record="none") as scope:
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            loss = torch.zeros(1, device="meta", requires_grad=True) * 2
+            graphs.append(weakref.ref(loss))
+            scope.step(loss)
+            del loss
+            read.append(device.read)
+        assert [graph for graph in graphs if graph() is not None] == []
+    assert set(read) == {0}
+    assert RunReader(scope.path).steps["loss"].to_list() == [float(number) for number in range(1, 21)]
 
 
 @pytest.mark.usefixtures("no_sampler")

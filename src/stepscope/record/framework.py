@@ -22,7 +22,8 @@ from stepscope.record.settings import Settings
 from stepscope.runfolder import RunWriter
 
 FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
-Ended = tuple[int, float | None]  # when a step ended, and its loss where the training said it
+Loss = float | Callable[[], float | None] | None  # what reads it later, from an accelerator; None: not said
+Ended = tuple[int, Loss]  # when a step ended, and its loss
 
 
 class TrainingSession(Protocol):
@@ -118,8 +119,8 @@ class Recorder(Protocol):
     def wait(self, loss: Any) -> None:
         """Return once the step's work is done, where the framework works on after its calls have returned."""
 
-    def number_in(self, loss: Any) -> float | None:
-        """The number that a loss holds; None where it is no single number."""
+    def number_in(self, loss: Any) -> Loss:
+        """The number that a loss holds, or what reads it later; None where it is no single number."""
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded whole."""

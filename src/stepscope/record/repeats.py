@@ -184,7 +184,7 @@ class Repeats:
         self._place, now_ns = 0, monotonic_ns()
         if self.left < 1:  # another thread made an end of it just now
             return
-        self._ended.append((now_ns, None if loss is None else torch_private.number_in(loss)))
+        self._ended.append((now_ns, None if loss is None else torch_private.later_number_in(loss)))
         self.left = left = max(self.left - 1, 0)
         if not left:
             self._boundary.call(self._run_out)

@@ -337,7 +337,7 @@ class Session:
         self._safely(lambda: self.writer.update(clock_end=anchors(), **facts.rank_of_process(), **self._outcome()))
         if not self.writer.is_rank:
             self._safely(lambda: self.writer.device(facts.of_device(self.settings.root, self.path)))
-        self._safely(lambda: self.writer.close(status, reason))
+        self._safely(lambda: self._log.close(self.writer, status, reason))
 
     def _note_remarks(self) -> None:
         for kind, message in self._recorder.remarks():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from stepscope.record.framework import FLUSH_EVERY_NS
+from stepscope.record.framework import FLUSH_EVERY_NS, Loss
 from stepscope.runfolder import RunWriter
 
 _KEPT = 512  # that can still be joined
@@ -17,6 +17,7 @@ class StepLog:
     def __init__(self, note: Callable[..., None]) -> None:
         self._note = note
         self._last: deque[tuple[int, int, int]] = deque(maxlen=_KEPT)  # number, beginning and end
+        self._waiting: list[tuple[int, int, int, int | None, Loss, bool]] = []  # for losses that are read later
         self.flushed_ns = self.lost = 0
 
     def write(
@@ -25,11 +26,14 @@ class StepLog:
         step: int,
         span_ns: tuple[int, int],
         samples: int | None,
-        loss: float | None,
+        loss: Loss,
         whole: bool,
     ) -> None:
         """Write a step of this span; whole: its ops are recorded as a whole."""
-        writer.step(step, *span_ns, samples, loss, whole)
+        if callable(loss) or self._waiting:
+            self._waiting.append((step, *span_ns, samples, loss, whole))
+        else:
+            writer.step(step, *span_ns, samples, loss, whole)
         self._last.append((step, *span_ns))
 
     def flush(self, writer: RunWriter, now_ns: int) -> None:
@@ -37,6 +41,7 @@ class StepLog:
         if now_ns - self.flushed_ns <= FLUSH_EVERY_NS:
             return
         self.flushed_ns = now_ns
+        self._read_losses(writer)
         try:
             writer.flush_steps()
         except OSError as error:
@@ -46,11 +51,24 @@ class StepLog:
                     "steps-lost", f"the times of some steps could not be written: {error}", step=self._last[-1][0]
                 )
 
+    def close(self, writer: RunWriter, status: str, reason: str | None) -> None:
+        """Write what waits for its loss, and close the run."""
+        try:
+            self._read_losses(writer)
+        finally:
+            writer.close(status, reason)
+
+    def _read_losses(self, writer: RunWriter) -> None:
+        waiting, self._waiting = self._waiting, []
+        for step, t0_ns, t1_ns, samples, loss, whole in waiting:
+            writer.step(step, t0_ns, t1_ns, samples, loss() if callable(loss) else loss, whole)
+
     def join(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies.
 
         Return the number of the first of them, and when the open step begins; None where they cannot be taken back.
         """
+        self._read_losses(writer)
         step, begin_ns, _ = next((known for known in self._last if known[2] >= first_ns), (None, 0, 0))
         if step is None or (step and step == self._last[0][0]) or not writer.take_back(step):
             return None

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import heapq
 import struct
 import sys
@@ -181,6 +182,13 @@ def number_in(value: Any) -> float | None:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+def later_number_in(value: Any) -> float | Callable[[], float | None] | None:
+    """Return the number of a loss; of one on an accelerator, which a look would wait for, what reads a copy of it."""
+    if type(value) is not torch.Tensor or value.device.type == "cpu" or value.numel() != 1:
+        return number_in(value)  # of a tensor that is spread over ranks at once, too, as they all do it in step
+    return functools.partial(number_in, value.detach().clone())
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import facts, kineto, torch_private
 from stepscope.record.call_samples import BatchWitness
-from stepscope.record.framework import Ended, TrainingSession
+from stepscope.record.framework import Ended, Loss, TrainingSession
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.memory.watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
@@ -128,9 +128,9 @@ class TorchRecorder:
     def wait(self, loss: Any) -> None:
         """Calls on a CPU return when their work is done; of a GPU, a step is what was asked for in it."""
 
-    def number_in(self, loss: Any) -> float | None:
-        """The number that a loss holds."""
-        return torch_private.number_in(loss)
+    def number_in(self, loss: Any) -> Loss:
+        """The number that a loss holds, or what reads it later."""
+        return torch_private.later_number_in(loss)
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
