@@ -17,7 +17,7 @@ the others (the process was interrupted) counts as the median of the others. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,15 +135,11 @@ def step_times(run: Run) -> StepTimes:
     regular = (count.values == count.values[0]).all(axis=0)
     raw = np.column_stack([without_interruptions(cells.values, regular), without_interruptions(rest[:, None])])
     cost = np.column_stack([profiling.values, rest_cost])
-    headline = _Headline.of(run, steps)
     unlike = _are_unlike(cells, regular)
-    if unlike:
-        headline = replace(headline, near_ns=None)
+    headline = _Headline.of(run, steps, unlike)
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
-    whole = np.maximum(bare.sum(axis=1, keepdims=True), 1.0)
-    bare *= headline.step_ns / (whole.mean() if unlike else whole)
-    bare = _with_loading_of_run(run, cells, bare)
+    bare = _with_loading_of_run(run, cells, _scaled(bare, headline.step_ns, unlike))
     doubt = np.zeros_like(bare)
     layers = _layers_in_step(run, cells, headline)
     if layers is not None:
@@ -183,13 +179,13 @@ class _Headline:
     near_ns: float | None
 
     @classmethod
-    def of(cls, run: Run, steps: pl.DataFrame) -> _Headline:
+    def of(cls, run: Run, steps: pl.DataFrame, unlike: bool) -> _Headline:
         timed, which = timed_steps(run)
         if timed.is_empty() or not whole_steps(run):
             return cls(float(steps["length_ns"].to_numpy().mean()), 0.0, None)
         median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
         doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
-        return cls(median, doubt, _near(run) if which == "unprofiled steps" else None)
+        return cls(median, doubt, _near(run) if which == "unprofiled steps" and not unlike else None)
 
 
 def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes | None:
@@ -208,6 +204,13 @@ def _are_unlike(cells: PerStep, regular: Flags) -> bool:
     """Return whether the steps are of several kinds; loading, which an epoch's end does twice, makes none."""
     sometimes = ~regular & (cells.keys["phase"] != "data").to_numpy()
     return bool(cells.values[:, sometimes].sum() > _UNLIKE * cells.values.sum())
+
+
+def _scaled(bare: Floats, step_ns: float, unlike: bool) -> Floats:
+    """Return times whose steps take this long, ns: each of them, or the mean of steps of several kinds."""
+    whole = np.maximum(bare.sum(axis=1, keepdims=True), 1.0)
+    scaled: Floats = bare * (step_ns / (whole.mean() if unlike else whole))
+    return scaled
 
 
 def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats) -> Floats:
