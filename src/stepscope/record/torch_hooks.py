@@ -357,7 +357,7 @@ class _ModuleRoute:
         self._inside: set[int] = set()  # threads in which a module's call is under way: what it calls is no outermost
         # One of them trains, and nothing is to be done for what it calls (nor is what others call meanwhile reported):
         # one look tells, in a step that is not profiled.
-        self._plainly = False
+        self._plainly = self._plain_within = False
         self._noted_by: CallListener | None = None
         self._times: CallTimes | None = None
         self.timed: CallTimes | None = None  # the same, while calls get no scope
@@ -425,11 +425,8 @@ class _ModuleRoute:
     def _follow(self) -> None:
         self.timed = None if self._profiled else self._times
         self._watched = self._profiled or self._noted_by is not None or self.timed is not None
-        self._plainly = self._is_plain and get_ident() in self._inside
-
-    @property
-    def _is_plain(self) -> bool:
-        return self._installed and not self._watched and self._plain is None
+        self._plain_within = self._installed and not self._watched and self._plain is None
+        self._plainly = self._plain_within and get_ident() in self._inside
 
     def _routed_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replacement of `Module.__call__`; as torch's own it calls `_call_impl`, with nothing in between."""
@@ -507,7 +504,9 @@ class _ModuleRoute:
             watched = watched and not self._boundary.asks(self._is_part, module)
         try:
             self._inside.add(here)
-            self._plainly = self._is_plain and torch.is_grad_enabled()  # else a thread that acts would hide training
+            self._plainly = (
+                self._plain_within and torch.is_grad_enabled()
+            )  # else a thread that acts would hide training
             if watched:
                 try:
                     expected = self._boundary.open and self._repeating.called(module, args, kwargs)
