@@ -291,3 +291,24 @@ def test_the_memory_of_a_run_of_a_workload_is_computed_once_it_has_ended(tmp_pat
     held = {row["module"] for row in peak.tensors.iter_rows(named=True) if row["category"] == "parameter"}
     assert {"conv1", "fc2"} <= held
     assert any(str(op).startswith("aten::") for op in peak.tensors["op"])
+
+
+def test_the_history_of_lbfgs_is_counted_though_it_is_not_made_without_numbers() -> None:
+    def job(history: int) -> Job:
+        def build() -> tuple[nn.Module, tuple[torch.optim.Optimizer, ...]]:
+            model = nn.Linear(1000, 100, bias=False)
+            return model, (torch.optim.LBFGS(model.parameters(), history_size=history),)
+
+        def step(model: nn.Module, optimizers: Any, batch: Tensor) -> None:
+            def closure() -> Tensor:
+                model.zero_grad()
+                loss: Tensor = model(batch).square().mean()
+                loss.backward()
+                return loss
+
+            optimizers[0].step(closure)
+
+        return Job("lbfgs", build, lambda n: torch.ones(n, 1000), step, 2)
+
+    few, many = (dry_run(job(history), 2).peak_bytes for history in (10, 60))
+    assert many - few == 2 * 50 * 4 * 100_000

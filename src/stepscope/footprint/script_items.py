@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 _SHORT = 16  # items: of such a sequence each that differs can be followed
 _DEEP = 3  # containers within containers
@@ -46,6 +47,11 @@ class Items:
     def follow(self, item: Any) -> None:
         """Note an item that is followed, of those that `differs` was asked of."""
         self._followed.append(tuple(_parts(item, self._short)))
+
+    @property
+    def sizes_of_last(self) -> list[Any]:
+        """Return kinds and sizes of the item that was followed last, without its numbers."""
+        return [(part.kind, part.sizes) for part in self._followed[-1]]
 
     def largest(self, many: Sequence[Any]) -> Any:
         """Return the largest of items, which is followed: smaller ones differ no more; None of few or of none."""
@@ -90,6 +96,19 @@ def batch_sizes(batch: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
         else (part.kind, part.sizes)
         for part in _parts(batch, short=False)
     ]  # fmt: skip
+
+
+def tensors_of(nest: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors of a batch, those that objects hold too, as a mapping of a tokenizer's or a graph."""
+    seen = set() if seen is None else seen
+    for leaf in tree_leaves(nest):
+        if id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (nn.Module, type, Callable)):  # type: ignore[arg-type]
+            yield from tensors_of(list(vars(leaf).values()), seen)
 
 
 def _parts(item: Any, short: bool, depth: int = 0) -> Iterator[_Part]:

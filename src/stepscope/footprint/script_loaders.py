@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
-from stepscope.footprint.script_items import batch_sizes
+from stepscope.footprint.script_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
 from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
@@ -29,6 +27,8 @@ _NOTHING = object()
 _ADDED_UP = 64  # batches at the most whose gradients may add up to an update
 _LOOKING_S = 2.0  # of processor time, at the samples of a loader
 _STACK = ("default_collate", "default_convert", "default_data_collator")  # samples of one shape, or they fail
+_REWRITTEN = frozenset(("parameter", "gradient", "optimizer", "buffer"))
+_MOST_LISTED = 1_000_000  # samples of a sampler that does not say how many batches it has
 _FIRST = 3  # batches of a loader, before its last: a batch that is fetched ahead and a first state are no growth
 
 
@@ -62,10 +62,13 @@ class Loaders:
         return self._loaders[id(loader)]
 
     def _batches(self, known: _Loader) -> Iterator[Any]:
+        if not (known.running and known.loader.persistent_workers):
+            known.forked = self._progress.updates, self._log.alive_bytes(_REWRITTEN)
         known.running += 1
         try:
             yield from self._batches_of(known)
         finally:
+            self._note_workers()
             known.running -= not known.loader.persistent_workers
             doubt = known.doubt
             if doubt:
@@ -86,16 +89,17 @@ class Loaders:
             self._progress.cut = True
 
         known.skipped = 0
-        batches = _iterator_of(_alone(known.loader, goes_on, skip))
+        batches = _iterator_of(_alone(known.loader, goes_on, skip, self._progress.miss))
         for number in itertools.count():
             growth.note()
             if isinstance(known.loader.dataset, IterableDataset) and not goes_on(number):
                 self._progress.miss("a data set without a length, beyond its first batches")
                 return
+            events = len(self._log.events)
             batch = next(batches, _NOTHING)
             if batch is _NOTHING:
                 return
-            known.see(batch)
+            known.see(batch, self._log.most_since(events))
             self._note_workers()
             yield batch
 
@@ -107,7 +111,8 @@ class Loaders:
         self.loading = Loading(
             max(before.workers, workers),
             (max(before.batches[0], waiting[0]), max(before.batches[1], waiting[1])),
-            copied=max(before.copied, sum(loader.workers * loader.objects for loader in running)),
+            copied=max(before.copied, sum(loader.workers * (loader.objects + loader.making) for loader in running)),
+            old=max(before.old, sum(loader.old(self._progress.updates) for loader in running)),
         )
 
 
@@ -119,16 +124,22 @@ class _Loader:
         self.workers, self._batch = loader.num_workers, 0
         self.objects = object_bytes(loader.dataset) if loader.num_workers else 0
         self.running = 0  # iterators whose workers are there
+        self.making = 0  # B that a batch took as it was made, beside itself
+        self.forked = 0, 0  # updates until its workers were there, and B then of what an update writes to
         self.shortened = False  # whether a library asked for its length, and heard the one that it gets
         self.skipped = 0  # batches of this pass that were omitted
         self._sizes: list[Any] = []  # of its first batches
 
-    def see(self, batch: Any) -> None:
-        """Note the size of a batch."""
-        size = sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-        self._batch = max(self._batch, size)
+    def see(self, batch: Any, most: int = 0) -> None:
+        """Note the size of a batch, and the most that there was while it was made, B."""
+        size = sum(tensor.nbytes for tensor in tensors_of(batch))
+        self._batch, self.making = max(self._batch, size), max(self.making, most - size)
         if not self.skipped and len(self._sizes) < _FIRST:
             self._sizes.append(batch_sizes(batch))
+
+    def old(self, updates: int) -> int:
+        """Return what its workers keep of the memory that they were born with and updates have written to since, B."""
+        return self.forked[1] if self.workers and updates > self.forked[0] else 0
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -143,8 +154,11 @@ class _Loader:
         if not self.skipped or isinstance(self.loader.dataset, TensorDataset):
             return ""
         if getattr(self.loader.collate_fn, "__name__", "") in _STACK:
-            alike = all(sizes == self._sizes[0] for sizes in self._sizes)
-            return "" if alike else "whose batches are not of one size"
+            if any(sizes != self._sizes[0] for sizes in self._sizes):
+                return "whose batches are not of one size"
+            if (self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", 1)) != 1:
+                return ""
+            return "" if self._samples_alike else "of one sample, which may be larger"
         return "" if self._samples_alike else "with a collate_fn of its own, which may be larger"
 
     @functools.cached_property
@@ -161,7 +175,9 @@ class _Loader:
         return False
 
 
-def _alone(loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callable[[int], None]) -> DataLoader[Any]:
+def _alone(
+    loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callable[[int], None], miss: Callable[[str], None]
+) -> DataLoader[Any]:
     """A loader of the same data without workers, of the batches that can differ."""
     same = copy.copy(loader)
     same.__dict__.update(num_workers=0, timeout=0, pin_memory=False, prefetch_factor=None, _iterator=None)
@@ -169,33 +185,57 @@ def _alone(loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callab
     if not isinstance(loader.dataset, IterableDataset):
         sampler = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         with unset_fake_temporarily():
-            same.__dict__[sampler] = _Order(getattr(loader, sampler), goes_on, skip)
+            same.__dict__[sampler] = order = _Order(loader.dataset, getattr(loader, sampler), goes_on, skip)
+        if order.goes_on_for_ever:
+            miss("a sampler without an end in sight, beyond its first batches")
     return same
 
 
 class _Order:
     """The batches of a sampler that are handed out: those with which it `goes_on`, the longest and the last."""
 
-    def __init__(self, sampler: Any, goes_on: Callable[[int], bool], skip: Callable[[int], None]) -> None:
+    def __init__(
+        self, data: Any, sampler: Any, goes_on: Callable[[int], bool], skip: Callable[[int], None]
+    ) -> None:  # fmt: skip
         self._goes_on, self._skip = goes_on, skip
+        self._rest: Iterator[Any] = iter(())
+        self._samples = 0
         if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
             samples, size = len(sampler.sampler), int(sampler.batch_size)  # type: ignore[arg-type]
             starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
             self._batches: Any = [range(start, min(samples, start + size)) for start in starts]
+            self._samples = min(samples, len(data) if hasattr(data, "__len__") else samples)  # it may take some twice
         else:
-            self._batches = list(sampler)
+            self._rest = iter(sampler)
+            self._batches = list(_first(self._rest, len(sampler) if hasattr(sampler, "__len__") else None))
+        ahead = next(self._rest, _NOTHING)
+        self.goes_on_for_ever = ahead is not _NOTHING
+        self._rest = itertools.chain([ahead], self._rest)
         lengths = [len(batch) if hasattr(batch, "__len__") else 0 for batch in self._batches]
         self._at_least = {len(lengths) - 1, lengths.index(max(lengths))} if lengths else set()
 
     def __iter__(self) -> Iterator[Any]:
+        if self.goes_on_for_ever:
+            yield from itertools.chain(self._batches, self._rest)
+            return
         number = 0
         while number < len(self._batches):
             there = number if self._goes_on(number) else min(place for place in self._at_least if place >= number)
             if there > number:
                 self._skip(there - number)
             batch = self._batches[there]
-            yield list(batch) if isinstance(batch, range) else batch
+            yield [place % self._samples for place in batch] if isinstance(batch, range) else batch
             number = there + 1
+
+
+def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
+    """Yield the batches of a sampler: as many as it says, or those of so many samples that it must have an end."""
+    samples = 0
+    for batch in batches if most is None else itertools.islice(batches, most):
+        yield batch
+        samples += len(batch) if hasattr(batch, "__len__") else 1
+        if most is None and samples >= _MOST_LISTED:
+            return
 
 
 def _is_library(frame: types.FrameType) -> bool:

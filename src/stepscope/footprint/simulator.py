@@ -133,8 +133,10 @@ class Loading:
     """Memory of a data loader and the data beside the tensors: workers, batches that wait, arrays that are no tensors.
 
     B, least and most; `batches` lie in shared memory, and once more in the workers that make them. `earlier`: at most
-    before the first update, all that is beyond an empty process, as tables that come and go. `copied`: at most of
-    Python's objects of the data, by all workers: who looks at one counts a reference in it, and so writes to its page.
+    before the first update, all that is beyond an empty process, as tables that come and go. `copied`: at most
+    by all workers, of Python's objects of the data (who looks at one counts a reference in it, and so writes to its
+    page), and as they make a batch. `old`: at most what workers keep of the memory that they were born with, once the
+    training has written to it.
     """
 
     workers: int = 0  # at once
@@ -142,11 +144,12 @@ class Loading:
     arrays: tuple[int, int] = (0, 0)
     earlier: int = 0
     copied: int = 0
+    old: int = 0
 
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of all workers, given the private bytes of one."""
         low, high = (self.workers * own + batches for own, batches in zip(worker, self.batches, strict=True))
-        return low, high + self.copied
+        return low, high + self.copied + self.old
 
 
 class Simulator:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._over = False  # what ends after the run was there to its end
         self._hooks: list[Any] = []
         self._saving: Any = None
+        self._histories = weakref.WeakKeyDictionary[Optimizer, Any]()
 
     @property
     def recomputes(self) -> bool:
@@ -183,9 +185,15 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether a tensor's storage is in the log."""
         return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._alive
 
-    def alive_bytes(self) -> int:
-        """Return what is live now, B."""
-        return sum(self.storages[number].bytes for number in self._alive.values())
+    def alive_bytes(self, categories: frozenset[str] | None = None) -> int:
+        """Return what is live now, or what of some categories is, B."""
+        alive = (self.storages[number] for number in self._alive.values())
+        return sum(storage.bytes for storage in alive if categories is None or storage.category in categories)
+
+    def most_since(self, event: int) -> int:
+        """Return the most that was live since an event beyond what was live then, B."""
+        changes = (sign * self.storages[number].bytes for _, _, number, sign in self.events[event:])
+        return max(itertools.accumulate(changes, initial=0))
 
     def settle(self, size_of: Callable[[str, int], int | None]) -> None:
         """Give workspaces of ops that were probed since the size that a call with so many samples is known to take."""
@@ -406,6 +414,22 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _optimizer_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizing = False
         self.adopt_optimizer(optimizer)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            self._hold_history(optimizer)
+
+    def _hold_history(self, optimizer: Optimizer) -> None:
+        """Count the differences that L-BFGS will keep, of parameters and gradients: without numbers it soon stops."""
+        of_parameters = sum(parameter.nbytes for parameter in optimizer.param_groups[0]["params"])
+        kept = (len(state.get("old_dirs") or ()) for state in optimizer.state.values())
+        missing = optimizer.param_groups[0]["history_size"] - max(kept, default=0)
+        self._histories.pop(optimizer, None)
+        if missing > 0:
+            self._histories[optimizer] = _Held()
+            self.hold(2 * missing * of_parameters, "history of LBFGS", self._histories[optimizer])
+
+
+class _Held:
+    """What is held, until it ends."""
 
 
 Reserve = Callable[[StorageLog], tuple[int, int]]  # what a GPU's allocator takes of the device, least and most, B

@@ -1,0 +1,80 @@
+"""Loaders of a script that is followed: samplers, what workers take, and batches of which not all were seen."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.fit.test_script import followed
+
+from stepscope.footprint.script_items import tensors_of
+
+SAMPLERS = """
+import itertools
+from torch.utils.data import WeightedRandomSampler
+for x, y in DataLoader(data, batch_size=100, sampler=WeightedRandomSampler(torch.ones(5000), 20_000)):
+    update(x, y)
+class Endless:
+    def __iter__(self):
+        return itertools.repeat([1, 2, 3])
+for step, (x, y) in enumerate(DataLoader(data, batch_sampler=Endless())):
+    update(x, y)
+    if step == 3:
+        break
+"""
+
+
+def test_a_sampler_may_have_no_end_and_may_take_a_sample_more_than_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = followed(tmp_path, monkeypatch, SAMPLERS)
+    assert watched.stopped is None
+    assert "a sampler without an end in sight, beyond its first batches" in watched.missed
+
+
+WORKERS = """
+from torch.utils.data import Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, n):
+        large = torch.ones(100, 25_000)
+        return large.sum(1), 0
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(3):
+    for x, y in DataLoader(Rows(), batch_size=8, num_workers=2):
+        update(x, y)
+    for x, y in DataLoader(Rows(), batch_size=8, num_workers=2):
+        model(x)
+"""
+PARAMETERS = 4 * (100 * 200 + 200 + 200 * 10 + 10)  # B
+LARGE = 4 * 100 * 25_000
+
+
+def test_workers_keep_what_the_training_writes_to_and_take_what_a_sample_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew = followed(tmp_path, monkeypatch, WORKERS).loading
+    assert 4 * PARAMETERS <= anew.old <= 4 * PARAMETERS + 1000  # parameters, their gradients and two moments
+    assert 2 * 0.99 * LARGE <= anew.copied <= 2 * 2.2 * LARGE
+    assert anew.bytes((0, 0))[1] == anew.batches[1] + anew.copied + anew.old
+
+
+def test_batches_of_one_sample_may_be_larger_than_those_that_were_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "data = [(torch.ones(100 if n < 9 else 200), 0) for n in range(30)]\n"
+    (missed,) = followed(
+        tmp_path, monkeypatch, body + "for x, y in DataLoader(data):\n    update(x[:, :100], y)\n"
+    ).missed
+    assert missed == "26 batches of a loader of one sample, which may be larger"
+
+
+def test_tensors_of_a_batch_are_found_in_mappings_and_objects() -> None:
+    one, two = torch.ones(2), torch.ones(3)
+    graph = SimpleNamespace(store=SimpleNamespace(mapping={"x": one}))
+    graph.store.parent = graph
+    assert [len(tensor) for tensor in tensors_of([UserDict(a=one, b=two), {"graph": graph}])] == [2, 3]
