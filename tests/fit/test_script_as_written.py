@@ -176,3 +176,35 @@ def test_a_script_that_reads_standard_input_is_told_how_to_give_it_some(
     with pytest.raises(StepscopeError, match="EOFError") as failed:
         followed(tmp_path, monkeypatch, "input()\n" + EPOCHS)
     assert "standard input" in str(failed.value.hint)
+
+
+def test_what_processes_take_and_what_is_compiled_is_not_followed_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+import subprocess, sys
+beside = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+model = torch.compile(model, backend="eager")
+for n in range(3):
+    update(*data[:8])
+print(beside.poll())
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert watched.missed == ("what torch.compile makes of it", "what processes take that it starts")
+
+
+def test_a_script_that_would_be_run_anew_by_a_process_of_its_own_is_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+import torch.multiprocessing as mp
+def train(rank):
+    update(*data[:8])
+if __name__ == "__main__":
+    {0}
+    mp.spawn(train, nprocs=2)
+"""
+    with pytest.raises(UsageError, match="it starts a process by 'spawn', which runs the script anew"):
+        followed(tmp_path, monkeypatch, body.format("pass"))
+    (missed,) = followed(tmp_path, monkeypatch, body.format("train(0)")).missed
+    assert missed.startswith("what comes after 1 updates: it starts a process by 'spawn'")

@@ -208,3 +208,82 @@ for x, y in DataLoader(Stream(), batch_size=32):
     update(x, y)
 """
     assert most(tmp_path, monkeypatch, body) > WEIGHTS
+
+
+def test_what_a_function_does_in_one_epoch_alone_is_told_and_what_never_changes_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+def train(epoch, width=8, resume=None):
+    if {0}:
+        nn.Linear(1000, 1000)
+    for x, y in DataLoader(data, batch_size=100):
+        update(x, y)
+for epoch in range(20):
+    train(epoch)
+"""
+    for test in ("epoch == 5", "epoch + 1 == 5", "epoch % 7 == 4"):
+        missed = followed(tmp_path, monkeypatch, body.format(test)).missed
+        assert missed == (f"what runs at line 17 only where {test}",)
+    for test in ("width > 9", "resume is not None", "epoch % 19 == 0"):
+        assert followed(tmp_path, monkeypatch, body.format(test)).missed == ()
+
+
+def test_what_is_kept_every_so_many_rounds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+kept = []
+model = nn.Sequential(nn.Linear(100, 3000), nn.ReLU(), nn.Linear(3000, 10))
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(100):
+    update(*data[:50])
+    if (epoch + 1) % 10 == 0:
+        {0}
+"""
+    (missed,) = followed(tmp_path, monkeypatch, body.format("kept.append(copy.deepcopy(model))")).missed
+    assert missed.startswith("what is kept at line 21 in rounds that were omitted: 1.3")
+    assert followed(tmp_path, monkeypatch, body.format("best = copy.deepcopy(model); best = None")).missed == ()
+
+
+def test_rounds_whose_sizes_are_drawn_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "sizes = [{0}]\nfor step in range(100):\n    update(*data[: sizes[step % 3]])\n"
+    assert followed(tmp_path, monkeypatch, body.format("100, 100, 900")).missed == (
+        "rounds of the loop at line 16, which are not alike",
+    )
+    assert followed(tmp_path, monkeypatch, body.format("100, 100, 100")).missed == ()
+
+
+def test_small_arrays_that_come_with_each_batch_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+import numpy
+cache = {{}}
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40_000
+    def __getitem__(self, n):
+        {0}
+        return torch.ones(100), 0
+for x, y in DataLoader(Rows(), batch_size=8):
+    update(x, y)
+"""
+    (missed,) = followed(tmp_path, monkeypatch, body.format("cache[n] = numpy.ones(2_000)")).missed
+    assert missed.startswith("arrays in rounds that were omitted")
+    assert followed(tmp_path, monkeypatch, body.format("pass")).missed == ()
+
+
+def test_a_loop_that_only_looks_before_it_learns_in_a_function_goes_on_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+class Agent:
+    def act(self):
+        with torch.no_grad():
+            return model(data.tensors[0][:1])
+    def learn(self):
+        update(*data[:50])
+agent, buffer = Agent(), []
+for step in range(1000):
+    buffer.append(agent.act().argmax().item())
+    if len(buffer) > 20:
+        agent.learn()
+"""
+    assert followed(tmp_path, monkeypatch, body).log.step == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,12 +38,13 @@ from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.result import FitResult, LivePeak, Option
 from stepscope.footprint.savings import ways, worth_a_line
 from stepscope.footprint.script import watch_script
-from stepscope.footprint.simulator import Simulator, largest_batch, live_peak, reserved_of, scene_peaks
+from stepscope.footprint.simulator import Loading, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, model_of, quiet
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
+from stepscope.units import bytes_
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
 _CORES = {
@@ -443,6 +445,18 @@ def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> Storage
     return log
 
 
+def _without_room(loading: Loading) -> list[str]:
+    """Say where batches of a loader's workers are near what there is of shared memory, as in a container."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return []
+    most = loading.batches[1]
+    if most <= free * (1 - MARGIN):
+        return []
+    return [f"batches of a loader's workers take up to {bytes_(most)} of /dev/shm, which has {bytes_(free)} left"]
+
+
 _ON_A_GPU = "it trains on a GPU: what lies there counts as RAM, and nothing is said of the GPU's own memory"
 
 
@@ -472,6 +486,7 @@ def predict_script_fit(
     unsure = [
         *([] if simulator.measured else [NOT_MEASURED]),
         *(f"not followed: {call}" for call in watched.missed),
+        *([] if environment is None else _without_room(watched.loading)),
         *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in watched.log.storages) else []),
         *_without_rule(not_modelled),
     ]

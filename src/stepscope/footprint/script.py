@@ -32,8 +32,10 @@ from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders
 from stepscope.footprint.script_loops import Loops
 from stepscope.footprint.script_memory import ScriptMemory, imports_of_script
-from stepscope.footprint.script_progress import Progress
+from stepscope.footprint.script_processes import Processes
+from stepscope.footprint.script_progress import Progress, instead
 from stepscope.footprint.simulator import Loading
+from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import Rule, StorageLog, nothing_hidden
@@ -75,7 +77,7 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
         stopped,
         time.perf_counter() - began,
         tuple(follower.progress.missed),
-        imports_of_script(Path(target)),
+        imports_of_script(Path(target), follower.imported),
         follower.loading(),
     )
 
@@ -89,6 +91,7 @@ class Follower:
         self._patience = Patience(target)
         self._loops, self._loaders = Loops(self.progress), Loaders(self.progress)
         self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
+        self._processes = Processes(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
@@ -97,7 +100,7 @@ class Follower:
         try:
             with (
                 quiet(), as_main(self._target, arguments), self._files.kept(), self._loaders.own_loaders(),
-                self._memory.own_imports(),
+                self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
@@ -142,6 +145,11 @@ class Follower:
                 "give a script that trains with torch.optim, or module:function",
             )
 
+    @property
+    def imported(self) -> set[str]:
+        """Return the modules that its imports brought along."""
+        return self._memory.imported
+
     def loading(self) -> Loading:
         """Return what its loaders of data and its arrays take."""
         return replace(self._loaders.loading, arrays=self._memory.arrays, earlier=self._memory.earlier)
@@ -160,6 +168,23 @@ class Follower:
         finally:
             self._memory.look_again()
             sys.modules["__main__"] = plain
+
+    @contextlib.contextmanager
+    def _compiled(self) -> Iterator[None]:
+        """Say where a model is compiled: it is followed as it is written, and kernels that are generated are not."""
+
+        def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def compiled(*given: Any, **options: Any) -> Any:
+                of_a_model = bool(given) and isinstance(given[0], torch.nn.Module)
+                if of_a_model or is_foreign(sys._getframe(1).f_code.co_filename):
+                    self.progress.miss("what torch.compile makes of it")
+                return plain(*given, **options)
+
+            return compiled
+
+        of_models = instead(torch.nn.Module, "compile", watched(torch.nn.Module.compile))
+        with instead(torch, "compile", watched(torch.compile)), of_models:
+            yield
 
     def _looked(self) -> None:
         self.log.looks += 1
@@ -193,6 +218,7 @@ class Follower:
         self.log.adopt_optimizer(optimizer)
         self.log.step += 1
         self.progress.updates += 1
+        self._processes.look()
         if self.progress.updates == 1:
             self._memory.look()
         if not self._fake and self.progress.updates >= STEPS:

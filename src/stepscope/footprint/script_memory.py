@@ -10,6 +10,7 @@ import gc
 import importlib
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.storage_log import StorageLog
 from stepscope.units import bytes_
 
-_LARGE = 65_536  # B: smaller arrays and texts are not looked at
+_LARGE = 65_536  # B: smaller texts and tensors are not looked at
+_SEVERAL = 3  # arrays of one size that came while it trained may be of a cache, or a replay buffer
 _OWN_GROWTH = 30_000_000  # B that this process grows by until the first update, to follow it; 15 to 18 were measured
+_WITHIN = 2  # containers within containers that hold arrays alone: transitions of a replay buffer in a dictionary
+_GROWN_WHOLE = 30_000_000  # B that they may come to in rounds that were omitted
 _GROWN = 1_000_000  # B of arrays that are worth a word
 _OWN_TRAINING = 250_000_000  # the same where it trains for real
 
@@ -38,17 +42,20 @@ class ScriptMemory:
         self._progress, self._log, self._target, self._fake = progress, progress.log, target, fake
         self._before = (0, 0, 0)  # arrays, resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
+        self._sizes = Counter[int]()  # of arrays at the first update
+        self.imported = set[str]()  # modules that the script's imports brought along
         self._ops = self._most = 0  # at the first update: ops that were followed, and the most that was resident, B
 
     def begin(self) -> None:
         """Note what is there before the script, once all is imported that follows it."""
-        self._before = _array_bytes(self._log), resident(), resident(at_most=True)
+        self._before = _sum(_array_sizes(self._log)), resident(), resident(at_most=True)
 
     def look(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""
         self._see_growth()  # first: to look at all arrays takes a list of all objects
         now, own = (resident(), _OWN_GROWTH) if self._fake else (resident(at_most=True), _OWN_TRAINING)
-        size = max(0, _array_bytes(self._log) - self._before[0])
+        self._sizes = _array_sizes(self._log)
+        size = max(0, _sum(self._sizes) - self._before[0])
         self.arrays = size, max(size, now - self._before[1] - self._imported * self._fake - own)
         self._ops, self._most = self._log.ops, resident(at_most=True)
         if self._fake and self._grown > _OWN_GROWTH:
@@ -61,10 +68,12 @@ class ScriptMemory:
         own = _OWN_GROWTH + OWN_OF_AN_OP * (self._log.ops - self._ops)
         most = resident(at_most=True)
         most = most if most > self._most else resident()
-        size = max(0, _array_bytes(self._log) - self._before[0])
-        more = size - self.arrays[0]
+        sizes = _array_sizes(self._log)
+        size = max(0, _sum(sizes) - self._before[0])
+        more, cached = size - self.arrays[0], (sizes - self._sizes).items()
+        again = sum(size * count for size, count in cached if count >= _SEVERAL) * self._progress.times
         self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[1] - self._imported - own)
-        if more > _GROWN and self._progress.cut:
+        if (more > _GROWN or again > _GROWN_WHOLE) and self._progress.cut:
             self._progress.miss(f"arrays in rounds that were omitted: {bytes_(more)} came while the others trained")
 
     def _see_growth(self) -> None:
@@ -83,12 +92,15 @@ class ScriptMemory:
             if running or relative or name in sys.modules or self._is_beside(name):
                 return plain(name, *more, **options)
             self._see_growth()
-            running, before = True, resident()
+            running, before, known = True, resident(), set(sys.modules)
             try:
                 return plain(name, *more, **options)
             finally:
                 running = False
                 self._imported += max(0, resident() - before)
+                by = str((more[0] or {}).get("__name__", "")) if more else ""
+                if by.partition(".")[0] not in ("torch", "stepscope"):  # what these need for themselves, any has
+                    self.imported |= sys.modules.keys() - known
 
         with contextlib.ExitStack() as stack:
             for owner, name in ((builtins, "__import__"), (importlib, "import_module")):
@@ -138,32 +150,48 @@ def _objects_of(array: Any) -> list[Any]:
     return list(array.reshape(-1)[:: max(1, array.size // _MANY)]) if str(array.dtype) == "object" else []
 
 
-def _array_bytes(log: StorageLog) -> int:
-    """Bytes in arrays of numpy, texts, and tensors with numbers that no op of the log has made."""
+def _referents() -> Iterator[Any]:
+    """Yield what objects of the collector refer to; it does not know those that hold nothing it knows: of arrays."""
+    level = gc.get_referents(*gc.get_objects())
+    for _ in range(_WITHIN):
+        yield from level
+        level = gc.get_referents(*(one for one in level if type(one) in (dict, tuple) and not gc.is_tracked(one)))
+    yield from level
+
+
+def _sum(sizes: Counter[int]) -> int:
+    return sum(size * count for size, count in sizes.items())
+
+
+def _array_sizes(log: StorageLog) -> Counter[int]:
+    """How many arrays of numpy, texts, and tensors with numbers that no op of the log has made have so many bytes."""
     numpy = sys.modules.get("numpy")
     kinds: tuple[type, ...] = (bytes, bytearray, Tensor, *((numpy.ndarray,) if numpy is not None else ()))
     found: dict[int, int] = {}
     twins: set[int] = set()  # numbers that fake tensors keep
     inner: Any
-    for inner in gc.get_referents(*gc.get_objects()):
+    for inner in _referents():
         if not issubclass(type(inner), kinds):  # isinstance would ask deprecated names for their class
             continue
         if isinstance(inner, (bytes, bytearray)):
-            found[id(inner)] = len(inner)
+            found[id(inner)] = len(inner) * (len(inner) >= _LARGE)
         elif isinstance(inner, Tensor):
             strided = inner.device.type == "cpu" and inner.layout is torch.strided
             if isinstance(inner, FakeTensor):
                 twins.update([] if inner.constant is None else [inner.constant.untyped_storage().data_ptr()])
             elif not is_lazy(inner) and strided and not log.knows(inner):
                 storage = inner.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
+                found[storage.data_ptr()] = storage.nbytes() * (storage.nbytes() >= _LARGE)
         elif inner.base is None:
             found[inner.__array_interface__["data"][0]] = int(inner.nbytes)
-    return sum(size for place, size in found.items() if size >= _LARGE and place not in twins)
+    return Counter(size for place, size in found.items() if size and place not in twins)
 
 
-def imports_of_script(script: Path) -> frozenset[str]:
-    """Modules beside torch and the standard library that a script and files beside it import, and what came along."""
+def imports_of_script(script: Path, brought: Iterable[str] = ()) -> frozenset[str]:
+    """Modules beside torch and the standard library that a script and files beside it import, and what came along.
+
+    brought: modules that were not there before its imports, as those of torch's that not each training needs.
+    """
     named: set[str] = set()
     seen: set[Path] = set()
     waiting = [script]
@@ -179,7 +207,9 @@ def imports_of_script(script: Path) -> frozenset[str]:
             if not beside:
                 named.add(name)
     packages = {name.partition(".")[0] for name in named} - sys.stdlib_module_names - {"torch", "stepscope"}
-    return frozenset(name for name in sys.modules if name.partition(".")[0] in packages)
+    mine = {"__main__", "stepscope", *(path.stem for path in script.parent.glob("*.py"))} | sys.stdlib_module_names
+    along = {name for name in brought if name.partition(".")[0] not in mine}
+    return frozenset(name for name in sys.modules if name.partition(".")[0] in packages) | along
 
 
 def _imported(file: Path) -> Iterable[str]:

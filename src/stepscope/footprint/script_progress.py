@@ -27,6 +27,7 @@ class Progress:
         self.log = log
         self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
         self.cut = False  # whether rounds or batches were omitted
+        self.times = 0.0  # how many were omitted for each that was followed, at most
         self.missed: list[str] = []
 
     def miss(self, what: str) -> None:
@@ -73,6 +74,7 @@ class Growth:
 
     def keep(self, skipped: int) -> None:
         """Count for skipped rounds what each keeps, for as long as what the last but one has kept is there."""
+        self._progress.times = max(self._progress.times, skipped / max(1, len(self._ends)))
         self._doubt(skipped)
         ends = self._ends[-3:]
         growth = min((after - before for (before, _), (after, _) in itertools.pairwise(ends)), default=0)
