@@ -323,3 +323,32 @@ def test_a_batch_maker_with_so_many_samples_ends_the_search_for_the_largest_batc
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = fit(model, optimizer, make_batch, jobs.loss, memory="8GB", options=False)
     assert found.largest_batch == 100
+
+
+def test_batches_of_a_model_that_wants_multiples_are_multiples() -> None:
+    class Grouped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).view(4, -1, 10).reshape(-1, 10)
+
+    model = Grouped(32, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def make_batch(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, 32), torch.zeros(samples, dtype=torch.long)
+
+    found = fit(model, optimizer, make_batch, functional.cross_entropy, batch=8, memory="8GB", options=False)
+    assert found.largest_batch is not None
+    assert found.largest_batch > 1000
+    assert found.largest_batch % 4 == 0
+
+
+def test_no_batch_is_larger_than_the_data_that_make_it() -> None:
+    model, data = nn.Linear(32, 10), torch.randn(100, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def make_batch(samples: int) -> tuple[Tensor, Tensor]:
+        return data[:samples], torch.zeros(100, dtype=torch.long)[:samples]
+
+    assert fit(model, optimizer, make_batch, functional.cross_entropy, memory="8GB", options=False).largest_batch == 100
+    with pytest.raises(UsageError, match="200 samples were asked for, and there are 100"):
+        fit(model, optimizer, make_batch, functional.cross_entropy, batch=200, memory="8GB", options=False)

@@ -40,7 +40,7 @@ from stepscope.footprint.savings import ways, worth_a_line
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.simulator import Loading, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
-from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, dry_run, model_of, quiet
+from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, NoSuchBatch, dry_run, model_of, quiet
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
@@ -174,6 +174,8 @@ def predict_fit(question: JobQuestion) -> FitResult:
         if simulator.workspaces.uncovered and question.platform == this_platform():
             question, simulator = _probed(question, simulator)
             plain = simulator.run(question.job, question.batch)
+    except NoSuchBatch as stop:
+        raise UsageError(f"{question.job.name}: {stop.reason}", "use a batch that its data have") from stop
     except DryRunStopped as stop:
         found = _measured_answer(question, simulator, stop)
     else:

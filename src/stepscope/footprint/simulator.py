@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -234,11 +235,28 @@ class Simulator:
                 known[batch] = live_peak(self.run(job, batch).log)
             return self.process(known[batch], account=account)
 
-        try:
-            found = [_largest(peak, single, start, 1) for single in limit.all]
-        except DryRunStopped:  # batch statistics of a single pixel need two samples
-            found = [_largest(peak, single, start, 2) for single in limit.all]
-        return min(sure for sure, _ in found), min(likely for _, likely in found)
+        def runs(batch: int) -> bool:
+            with contextlib.suppress(DryRunStopped):
+                return peak(batch, RESIDENT) is not None
+            return False
+
+        def of_units(count: int, account: str) -> ProcessPeak:
+            return peak(count * unit, account)
+
+        unit = _unit(runs, start)
+        first = max(1, start // unit)
+        # batch statistics of a single pixel need two samples, and what was asked for is known to run
+        smallest = next((count for count in (1, 2) if runs(count * unit)), first)
+        found = [_largest(of_units, single, first, smallest) for single in limit.all]
+        return unit * min(sure for sure, _ in found), unit * min(likely for _, likely in found)
+
+
+def _unit(runs: Callable[[int], bool], start: int) -> int:
+    """Return of how many samples batches are multiples, as a model's groups may want: 1 where any number runs."""
+    if runs(start + 1):
+        return 1
+    powers = [1 << power for power in range(1, start.bit_length()) if start % (1 << power) == 0]
+    return next((unit for unit in (*powers, start) if runs(unit) and runs(start + unit)), 1)
 
 
 def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Allocator:

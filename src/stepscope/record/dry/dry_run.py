@@ -14,7 +14,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from stepscope.record.dry import Job, Optimizers
@@ -34,6 +34,10 @@ class DryRunStopped(Exception):
         self.op, self.module, self.reason = op, module, reason
         place = f"in layer '{module}'" if module else "in the model itself" if module == "" else "outside any layer"
         super().__init__(f"{op or 'the first op'} {place}: {reason}")
+
+
+class NoSuchBatch(DryRunStopped):
+    """Whoever makes the batches has not so many samples."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def dry_run(
         with mode:
             optimizers = optimizers if change is None else change(model, optimizers)
             inputs = _faked(job.batch(batch), mode)
+            _check_samples(job, batch, inputs)
             log.adopt_model(model)
             for optimizer in optimizers:
                 log.adopt_optimizer(optimizer)
@@ -177,6 +182,23 @@ def _faked(nest: Any, mode: FakeTensorMode) -> Any:
         return held
 
     return tree_map(leaf, nest)
+
+
+def _check_samples(job: Job, batch: int, inputs: Any) -> None:
+    """NoSuchBatch where all tensors have fewer rows than samples were asked for, and one where one was."""
+
+    def rows(nest: Any) -> int:
+        tensors = (leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor) and leaf.dim())
+        return max((int(tensor.shape[0]) for tensor in tensors), default=batch)
+
+    if batch == 1 or rows(inputs) >= batch:
+        return
+    try:
+        counted = rows(job.batch(1)) == 1
+    except Exception:  # a user's maker of batches may raise anything
+        return
+    if counted:
+        raise NoSuchBatch("", None, f"{batch} samples were asked for, and there are {rows(inputs)}")
 
 
 def _trained(optimizers: Optimizers) -> list[Any]:
