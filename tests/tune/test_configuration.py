@@ -229,3 +229,20 @@ def test_a_file_that_no_configuration_can_be_written_to_is_refused_at_once(name:
     with pytest.raises(UsageError, match="--apply"):
         refuse_path(tmp_path / name)
     refuse_path(tmp_path / "best.env")
+
+
+def test_an_allocator_is_loaded_before_what_the_user_preloads_and_no_other_library_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "jemalloc_library", lambda: Path("/l/libjemalloc.so.2"))
+    facts = {**FACTS, "jemalloc": "/l/libjemalloc.so.2", "environment": {"LD_PRELOAD": "/l/libgomp.so.1"}}
+    change = offered(facts)["jemalloc"]
+    assert change.environment == {"LD_PRELOAD": "/l/libjemalloc.so.2:/l/libgomp.so.1"}
+    write_config(tmp_path / "best.toml", [change], FACTS, "Written by a test")
+    for preloaded in ("/l/libgomp.so.1", "/l/libjemalloc.so.2:/l/libgomp.so.1"):  # before and after the restart
+        monkeypatch.setenv("LD_PRELOAD", preloaded)
+        assert read_config(tmp_path / "best.toml").environment == change.environment
+    for preloaded in ("", "/l/other.so"):
+        monkeypatch.setenv("LD_PRELOAD", preloaded)
+        with pytest.raises(UsageError, match="no change"):
+            read_config(tmp_path / "best.toml")

@@ -149,6 +149,55 @@ def test_two_winners_that_fail_together_leave_the_best_single_change() -> None:
     assert ("channels_last + fused", "", "it crashed") in next(t for t in findings.tables if t.name == "untried").rows
 
 
+def test_a_combination_whose_loss_drifts_is_not_the_answer() -> None:
+    training = FakeTraining({"channels_last": 0.8, "fused": 0.85})
+    training.drifts = {"channels_last": 0.03, "fused": 0.03}
+    tuned = training.tuning(only=("channels_last", "fused"))
+    best = tuned.best()
+    assert best is not None
+    assert best.changes == ("channels_last",)
+    assert tuned.arms["channels_last + fused"].reason == "the loss drifts by more than 5 %"
+
+
+def test_a_change_whose_loss_drifts_in_the_check_at_the_end_is_not_recommended() -> None:
+    tuned = FakeTraining({"malloc-keep": 0.8}).tuning(only=("malloc-keep",))
+    assert tuned.best() is tuned.chosen() is not None
+    tuned.arms[FINAL].drift = 0.2  # of one couple losses are not compared in the search
+    assert tuned.best() is None
+    assert "its loss drifts by +20.0 % in the check at the end" in judge(tuned, "t").answer
+
+
+def test_the_interval_of_a_combination_holds_that_of_what_it_was_measured_against() -> None:
+    tuned = FakeTraining({"channels_last": 0.8, "fused": 0.9}, noise=0.05).tuning(only=("channels_last", "fused"))
+    ratio, low, high = tuned.arms["channels_last + fused"].interval()
+    _, base_low, base_high = tuned.arms["channels_last"].interval()
+    assert low < ratio < high
+    assert math.log(high / low) > math.log(base_high / base_low) * 0.9
+    assert low < 0.72 < high
+
+
+def test_of_fewer_than_three_couples_the_interval_holds_how_couples_differ() -> None:
+    logs = [math.log(0.97) + 0.001 * pair for pair in range(-4, 4)]
+    within = ratio_interval(logs)
+    for couples, half in ((1, 0.0392), (2, 0.0277)):
+        ratio, low, high = process_interval([logs[place::couples] for place in range(couples)])
+        assert ratio == within[0]
+        assert math.log(ratio / low) == pytest.approx(math.hypot(math.log(ratio / within[1]), half), abs=1e-3)
+        assert high > within[2]
+
+
+def test_for_memory_bytes_decide_between_those_of_a_step_and_those_of_a_process() -> None:
+    training = FakeTraining({"checkpoint": 1.2})
+    training.facts |= {"blocks": 3}
+    training.memory = {"checkpoint": 0.5}  # half a megabyte of one
+    training.process_memory = {"malloc-keep": 0.9}  # 30 MB of 300
+    tuned = training.tuning(goal="memory", only=("checkpoint", "malloc-keep"))
+    best = tuned.best()
+    assert best is not None
+    assert best.name == "malloc-keep"
+    assert "10.0 % less memory of the process" in judge(tuned, "t").answer
+
+
 def test_a_change_whose_loss_drifts_is_not_combined() -> None:
     training = FakeTraining({"channels_last": 0.8, "bf16": 0.85})
     training.drifts["bf16"] = 0.2

@@ -116,3 +116,19 @@ def test_a_workload_that_begins_compiled_calls_what_is_compiled(monkeypatch: pyt
         compiled.clear()
         bench.block([], 0, 2)
         assert len(compiled) == 2
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_command(open_script: Open) -> None:
+    place = open_script(1_000_000)
+    place.ask(HANG_S, do="facts")
+    with pytest.raises(PlaceEnded, match="no answer within 0 s"):
+        place.ask(0.0, do="block", changes=[], warmup=1, steps=3)
+    assert len(place.ask(HANG_S, do="block", changes=[], warmup=1, steps=2)["seconds"]) == 2
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_that_of_whoever_started_it(open_script: Open) -> None:
+    filled = bytearray(600_000_000)
+    filled[::4096] = b"x" * len(filled[::4096])
+    place = open_script(1_000_000)
+    place.ask(HANG_S, do="facts")
+    assert place.ask(HANG_S, do="peak")["process_bytes"] < len(filled)

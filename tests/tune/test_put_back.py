@@ -20,11 +20,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.bench import Bench, LoopPlace, loop_bench
+from stepscope.experiments.tune.bench import Bench, LoopPlace, _with, loop_bench
 from stepscope.experiments.tune.changes import offered, switched
 from stepscope.experiments.tune.child import bench_of
 from stepscope.experiments.tune.state import State
-from stepscope.experiments.tune.training import Targets
+from stepscope.experiments.tune.training import Observer, Targets, facts_of
 
 LIVE = ("channels_last", "bf16", "fused", "foreach", "flush-denormals", "threads=1", "matmul=medium", "checkpoint")
 
@@ -190,6 +190,146 @@ def test_others_are_put_back_schedulers_generators_and_dictionaries() -> None:
     assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], counters) == (0, 0.1, {"steps": 1, "list": [1]})
     assert torch.equal(torch.rand(3, generator=generator), expected[0])
     assert (own.random(), numpy_generator.random()) == expected[1:]
+
+
+class _Stateful(nn.Module):
+    """A network that keeps its state, and draws, in attributes of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(4, 3)
+        self.hidden = (torch.zeros(2, 3), torch.zeros(2, 3))
+        self.draws = torch.Generator().manual_seed(1)
+        self.numpy_draws, self.old_draws = np.random.default_rng(2), np.random.RandomState(3)
+        self.python_draws = random.Random(4)
+        self.counts = np.zeros(3)
+        self.seen = ([torch.zeros(1)], {"steps": 0})
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.counts += self.numpy_draws.random() + self.old_draws.rand() + self.python_draws.random()
+        self.seen[0][0] += float(torch.rand(1, generator=self.draws))
+        self.seen[1]["steps"] += 1
+        hidden, cell = self.cell(values, self.hidden)
+        self.hidden = hidden.detach(), cell.detach()
+        return hidden  # type: ignore[no-any-return]
+
+    def told(self) -> list[Any]:
+        """Return all that a step alters, and what it would draw next."""
+        drawn = torch.rand(2, generator=self.draws), self.numpy_draws.random(), self.old_draws.rand()
+        return [*self.hidden, *drawn, self.python_draws.random(), self.counts.tolist(), *map(str, self.seen)]
+
+
+def test_tuples_arrays_and_generators_of_a_module_are_put_back() -> None:
+    torch.manual_seed(0)
+    model, expected, values = _Stateful(), _Stateful(), torch.ones(2, 4)
+    expected.load_state_dict(model.state_dict())
+    for network in (model, expected):
+        network(values)
+    state = State(Targets((model,), ()))
+    for _ in range(3):
+        model(values)
+    state.put_back()
+    assert _same(model.told(), expected.told())
+
+
+class _Around(torch.optim.Optimizer):
+    """Steps through another optimizer, as those do that look ahead, and keeps slow weights and a history."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.slow = [group["params"][0].detach().clone() for group in inner.param_groups]
+        self.history: dict[str, Any] = {"losses": []}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        for slow, group in zip(self.slow, self.param_groups, strict=True):
+            slow.lerp_(group["params"][0].detach(), 0.5)
+        self.history["losses"].append(1.0)
+
+
+def test_an_optimizer_within_an_optimizer_and_what_it_keeps_are_put_back() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    inner = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    around = _Around(inner)
+
+    def step() -> None:
+        weight.grad = weight.detach().clone()
+        around.step()
+
+    step()
+    before = [weight.detach().clone(), inner.state[weight]["momentum_buffer"].clone(), around.slow[0].clone()]
+    state = State(Targets((), (around,)))
+    step()
+    step()
+    state.put_back()
+    assert _same([weight.detach(), inner.state[weight]["momentum_buffer"], around.slow[0]], before)
+    assert around.history == {"losses": [1.0]}
+
+
+class _Metric(nn.Module):
+    """As metrics of a training are: its numbers are attributes, and no state_dict has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = torch.zeros(1)
+
+
+def test_a_module_among_the_others_is_put_back_and_an_empty_state_is_refused() -> None:
+    metric = _Metric()
+    state = State(Targets((), ()), (metric, torch.amp.GradScaler("cpu", enabled=False)))
+    metric.right += 5
+    state.put_back()
+    assert metric.right.item() == 0
+
+    class Empty:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            """Take nothing."""
+
+    with pytest.raises(UsageError, match=r"a Empty cannot be put back: its state_dict\(\) is empty"):
+        State(Targets((), ()), (Empty(),))
+
+
+def test_a_loader_that_is_made_anew_starts_its_workers_as_the_first_did() -> None:
+    data: Any = list(range(8))
+    loader: Any = DataLoader(data, num_workers=1, persistent_workers=True, multiprocessing_context="spawn")
+    assert _with(loader, {}).multiprocessing_context.get_start_method() == "spawn"
+    single: Any = DataLoader(data)
+    assert _with(single, {"num_workers": 1}).multiprocessing_context is None
+
+
+def test_a_loader_without_batches_is_refused_and_a_stream_that_ends_as_well() -> None:
+    model, optimizer, step = _loop()
+    targets = Targets((model,), (optimizer,))
+    empty: Any = DataLoader(TensorDataset(torch.randn(3, 8)), batch_size=8, drop_last=True)
+    with pytest.raises(UsageError, match="there is no batch"):
+        loop_bench(step, empty, targets, (), 1)
+
+    class Once(IterableDataset[torch.Tensor]):
+        left: Iterator[torch.Tensor] = iter([*torch.randn(64, 8)])
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self.left
+
+    bench = loop_bench(step, DataLoader(Once(), batch_size=8), targets, (), 1)
+    with pytest.raises(UsageError, match="its stream is at its end"):
+        bench.block([], 0, 20)
+
+
+def test_a_device_whose_work_nobody_waits_for_is_refused_and_precision_of_a_backend_is_a_fact() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    with pytest.raises(UsageError, match="runs on meta, whose steps tune cannot time"):
+        facts_of(Targets((model,), ()), Observer())
+    onednn: Any = torch.backends.mkldnn
+    before, onednn.matmul.fp32_precision = onednn.matmul.fp32_precision, "bf16"
+    try:
+        facts = facts_of(Targets((nn.Linear(2, 2),), ()), Observer())
+    finally:
+        onednn.matmul.fp32_precision = before
+    assert offered(facts)["matmul=medium"].refused
 
 
 def _loop() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:

@@ -90,6 +90,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     from stepscope.analysis.device.ceilings import ceilings_of, why_no_ceilings
     from stepscope.analysis.run import open_run
     from stepscope.analysis.tuning import refuse_other_training
+    from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.arms import Desk
     from stepscope.experiments.tune.process import LastingPlace
@@ -101,7 +102,8 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     refuse_other_training(run, request.target, request.batch)
     if "workload" in orders:
         orders["batch"] = (run.meta.get("workload") or {}).get("batch_size")
-    kept = StudyFolder(folder, STUDY, {name: value for name, value in request.to_dict().items() if name != "minutes"})
+    settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
+    kept = StudyFolder(folder, STUDY, settings, where=measured_on())
     with kept.locked(), _progress(progress) as tell:
         found = WhatIf(
             lambda: LastingPlace(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
@@ -129,13 +131,14 @@ def _answer(
     apart: bool,
     sources: Mapping[str, str] | None = None,
 ) -> tuple[Findings, Tuning]:
+    from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.arms import Desk, Rules
     from stepscope.experiments.tune.judge import judge
     from stepscope.experiments.tune.tuning import Tuning
 
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
-    kept = StudyFolder(folder, "tune", settings, sources)
+    kept = StudyFolder(folder, "tune", settings, sources, measured_on())
     rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
     with kept.locked(), _progress(progress) as tell:
         tuning = Tuning(open_place, rules, Desk(kept.keep, kept.results(), tell), apart=apart)

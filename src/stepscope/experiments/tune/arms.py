@@ -17,6 +17,7 @@ from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.estimate import CONFIDENCE, mean_interval
 
+COUPLES_DIFFER = 0.02  # standard deviation of the ratio from one couple of processes to the next
 LEAST_PAIRS = 6  # fewer cannot exclude anything at 95 %
 
 
@@ -41,19 +42,32 @@ def centre_interval(observed: Sequence[float], confidence: float = CONFIDENCE) -
     return middle, float(means[rank]), float(means[len(means) - 1 - rank])
 
 
-def process_interval(by_process: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (ratio, low, high) of log ratios in several processes: from 3 on each is one observation (Student).
+def process_interval(
+    by_process: Sequence[Sequence[float]], confidence: float = CONFIDENCE
+) -> tuple[float, float, float]:
+    """Return (ratio, low, high) of log ratios in several couples: from 3 on each is one observation (Student).
 
-    Processes differ by more than their pairs do (the heap lies elsewhere).
+    Processes differ by more than their pairs do (the heap lies elsewhere). Fewer do not say by how much: then couples
+    are taken to differ by `COUPLES_DIFFER`.
     """
-    pooled = ratio_interval([value for logs in by_process for value in logs])
-    if len(by_process) < 3:  # two say nothing of how processes differ
-        return pooled
+    pooled = ratio_interval([value for logs in by_process for value in logs], confidence)
+    if len(by_process) < 3:
+        normal = float(special.ndtri((1 + confidence) / 2))
+        return widened(pooled, normal * COUPLES_DIFFER / math.sqrt(max(1, len(by_process))))
     centres = np.array([float(np.median(logs)) for logs in by_process if len(logs)], dtype=np.float64)
-    middle, low, high = mean_interval(centres)
+    middle, low, high = mean_interval(centres, confidence)
     if not math.isnan(pooled[1]):  # where processes do not differ, no narrower than the pairs allow
         low, high = min(low, math.log(pooled[1])), max(high, math.log(pooled[2]))
     return tuple(math.exp(value) for value in (middle, low, high))  # type: ignore[return-value]
+
+
+def widened(interval: tuple[float, float, float], half: float) -> tuple[float, float, float]:
+    """Return (ratio, low, high) whose bounds hold an error of this half width as well, as a logarithm."""
+    if math.isnan(interval[1]):
+        return interval
+    middle, low, high = map(math.log, interval)
+    bounds = middle - math.hypot(middle - low, half), middle + math.hypot(high - middle, half)
+    return interval[0], math.exp(bounds[0]), math.exp(bounds[1])
 
 
 @lru_cache(maxsize=1024)
@@ -111,6 +125,7 @@ class Arm:
     of_process: bool = False
     compile_s: float | None = None
     over: bool = False  # no more pairs are needed
+    base_half: float = 0.0  # half width of the CI of what a combination was measured against, as a logarithm
     given_up: bool = False  # slower in each of its first pairs: it has another look when the others are clear
 
     @property
@@ -121,14 +136,12 @@ class Arm:
     def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
         """Return the ratio of its step time to that of the training as is: (ratio, low, high)."""
         couples = sorted({couple for _, couple in self.pairs})
-        if len(couples) > 1:
+        if self.of_process and couples:
             logs = [[log for log, couple in self.pairs if couple == wanted] for wanted in couples]
-            return (
-                process_interval(logs)
-                if self.of_process
-                else ratio_interval([log for log, _ in self.pairs], confidence)
-            )
-        return ratio_interval([log for log, _ in self.pairs], confidence)
+            found = process_interval(logs, confidence)
+        else:
+            found = ratio_interval([log for log, _ in self.pairs], confidence)
+        return widened(found, self.base_half) if self.base_half else found
 
     def slower_by(self, ratio: float) -> bool:
         """Return whether it was slower by this in each pair, by typical steps and by the fastest as well.
@@ -172,6 +185,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("name", "status", "reason"), str), **dict.fromkeys(("changes", "at_start"), list | tuple),
     **dict.fromkeys(("pairs", "blocks_ns", *_NUMBERS), list | tuple),
     **dict.fromkeys(("drift", "memory_bytes", "as_is_bytes", "compile_s"), int | float | None),
+    "base_half": int | float,
     **dict.fromkeys(("of_process", "over", "given_up"), bool),
 }  # fmt: skip
 _MOST_PAIRS = 10_000  # all means of two are looked at
@@ -220,6 +234,11 @@ def saving(arm: Arm) -> float:
     if not arm.memory_bytes or not arm.as_is_bytes:
         return 0.0
     return 1 - arm.memory_bytes / arm.as_is_bytes
+
+
+def saved_bytes(arm: Arm) -> int:
+    """Return the memory that a configuration saves, B; 0 where it is not known."""
+    return arm.as_is_bytes - arm.memory_bytes if arm.memory_bytes and arm.as_is_bytes else 0
 
 
 def tie_groups(arms: Iterable[Arm]) -> dict[str, int]:

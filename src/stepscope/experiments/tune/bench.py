@@ -267,11 +267,7 @@ def loop_bench(
     loader = batches if isinstance(batches, DataLoader) else None
     generators = () if loader is None else _generators(loader)
     if loader is None:
-        kept = list(itertools.islice(batches, fixed))
-        if not kept:
-            raise UsageError(
-                "there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)"
-            )
+        kept = _some(itertools.islice(batches, fixed))
         return Bench(step, targets, lambda _: BatchCopies(kept), kept, others=others)
     from stepscope.experiments.tune.state import State
 
@@ -279,14 +275,32 @@ def loop_bench(
     plain = _with(loader, {}) if loader.persistent_workers else loader
     state = State(Targets((), ()), generators)  # a loader draws random numbers when it begins
     try:
-        kept = list(itertools.islice(iter(plain), fixed))
+        kept = _some(itertools.islice(iter(plain), fixed))
     finally:
         state.put_back()
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
-        return itertools.chain.from_iterable(itertools.repeat(_with(loader, arguments) if arguments else plain))
+        return _again_and_again(_with(loader, arguments) if arguments else plain)
 
     return Bench(step, targets, source, kept, others=(*others, *generators))
+
+
+def _some(batches: Iterable[Any]) -> list[Any]:
+    """Return the batches; UsageError where there are none."""
+    if kept := list(batches):
+        return kept
+    raise UsageError("there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)")
+
+
+def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of epoch after epoch; UsageError where one has none, as when a stream is at its end."""
+    found = True
+    while found:
+        found = False
+        for batch in loader:
+            found = True
+            yield batch
+    raise UsageError("the data loader gives no more batches: its stream is at its end", "give a list of batches")
 
 
 def sources_of_loop(
@@ -362,7 +376,11 @@ def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:
 
     same = {
         name: getattr(loader, name)
-        for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator")
+        for name in (
+            *("num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout", "worker_init_fn"),
+            *("generator", "in_order"),
+        )
+        if hasattr(loader, name)  # of this torch
     }
     if loader.num_workers:
         same.update(prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers)
@@ -372,4 +390,7 @@ def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:
         batching = {"batch_sampler": loader.batch_sampler}
     else:
         batching = {"batch_size": None, "sampler": loader.sampler}
-    return DataLoader(loader.dataset, **with_arguments({**same, **batching}, arguments))
+    found = with_arguments({**same, **batching}, arguments)
+    if found["num_workers"] and loader.multiprocessing_context is not None:
+        found["multiprocessing_context"] = loader.multiprocessing_context
+    return DataLoader(loader.dataset, **found)

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from stepscope.errors import StepscopeError
 from stepscope.experiments.engine.child import die_with
 from stepscope.experiments.tune.delays import waited, watch_batches
 from stepscope.experiments.tune.other_load import OtherLoad
+from stepscope.record.dry.allocator_costs import peak_bytes
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.bench import Bench, Block
@@ -98,7 +98,7 @@ def obeyed(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
     if what == "memory":
         return {"bytes": bench.memory(names)}
     if what == "peak":
-        return {"process_bytes": process_peak()}
+        return {"process_bytes": peak_bytes()}
     waited()
     others = OtherLoad()
     others.begin()
@@ -112,12 +112,6 @@ def block_answer(block: Block) -> dict[str, Any]:
         "seconds": list(block.seconds), "t0_ns": block.t0_ns, "t1_ns": block.t1_ns, "losses": list(block.losses),
         "ended": block.ended,
     }  # fmt: skip
-
-
-def process_peak() -> int:
-    """Return the most that was resident of this process so far, B."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def changes_at_start(orders: Orders) -> list[Change]:

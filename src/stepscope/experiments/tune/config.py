@@ -140,7 +140,10 @@ def _is_of_a_change(name: str, value: Any) -> bool:
     libraries = [jemalloc_library()]
     with contextlib.suppress(MissingDependency):
         libraries.append(tcmalloc_library())
-    return value in [str(library) for library in libraries if library is not None]
+    first, *others = value.split(":")
+    users = os.environ.get("LD_PRELOAD", "")  # those are loaded as it is
+    known = first in [str(library) for library in libraries if library is not None]
+    return known and (not others or ":".join(others) in (users, users.partition(":")[2]))
 
 
 def _commented(code: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.experiments.tune.arms import AS_IS, FINAL, Arm, tie_groups
+from stepscope.experiments.tune.arms import AS_IS, COUPLES_DIFFER, FINAL, Arm, tie_groups
 from stepscope.experiments.tune.changes import Change
 from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, Tuning
 from stepscope.units import number, plural
@@ -186,7 +186,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     said = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
         saved = 100 * (1 - best.memory_bytes / best.as_is_bytes)
-        said = f"{best.name}: {saved:.1f} % less memory a step; {step}"
+        said = f"{best.name}: {saved:.1f} % less memory {'of the process' if best.of_process else 'a step'}; {step}"
     confirmed = ", measured anew at the end." if checked else "; not checked at the end: no time was left."
     if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
         confirmed = ", which the check at the end does not confirm: run it longer (--minutes)."
@@ -199,6 +199,9 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
 def _refuted_answer(chosen: Arm, final: Arm) -> str:
     if final.status == "failed":
         return f"{chosen.name} won the search and failed in the check at the end ({final.reason}): {_LEAVE}."
+    if final.drift is not None and not abs(final.drift) <= MOST_DRIFT:
+        drift = f"{100 * final.drift:+.1f} %"
+        return f"{chosen.name} won the search and its loss drifts by {drift} in the check at the end: {_LEAVE}."
     gain, low, high = gains(final)
     bounds = "" if low is None or high is None else f" [{-high:.1f}, {-low:.1f}]"
     said = f"{chosen.name} won the search and took {-(gain or 0.0):.1f} %{bounds} more time in the check at the end"
@@ -236,8 +239,11 @@ def _notes(tuning: Tuning) -> list[str]:
             steps = math.ceil(arm.compile_s / saved)
             notes.append(f"Compiling took {arm.compile_s:.0f} s: it has paid after {steps:,} steps.")
     single = [arm for arm in tuning.arms.values() if arm.of_process and arm.pairs]
-    if any(len({couple for _, couple in arm.pairs}) == 1 for arm in single):
-        notes.append("A change measured in one couple of processes may owe its gain to where the heap happened to lie.")
+    if any(len({couple for _, couple in arm.pairs}) < 3 for arm in single):
+        notes.append(
+            "A change measured in fewer than three couples of processes may owe its gain to where the heap happened to "
+            f"lie: couples are taken to differ by {100 * COUPLES_DIFFER:.0f} %."
+        )
     notes.append("Gains are of this training on this device, with this batch size and load.")
     notes.append("Energy was not measured: blocks are shorter than the windows of power sensors.")
     return notes

@@ -26,6 +26,10 @@ class PlaceEnded(StepscopeError):
     """The process of a training ended, or gave no answer in time; the message says how."""
 
 
+class NoAnswer(PlaceEnded):
+    """The process of a training gave no answer in time."""
+
+
 class TooShort(UsageError):
     """A script that makes too few steps as it is: nothing can be tried on it."""
 
@@ -90,7 +94,7 @@ class Place:
         while b"\n" not in self._rest:
             ready = select.select([self._hear], [], [], max(0.0, (until_ns - monotonic_ns()) / 1e9))[0]
             if not ready:
-                raise PlaceEnded(f"it gave no answer within {limit_s:.0f} s")
+                raise NoAnswer(f"it gave no answer within {limit_s:.0f} s")
             part = os.read(self._hear, 1 << 16)
             if not part:
                 raise PlaceEnded(self._end_text())
@@ -148,6 +152,10 @@ class LastingPlace:
     def _answer_to(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return self._place.ask(limit_s, **command)
+        except NoAnswer:  # what it answers late would be taken for the answer to another command
+            self._place.close()
+            self._gone = True
+            raise
         except PlaceEnded:
             self._gone = self._place.ended
             raise

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
+from stepscope.errors import UsageError
 from stepscope.experiments.tune.changes import Change, offered, switched
-from stepscope.experiments.tune.child import Commands, changes_at_start, process_peak
+from stepscope.experiments.tune.child import Commands, changes_at_start
 from stepscope.experiments.tune.delays import DELAY, delay_of, waited, watch_batches
 from stepscope.experiments.tune.other_load import OtherLoad
+from stepscope.record.dry.allocator_costs import peak_bytes
 from stepscope.record.processes.children import when_imported
 from stepscope.record.processes.training import _run_script
 
@@ -177,12 +179,15 @@ class _Loop:
             command = self._commands.next()
             what = command["do"]
             if what == "facts":
-                self._commands.answer(**self._facts())
+                try:
+                    self._commands.answer(**self._facts())
+                except UsageError as error:
+                    self._commands.answer(refused=str(error), hint=error.hint)
             elif what == "use":
                 self._known = offered(command["facts"])
                 self._commands.answer()
             elif what == "peak":
-                self._commands.answer(process_bytes=process_peak(), prepared_s=None)
+                self._commands.answer(process_bytes=peak_bytes(), prepared_s=None)
             elif what in ("block", "memory"):
                 changes = [
                     delay_of(name) if name.startswith(DELAY) else self._known[name] for name in command["changes"]

@@ -7,9 +7,9 @@ import copy
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from stepscope.experiments.tune.training import Targets
 _COUNTED = (collections.OrderedDict, collections.defaultdict, collections.Counter)
 _CONTAINERS = (list, dict, set, collections.deque, *_COUNTED)
 _OF_TORCH = frozenset(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
+_OF_OPTIMIZERS = {"state", "param_groups", "defaults"} | {
+    name for name in vars(torch.optim.SGD([nn.Parameter()])) if name.endswith("_hooks")
+}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -48,24 +51,23 @@ class State:
     """The whole state of a training, bit by bit: weights, gradients, buffers, optimizers, generators of random numbers.
 
     others: what else the step changes: objects with `state_dict` and `load_state_dict` (schedulers, a gradient scaler),
-    generators of torch, numpy or Python, lists, dictionaries, tensors. Every tensor keeps its object and its memory.
+    modules, generators and arrays, lists, dictionaries, tensors. Every tensor keeps its object and its memory. What
+    modules and optimizers hold of these is kept as well.
     """
 
     def __init__(self, targets: Targets, others: tuple[Any, ...] = ()) -> None:
         self._tensors: dict[int, _Tensor] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._containers: dict[int, _Container | None] = {}
+        self._parts: dict[int, _Part | None] = {}
         for model in targets.models:
-            for tensor in (*model.parameters(), *model.buffers()):
-                self._keep(tensor)
+            self.keep(model)
         for optimizer in targets.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self._keep(parameter)
-        modules = {id(module): module for model in targets.models for module in model.modules()}
-        self._modules = [_Module(module, self) for module in modules.values()]
-        self._optimizers = [_Optimizer(optimizer, self) for optimizer in targets.optimizers]
-        self._others = [_Other(other) for other in others if not self._is_kept(other)]
+            self.keep(optimizer)
+        for other in others:
+            if isinstance(other, dict):
+                self._keep_part(other, _Container)
+            elif isinstance(other, _PLAIN) or not self.keep(other):
+                self._parts[id(other)] = _WithStateDict(other)
         self._random = RandomNumbers()
 
     @property
@@ -80,35 +82,32 @@ class State:
                 kept.put_back()
             for tensor, gradient in self._gradients:
                 tensor.grad = gradient
-        for container in self._containers.values():
-            if container is not None:
-                container.put_back()
-        parts: tuple[Any, ...] = (*self._modules, *self._optimizers, *self._others, self._random)
-        for part in parts:
-            part.put_back()
+        for part in (*self._parts.values(), self._random):
+            if part is not None:
+                part.put_back()
 
-    def _is_kept(self, other: Any) -> bool:
-        """Keep a tensor or a container of the user's; False for what has a state of its own."""
-        if isinstance(other, torch.Tensor):
-            self._keep(other)
-            return True
-        if type(other) in _CONTAINERS:
-            self.keep_container(other)
-            return True
-        return False
-
-    def keep(self, value: Any) -> Any:
-        """Return the value to put back: a tensor is kept as the object that it is, other data is copied."""
+    def keep(self, value: Any) -> bool:
+        """Have the value put back as the object that it is, with what is in it; False where nobody knows how."""
         if isinstance(value, torch.Tensor):
             self._keep(value)
-            return value
-        return copy.deepcopy(value)
+        elif isinstance(value, nn.Module):
+            for tensor in (*value.parameters(), *value.buffers()):
+                self._keep(tensor)
+            for module in value.modules():
+                self._keep_part(module, _Module)
+        elif isinstance(value, tuple):
+            kept = [self.keep(inner) for inner in value]
+            return all(kept)
+        elif (kind := _kind_of(value)) is not None:
+            self._keep_part(value, kind)
+        else:
+            return isinstance(value, _PLAIN)
+        return True
 
-    def keep_container(self, container: Any) -> None:
-        """Have a list, dictionary, set or queue put back, with the tensors and containers in it."""
-        if id(container) not in self._containers:
-            self._containers[id(container)] = None
-            self._containers[id(container)] = _Container(container, self)
+    def _keep_part(self, value: Any, kind: Callable[[Any, State], _Part]) -> None:
+        if id(value) not in self._parts:
+            self._parts[id(value)] = None  # it may hold itself
+            self._parts[id(value)] = kind(value, self)
 
     def _keep(self, tensor: torch.Tensor) -> None:
         if id(tensor) in self._tensors:
@@ -120,15 +119,35 @@ class State:
                 self._keep(tensor.grad)
 
 
+class _Part(Protocol):
+    """Something that a step alters in place."""
+
+    def put_back(self) -> None: ...
+
+
+def _kind_of(value: Any) -> Callable[[Any, State], _Part] | None:
+    if isinstance(value, Optimizer):
+        return _Optimizer
+    if type(value) in _CONTAINERS:
+        return _Container
+    if isinstance(value, (random.Random, torch.Generator)) and not isinstance(value, random.SystemRandom):
+        return _Generator
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        return _Generator
+    return _Array if numpy is not None and isinstance(value, numpy.ndarray) else None
+
+
 class _Container:
-    """A list, dictionary, set or queue, which keeps its object, with all that is in it."""
+    """A list, dictionary, set or queue, which keeps its object; what is in it and not known to a state is the same."""
 
     def __init__(self, container: Any, state: State) -> None:
         self._container = container
-        self._content = _content(container, state)
+        self._content: Any = dict(container) if isinstance(container, dict) else list(container)
+        for value in container.values() if isinstance(container, dict) else container:
+            state.keep(value)
 
     def put_back(self) -> None:
-        """Give it what it held; what was in it and is no container itself is the same object."""
         container = self._container
         container.clear()
         if isinstance(container, (dict, set)):
@@ -137,54 +156,76 @@ class _Container:
             container.extend(self._content)
 
 
-def _content(container: Any, state: State) -> Any:
-    """Return a shallow copy; tensors and containers within are kept by the state."""
-    for value in container.values() if isinstance(container, dict) else container:
-        if isinstance(value, torch.Tensor):
-            state.keep(value)
-        elif type(value) in _CONTAINERS:
-            state.keep_container(value)
-    return dict(container) if isinstance(container, dict) else list(container)
+class _Generator:
+    """A generator of random numbers: Python's, numpy's of either kind, torch's."""
+
+    def __init__(self, generator: Any, state: State) -> None:
+        self._generator = generator
+        self._state = copy.deepcopy(self._access())
+
+    def put_back(self) -> None:
+        self._access(copy.deepcopy(self._state))
+
+    def _access(self, *new: Any) -> Any:
+        generator = self._generator
+        if isinstance(generator, random.Random):
+            return generator.setstate(*new) if new else generator.getstate()
+        if not hasattr(generator, "bit_generator"):
+            return generator.set_state(*new) if new else generator.get_state()
+        if new:
+            generator.bit_generator.state = new[0]
+        return generator.bit_generator.state
+
+
+class _Array:
+    """An array of numpy, which keeps its object and its memory."""
+
+    def __init__(self, array: Any, state: State) -> None:
+        self._array, self._content = array, array.copy()
+
+    def put_back(self) -> None:
+        if self._array.flags.writeable:
+            self._array[...] = self._content
 
 
 class _Module:
-    """Attributes of a module, its buffers and its mode: plain ones, tensors, and lists and dictionaries of them."""
+    """Attributes of a module, its buffers and its mode; what torch itself holds in it, hooks for one, stays."""
 
     def __init__(self, module: nn.Module, state: State) -> None:
         self._module = module
-        self._names = set(vars(module))
-        for name, value in vars(module).items():
-            if type(value) in _CONTAINERS and name not in _OF_TORCH:
-                state.keep_container(value)
-        self._objects = {name: value for name, value in vars(module).items() if type(value) in _CONTAINERS}
-        self._plain = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
-        self._tensors = {
-            name: state.keep(value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)
-        }
+        self._attributes = dict(vars(module))
+        for name, value in self._attributes.items():
+            if name not in _OF_TORCH:
+                state.keep(value)
         self._buffers = dict(module._buffers)
 
     def put_back(self) -> None:
-        for name in set(vars(self._module)) - self._names:
-            del vars(self._module)[name]
-        vars(self._module).update({**self._objects, **self._plain, **self._tensors})
+        present = vars(self._module)
+        for name in present.keys() - self._attributes.keys():
+            del present[name]
+        present.update(self._attributes)
         self._module._buffers.clear()
         self._module._buffers.update(self._buffers)
 
 
 class _Optimizer:
-    """State and settings of an optimizer; what a step added is gone afterwards."""
+    """State and settings of an optimizer, and what else it holds, another one too; what a step added is gone."""
 
     def __init__(self, optimizer: Optimizer, state: State) -> None:
         self._optimizer = optimizer
+        for group in optimizer.param_groups:
+            state.keep(tuple(group["params"]))
         self._state = [
-            (key, values, {name: state.keep(value) for name, value in values.items()})
+            (key, values, {name: self._kept(value, state) for name, value in values.items()})
             for key, values in optimizer.state.items()
         ]
         self._groups = [
-            (group, {name: state.keep(value) for name, value in group.items() if name != "params"})
+            (group, {name: self._kept(value, state) for name, value in group.items() if name != "params"})
             for group in optimizer.param_groups
         ]
-        self._plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, _PLAIN)}
+        self._attributes = {name: value for name, value in vars(optimizer).items() if name not in _OF_OPTIMIZERS}
+        for value in self._attributes.values():
+            state.keep(value)
 
     def put_back(self) -> None:
         self._optimizer.state.clear()
@@ -197,49 +238,38 @@ class _Optimizer:
                 del group[name]
             group.update({name: self._value(value) for name, value in values.items()})
         present = vars(self._optimizer)
-        for name in [name for name, value in present.items() if isinstance(value, _PLAIN) and name not in self._plain]:
+        for name in present.keys() - self._attributes.keys() - _OF_OPTIMIZERS:
             del present[name]
-        present.update(self._plain)
+        present.update(self._attributes)
+
+    @classmethod
+    def _kept(cls, value: Any, state: State) -> Any:
+        if isinstance(value, torch.Tensor):
+            state.keep(value)
+        return cls._value(value)
 
     @staticmethod
     def _value(value: Any) -> Any:
         return value if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-class _Other:
-    """Any other object of the training that a step changes."""
+class _WithStateDict:
+    """Any other object of the training that a step changes, and that can tell and take its state."""
 
     def __init__(self, other: Any) -> None:
         self._other = other
-        if isinstance(other, dict):
-            self._content: Any = copy.deepcopy(other)
-        elif isinstance(other, torch.Generator):
-            self._content = other.get_state()
-        elif isinstance(other, random.Random):
-            self._content = other.getstate()
-        elif hasattr(other, "bit_generator"):
-            self._content = copy.deepcopy(other.bit_generator.state)
-        elif hasattr(other, "state_dict") and hasattr(other, "load_state_dict"):
-            self._content = copy.deepcopy(other.state_dict())
-        else:
+        known = hasattr(other, "state_dict") and hasattr(other, "load_state_dict")
+        self._content = copy.deepcopy(other.state_dict()) if known else None
+        idle = not getattr(other, "is_enabled", lambda: True)()  # a gradient scaler that does nothing
+        if not self._content and not idle:
+            empty = ": its state_dict() is empty" if known else ""
             raise UsageError(
-                f"others: a {type(other).__name__} cannot be put back",
-                "name tensors, lists, dictionaries, generators, and what has state_dict and load_state_dict",
+                f"others: a {type(other).__name__} cannot be put back{empty}",
+                "name tensors, lists, dictionaries, modules, generators, and what has state_dict and load_state_dict",
             )
 
     def put_back(self) -> None:
-        other = self._other
-        if isinstance(other, dict):
-            other.clear()
-            other.update(copy.deepcopy(self._content))
-        elif isinstance(other, torch.Generator):
-            other.set_state(self._content)
-        elif isinstance(other, random.Random):
-            other.setstate(self._content)
-        elif hasattr(other, "bit_generator"):
-            other.bit_generator.state = copy.deepcopy(self._content)
-        else:
-            other.load_state_dict(copy.deepcopy(self._content))
+        self._other.load_state_dict(copy.deepcopy(self._content))
 
 
 def copy_of_batch(value: Any) -> Any:

@@ -15,11 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stepscope.clock import monotonic_ns
-from stepscope.errors import MissingDependency
+from stepscope.errors import MissingDependency, UsageError
 from stepscope.record import allocators
 from stepscope.record.boundary import Boundary
 from stepscope.record.torch_hooks import Routes
 
+TIMED = ("cpu", "cuda")  # devices whose work is waited for at the end of a block
 _RELEVANT = ("MALLOC_", "GLIBC_TUNABLES", "OMP_", "ONEDNN_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD", "PYTORCH_")
 
 
@@ -120,12 +121,16 @@ def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisib
     telling = [w for w in weights if w.shape[1] > 1 and (w.shape[2] > 1 or w.shape[3] > 1)]
     parameters = [parameter for model in targets.models for parameter in model.parameters()]
     device = parameters[0].device if parameters else torch.device("cpu")
+    if device.type not in TIMED:
+        raise UsageError(
+            f"the training runs on {device.type}, whose steps tune cannot time", f"run it on {' or '.join(TIMED)}"
+        )
     return {
         **machine_facts(),
         "device": device.type,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _matmul_precision(),
         "flushes_denormals": bool((torch.tensor([1e-310], dtype=torch.float64) * 1.0).item() == 0.0),
         "conv2d": len(weights),
         "channels_last": bool(telling) and all(w.is_contiguous(memory_format=torch.channels_last) for w in telling),
@@ -140,6 +145,13 @@ def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisib
         "divisible": divisible,
         "parameters": sum(parameter.numel() for parameter in parameters),
     }
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the training has set one of a single backend
+        return "of a backend"
 
 
 def machine_facts() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from stepscope.experiments.tune.arms import (
     Rules,
     file_name,
     ratio_interval,
+    saved_bytes,
     saving,
     typical,
 )
@@ -66,6 +67,7 @@ class Tuning:
         self._began_ns = monotonic_ns()
         self._places: list[PlaceLike] = []
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
+        self._altered: set[int] = set()  # processes in which changes were made
         self._couple = int(_whole(progress.get("couples")))
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Change] = {}
@@ -108,12 +110,13 @@ class Tuning:
         return None if self.refuted() else self.chosen()
 
     def refuted(self) -> Arm | None:
-        """Return what the search chose where the check at the end failed with it, or showed that it is slower."""
+        """Return what the search chose where the check at the end failed with it, is slower, or its loss drifts."""
         chosen, final = self.chosen(), self.arms.get(FINAL)
         if chosen is None or final is None or final.changes != chosen.changes:
             return None
         slower = self.rules.goal != "memory" and final.interval()[1] > 1
-        return chosen if slower or final.status == "failed" else None
+        drifts = final.drift is not None and not self.steady(final)
+        return chosen if slower or drifts or final.status == "failed" else None
 
     def chosen(self) -> Arm | None:
         """Return what the search chose: the largest of the combinations, else the best single change."""
@@ -128,7 +131,7 @@ class Tuning:
         single = [arm for name, arm in self.arms.items() if name in self.known and arm.status == "measured"]
         if self.rules.goal == "memory":
             helps = [arm for arm in single if saving(arm) > LEAST_GAIN]
-            return sorted(helps, key=saving, reverse=True)
+            return sorted(helps, key=saved_bytes, reverse=True)  # those of a step and of the process alike
         helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
         return sorted(helps, key=lambda arm: arm.interval()[0])
 
@@ -190,6 +193,8 @@ class Tuning:
 
     def _close(self, place: PlaceLike) -> None:
         self._places.remove(place)
+        self._warm = {key for key in self._warm if key[0] != id(place)}  # another may have its number
+        self._altered.discard(id(place))
         place.close()
 
     # changes within a process
@@ -247,6 +252,7 @@ class Tuning:
             looks = 2
         else:
             return
+        self._altered.add(id(place))
         sides = [names for _ in range(looks) for names in ((), arm.live)]
         sizes = [place.ask(_ANSWER_S, do="memory", changes=names)["bytes"] for names in sides]
         if None not in sizes:
@@ -298,6 +304,8 @@ class Tuning:
         if key not in self._warm:
             self._warm.add(key)
             warmup += max(2, min(10, int(0.5 / self.step_s)))
+        if names:
+            self._altered.add(id(place))
         answer = place.ask(_ANSWER_S, do="block", changes=list(names), warmup=warmup, steps=steps)
         if not answer["seconds"]:
             raise PlaceEnded("the training ended before the block did")
@@ -369,15 +377,18 @@ class Tuning:
         try:
             if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
                 self._take_losses(arm, self._fresh_losses, self._losses(other, arm.live))
+                self._losses(place, base)  # so that it is as warm as the other
             made = 0
             while made < pairs:
                 made += self._pair(place, other, arm, base)
             ended = other.ask(_ANSWER_S, do="peak")
             if "compile" in arm.changes and ended.get("prepared_s") is not None:
                 arm.compile_s = max(0.0, ended["prepared_s"] - place.ask(_ANSWER_S, do="peak")["prepared_s"])
-            arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, ended["process_bytes"], self._fresh_peak
+            as_is = self._fresh_peak
+            if id(place) not in self._altered:  # after as many steps as the other
+                as_is = place.ask(_ANSWER_S, do="peak")["process_bytes"]
+            arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, ended["process_bytes"], as_is
         finally:
-            self._warm = {key for key in self._warm if key[0] != id(other)}
             self._close(other)
 
     def _judge_couples(self, arm: Arm) -> None:
@@ -444,16 +455,19 @@ class Tuning:
             arm.status, arm.reason = "measured", ""
         if arm.status == "failed":
             return None
-        ratio, _, high = ratio_interval([log for log, _ in step.pairs])
-        base = current.interval()[0]
+        ratio, _, high = step.interval()
+        base, low, base_high = current.interval()
+        arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
         arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
         arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
-        arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005
+        arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and self.steady(arm)
+        if arm.of_process:
+            arm.memory_bytes, arm.as_is_bytes = step.memory_bytes, step.as_is_bytes
         if memory:
-            if arm.at_start:
-                arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, step.memory_bytes, step.as_is_bytes
-            arm.over = saving(arm) - saving(current) > LEAST_GAIN / 2
+            arm.over = saving(arm) - saving(current) > LEAST_GAIN / 2 and self.steady(arm)
             arm.reason = "" if arm.over else f"{more.name} saves no memory beyond {current.name}"
+        elif not self.steady(arm):
+            arm.reason = f"the loss drifts by more than {100 * MOST_DRIFT:.0f} %"
         elif not arm.over:
             arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
         return arm if arm.over else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -66,7 +68,7 @@ class StepClock:
     def cost(self) -> StepCost:
         """After the last step."""
         used, took = zip(*self._times[_WARMUP:], strict=True)
-        return StepCost(self._before, _peak_bytes(), statistics.median(used), took, used)
+        return StepCost(self._before, peak_bytes(), statistics.median(used), took, used)
 
 
 def measured_steps(step: Callable[[], None], steps: int) -> StepCost:
@@ -143,9 +145,10 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """High-water mark of this process since it was started (VmHWM); getrusage would give that of the parent's fork."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with contextlib.suppress(OSError):  # no procfs
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -31,16 +31,21 @@ def _allocation_changes(facts: Facts) -> Iterator[Change]:
     yield _change("malloc-keep-large", title, _KEEP_LARGE, glibc)
     library = facts["tcmalloc"]
     reason = "the training runs on tcmalloc" if facts["tcmalloc_in_use"] else "" if library else "it is not installed"
-    yield _change("tcmalloc", "tcmalloc instead of glibc's malloc", {"LD_PRELOAD": str(library or "")}, reason)
+    yield _change("tcmalloc", "tcmalloc instead of glibc's malloc", _preload(library, now), reason)
     library = facts["jemalloc"]
     in_use = "jemalloc" in str(now.get("LD_PRELOAD", ""))
     reason = "the training runs on jemalloc" if in_use else "" if library else "it is not installed"
-    yield _change("jemalloc", "jemalloc instead of glibc's malloc", {"LD_PRELOAD": str(library or "")}, reason)
+    yield _change("jemalloc", "jemalloc instead of glibc's malloc", _preload(library, now), reason)
     cuda = "" if facts["device"] == "cuda" else "of a CUDA device alone"
     yield _change(
         "expandable-segments", "segments of CUDA memory that grow",
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, cuda, "CUDA allocator",
     )  # fmt: skip
+
+
+def _preload(library: str | None, now: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that loads a library before those that the user preloads already."""
+    return {"LD_PRELOAD": ":".join(filter(None, (library, now.get("LD_PRELOAD"))))}
 
 
 def _change(
