@@ -335,7 +335,7 @@ def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
     growth = source.growth
 
     def grown(running: Floats) -> Floats:
-        """What it grew by within the stretches, between two edges."""
+        """Return what it grew by within the stretches, between two edges."""
         begins, ends = (growth.at(running, spans_ns[:, side]) for side in (0, 1))
         before = np.append(0.0, np.cumsum(ends - begins))
         return np.diff(before[place] + growth.at(running, t_ns) - begins[place])
