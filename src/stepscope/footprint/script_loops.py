@@ -90,7 +90,7 @@ class LoopCalls(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.If:
         """Return the branch with a note of its test, and of its end, where this depends on the round."""
         number = self._noted(node, _matter(node.body), _matter(node.orelse))
-        if number is not None and self.branches[number].loops:
+        if number is not None and self.branches[number].loops and _gathers(node.body):
             node.body.append(ast.copy_location(ast.Expr(_call(_LEFT, ast.Constant(number))), node.body[-1]))
         return node
 
@@ -135,6 +135,16 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
 def _calls(nodes: Iterable[ast.AST]) -> set[str]:
     called = (node.func for node in nodes if isinstance(node, ast.Call))
     return {func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in called}
+
+
+_GATHERING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "setdefault", "update"))
+
+
+def _gathers(statements: Iterable[ast.stmt]) -> bool:
+    """Return whether statements put something into a container, where it stays: a variable holds the last alone."""
+    parts = [part for statement in statements for part in ast.walk(statement)]
+    places = (target for part in parts if isinstance(part, ast.Assign) for target in part.targets)
+    return bool(_calls(parts) & _GATHERING) or any(isinstance(target, ast.Subscript) for target in places)
 
 
 def _compared(test: ast.expr) -> set[str]:
