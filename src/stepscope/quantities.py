@@ -174,12 +174,12 @@ class SuiteColumn:
 SUITE_COLUMNS = (
     SuiteColumn("step_time_ms", "ms a step", metric="step_time", scope="run", factor=1e-6),
     SuiteColumn("samples_per_s", "samples/s", metric="throughput", scope="run"),
-    *(  # never in one column: what was measured and what was not; of a component alone it is not the training's
+    *(  # never in one column: what was measured and what was not; of a component alone it is only estimated
         SuiteColumn(
             f"{kind}energy_per_{per}_j",
             f"{kind[:-1]} J a {per}".strip(),
             metric=f"{kind}energy_per_{per}",
-            scope="total",
+            scope=None if kind == "estimated_" else "total",
         )
         for kind in ("", "estimated_", "simulated_")
         for per in ("step", "sample")

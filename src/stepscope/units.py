@@ -231,8 +231,10 @@ def milliseconds(ns: float | None) -> str:
 
 def count(value: float | None) -> str:
     """A number of things with its thousands marked; a mean of few of them with three digits."""
-    if value is None or value >= 100 or value == round(value):
-        return NOT_MEASURED if value is None else f"{value:,.0f}"
+    if value is None:
+        return NOT_MEASURED
+    if value >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
     return number(value)
 
 

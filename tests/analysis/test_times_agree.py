@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.fabricate import STEP, Core, Op, fabricate_run
 
 from stepscope.analysis.run import Run
+from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import only_warmup_profiled
 
 US = 1000
@@ -219,19 +220,19 @@ def test_a_handful_of_steps_is_too_few_to_tell_the_overhead(tmp_path: Path) -> N
 
 
 def _of_two_kinds(out: Path) -> Run:
-    """Steps of 10 ms, 8 of them in layer `small`, and of 100 ms, 90 of them in layer `large`, in turns."""
+    """Steps of 10 ms, 8 of them in layer `small`, and, each fourth, of 100 ms, 90 in layer `large` and 6 in none."""
     both = (
         Op("nn.Linear", "small", "forward", 8_000),
         Op("nn.Linear", "large", "forward", 90_000),
         Op("aten::rest_of_short", None, "forward", 2_000),
-        Op("aten::rest_of_long", None, "forward", 10_000),
+        Op("aten::rest_of_long", None, "forward", 4_000),
     )
-    path = fabricate_run(out, steps=40, ops=both, residual_us=0, recorded=lambda step: 3 <= step < 13, samples=False)
+    path = fabricate_run(out, steps=40, ops=both, residual_us=0, recorded=lambda step: 3 <= step < 15, samples=False)
     of_short = pl.col("name").cast(pl.String).is_in(["aten::rest_of_short"]) | pl.col("module").eq_missing("small")
     for part in (path / "ops").glob("*.parquet"):
-        pl.read_parquet(part).filter((pl.col("step") % 2 == 0) == of_short).write_parquet(part)
+        pl.read_parquet(part).filter((pl.col("step") % 4 != 0) == of_short).write_parquet(part)
     steps = pl.read_parquet(path / "steps.parquet")
-    length_ns = pl.when(pl.col("step") % 2 == 0).then(10_000_000).otherwise(100_000_000)
+    length_ns = pl.when(pl.col("step") % 4 != 0).then(10_000_000).otherwise(100_000_000)
     shorter = steps.with_columns(t1_ns=pl.col("t0_ns") + length_ns)
     shorter.write_parquet(path / "steps.parquet")
     return Run(path)
@@ -240,7 +241,21 @@ def _of_two_kinds(out: Path) -> Run:
 def test_layers_of_steps_of_two_kinds_have_their_shares_of_the_time_of_both(tmp_path: Path) -> None:
     run = _of_two_kinds(tmp_path)
     modules = {row["module"]: row for row in run.modules().iter_rows(named=True)}
-    assert modules["small"]["share"] == pytest.approx(8 / 110, rel=0.01)
-    assert modules["large"]["share"] == pytest.approx(90 / 110, rel=0.01)
+    assert modules["small"]["share"] == pytest.approx(9 * 8 / 390, rel=0.01)
+    assert modules["large"]["share"] == pytest.approx(3 * 90 / 390, rel=0.01)
+    overhead = run.operators().filter(name=FRAMEWORK_OVERHEAD).row(0, named=True)
+    assert overhead["share"] == pytest.approx(3 * 6 / 390, rel=0.01)
     assert modules["large"]["mean_ns"] == pytest.approx(modules["large"]["total_ns"], rel=0.01)
     assert_parts_add_up(run)
+
+
+def test_one_call_more_in_one_step_makes_no_steps_of_several_kinds(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=40, recorded=lambda step: 3 <= step < 15, samples=False)
+    whole = Run(path).modules().filter(pl.col("low_ns").is_not_null())
+    for part in (path / "ops").glob("*.parquet"):
+        ops = pl.read_parquet(part)
+        once = ops.filter(pl.col("step") == 7).tail(1).with_columns(self_ns=pl.lit(1000).cast(ops.schema["self_ns"]))
+        pl.concat([ops, once]).write_parquet(part)
+    shown = Run(path).modules()
+    assert shown.filter(pl.col("low_ns").is_not_null())["module"].to_list() == whole["module"].to_list()
+    assert shown["total_ns"].sum() == pytest.approx(Run(path).step_times.step_ns, rel=0.02)

@@ -303,7 +303,7 @@ def test_the_history_of_lbfgs_is_counted_though_it_is_not_made_without_numbers()
             def closure() -> Tensor:
                 model.zero_grad()
                 loss: Tensor = model(batch).square().mean()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 return loss
 
             optimizers[0].step(closure)

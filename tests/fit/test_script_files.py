@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ BEFORE = b"before" * 2
 def test_what_is_written_without_pythons_open_changes_no_file_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import h5py
+    h5py = pytest.importorskip("h5py")
     import numpy
 
     for name in ("model.pt", "own.pt", "all.tar", "plain", "array", "kept"):
@@ -70,11 +71,12 @@ def test_a_model_of_torch_script_is_saved_in_the_folder_that_is_thrown_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = torch.jit.script(nn.Linear(3, 2))
+    jit: Any = torch.jit
+    model: Any = jit.script(nn.Linear(3, 2))
     with script_files.ScriptFiles(Progress(StorageLog())).kept():
-        torch.jit.save(model, "one.pt")
+        jit.save(model, "one.pt")
         model.save("two.pt")
-        assert [torch.jit.load(name).weight.shape for name in ("one.pt", "two.pt")] == [(2, 3), (2, 3)]
+        assert [jit.load(name).weight.shape for name in ("one.pt", "two.pt")] == [(2, 3), (2, 3)]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -316,6 +316,29 @@ def test_a_unit_that_is_not_known_is_refused_and_not_taken_for_one_of_si(head: s
         meter_csv.parse_meter_csv("\n".join([head, *(",".join([t, "5", "6"][: head.count(",") + 1]) for t in "012")]))
 
 
+@pytest.mark.parametrize(
+    ("head", "factor"),
+    [
+        ("time,Power (avg)", 1),
+        ("time,Active Power (L1)", 1),
+        ("time,P [W RMS]", 1),
+        ("time,power (mW DC)", 1e-3),
+        ("Time (elapsed),power", 1),
+        ("Time (sec.),power", 1),
+        ("Seconds (since start),Power [total]", 1),
+    ],
+)
+def test_what_else_a_header_says_in_brackets_is_no_unit(head: str, factor: float) -> None:
+    log = meter_csv.parse_meter_csv("\n".join([head, "0,5", "1,6", "2,7"]))
+    assert log.t_s == (0, 1, 2)
+    assert log.power_w == pytest.approx((5 * factor, 6 * factor, 7 * factor))
+
+
+def test_naming_one_column_leaves_the_other_to_be_found() -> None:
+    assert meter_csv.parse_meter_csv("time,load\n0,5\n1,6\n", None, "load").power_w == (5, 6)
+    assert meter_csv.parse_meter_csv("clock,power\n0,5\n1,6\n", "clock").power_w == (5, 6)
+
+
 def test_a_decimal_comma_that_comes_late_in_a_log_is_one() -> None:
     rows = [f"{n};{'0' if n < 210 else '5,25'}" for n in range(300)]
     assert meter_csv.parse_meter_csv("\n".join(["time;power", *rows])).power_w[205:215] == (0.0,) * 5 + (5.25,) * 5

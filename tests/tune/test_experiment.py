@@ -186,6 +186,29 @@ def test_of_fewer_than_three_couples_the_interval_holds_how_couples_differ() -> 
         assert high > within[2]
 
 
+def test_what_rounds_numbers_is_combined_with_what_a_process_begins_with() -> None:
+    tuned = FakeTraining({"bf16": 0.6, "isa=avx2": 0.85}).tuning(only=("bf16", "isa=avx2"))
+    best = tuned.best()
+    assert best is not None
+    assert {*best.changes} == {"bf16", "isa=avx2"}
+
+
+def test_for_memory_what_two_changes_at_start_save_is_held_against_the_training_as_is() -> None:
+    training = FakeTraining({})
+    training.process_memory = {"malloc-keep": 0.6, "isa=avx2": 0.8, "malloc-keep + isa=avx2": 0.48}
+    tuned = training.tuning(goal="memory", only=("malloc-keep", "isa=avx2"))
+    together = tuned.arms["malloc-keep + isa=avx2"]
+    assert (together.as_is_bytes, together.memory_bytes) == (300_000_000, 144_000_000)
+    best = tuned.best()
+    assert best is together
+
+
+def test_a_small_gain_that_three_couples_agree_on_is_a_gain() -> None:
+    arm = Arm("isa=avx2", ("isa=avx2",), ("isa=avx2",), "measured", of_process=True)
+    arm.pairs = [(math.log(centre), couple) for couple, centre in enumerate((0.955, 0.96, 0.965)) for _ in range(4)]
+    assert arm.interval(0.99)[2] < 1
+
+
 def test_for_memory_bytes_decide_between_those_of_a_step_and_those_of_a_process() -> None:
     training = FakeTraining({"checkpoint": 1.2})
     training.facts |= {"blocks": 3}

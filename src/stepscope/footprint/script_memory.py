@@ -155,7 +155,7 @@ def _referents() -> Iterator[Any]:
     level = gc.get_referents(*gc.get_objects())
     for _ in range(_WITHIN):
         yield from level
-        level = gc.get_referents(*(one for one in level if type(one) in (dict, tuple) and not gc.is_tracked(one)))
+        level = gc.get_referents(*(held for held in level if type(held) in (dict, tuple) and not gc.is_tracked(held)))
     yield from level
 
 

@@ -22,8 +22,7 @@ class Processes:
 
     def look(self) -> None:
         """Say where some run beside the training."""
-        running = [one for one in self._started if _runs(one)]
-        if running:
+        if any(map(_runs, self._started)):
             self._progress.miss("what processes take that it starts")
 
     @contextlib.contextmanager
@@ -46,9 +45,9 @@ class Processes:
             with instead(BaseProcess, "start", start), instead(subprocess.Popen, "__init__", run):
                 yield
         finally:
-            for one in self._started:
+            for process in self._started:
                 with contextlib.suppress(Exception):
-                    one.terminate()
+                    process.terminate()
 
 
 def _runs(started: Any) -> bool:

@@ -27,10 +27,15 @@ _UNITS = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3, "v": 1.0, "mv": 1e-3, "a"
 _SPELLED = re.compile(
     r"(kilo|milli|micro|nano|[kmnuµμ])?(?:([swvah]|min)|(sec|second|minute|hour|watt|volt|amp|ampere)s?)"
 )
+_OTHERS = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "%", "dbm", "hp", "ps", "d", "day", "days"}
 _UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
 _HEAD = re.compile(r"(?P<name>[^(\[]*?)[\s_]*(?:[(\[]\s*(?P<unit>[^)\]]*)\s*[)\]])?")
 _DAY_S = 86400.0
 _MOST_W = 1e6
+
+
+class UnknownUnit(ValueError):
+    """A column is in a unit that is not known; the message names both."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,9 @@ def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: 
         if place in places:
             renamed.append(f"{places[place]} ({unit})" if unit else places[place])
         else:
-            renamed.append("" if name in (*_TIME_NAMES, *_POWER_NAMES) or unit in ("w", "mw", "uw", "kw") else cell)
+            other_time = time_column is not None and name in _TIME_NAMES
+            other_power = power_column is not None and (name in _POWER_NAMES or unit in ("w", "mw", "uw", "kw"))
+            renamed.append("" if other_time or other_power else cell)
     return renamed
 
 
@@ -207,7 +214,7 @@ def _columns(head: Sequence[str] | None, width: int) -> _Columns:
 def _factor(column: str, unit: str, known: Mapping[str, float]) -> float:
     """The factor of a column's unit to SI, 1 where none is stated."""
     if unit and unit not in known:
-        raise ValueError(f"the unit '{unit}' of the column '{column}' is not known; known are {', '.join(known)}")
+        raise UnknownUnit(f"the unit '{unit}' of the column '{column}' is not known; known are {', '.join(known)}")
     return known.get(unit, 1.0)
 
 
@@ -215,7 +222,7 @@ def _named(cell: str) -> tuple[str, str]:
     """Name and unit of a column in lower case: "Power (mW)", "power_milliwatts", "P [W]", "mW"."""
     matched = _HEAD.fullmatch(cell)
     name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
-    unit = _symbol(((matched["unit"] if matched else None) or "").strip().lower())
+    unit = _unit((matched["unit"] if matched else None) or "")
     stem, _, last = name.rpartition(" ")
     symbol = _symbol(last)
     if not unit and (
@@ -223,6 +230,13 @@ def _named(cell: str) -> tuple[str, str]:
     ):  # "power min" is a least
         name, unit = stem or name, symbol
     return name, unit
+
+
+def _unit(bracket: str) -> str:
+    """The unit that a header has in brackets: "W", "W RMS", "sec."; none in what tells something else, as "avg"."""
+    first = next(iter(bracket.lower().split()), "").rstrip(".")
+    symbol = _symbol(first)
+    return symbol if symbol in _UNITS or symbol in _TIME_UNITS or first in _OTHERS or _SPELLED.fullmatch(first) else ""
 
 
 def _symbol(unit: str) -> str:

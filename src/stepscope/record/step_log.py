@@ -59,9 +59,10 @@ class StepLog:
             writer.close(status, reason)
 
     def _read_losses(self, writer: RunWriter) -> None:
-        waiting, self._waiting = self._waiting, []
-        for step, t0_ns, t1_ns, samples, loss, whole in waiting:
+        while self._waiting:  # an interrupt, which a wait for an accelerator invites, loses none of them
+            step, t0_ns, t1_ns, samples, loss, whole = self._waiting[0]
             writer.step(step, t0_ns, t1_ns, samples, loss() if callable(loss) else loss, whole)
+            del self._waiting[0]
 
     def join(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies.

@@ -188,7 +188,11 @@ def later_number_in(value: Any) -> float | Callable[[], float | None] | None:
     """Return the number of a loss; of one on an accelerator, which a look would wait for, what reads a copy of it."""
     if type(value) is not torch.Tensor or value.device.type == "cpu" or value.numel() != 1:
         return number_in(value)  # of a tensor that is spread over ranks at once, too, as they all do it in step
-    return functools.partial(number_in, value.detach().clone())
+    try:
+        with unseen_by_modes():
+            return functools.partial(number_in, value.detach().clone())
+    except RuntimeError:  # no memory, or an earlier error of the device, which the training hears of itself
+        return None
 
 
 @contextlib.contextmanager

@@ -156,6 +156,6 @@ def _hot_zones(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
     for series in series_of(run, "temperature"):
         zone, read = series.scope.removeprefix("zone:"), _inside(series, span)
         number = re.search(r"thermal_zone\d+", series.source)
-        trip = passive.get(number[0]) if number and zone not in _NOTIFY else None
+        trip = passive.get(number[0]) if number and zone.partition("#")[0] not in _NOTIFY else None
         if trip is not None and len(read) and read.max() >= trip - _NEAR_TRIP:
             yield f"zone {zone} reached {read.max():.0f} °C, and the kernel slows down at {trip:.0f} °C"

@@ -101,7 +101,7 @@ def resolution(rails: Sequence[RailFit]) -> pl.DataFrame:
 def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
     in_parts = rail.ops.in_parts and by != WHOLE
     if in_parts or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
-        return _rail_frame(rail, method, [_unknown_row(rail)])
+        return _rail_frame(rail, method, [_unknown_row(rail, (in_parts and rail.ops.in_parts) or rail.reason)])
     if by == WHOLE:
         return _rail_frame(rail, method, [_whole_row(rail, method)])
     names, gather = groups(rail.ops, BY[by])
@@ -219,8 +219,8 @@ def _whole_row(rail: RailFit, method: str) -> dict[str, Any]:
     }
 
 
-def _unknown_row(rail: RailFit) -> dict[str, Any]:
-    return {"name": MEASURED, "verdict": "not identifiable", "reason": rail.reason}
+def _unknown_row(rail: RailFit, reason: str | None) -> dict[str, Any]:
+    return {"name": MEASURED, "verdict": "not identifiable", "reason": reason}
 
 
 def _rail_frame(rail: RailFit, method: str, rows: list[dict[str, Any]]) -> pl.DataFrame:

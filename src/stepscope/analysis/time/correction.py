@@ -45,7 +45,7 @@ _UNEVEN = 0.5  # of what slows everything may be elsewhere than it is taken to b
 _STARVED = 1.05  # times its CPU time: from here on, waits for a core are more than the odd interruption of a step
 _HELD = 0.05  # of the time without a core: from here on, layers without a wait tell how much longer one makes them
 _NEAR = 10  # unprofiled steps on either side of a profiled one tell how long it would have taken
-_UNLIKE = 0.05  # of the operators' time: with more in what not every step runs as often, steps are of several kinds
+_UNLIKE = 0.05  # of the operators' time: where what not every step runs as often differs by more, steps are unlike
 _LEAST_OF_OTHERS = 0.5  # of what is in no layer stays at least, whatever the layers say
 _BESIDE_LAYERS = 0.25  # of a time: where more of it lies outside of the layers, these say nothing of its spread
 _NORMAL = 1.96
@@ -133,9 +133,10 @@ def step_times(run: Run) -> StepTimes:
     outside, below = sums_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
     rest_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
-    raw = np.column_stack([without_interruptions(cells.values, regular), without_interruptions(rest[:, None])])
-    cost = np.column_stack([profiling.values, rest_cost])
     unlike = _are_unlike(cells, regular)
+    interrupted = rest[:, None] if unlike else without_interruptions(rest[:, None])
+    raw = np.column_stack([without_interruptions(cells.values, regular), interrupted])
+    cost = np.column_stack([profiling.values, rest_cost])
     headline = _Headline.of(run, steps, unlike)
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
@@ -203,7 +204,8 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
 def _are_unlike(cells: PerStep, regular: Flags) -> bool:
     """Return whether the steps are of several kinds; loading, which an epoch's end does twice, makes none."""
     sometimes = ~regular & (cells.keys["phase"] != "data").to_numpy()
-    return bool(cells.values[:, sometimes].sum() > _UNLIKE * cells.values.sum())
+    apart = cells.values[:, sometimes] - np.median(cells.values[:, sometimes], axis=0)
+    return bool(np.abs(apart).sum() > _UNLIKE * cells.values.sum())
 
 
 def _scaled(bare: Floats, step_ns: float, unlike: bool) -> Floats:

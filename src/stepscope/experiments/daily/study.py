@@ -66,7 +66,7 @@ def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
         f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
         f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
     )
-    if alike:
+    if alike and best.end.low is not None:
         said = f"{said} Not distinguishable from it: {'; '.join(alike)}."
     if request.charging is None:
         return said

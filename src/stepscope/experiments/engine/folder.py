@@ -141,7 +141,8 @@ class StudyFolder(ResultFolder):
         stored = _stored_request(path)
         if stored is not None:
             _refuse_other_request(path, stored, request)
-            _refuse_other_sources(path, stored.get("sources"), sources)
+            if stored.get("sources") or "versions" in stored:  # an earlier version did not know every training
+                _refuse_other_sources(path, stored.get("sources"), sources)
             _refuse_other_place(path, stored, where or {})
             return
         with self.writing():

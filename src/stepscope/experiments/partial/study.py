@@ -127,7 +127,7 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
         names = [outcome for outcome in outcomes if outcome.setting.name in front(outcomes, cost)]
         if names:
             listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
-            unsure = undecided(outcomes, cost)
+            unsure = undecided(outcomes, cost) if names[0].accuracy.low is not None else []
             others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else ""
             said.append(f"For its {word} unbeaten: {listed}{others}.")
     return " ".join(said)

@@ -45,17 +45,17 @@ def centre_interval(observed: Sequence[float], confidence: float = CONFIDENCE) -
 def process_interval(
     by_process: Sequence[Sequence[float]], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return (ratio, low, high) of log ratios in several couples: from 3 on each is one observation (Student).
+    """Return (ratio, low, high) of log ratios in several couples: from 3 on each is one observation (Student, 95 %).
 
-    Processes differ by more than their pairs do (the heap lies elsewhere). Fewer do not say by how much: then couples
-    are taken to differ by `COUPLES_DIFFER`.
+    Processes differ by more than their pairs do (the heap lies elsewhere). Fewer do not say by how much: then the pairs
+    tell, at this confidence, and couples are taken to differ by `COUPLES_DIFFER`.
     """
     pooled = ratio_interval([value for logs in by_process for value in logs], confidence)
     if len(by_process) < 3:
         normal = float(special.ndtri((1 + confidence) / 2))
         return widened(pooled, normal * COUPLES_DIFFER / math.sqrt(max(1, len(by_process))))
     centres = np.array([float(np.median(logs)) for logs in by_process if len(logs)], dtype=np.float64)
-    middle, low, high = mean_interval(centres, confidence)
+    middle, low, high = mean_interval(centres)
     if not math.isnan(pooled[1]):  # where processes do not differ, no narrower than the pairs allow
         low, high = min(low, math.log(pooled[1])), max(high, math.log(pooled[2]))
     return tuple(math.exp(value) for value in (middle, low, high))  # type: ignore[return-value]

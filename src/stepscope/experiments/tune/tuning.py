@@ -187,6 +187,8 @@ class Tuning:
     def _start(self, changes: Sequence[Change]) -> PlaceLike:
         place = self._open(changes, self.facts)
         self._places.append(place)
+        if changes:
+            self._altered.add(id(place))
         if self.facts and self._apart:
             place.ask(_ANSWER_S, do="use", facts=self.facts)
         return place
@@ -460,15 +462,16 @@ class Tuning:
         arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
         arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
         arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
-        arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and self.steady(arm)
+        drifts = arm.drift is not None and not self.steady(arm)  # of what is made at start the check at the end tells
+        arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and not drifts
         if arm.of_process:
             arm.memory_bytes, arm.as_is_bytes = step.memory_bytes, step.as_is_bytes
         if memory:
-            arm.over = saving(arm) - saving(current) > LEAST_GAIN / 2 and self.steady(arm)
+            arm.over = saving(arm) - saving(current) > LEAST_GAIN / 2 and not drifts
             arm.reason = "" if arm.over else f"{more.name} saves no memory beyond {current.name}"
-        elif not self.steady(arm):
+        if drifts:
             arm.reason = f"the loss drifts by more than {100 * MOST_DRIFT:.0f} %"
-        elif not arm.over:
+        elif not arm.over and not memory:
             arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
         return arm if arm.over else None
 
