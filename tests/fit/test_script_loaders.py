@@ -35,6 +35,22 @@ def test_a_sampler_may_have_no_end_and_may_take_a_sample_more_than_once(
     assert "a sampler without an end in sight, beyond its first batches" in watched.missed
 
 
+def test_a_sampler_needs_no_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+class Backwards:
+    def __iter__(self):
+        return iter(range(len(data) - 1, -1, -1))
+class Unsaid(Backwards):
+    def __len__(self):
+        raise NotImplementedError
+for sampler in (Backwards(), Unsaid()):
+    for x, y in DataLoader(data, batch_size=16, sampler=sampler):
+        update(x, y)
+"""
+    watched = followed(tmp_path, monkeypatch, body)
+    assert (watched.stopped, watched.missed) == (None, ())
+
+
 WORKERS = """
 from torch.utils.data import Dataset
 class Rows(Dataset):

@@ -200,14 +200,15 @@ class _Order:
         self._goes_on, self._skip = goes_on, skip
         self._rest: Iterator[Any] = iter(())
         self._samples = 0
-        if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
-            samples, size = len(sampler.sampler), int(sampler.batch_size)  # type: ignore[arg-type]
+        samples = _length(sampler.sampler) if type(sampler) is BatchSampler else None
+        if samples is not None:
+            size = int(sampler.batch_size)
             starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
             self._batches: Any = [range(start, min(samples, start + size)) for start in starts]
             self._samples = min(samples, len(data) if hasattr(data, "__len__") else samples)  # it may take some twice
         else:
             self._rest = iter(sampler)
-            self._batches = list(_first(self._rest, len(sampler) if hasattr(sampler, "__len__") else None))
+            self._batches = list(_first(self._rest, _length(sampler)))
         ahead = next(self._rest, _NOTHING)
         self.goes_on_for_ever = ahead is not _NOTHING
         self._rest = itertools.chain([ahead], self._rest)
@@ -226,6 +227,14 @@ class _Order:
             batch = self._batches[there]
             yield [place % self._samples for place in batch] if isinstance(batch, range) else batch
             number = there + 1
+
+
+def _length(sampler: Any) -> int | None:
+    """Return how many samples or batches a sampler says it has; None where it, or one within it, does not say."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
