@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pathlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from stepscope.footprint.script_saved import saved
 from stepscope.record.dry.storage_log import StorageLog, peak_of
 
 BEFORE = b"before" * 2
+TWO = "update(*data[:8])\nupdate(*data[:8])\n"
 
 
 def test_what_is_written_without_pythons_open_changes_no_file_of_the_user(
@@ -64,6 +70,116 @@ update(*data[:8])
     assert watched.missed == ("what os.system runs: it is not run",)
     (tmp_path / "train.py").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_library_that_opens_files_may_be_imported_by_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports itself from within, before all of it is there; relative imports within others have names like its."""
+    (tmp_path / "h5py").mkdir()
+    (tmp_path / "h5py/__init__.py").write_text("import h5py\nfrom . import cv2\nfrom h5py.files import File\n")
+    (tmp_path / "h5py/cv2.py").write_text("")
+    (tmp_path / "h5py/files.py").write_text(
+        "class File:\n    def __init__(self, name, mode='r'):\n        open(name)\n"
+    )
+    (tmp_path / "cv2.py").write_text("")
+    for name in ("h5py", "h5py.cv2", "h5py.files", "cv2"):
+        monkeypatch.setitem(sys.modules, name, None)  # after the test what was there is back
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    body = "import cv2, h5py\nopen('table.h5', 'w').close()\nh5py.File('table.h5', 'a')\n"
+    watched = followed(tmp_path, monkeypatch, body + TWO)
+    assert (watched.stopped, watched.missed) == (None, ())
+    assert not (tmp_path / "table.h5").exists()
+
+
+FOLDERS = """
+import glob, os, shutil
+from pathlib import Path
+folder = Path("checkpoints")
+folder.mkdir(exist_ok=True)
+assert sorted(folder.glob("*.pt")) == list(folder.iterdir()) == os.listdir("checkpoints") == []
+for epoch in range(3):
+    update(*data[:8])
+    (folder / f"step-{epoch}").mkdir()
+    torch.save(model.state_dict(), folder / f"step-{epoch}" / "model.pt")
+assert [path.name for path in sorted(folder.glob("step-*"))] == ["step-0", "step-1", "step-2"]
+assert len(list(folder.rglob("*.pt"))) == len(glob.glob("checkpoints/*/*.pt")) == 3
+assert glob.glob("checkpoints/step-1/model.pt") == ["checkpoints/step-1/model.pt"]
+assert [len(files) for _, _, files in os.walk("checkpoints")] == [0, 1, 1, 1]
+with os.scandir("checkpoints") as entries:
+    assert all(entry.is_dir() and os.listdir(entry) == ["model.pt"] for entry in entries)
+shutil.rmtree(folder / "step-0")
+assert len(list(folder.iterdir())) == 2 and sorted(path.name for path in Path("own").iterdir()) == ["kept"]
+Path("own/added").write_text("some")
+assert {path.name: path.stat().st_size for path in Path("own").iterdir()} == {"kept": 12, "added": 4}
+for path in ("nothing", Path("nothing")):
+    try:
+        os.listdir(path)
+    except FileNotFoundError:
+        path = None
+    assert path is None
+os.makedirs("out")
+assert shutil.copy("train.py", "out") == "out/train.py"
+assert os.path.isdir("out") and open("out/train.py").read() == open("train.py").read()
+"""
+
+
+def test_folders_that_the_script_makes_are_listed_with_what_it_has_written_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/kept").write_bytes(BEFORE)
+    watched = followed(tmp_path, monkeypatch, FOLDERS)
+    assert (watched.stopped, watched.missed) == (None, ())
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "own", "train.py"]
+
+
+TEMPORARY = """
+import os, shutil, tempfile
+from pathlib import Path
+with tempfile.NamedTemporaryFile("w") as file:
+    assert os.path.isdir(tempfile.gettempdir())
+assert not os.path.exists(file.name)
+os.makedirs("made")
+for folder in (".", "made"):
+    number, name = tempfile.mkstemp(dir=folder)
+    with os.fdopen(number, "wb") as file:
+        torch.save(model.state_dict(), file)
+    os.replace(name, f"{folder}/final.pt")
+    assert not os.path.exists(name)
+    assert torch.load(f"{folder}/final.pt").keys() == model.state_dict().keys()
+with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+    file.write("some")
+shutil.copy(file.name, "copy")
+os.remove(file.name)
+assert Path("copy").read_text() == "some" and not os.path.exists(file.name)
+tempfile.mkstemp(dir=".")
+"""
+
+
+def test_files_of_tempfile_are_moved_and_removed_and_none_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = followed(tmp_path, monkeypatch, TEMPORARY + TWO)
+    assert (watched.stopped, watched.missed) == (None, ())
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_what_pathlib_writes_by_itself_changes_no_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.10 keeps io.open and os.scandir from before the script is followed."""
+    accessor = SimpleNamespace(open=io.open, scandir=os.scandir)
+    monkeypatch.setattr(pathlib, "_NormalAccessor", accessor, raising=False)
+    (tmp_path / "kept").write_bytes(BEFORE)
+    with script_files.ScriptFiles(Progress(StorageLog())).kept():
+        with accessor.open(tmp_path / "kept", "w", -1, None, None, None) as file:
+            file.write("after")
+        (tmp_path / "added").write_text("some")
+        assert sorted(entry.name for entry in accessor.scandir(tmp_path)) == ["added", "kept"]
+        assert (tmp_path / "kept").read_text() == "after"
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [BEFORE]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import glob
 import importlib
 import importlib.util
 import io
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from stepscope.footprint.script_entries import Entries, Entry
 from stepscope.footprint.script_progress import Progress, instead
 from stepscope.footprint.script_saved import saved
 from stepscope.record.dry.storage_log import SAVING
@@ -47,6 +49,7 @@ class ScriptFiles:
         """Answer the calls that open, write, move and delete files, and those that save and load."""
         with tempfile.TemporaryDirectory(prefix="stepscope-fit-") as folder, contextlib.ExitStack() as stack:
             files = _Files(Path(folder), self._progress)
+            stack.callback(files.close)
             for owner, name, value in (
                 (builtins, "open", files.open), (io, "open", files.open), (tarfile, "bltn_open", files.open),
                 *_of_system(files), (os, "system", self._run),
@@ -60,8 +63,6 @@ class ScriptFiles:
                 (builtins, "__import__", self._imports(files, stack, builtins.__import__)),
             ):  # fmt: skip
                 stack.enter_context(instead(owner, name, value))
-            for library in _LIBRARIES & sys.modules.keys():
-                _watch(library, files, stack)
             if importlib.util.find_spec("safetensors") is not None:
                 of_safetensors = importlib.import_module("safetensors.torch")
                 stack.enter_context(instead(of_safetensors, "save_file", functools.partial(self._save, files)))
@@ -70,16 +71,19 @@ class ScriptFiles:
     @staticmethod
     def _imports(files: _Files, stack: contextlib.ExitStack, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return an import that watches libraries which open files below Python."""
-        waiting = set(_LIBRARIES - sys.modules.keys())
+        waiting = set(_OPENERS)
 
         def imported(name: str, *more: Any, **options: Any) -> Any:
             module = plain(name, *more, **options)
-            library = name.partition(".")[0]
-            if library in waiting and library in sys.modules:
-                waiting.discard(library)
-                _watch(library, files, stack)
+            watch()
             return module
 
+        def watch() -> None:
+            for library in [library for library in waiting if _is_complete(library)]:
+                waiting.discard(library)
+                _watch(library, files, stack)
+
+        watch()
         return imported
 
     def _run(self, command: Any) -> int:
@@ -99,34 +103,53 @@ class ScriptFiles:
             call = io.BytesIO()  # holds what is on its way
             self._log.hold(size, "saved", call)
             del call
-            files.saved[str(getattr(f, "name", ""))] = saved(content)
+            files.saved[files.name_of(f)] = saved(content)
 
     @staticmethod
     def _load(files: _Files, plain: Callable[..., Any], f: Any, *more: Any, **options: Any) -> Any:
-        place = files.place(f) if isinstance(f, (str, os.PathLike)) else str(getattr(f, "name", ""))
+        place = files.place(f) if isinstance(f, (str, os.PathLike)) else files.name_of(f)
         return files.saved[place]() if place in files.saved else plain(f, *more, **options)
 
 
 def _of_system(files: _Files) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield what answers for os; Python 3.10 has calls of its own in pathlib."""
+    """Yield what answers for os; Python 3.10 has calls of its own in pathlib, and from 3.13 on glob has."""
+    scanned = functools.partial(files.scanned, os.scandir)
+    yield os, "scandir", scanned
+    if hasattr(pathlib, "_NormalAccessor"):
+        yield pathlib._NormalAccessor, "scandir", scanned
+        yield pathlib._NormalAccessor, "open", files.open
+    globber = getattr(glob, "_StringGlobber", None)
+    if hasattr(globber, "lstat"):
+        yield globber, "lstat", staticmethod(functools.partial(files.seen, os.lstat))
+    if hasattr(globber, "scandir"):
+        yield globber, "scandir", staticmethod(scanned)
     for owner in (os, getattr(pathlib, "_NormalAccessor", os)):
         for names, value in (
             ("remove unlink rmdir removedirs", files.gone), ("rename replace renames", files.moved),
             ("mkdir makedirs", files.made), ("chmod chown lchown utime truncate", files.unchanged),
             ("link symlink", files.copied), ("listdir", functools.partial(files.listed, os.listdir)),
-            ("stat", functools.partial(files.seen, os.stat)), ("open", functools.partial(files.opened, os.open)),
+            ("stat", functools.partial(files.seen, os.stat)), ("lstat", functools.partial(files.seen, os.lstat)),
+            ("open", functools.partial(files.opened, os.open)),
         ):  # fmt: skip
             for name in names.split():
                 if hasattr(owner, name) and (owner is os or name != "open"):
                     yield owner, name, value
 
 
-_LIBRARIES = frozenset(("cv2", "h5py", "numpy"))
+_OPENERS = {"cv2": "imwrite", "h5py": "File", "numpy": "memmap"}  # libraries, and what of each opens files
+
+
+def _is_complete(library: str) -> bool:
+    """Return whether a library is imported; while it is being imported, parts of it are missing."""
+    module = sys.modules.get(library)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def _watch(library: str, files: _Files, stack: contextlib.ExitStack) -> None:
     """Answer for a library that opens files below Python, or asks for more than a file that can be read."""
     module = sys.modules[library]
+    if not hasattr(module, _OPENERS[library]):
+        return  # a module of the user's that has its name
     if library == "cv2":
         stack.enter_context(instead(module, "imwrite", lambda *_given, **_options: True))
     elif library == "h5py":
@@ -140,14 +163,16 @@ class _Files:
 
     def __init__(self, folder: Path, progress: Progress) -> None:
         self.saved: dict[str, Callable[[], Any]] = {}  # by place: how to get what was saved there
-        self._folder, self._progress, self._open = folder, progress, builtins.open
+        self._folder, self._progress, self._open, self._remove = folder, progress, builtins.open, os.remove
         self._own: dict[str, str] = {}  # where a file of the script's lies; of a copy it may be a file of the user's
+        self._temporary: set[str] = set()  # real files of tempfile, which removes most of them itself
+        self._numbered: dict[int, str] = {}  # by descriptor: where what os.open has opened lies
         self._folders: set[str] = set()
         self._made = 0
 
     def open(self, file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
         """Open a file as builtins.open does; what the script writes goes to the folder of its own files."""
-        if isinstance(file, int):
+        if isinstance(file, int) or options.get("opener") is not None:
             return self._open(file, mode, *more, **options)
         place = self.place(file, mode)
         if "x" in mode:
@@ -159,13 +184,25 @@ class _Files:
     def opened(self, plain: Callable[..., int], path: Any, flags: int, *more: Any, **options: Any) -> int:
         """Open a file as os.open does."""
         unnamed = _UNNAMED and flags & _UNNAMED == _UNNAMED
-        of_tempfile = sys._getframe(1).f_globals.get("__name__") == "tempfile"  # a new name, and removed by it
-        if not flags & _WRITES or unnamed or of_tempfile or options.get("dir_fd") is not None:
+        if not flags & _WRITES or unnamed or options.get("dir_fd") is not None:
             return plain(path, flags, *more, **options)
+        if sys._getframe(1).f_globals.get("__name__") == "tempfile":
+            with contextlib.suppress(FileNotFoundError):  # in a folder of the script's
+                opened = plain(path, flags, *more, **options)
+                self._numbered[opened] = self._path(path)
+                self._temporary.add(self._path(path))
+                return opened
         mode = "w" if flags & os.O_TRUNC else "r+"
         flags |= os.O_CREAT if Path(os.fsdecode(path)).exists() else 0
         place = self.place(path, mode)
-        return plain(place, os.O_RDONLY if self._too_large(place, mode) else flags, *more, **options)
+        opened = plain(place, os.O_RDONLY if self._too_large(place, mode) else flags, *more, **options)
+        self._numbered[opened] = place
+        return opened
+
+    def name_of(self, opened: Any) -> str:
+        """Return where an open file lies."""
+        name: Any = getattr(opened, "name", "")
+        return self._numbered.get(name, str(name))
 
     def place(self, file: Any, mode: str = "r") -> str:
         """Return where a file of that name lies, from now on in the folder if it is written to."""
@@ -174,7 +211,7 @@ class _Files:
         if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
             return before
         anew = bool(set(mode) & set("wx"))
-        if Path(before).parent != self._folder or list(self._own.values()).count(before) > 1:
+        if not self._is_own(before) or list(self._own.values()).count(before) > 1:
             if not anew and self._too_large(before, mode):
                 return before
             place = str(self._folder / str(self._made))
@@ -186,9 +223,12 @@ class _Files:
             self.saved.pop(before, None)
         return self._own.get(path, path)
 
+    def _is_own(self, place: str) -> bool:
+        return Path(place).parent == self._folder or place in self._temporary
+
     def _too_large(self, place: str, mode: str) -> bool:
         """Return whether a file of the user's that would be written to is too large to be copied."""
-        if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or Path(place).parent == self._folder:
+        if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or self._is_own(place):
             return False
         with contextlib.suppress(OSError):
             if Path(place).is_file() and Path(place).stat().st_size > _MOST_COPIED:
@@ -213,7 +253,7 @@ class _Files:
 
         def made(kind: Any, filename: Any, dtype: Any = "uint8", mode: str = "r+", *more: Any, **options: Any) -> Any:
             if mode in ("r+", "readwrite") and isinstance(filename, (str, bytes, os.PathLike)):
-                mode = mode if Path(self.place(filename)).parent == self._folder else "c"
+                mode = mode if self._is_own(self.place(filename)) else "c"
             return plain(kind, filename, dtype, mode, *more, **options)
 
         return made
@@ -224,15 +264,34 @@ class _Files:
         for name in [name for name in self._own if there in (Path(name), *Path(name).parents)]:
             del self._own[name]
         self._folders = {name for name in self._folders if there not in (Path(name), *Path(name).parents)}
+        if str(there) in self._temporary:
+            self._temporary.remove(str(there))
+            self._remove(there)
 
-    def moved(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
+    def moved(self, old: Any, new: Any, *_more: Any, **_options: Any) -> Any:
         """Move a file that the script has written; no other file is moved."""
-        if self._path(old) in self._own:
-            self._own[self._path(new)] = self._own.pop(self._path(old))
+        before, target = self._path(old), _target(old, new)
+        if before in self._temporary:
+            self.copied(old, target)
+            self.gone(old)
+        elif before in self._own:
+            self._own[self._path(target)] = self._own.pop(before)
+        return target
 
-    def copied(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
+    def copied(self, old: Any, new: Any, *_more: Any, **_options: Any) -> Any:
         """The copy is read from where the original is, until one of them is written to."""
-        self._own[self._path(new)] = self.place(old)
+        before, target = self.place(old), _target(old, new)
+        if before in self._temporary:  # it may be removed
+            self._copy(before, self.place(target, "w"))
+        else:
+            self._own[self._path(target)] = before
+        return target
+
+    def close(self) -> None:
+        """Remove what is left of the files of tempfile."""
+        for path in self._temporary:
+            with contextlib.suppress(OSError):
+                self._remove(path)
 
     def made(self, path: Any, *_more: Any, **_options: Any) -> None:
         """No folder is needed; that it is there is remembered."""
@@ -244,7 +303,7 @@ class _Files:
 
     def seen(self, plain: Callable[..., Any], path: Any, *more: Any, **options: Any) -> Any:
         """Return what os.stat says of a file, or a folder, that the script has made."""
-        if isinstance(path, int) or options.get("dir_fd") is not None:
+        if isinstance(path, int) or path == "" or options.get("dir_fd") is not None:
             return plain(path, *more, **options)
         there = self._path(path)
         if there in self._own:
@@ -258,14 +317,39 @@ class _Files:
 
     def listed(self, plain: Callable[..., list[Any]], path: Any = ".") -> list[Any]:
         """Return the names in a folder: those of the user's, and what the script has written there."""
-        if isinstance(path, int):
+        if isinstance(path, (int, bytes)):
             return plain(path)
-        own = [Path(name).name for name in self._own if Path(name).parent == Path(self._path(path))]
+        own = self._within(path)
         try:
             there = plain(path)
         except FileNotFoundError:
+            if not own and self._path(path) not in self._folders:
+                raise
             return own
         return [*there, *(name for name in own if name not in there)]
+
+    def scanned(self, plain: Callable[..., Any], path: Any = ".") -> Any:
+        """Return what os.scandir says of a folder, with what the script has written there."""
+        if isinstance(path, (int, bytes)):
+            return plain(path)
+        there: Any = contextlib.nullcontext(())
+        own = self._within(path)
+        try:
+            there = plain(path)
+        except FileNotFoundError:
+            if not own and self._path(path) not in self._folders:
+                raise
+        with there as entries:
+            theirs = [entry for entry in entries if entry.name not in own]
+        return Entries([*theirs, *(Entry(name, str(Path(path or ".", name))) for name in own)])
+
+    def _within(self, path: Any) -> list[str]:
+        """Return the names of the script's files and folders in a folder."""
+        there = Path(self._path(path))
+        inside = [
+            Path(name) for name in (*self._own, *sorted(self._folders)) if Path(name).parent == there != Path(name)
+        ]
+        return list(dict.fromkeys(path.name for path in inside))
 
     def _copy(self, old: str, new: str) -> None:
         with self._open(old, "rb") as source, self._open(new, "wb") as target:
@@ -275,4 +359,10 @@ class _Files:
 
     @staticmethod
     def _path(path: Any) -> str:
-        return str(Path(os.fsdecode(path)).absolute())
+        return str(Path(os.fsdecode("." if path is None else path)).absolute())
+
+
+def _target(old: Any, new: Any) -> Any:
+    """Return where a file is copied or moved to: into a folder, or to a name."""
+    there = Path(os.fsdecode(new))
+    return str(there / Path(os.fsdecode(old)).name) if there.is_dir() else new
