@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,32 @@ print(beside.poll())
 """
     watched = followed(tmp_path, monkeypatch, body)
     assert watched.missed == ("what torch.compile makes of it", "what processes take that it starts")
+
+
+def test_a_process_may_be_closed_before_training_another_may_train_and_an_import_may_be_relative_to_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+import importlib, multiprocessing, sys
+importlib.import_module("xml.dom.pulldom", "xml")
+start = multiprocessing.get_context("fork").Process
+def train():
+    try:
+        update(*data[:8])
+    except BaseException:
+        sys.exit(3)
+for task in (int, train):
+    process = start(target=task)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+process.close()
+for n in range(3):
+    update(*data[:8])
+"""
+    monkeypatch.delitem(sys.modules, "xml.dom.pulldom", raising=False)
+    watched = followed(tmp_path, monkeypatch, body)
+    assert (watched.stopped, watched.missed) == (None, ())
 
 
 def test_a_script_that_would_be_run_anew_by_a_process_of_its_own_is_left_there(

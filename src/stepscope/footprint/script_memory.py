@@ -98,7 +98,7 @@ class ScriptMemory:
             finally:
                 running = False
                 self._imported += max(0, resident() - before)
-                by = str((more[0] or {}).get("__name__", "")) if more else ""
+                by = str(more[0].get("__name__", "")) if more and isinstance(more[0], dict) else ""
                 if by.partition(".")[0] not in ("torch", "stepscope"):  # what these need for themselves, any has
                     self.imported |= sys.modules.keys() - known
 

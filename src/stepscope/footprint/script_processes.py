@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import subprocess
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -19,10 +20,11 @@ class Processes:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._started: list[Any] = []
+        self._process = os.getpid()
 
     def look(self) -> None:
         """Say where some run beside the training."""
-        if any(map(_runs, self._started)):
+        if os.getpid() == self._process and any(map(_runs, self._started)):
             self._progress.miss("what processes take that it starts")
 
     @contextlib.contextmanager
@@ -52,5 +54,7 @@ class Processes:
 
 def _runs(started: Any) -> bool:
     if isinstance(started, BaseProcess):
-        return started.is_alive()
+        with contextlib.suppress(ValueError):  # it is closed
+            return started.is_alive()
+        return False
     return started.poll() is None
