@@ -330,7 +330,7 @@ def test_a_unit_that_is_not_known_is_refused_and_not_taken_for_one_of_si(head: s
 )
 def test_what_else_a_header_says_in_brackets_is_no_unit(head: str, factor: float) -> None:
     log = meter_csv.parse_meter_csv("\n".join([head, "0,5", "1,6", "2,7"]))
-    assert log.t_s == (0, 1, 2)
+    assert list(log.t_s) == [0, 1, 2]
     assert log.power_w == pytest.approx((5 * factor, 6 * factor, 7 * factor))
 
 
