@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from tests.fit.test_script import followed
 
+from stepscope.footprint.script_calls import TAKEN
+from stepscope.footprint.script_loops import Loops
+from stepscope.footprint.script_progress import Progress
 from stepscope.footprint.simulator import live_peak
+from stepscope.record.dry.storage_log import StorageLog
 
 WEIGHTS = (100 * 200 + 200 + 200 * 10 + 10) * 4  # B of the model
 LOADER = "loader = DataLoader(data, batch_size=50)\n"
@@ -173,6 +179,28 @@ def test_gradients_that_add_up_are_followed_until_the_update(
     assert found.stopped is None
 
 
+def test_rounds_whose_gradients_add_up_until_adam_steps_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "model = nn.Sequential(nn.Linear(100, 3000), nn.ReLU(), nn.Linear(3000, 10))\n"
+    head += "optimizer = torch.optim.Adam(model.parameters())\n"
+    tested = ADDED.format("(i + 1) % 4 == 0 or (i + 1) == 100")
+    assert followed(tmp_path, monkeypatch, head + tested).missed == ()
+    counted = """
+micro = [0]
+def learn(x, y):
+    nn.functional.cross_entropy(model(x), y).backward()
+    micro[0] += 1
+    if micro[0] == 4:
+        micro[0] = 0
+        optimizer.step()
+        optimizer.zero_grad()
+for x, y in DataLoader(data, batch_size=50):
+    learn(x, y)
+"""
+    assert followed(tmp_path, monkeypatch, head + counted).missed == ()
+
+
 EVALUATED = """
 large = torch.randn(3000, 100)
 def evaluate():
@@ -244,6 +272,54 @@ for epoch in range(100):
     assert followed(tmp_path, monkeypatch, body.format("best = copy.deepcopy(model)")).missed == ()
 
 
+VALIDATED = """
+def main():
+    kept = {{}}
+    history = []
+    for epoch in range(50):
+        update(*data[:50])
+        if (epoch + 1) % 10 == 0:
+            outputs = []
+            with torch.no_grad():
+                for _ in range(2):
+                    x_valid, y_valid = torch.randn(8000, 100), torch.zeros(8000)
+                    out = model[0](x_valid)
+                    outputs.append(out)
+            {0}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "keep", ["history.append(len(outputs))", "history.append((out[:, 0] == y_valid).sum() + out.sum())"]
+)
+def test_variables_of_a_validation_now_and_then_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    assert followed(tmp_path, monkeypatch, VALIDATED.format(keep)).missed == ()
+
+
+@pytest.mark.parametrize("keep", ["history.append(out.detach())", "kept[epoch] = (epoch, outputs)", "history += [out]"])
+def test_variables_that_are_put_into_a_container_now_and_then_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    (missed,) = followed(tmp_path, monkeypatch, VALIDATED.format(keep)).missed
+    assert missed.startswith("what is kept at line 21 in rounds that were omitted")
+
+
+def test_rounds_that_only_count_take_little_memory() -> None:
+    """600 B a round were taken by the branches and sizes of all rounds."""
+    loops = Loops(Progress(StorageLog()), lambda: None)
+    loops.calls.visit(ast.parse("for n in numbers:\n    if n % 7 == 0:\n        divmod(n, 7)\n"))
+    taken = loops.names(None)[TAKEN]
+    tracemalloc.start()
+    for n in loops.rounds(range(2000), 0):
+        taken(0, n % 7 == 0)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2000 * 500
+
+
 def test_rounds_whose_sizes_are_drawn_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "sizes = [{0}]\nfor step in range(100):\n    update(*data[: sizes[step % 3]])\n"
     assert followed(tmp_path, monkeypatch, body.format("100, 100, 900")).missed == (
@@ -268,6 +344,20 @@ for x, y in DataLoader(Rows(), batch_size=8):
     (missed,) = followed(tmp_path, monkeypatch, body.format("cache[n] = numpy.ones(2_000)")).missed
     assert missed.startswith("arrays in rounds that were omitted")
     assert followed(tmp_path, monkeypatch, body.format("pass")).missed == ()
+
+
+def test_arrays_that_are_made_once_after_the_training_come_with_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+import numpy
+for x, y in DataLoader(data, batch_size=2):
+    update(x, y)
+curves = [numpy.zeros(1000) for _ in range(10)]
+for _ in range(10):
+    curves.append(numpy.zeros(1000))
+"""
+    assert followed(tmp_path, monkeypatch, body).missed == ()
 
 
 def test_a_loop_that_only_looks_before_it_learns_in_a_function_goes_on_until_it_does(

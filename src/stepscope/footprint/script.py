@@ -89,8 +89,8 @@ class Follower:
         self.log, self.progress = log, Progress(log)
         self._target, self._fake = target, fake
         self._patience = Patience(target)
-        self._loops, self._loaders = Loops(self.progress), Loaders(self.progress)
         self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
+        self._loops, self._loaders = Loops(self.progress, self._memory.look_at_loop), Loaders(self.progress)
         self._processes = Processes(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:

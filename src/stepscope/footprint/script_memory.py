@@ -43,6 +43,7 @@ class ScriptMemory:
         self._before = (0, 0, 0)  # arrays, resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
         self._sizes = Counter[int]()  # of arrays at the first update
+        self._trained: Counter[int] | None = None  # where a loop ended last of which rounds were omitted
         self.imported = set[str]()  # modules that the script's imports brought along
         self._ops = self._most = 0  # at the first update: ops that were followed, and the most that was resident, B
 
@@ -61,6 +62,11 @@ class ScriptMemory:
         if self._fake and self._grown > _OWN_GROWTH:
             self.earlier = self._grown - _OWN_GROWTH + self._log.alive_bytes()
 
+    def look_at_loop(self) -> None:
+        """Look at what rounds of a loop have kept, at its end: what comes after came once."""
+        if self._fake and self._progress.updates:
+            self._trained = _array_sizes(self._log)
+
     def look_again(self) -> None:
         """Look at what came after the first update: what a data set caches, replays, what an evaluation computes."""
         if not (self._fake and self._progress.updates):
@@ -70,8 +76,9 @@ class ScriptMemory:
         most = most if most > self._most else resident()
         sizes = _array_sizes(self._log)
         size = max(0, _sum(sizes) - self._before[0])
-        more, cached = size - self.arrays[0], (sizes - self._sizes).items()
-        again = sum(size * count for size, count in cached if count >= _SEVERAL) * self._progress.times
+        more, kept = size - self.arrays[0], sizes if self._trained is None else sizes & self._trained
+        cached = {size: count for size, count in (kept - self._sizes).items() if count >= _SEVERAL}
+        again = _sum(Counter(cached)) * self._progress.times
         self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[1] - self._imported - own)
         if (more > _GROWN or again > _GROWN_WHOLE) and self._progress.cut:
             self._progress.miss(f"arrays in rounds that were omitted: {bytes_(more)} came while the others trained")

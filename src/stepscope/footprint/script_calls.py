@@ -1,0 +1,213 @@
+"""A script as it is followed: its loops go through the follower, and branches on what counts rounds are noted."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+ROUNDS, TAKEN, LEFT, ENUMERATE, PATIENCE = "__rounds__", "__taken__", "__left__", "__enumerate__", "__patience__"
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """An `if` on what counts the rounds of these loops (by number), and whether what it does can matter.
+
+    Without loops it is on parameters of a function, which may count rounds of its caller.
+    """
+
+    line: int
+    test: str
+    loops: tuple[int, ...]
+    body: bool
+    otherwise: bool
+    parameters: tuple[str, ...] = ()
+
+
+class LoopCalls(ast.NodeTransformer):
+    """Has each `for` go through the follower, and each `while` ask whether it may go on; notes branches on a round."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []  # of each loop
+        self._called: list[set[str]] = []  # by each
+        self._functions: dict[str, set[str]] = {}  # of the script: names of what they call
+        self._parameters: list[set[str]] = [set()]  # of the functions around
+        self.branches: list[_Branch] = []
+        self._open: list[tuple[int, set[str]]] = []  # loops around, and the names that count their rounds
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """Return the loop over the rounds that are followed."""
+        number, inside = len(self.lines), list(ast.walk(node))
+        self.lines.append(node.lineno)
+        self._called.append(_calls(inside))
+        counters = [part.target for part in inside if isinstance(part, ast.AugAssign) and _is_name(part.target)]
+        self._open.append((number, _names([node.target, *counters])))
+        self.generic_visit(node)
+        self._open.pop()
+        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number)), node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        """Return the loop with its question."""
+        self.generic_visit(node)
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(PATIENCE), node.test]), node.test)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Return the function; what it calls is known by its name."""
+        self._functions.setdefault(node.name, set()).update(_calls(ast.walk(node)))
+        self._parameters.append({argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)})
+        self.generic_visit(node)
+        self._parameters.pop()
+        return node
+
+    def trains(self, number: int) -> bool:
+        """Return whether a backward pass stands in a loop, or in functions of the script that it calls."""
+        reached, waiting = set[str](), set(self._called[number])
+        while waiting:
+            name = waiting.pop()
+            reached.add(name)
+            waiting |= self._functions.get(name, set()) - reached
+        return "backward" in reached
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        """Return the branch with a note of its test, and of its end, where this depends on the round."""
+        gathers = _gathers(node.body)
+        replaced = _replaced(node.body) if gathers else []
+        number = self._noted(node, _matter(node.body), _matter(node.orelse), replaced)
+        if number is not None and self.branches[number].loops and gathers:
+            left = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
+            node.body.append(ast.copy_location(left, node.body[-1]))
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
+        """Return the expression with a note of its test."""
+        self._noted(node, _matter([ast.Expr(node.body)]), _matter([ast.Expr(node.orelse)]))
+        return node
+
+    def _noted(
+        self, node: ast.If | ast.IfExp, body: bool, otherwise: bool, replaced: Sequence[ast.expr] = ()
+    ) -> int | None:
+        names, test = _names([node.test]), ast.unparse(node.test)
+        loops = tuple(number for number, counting in self._open if counting & names)
+        parameters = () if loops else tuple(sorted(_compared(node.test) & self._parameters[-1]))
+        self.generic_visit(node)
+        if not (loops or parameters) or not (body or otherwise):
+            return None
+        number = len(self.branches)
+        self.branches.append(_Branch(node.lineno, test, loops, body, otherwise, parameters))
+        values = [ast.Name(name, ast.Load()) for name in parameters] if parameters else replaced
+        node.test = ast.copy_location(_call(TAKEN, ast.Constant(number), node.test, *values), node.test)
+        return number
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Return the call; enumerate() knows the number of a batch after those that were omitted."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
+            node.func.id = ENUMERATE
+        return node
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _is_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _calls(nodes: Iterable[ast.AST]) -> set[str]:
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    return {func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in called}
+
+
+_GATHERING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "setdefault", "update"))
+
+_REDUCING = frozenset(("item", "tolist", "sum", "mean", "argmax"))  # what they return shares no memory
+
+
+def _gathers(statements: Iterable[ast.stmt]) -> bool:
+    """Return whether statements put something into a container, where it stays: a variable holds the last alone."""
+    parts = [part for statement in statements for part in ast.walk(statement)]
+    places = (target for part in parts if isinstance(part, ast.Assign) for target in part.targets)
+    return bool(_calls(parts) & _GATHERING) or any(isinstance(target, ast.Subscript) for target in places)
+
+
+def _replaced(statements: Iterable[ast.stmt]) -> list[ast.expr]:
+    """Return what looks up variables that statements give a value anew, and those that they put into a container.
+
+    These are functions, since a variable may have no value yet. A container that is made anew itself keeps nothing.
+    """
+    parts = [part for statement in statements for part in ast.walk(statement)]
+    added = [part for part in parts if isinstance(part, ast.AugAssign)]
+    given = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    given -= _names([part.target for part in added])
+    put: list[ast.expr] = [part.value for part in added]
+    for part in parts:
+        if isinstance(part, ast.Assign):
+            places = [target for target in part.targets if isinstance(target, ast.Subscript)]
+            put += [part.value for place in places if not given.issuperset(_held_by(place))]
+        elif isinstance(part, ast.Call) and _calls([part]) & _GATHERING and not given.issuperset(_held_by(part.func)):
+            put += [*part.args, *(keyword.value for keyword in part.keywords)]
+    kept = {name for value in put for name in _held_by(value)}
+    return [_looking_up(given - kept), _looking_up(kept)]
+
+
+def _looking_up(names: set[str]) -> ast.expr:
+    nothing = ast.arguments([], [], None, [], [], None, [])
+    return ast.Tuple([ast.Lambda(nothing, ast.Name(name, ast.Load())) for name in sorted(names)], ast.Load())
+
+
+def _held_by(value: ast.expr) -> Iterator[str]:
+    """Yield the variables whose memory a value may share: `x`, `x.detach()`, `(x, y[0])`, but not `model(x)`."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.Call):
+        yield from () if _calls([value]) & _REDUCING else _held_by(value.func)
+    elif isinstance(value, (ast.Attribute, ast.Subscript, ast.Starred)):
+        yield from _held_by(value.value)
+    elif not isinstance(value, (ast.Compare, ast.BinOp, ast.UnaryOp)):  # these make a new tensor
+        for inner in ast.iter_child_nodes(value):
+            yield from _held_by(inner) if isinstance(inner, ast.expr) else ()
+
+
+def _compared(test: ast.expr) -> set[str]:
+    """Return names that a test compares as they are, or of which it takes a remainder: `epoch + 1 == 5`."""
+    sides: list[ast.expr] = []
+    for part in ast.walk(test):
+        if isinstance(part, ast.Compare):
+            sides += [part.left, *part.comparators]
+        elif isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+            sides.append(part.left)
+    plain = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+    return _names([side for side in sides if all(isinstance(inner, plain) for inner in ast.walk(side))])
+
+
+# Calls that take no memory worth a word: what is said, counted and written down.
+_SMALL_CALLS = """
+    print item log info debug warning write writerow add_scalar add_scalars set_postfix set_postfix_str update
+    set_description format round len float int str bool abs min max sum mean sqrt exp time perf_counter flush save
+    state_dict get_last_lr tolist isnan isinf isfinite range zip sorted join strftime now sleep train eval exit
+    synchronize empty_cache isinstance getattr SystemExit RuntimeError ValueError clip_grad_norm_
+"""
+_SMALL = frozenset(_SMALL_CALLS.split())
+
+
+def _matter(statements: list[ast.stmt]) -> bool:
+    """Return whether statements call anything that may take memory."""
+    calls = (part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Call))
+    return any(not _is_small(call) for call in calls)
+
+
+def _is_small(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    if name == "append":  # of a number that is worked out; a name may be that of a tensor
+        return not any(isinstance(argument, ast.Name) for argument in call.args)
+    if name in ("train", "update"):  # model.train(), bar.update(1); and a function that trains a model
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return isinstance(call.func, ast.Attribute) and not any(map(_is_name, given))
+    return name in _SMALL or (name == "step" and "sched" in ast.unparse(call.func).lower())
