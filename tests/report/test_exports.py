@@ -525,7 +525,11 @@ def test_a_paper_gets_tables_a_paragraph_and_no_sign_that_latex_takes_for_a_comm
 
 
 def test_the_methods_say_how_a_sensor_reads_and_how_far_off_it_is(tmp_path: Path) -> None:
-    run = Run(simulated_board(tmp_path / "runs", steps=20))
+    path = simulated_board(tmp_path / "runs", steps=20)
+    stated = json.loads((path / "channels.json").read_text())
+    stated["channels"] = [{**channel, "step_size": 0.04} for channel in stated["channels"]]
+    (path / "channels.json").write_text(json.dumps(stated))
+    run = Run(path)
     said = _written("latex", excerpt(run), tmp_path).read_text(encoding="utf-8").split("% Methods")[1]
     assert "SIMULATED sensors: jetson-tx2, not of a device" in said
     assert (
