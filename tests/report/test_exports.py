@@ -532,9 +532,8 @@ def test_the_methods_say_how_a_sensor_reads_and_how_far_off_it_is(tmp_path: Path
     run = Run(path)
     said = _written("latex", excerpt(run), tmp_path).read_text(encoding="utf-8").split("% Methods")[1]
     assert "SIMULATED sensors: jetson-tx2, not of a device" in said
-    assert (
-        "Power was read by ina3221 (5 channels, update interval 1 $\\mu$s); its own error (INA3221: 0.25 \\% " in said
-    )
+    read = "Power was read by ina3221 (5 channels, update interval 1 $\\mu$s, resolution 40 mW)"
+    assert f"{read}; its own error (INA3221: 0.25 \\% " in said
     none = Run(fabricate_run(tmp_path / "without", steps=20))
     assert "No power was measured." in _written("latex", excerpt(none), tmp_path).read_text(encoding="utf-8")
 
