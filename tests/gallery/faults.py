@@ -25,7 +25,7 @@ MODULES = (
     "record.empty_process", "record.event_cost",
     "record.facts", "record.framework", "record.gradient_threads", "record.kineto", "record.layer_times",
     "record.listeners", "record.memory.rows", "record.memory.watch", "record.meters",
-    "record.ops.accesses", "record.ops.costs", "record.ops.events", "record.ops.modules", "record.ops.rows",
+    "record.ops.accesses", "record.ops.closures", "record.ops.costs", "record.ops.events", "record.ops.modules", "record.ops.rows",
     "record.ops.source_lines", "record.ops.updates",
     "record.optimizers", "record.plan", "record.processes.children", "record.processes.training", "record.profile",
     "record.recorder",
