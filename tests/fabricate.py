@@ -151,6 +151,7 @@ def fabricate_run(
     noise: float = 0.0,
     overhead: float = 0.0,
     drift: float = 0.0,
+    stretch: Callable[[int], float] = lambda _: 1.0,
     cores: tuple[Core, ...] = (Core(0.75), Core(0.25)),
     process_cores: float | None = None,
     idle_counters: bool = False,
@@ -172,7 +173,7 @@ def fabricate_run(
 
     noise: relative standard deviation of a step's length; overhead: relative cost of recording a step;
     process_cores: CPU utilisation of the process, cores; that of all cores where None;
-    drift: relative growth of the step's length from the first to the last step; gap: part of the sampled time,
+    drift: relative growth of a step from the first to the last; stretch: of a step; gap: part of the sampled time,
     as two shares, in which nothing could be read; status None leaves the run open, as after a kill -9;
     device: more of device.json; sampled: channels of any sensors besides, one sensor with the times of its first
     channel; missing: sensors that gave nothing.
@@ -194,6 +195,7 @@ def fabricate_run(
     was_recorded = np.array([recorded(int(step)) for step in number], dtype=bool)
     scale = (1 + noise * random.standard_normal(steps)) * (1 + overhead * was_recorded)
     scale = np.maximum(scale * (1 + drift * number / max(steps - 1, 1)), 0.1)
+    scale *= [stretch(int(step)) for step in number]
     length_ns = np.rint(template.length_ns * scale).astype(np.int64)
     t0_ns = START_NS + np.concatenate([[0], np.cumsum(length_ns)[:-1]]) if steps else np.empty(0, np.int64)
     for step in number:

@@ -33,6 +33,7 @@ class Machine:
     allowed: float = 2.0
     faults: float = 0.0
     swapped: float = 0.0
+    limit_hits: float = 0.0
     read: float = 0.0
     clocks: tuple[float, float] | None = None  # Hz, at the begin and at the end
     limit: float | None = None
@@ -65,6 +66,7 @@ class Machine:
             add("voluntary_switches", "thread", self.switches * (2 + seconds))
         add("major_faults", "process", 100 + self.faults * seconds)
         add("swap_in", "system", 1e6 + self.swapped * seconds, "B")
+        add("memory_limit_hits", "cgroup", 5 + self.limit_hits * seconds)
         add("storage_read", "process", 1e6 + self.read * seconds, "B")
         if self.clocks is not None:
             add("core_frequency", "core:0", np.linspace(*self.clocks, len(seconds)), "Hz", "gauge")
@@ -136,6 +138,10 @@ CAUSES: dict[str, tuple[Machine, dict[str, Any], str, str]] = {
         Machine(0.4, 0.01, {"disk": 0.58}, {"memory:some": 0.6, "io:some": 0.6}, 0.4, faults=900.0, swapped=4e7), {},
         "memory-capacity", "swap and reclaim",
     ),
+    "pages that are read again and again, in a few steps": (
+        Machine(0.54, 0.05, {"disk": 0.1}, {"io:full": 0.36}, faults=16_000.0, read=6.8e7, limit_hits=5_000.0), {},
+        "memory-capacity", "swap and reclaim",
+    ),
     "interpreter lock": (
         Machine(0.1, 0.02, {"interpreter": 0.88}, own_cores=0.98), {"residual_us": 30_000}, "lock",
         "interpreter lock (GIL)",
@@ -188,6 +194,23 @@ def test_a_machine_that_takes_nothing_from_the_training_is_no_cause(tmp_path: Pa
     verdict = _run(tmp_path, quiet).verdict()
     assert verdict.bound == "compute", verdict.sentence
     assert [cause.bound for cause in verdict.causes] == ["compute"]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        Machine(
+            0.54, 0.05, {"disk": 0.1}, {"io:full": 0.36}, faults=16_000.0, read=6.8e7
+        ),  # a file, for the first time
+        Machine(0.54, 0.05, {"disk": 0.1}, {"io:full": 0.36}, faults=20.0, read=6.8e7, limit_hits=5_000.0),  # by read()
+        Machine(0.98, 0.01, {}, {"io:full": 0.36}, faults=16_000.0, read=6.8e7, limit_hits=5_000.0),  # another program
+    ],
+)
+def test_storage_that_others_wait_for_or_that_is_read_but_once_is_no_lack_of_memory(
+    tmp_path: Path, reads: Machine
+) -> None:
+    verdict = _run(tmp_path, reads).verdict()
+    assert all(cause.bound != "memory-capacity" for cause in verdict.causes), verdict.sentence
 
 
 def test_batches_that_come_by_a_queue_with_a_time_limit_are_input_and_no_lock(tmp_path: Path) -> None:

@@ -70,3 +70,15 @@ def test_the_page_marks_it_too(stalled: Run) -> None:
         assert cells
         assert "mean" in cells[0].hint
         assert "single steps were far from the others" in table.caption
+
+
+def test_few_long_steps_that_hold_much_of_the_time_are_told(tmp_path: Path) -> None:
+    path = fabricate_run(
+        tmp_path, steps=223, recorded=lambda step: step < 23, stretch=lambda step: 100.0 if step in (50, 150) else 1.0
+    )
+    said = " ".join(Run(path).verdict().cautions)
+    assert "1 % of the steps, each more than twice as long, hold 50 % of their time" in said
+
+
+def test_steps_that_are_alike_are_not_said_to_vary(tmp_path: Path) -> None:
+    assert "Steps vary" not in " ".join(Run(fabricate_run(tmp_path, steps=203, noise=0.1)).verdict().cautions)

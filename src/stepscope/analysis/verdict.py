@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.analysis.bottleneck import CROWDED, SYSTEM, Bottleneck, Bound, Cause, bottleneck
+from stepscope.analysis.bottleneck.causes import NOTABLE
 from stepscope.analysis.metrics import (
     background_cpu_load,
     background_warning,
@@ -23,7 +24,7 @@ from stepscope.analysis.metrics import (
 from stepscope.analysis.sensor_log import is_sensor_log, log_sentence
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
-from stepscope.analysis.time.steps import FEW, profiled_steps, steps_after_warmup, whole_steps
+from stepscope.analysis.time.steps import FEW, profiled_steps, steps_after_warmup, timed_steps, whole_steps
 from stepscope.quantities import simulated_badge
 from stepscope.units import duration, number, percent, plural
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 SLOWDOWN_LIMIT = 1.2  # times slower
+_LONG = 2  # times the median step
 _EVEN = 0.8  # of the mean step, below which the median step stands for little of the run
 
 TITLES: dict[Bound, str] = {
@@ -144,9 +146,9 @@ def verdict(run: Run) -> Verdict:
     cautions = (
         *_damaged(run),
         *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
+        *_uneven(run),
         *(_profiling(run) if profiled else ()),
         *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
-        *_uneven(run),
         *(() if by_others else _background(run)),
         *_simulated(run),
     )
@@ -237,6 +239,12 @@ def _uneven(run: Run) -> Iterator[str]:
     median, rate = rows.get("step_time"), rows.get("step_rate")
     if median and rate and median / 1e9 * rate < _EVEN:
         said = f"a mean step takes {duration(1e9 / rate)}, the median step {duration(median)}"
+        lengths = timed_steps(run)[0]["length_ns"].to_numpy()
+        long = lengths[lengths > _LONG * median]
+        of_time = long.sum() / max(lengths.sum(), 1)
+        if of_time >= NOTABLE:
+            few = f"{percent(len(long) / len(lengths), 0)} of the steps"
+            said += f", and {few}, each more than twice as long, hold {percent(of_time, 0)} of their time"
         yield f"Steps vary: {said}."
 
 

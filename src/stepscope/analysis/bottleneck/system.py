@@ -13,6 +13,7 @@ from stepscope.units import number, percent, plural
 CROWDED = "more threads than cores"  # the training's own
 
 _FAULTS, _SWAPPED = 10.0, 1e5  # a second: faults that read a disk; bytes to and from swap
+_PAGE, _MOSTLY = 4096, 0.5  # B that a fault reads at least; of what the training read
 _SATURATED = 0.85  # of the cores that it may use
 
 
@@ -33,13 +34,22 @@ def memory_capacity(seen: Occupancy) -> Iterator[Cause]:
     own = [
         rate("the training had {} that read a disk", seen.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS),
         said("the training thread waited for pages {} of the time", seen.waits.get("disk"), "thread", CLEAR),
+        said("all programs waited for such reads {} of the time", _reading_pages(seen), "PSI", CLEAR),
     ]
     known_machine, known_own = ([entry for entry in side if entry is not None] for side in (machine, own))
     if not known_machine or not known_own:
         return
-    stalled = [seen.pressure.get("memory:some", NOTHING), seen.waits.get("disk", NOTHING)]
+    stalled = [seen.pressure.get("memory:some", NOTHING), seen.waits.get("disk", NOTHING), _reading_pages(seen)]
     share = max(stalled, key=lambda entry: entry.value)
     yield from notable_cause("memory-capacity", "swap and reclaim", share, *known_machine, *known_own)
+
+
+def _reading_pages(seen: Occupancy) -> Estimate:
+    """Time in which everything waited for storage, where page faults of the training are what was read from it."""
+    stalled, faults, read = seen.pressure.get("io:full"), seen.major_faults, seen.storage_read
+    if stalled is None or faults is None or read is None or faults.value * _PAGE < _MOSTLY * read.value:
+        return NOTHING
+    return stalled if stalled.value <= seen.off_core else Estimate(seen.off_core)
 
 
 def _starved(seen: Occupancy) -> Iterator[Cause]:

@@ -109,12 +109,19 @@ class Occupancy:
         return held if held is None or alone else Estimate(held.value + lock.value).clipped()
 
     @property
+    def off_core(self) -> float:
+        """Share of the time in which the training thread neither ran nor was ready to; 0 where that is not known."""
+        if self.runs is None or self.delayed is None:
+            return 0.0
+        return max(1 - self.runs.value - (self.held or NOTHING).value, 0.0)
+
+    @property
     def asleep(self) -> float:
         """Share of the time in which the training thread waited for something other than a core."""
         if self.runs is None or self.delayed is None:
             return 0.0
         known = sum(share.value for share in self.waits.values())
-        return min(max(1 - self.runs.value - (self.held or NOTHING).value, min(known, 1.0), 0.0), 1.0)
+        return min(max(self.off_core, min(known, 1.0)), 1.0)
 
 
 @once_a_run
