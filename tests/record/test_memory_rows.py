@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.memory.events import memory_over_time, peak
-from stepscope.record.memory.rows import AllocationEvents, MemoryBook, Use, memory_rows, read_tree
+from stepscope.record.memory.rows import MemoryBook, memory_rows
+from stepscope.record.memory.tree import Argument, Tree, TreeOp, read_tree
 from stepscope.record.memory.watch import Mark, Watched
 from stepscope.record.ops.events import BACKWARD, FORWARD, Events
 from stepscope.record.ops.rows import Labelled, StepSpan, Window
@@ -23,12 +24,12 @@ NAMES = ["aten::conv", "aten::empty", "Backward0"]
 MODULES = [("", "Net"), ("layer", "Conv2d")]
 
 
-def allocations(*rows: tuple[int, int, int], device: str = "cpu", totals: list[int] | None = None) -> AllocationEvents:
+def allocations(*rows: tuple[int, int, int], device: str = "cpu", totals: list[int] | None = None) -> Tree:
     """(t, pointer, size); a caching allocator has totals and reserves twice as much."""
     t, pointer, size = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     total = np.array(totals if totals is not None else np.cumsum(size), dtype=np.int64)
     reserved = total * 2 if totals is not None else np.zeros_like(total)
-    return AllocationEvents(t, np.ones_like(t), pointer, size, total, reserved, [device] * len(rows), [])
+    return Tree(t, np.ones_like(t), pointer, size, total, reserved, [device] * len(rows), [])
 
 
 def labelled(*ops: tuple[int, int, int, int, int]) -> Labelled:
@@ -42,7 +43,7 @@ def labelled(*ops: tuple[int, int, int, int, int]) -> Labelled:
 OPS = labelled((0, 1_100, 1_200, -1, FORWARD), (1, 1_110, 1_120, 0, FORWARD), (2, 1_300, 1_400, -1, BACKWARD))
 
 
-def rows(events: AllocationEvents, watched: Watched | None = None, book: MemoryBook | None = None) -> pl.DataFrame:
+def rows(events: Tree, watched: Watched | None = None, book: MemoryBook | None = None) -> pl.DataFrame:
     window = Window([], [StepSpan(7, START, END, 4)], 0, OptimizerCalls(), False, False)
     part = memory_rows(window, events, watched or Watched(), OPS, NAMES, MODULES, book or MemoryBook())
     return frame_of(from_bytes(to_bytes(part, "memory"), "memory"), "memory")
@@ -117,7 +118,8 @@ def test_a_caching_allocator_has_its_own_total_and_the_difference_is_the_residua
 
 def test_the_first_use_tells_the_shape_and_a_use_in_backward_that_it_was_saved() -> None:
     events = allocations((1_130, 1, 64), (1_140, 2, 32))
-    events.uses.extend([Use(1_195, 1, 1, (4, 4)), Use(1_320, 1, 2, (2, 4)), Use(1_330, 1, 2, (8,))])
+    for t_ns, pointer, shape in ((1_195, 1, (4, 4)), (1_320, 2, (2, 4)), (1_330, 2, (8,))):
+        events.ops.append(TreeOp(-1, t_ns, 1, "aten::mm", 1, [Argument(0, pointer, None, shape)], []))
     found = rows(events).filter(pl.col("bytes") > 0)
     assert found.select("shape", "category").rows() == [("4x4", "temporary"), ("2x4", "saved")]
 

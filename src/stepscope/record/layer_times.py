@@ -189,14 +189,20 @@ class LayerRecorder:
         """Return whether the next steps can be timed so; they have at most as many events as one that is profiled."""
         return self._apart and events_per_step <= MOST_EVENTS and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
+    def rehearse(self) -> None:
+        """Measure what it costs, half before and half within a window of no step."""
+        trial = LayerTrial()
+        window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
+        try:
+            self.cost = trial.within()
+        finally:
+            window.stop()
+
     def start(self) -> kineto.KinetoWindow:
-        """Begin; the first time, measure what it costs, half before and half within."""
-        trial = LayerTrial() if self.cost is None else None
+        """Begin."""
         times = LayerTimes(self._index)
         window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
         try:
-            if trial is not None:
-                self.cost = trial.within()
             self._routes.time_calls(times)
         except BaseException:  # a profile that nobody knows of would run on
             window.stop()
@@ -219,7 +225,7 @@ class LayerRecorder:
 
 
 class LayerTrial:
-    """Measures what timing layers costs on this device: half before the first window of this kind, half within it."""
+    """Measures what timing layers costs on this device: half before a window of this kind, half within it."""
 
     def __init__(self) -> None:
         self._pass = torch_private.chain_of_nodes(_NODES)

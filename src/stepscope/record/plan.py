@@ -308,6 +308,6 @@ class Plan:
         times = np.sort(np.stack(kept), axis=0)
         n = len(times)
         low = int(np.floor(n / 2 - 0.98 * np.sqrt(n)))
-        middle = np.maximum(np.median(times, axis=0), 1)
+        middle = np.maximum((times[(n - 1) // 2] + times[n // 2]) / 2, 1)  # np.median would import numpy.ma, for 8 ms
         half = (times[min(n - 1 - max(low, 0), n - 1)] - times[max(low, 0)]) / 2
         return float(middle[half <= TARGET * middle].sum() / middle.sum())

@@ -19,9 +19,9 @@ from stepscope.record.boundary import Undisturbed, WithoutCollections, is_ours
 from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.layer_times import LayerRecorder
-from stepscope.record.memory.rows import MemoryBook, memory_rows, read_tree
+from stepscope.record.memory.rows import MemoryBook, memory_rows
+from stepscope.record.memory.tree import read_tree, write_accesses
 from stepscope.record.memory.watch import MemoryWatch, Watched
-from stepscope.record.ops.accesses import write_accesses
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.ops.rows import Rows, ShapeBook, StepSpan, Window, rows_of
@@ -65,11 +65,9 @@ class OpRecorder:
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted, self._lines = True, LinesToFind()
         self.event_count = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
-        self.stopped = False
         self._offset_ns = self._written = 0  # of the window; events that are being written
-        self._with_memory = self._cuda = False  # the step is to be recorded with its allocations; there is a GPU
-        self._parts = Parts()
-        self.layers = LayerRecorder(routes, self.modules.index, tell)
+        self.stopped = self._with_memory = self._cuda = False  # the step is recorded with its allocations; with a GPU
+        self._parts, self.layers = Parts(), LayerRecorder(routes, self.modules.index, tell)
 
     @property
     def recording(self) -> bool:
@@ -121,7 +119,9 @@ class OpRecorder:
             if memory and not large:
                 self._timed(lambda: self._watched(self._memory.look_around), once=True)
             self._timed(lambda: self._open(shapes, memory and not large))
-        if layers and self._window is None:
+        if layers and self._window is None and self.layers.cost is None:
+            self._timed(self.layers.rehearse, once=True)
+        if layers and self._window is None and not self.stopped:
             self._timed(self._open_layers)
         return self.recording
 
@@ -571,10 +571,10 @@ class OpRecorder:
         if window.memory and rows.labelled is not None and self._spans:
             self._watched(lambda: self._write_memory(caught, window.tree, watched, rows))
 
-    def _write_memory(self, caught: Window, tree: Any, watched: Watched, rows: Rows) -> None:
-        events, ops = read_tree(tree, caught.shapes), rows.labelled
+    def _write_memory(self, caught: Window, roots: Any, watched: Watched, rows: Rows) -> None:
+        tree, ops = read_tree(roots, caught.shapes), rows.labelled
         assert ops is not None
-        part = memory_rows(caught, events, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
+        part = memory_rows(caught, tree, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
         self.bytes_written += self._writer.memory(part) if len(part) else 0
         write_accesses(self._writer, tree, rows.part, caught)
 

@@ -5,7 +5,7 @@ What is touched, since which torch it has had this form, and what happens withou
 | private name | since | without it |
 | --- | --- | --- |
 | torch.autograd.Variable._execution_engine.run_backward | 1.8 | a node of these costs as much as an operator's event |
-| _TensorMetadata.allocation_id, torch._C._jit_get_schemas_for_operator (`ops/accesses.py`) | 2.1 | no dependencies |
+| _TensorMetadata.allocation_id, torch._C._jit_get_schemas_for_operator (`memory/tree.py`) | 2.1 | no dependencies |
 | torch._C._profiler._RecordFunctionFast | 2.2 | torch.profiler.record_function |
 | torch.utils._python_dispatch._disable_current_modes | 2.1 | a mode of the training's sees the end of our ranges |
 | torch.autograd._get_sequence_nr | 2.1 | a step is found too large by the calls of its modules alone |

@@ -10,11 +10,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepscope.arrays import Ints
+from stepscope.record.memory.tree import Tree
 from stepscope.record.memory.watch import Mark, Watched
 from stepscope.record.ops.events import (
     BACKWARD,
@@ -64,7 +64,7 @@ class MemoryBook:
 
 def memory_rows(
     window: Window,
-    events: AllocationEvents,
+    events: Tree,
     watched: Watched,
     ops: Labelled,
     names: list[str],
@@ -87,7 +87,7 @@ def memory_rows(
     return _part(kept, _Named(place, ops, names, modules), window, end_ns, book)
 
 
-def _residual_on_accelerators(found: StorageMap, events: AllocationEvents, start_ns: int) -> None:
+def _residual_on_accelerators(found: StorageMap, events: Tree, start_ns: int) -> None:
     """A caching allocator states its total: what it had given out before the window and nobody in sight has."""
     first = {device: row for row, device in reversed(list(enumerate(events.device))) if events.reserved[row] > 0}
     for device, row in first.items():
@@ -118,18 +118,19 @@ def _innermost(ops: Labelled, t_ns: Ints, thread: Ints) -> Ints:
         place[ended] = parent[place[ended]]
 
 
-def _learn_from_uses(found: StorageMap, events: AllocationEvents, ops: Labelled, offset_ns: int) -> None:
+def _learn_from_uses(found: StorageMap, events: Tree, ops: Labelled, offset_ns: int) -> None:
     """Shapes from the first op that takes a storage; one that a backward op takes was saved for it."""
-    uses = events.uses
+    taken = ((op.t_ns, op.thread, tensor) for op in events.ops for tensor in op.tensors)
+    uses = sorted((t_ns, thread, tensor.pointer, tensor.shape) for t_ns, thread, tensor in taken if tensor.pointer)
     if not uses:
         return
-    at = _innermost(ops, np.array([u.t_ns for u in uses]) - offset_ns, np.array([u.thread for u in uses]))
+    at = _innermost(ops, np.array([use[0] for use in uses]) - offset_ns, np.array([use[1] for use in uses]))
     devices = sorted({storage.device for storage in found.all})
-    for use, row in zip(uses, at.tolist(), strict=True):
+    for (t_ns, _, pointer, shape), row in zip(uses, at.tolist(), strict=True):
         for device in devices:
-            storage = found.alive(device, use.pointer, use.t_ns - offset_ns)
+            storage = found.alive(device, pointer, t_ns - offset_ns)
             if storage is not None:
-                storage.shape = storage.shape if storage.shape is not None else use.shape
+                storage.shape = storage.shape if storage.shape is not None else shape
                 storage.used_in_backward |= row >= 0 and int(ops.phase[row]) == BACKWARD
                 break
 
@@ -301,7 +302,7 @@ class StorageMap:
         return found if found is not None and (found.t1_ns is None or t_ns <= found.t1_ns) else None
 
 
-def storages_of(events: AllocationEvents, offset_ns: int, start_ns: int, watched: Watched) -> StorageMap:
+def storages_of(events: Tree, offset_ns: int, start_ns: int, watched: Watched) -> StorageMap:
     """Storages of a window that begins at `start_ns`; `offset_ns` is Unix less monotonic time."""
     found = StorageMap()
     for mark in watched.before:
@@ -330,7 +331,7 @@ def _from_before(mark: Mark, start_ns: int) -> Storage:
 
 
 def _add_inputs_from_before(
-    found: StorageMap, events: AllocationEvents, times: list[int], start_ns: int, marks: Iterable[Mark]
+    found: StorageMap, events: Tree, times: list[int], start_ns: int, marks: Iterable[Mark]
 ) -> None:
     """A batch that was made before the window is no allocation of it: it is known from the call that took it."""
     first: dict[tuple[str, int], int] = {}
@@ -359,77 +360,3 @@ def _categorise(storage: Storage, mark: Mark) -> None:
     if storage.category is None or _RANK[mark.category] < _RANK[storage.category]:
         storage.category, storage.module = mark.category, mark.module if mark.module >= 0 else storage.module
         storage.shape = mark.shape
-
-
-# The flat Kineto events have sizes but no addresses; the tree has both (torch._C._profiler, see kineto.py).
-
-Shape = tuple[int, ...]
-
-
-class Use(NamedTuple):
-    """An op that took a storage as input, known in windows that record shapes; time in Unix ns."""
-
-    t_ns: int
-    thread: int
-    pointer: int
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class AllocationEvents:
-    """Allocations (bytes above zero) and frees in order of time; times in Unix ns.
-
-    total and reserved: what the allocator itself says that it has given out and holds after the event, B; of the CPU
-    allocator the total counts from the first profile of the process, and nothing is reserved.
-    """
-
-    t: Ints
-    thread: Ints
-    pointer: Ints
-    size: Ints
-    total: Ints
-    reserved: Ints
-    device: list[str]
-    uses: list[Use]
-
-
-def read_tree(roots: list[Any], shapes: bool) -> AllocationEvents:
-    """Walk the event tree of a window; `shapes` says whether ops have the shapes of their inputs."""
-    rows: list[tuple[int, int, int, int, int, int, str]] = []
-    uses: list[Use] = []
-    devices: dict[Any, str] = {}
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        fields = node.extra_fields
-        kind = type(fields).__name__
-        if kind == "_ExtraFields_Allocation":
-            device = fields.device
-            name = devices.get(device) or devices.setdefault(device, str(device))
-            pointer, size = fields.ptr, fields.alloc_size
-            rows.append(
-                (node.start_time_ns, node.start_tid, pointer, size, fields.total_allocated, fields.total_reserved, name)
-            )
-            continue
-        if shapes and kind == "_ExtraFields_TorchOp":
-            uses += _uses(node, fields)
-        waiting.extend(node.children)
-    return _sorted(rows, sorted(uses))
-
-
-def _uses(node: Any, fields: Any) -> list[Use]:
-    t_ns, thread = node.start_time_ns, node.start_tid
-    found = []
-    for value in fields.inputs:
-        for tensor in value if isinstance(value, list) else (value,):
-            pointer = getattr(tensor, "storage_data_ptr", None)
-            if pointer:
-                found.append(Use(t_ns, thread, pointer, tuple(tensor.sizes)))
-    return found
-
-
-def _sorted(rows: list[tuple[int, int, int, int, int, int, str]], uses: list[Use]) -> AllocationEvents:
-    rows.sort(key=lambda row: row[0])
-    numbers = np.array([row[:6] for row in rows], dtype=np.int64).reshape(len(rows), 6).T
-    t, thread, pointer, size, total, reserved = numbers
-    return AllocationEvents(t, thread, pointer, size, total, reserved, [row[6] for row in rows], uses)

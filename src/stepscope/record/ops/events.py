@@ -20,14 +20,22 @@ _CALL_OF_CUDA = re.compile(
 )
 
 
+class _Numbers(dict[str, int]):
+    """Numbers what is asked for in its turn: a loop over events needs no frame of Python's for it."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self)
+        return number
+
+
 @dataclass
 class Names:
     """Names as small integers, the same over all windows of a run."""
 
-    ids: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=_Numbers)
 
     def intern(self, name: str) -> int:
-        return self.ids.setdefault(name, len(self.ids))
+        return self.ids[name]
 
     def texts(self) -> list[str]:
         return list(self.ids)
@@ -61,7 +69,7 @@ def columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool = False) ->
         raw = _rows_of_cuda(raw)
     kind = type(raw[0]) if raw else object
     ids = names.ids
-    name = np.fromiter((ids.setdefault(n, len(ids)) for n in map(_method(kind, "name"), raw)), np.int64, len(raw))
+    name = np.fromiter(map(ids.__getitem__, map(_method(kind, "name"), raw)), np.int64, len(raw))
     t0 = _column(raw, _method(kind, "start_ns"))
     scope = _column(raw, _method(kind, "scope"))
     sequence = _column(raw, _method(kind, "sequence_nr"))
