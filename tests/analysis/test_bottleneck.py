@@ -204,6 +204,9 @@ def test_a_machine_that_takes_nothing_from_the_training_is_no_cause(tmp_path: Pa
         ),  # a file, for the first time
         Machine(0.54, 0.05, {"disk": 0.1}, {"io:full": 0.36}, faults=20.0, read=6.8e7, limit_hits=5_000.0),  # by read()
         Machine(0.98, 0.01, {}, {"io:full": 0.36}, faults=16_000.0, read=6.8e7, limit_hits=5_000.0),  # another program
+        Machine(0.34, 0.01, {"timer": 0.65}, {"io:full": 0.4}, own_cores=0.35, limit_hits=50.0),  # workers read
+        Machine(0.54, 0.01, {"disk": 0.02}, {"io:full": 0.36}, limit_hits=50.0),  # a checkpoint is written
+        Machine(0.34, 0.01, {"timer": 0.65}, {"io:full": 0.6}, swapped=2e5),  # another program swaps
     ],
 )
 def test_storage_that_others_wait_for_or_that_is_read_but_once_is_no_lack_of_memory(

@@ -21,7 +21,8 @@ import stepscope
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import ENGINE_NS
 from stepscope.clock import monotonic_ns
-from stepscope.record.layer_times import LayerRecorder, LayerTimes
+from stepscope.record import kineto
+from stepscope.record.layer_times import LayerRecorder, LayerTimes, LayerTrial
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
 from stepscope.record.recorder import OpRecorder
@@ -315,12 +316,27 @@ def test_nothing_stays_on_the_model_or_the_class_after_such_steps(tmp_path: Path
     assert not torch._C._autograd._profiler_enabled()
 
 
+def test_a_profiler_of_another_thread_waits_for_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free: list[bool] = []
+
+    def within(_: LayerTrial) -> None:
+        asked = threading.Thread(target=lambda: free.append(kineto._one_at_a_time.acquire(blocking=False)))
+        asked.start()
+        asked.join()
+
+    monkeypatch.setattr(LayerTrial, "within", within)
+    recorded(simple_loop(net(), 30), tmp_path, net())
+    assert free
+    assert not any(free)
+
+
 @pytest.mark.filterwarnings("ignore:stepscope recorded no training step")
 @pytest.mark.parametrize(
     "place",
-    ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.repeated", "LayerRecorder.settled",
-     "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part", "LayerTimes.passed", "LayerTimes.updating",
-     "LayerTrial.__init__", "LayerTrial.within", "_calls_of", "_followed_by_a_pass", "_joined", "per_call_ns"],
+    ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.rehearse", "LayerRecorder.repeated",
+     "LayerRecorder.settled", "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part", "LayerTimes.passed",
+     "LayerTimes.updating", "LayerTrial.__init__", "LayerTrial.within", "_calls_of", "_followed_by_a_pass", "_joined",
+     "per_call_ns"],
 )  # fmt: skip
 def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -435,7 +435,7 @@ def _whole_run(run: RunReader, step: Measured) -> Measured:
     note += f", {len(layers)} more of which layers alone were timed" if len(layers) else ""
     note += f", and {paused_ns / 1e6:.3g} ms to write them"
     note += f", {followed_ns / 1e6:.3g} ms to follow the others" if followed_ns else ""
-    note += f"; besides, {once_ns / 1e6:.3g} ms once, before the first step" if once_ns else ""
+    note += f"; besides, {once_ns / 1e6:.3g} ms once" if once_ns else ""
     value = share(step.value)
     if value is None or value > _MOST:
         return Measured("run_overhead_share", "run", None, "1", note=_TOO_FEW)

@@ -170,7 +170,7 @@ def of_malloc(framework: str) -> dict[str, Any]:
 
 
 def of_overhead(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[str, Any]:
-    """Return what profiling took of a run of this length: between steps, once before the first, and an event.
+    """Return what profiling took of a run of this length: between steps, once, and an event.
 
     followed_ns: within unprofiled steps, to follow what happens in them.
     """

@@ -166,6 +166,13 @@ def start_window(
     return window
 
 
+@contextlib.contextmanager
+def no_other_starts() -> Iterator[None]:
+    """Keep profilers of other threads from being started meanwhile, for some milliseconds: they wait."""
+    with _one_at_a_time:
+        yield
+
+
 def _other_is_enabled() -> bool:
     """Return whether a profile of the training's runs in this thread, or by Python in any."""
     of_this_thread = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)

@@ -192,11 +192,12 @@ class LayerRecorder:
     def rehearse(self) -> None:
         """Measure what it costs, half before and half within a window of no step."""
         trial = LayerTrial()
-        window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
-        try:
-            self.cost = trial.within()
-        finally:
-            window.stop()
+        with kineto.no_other_starts():
+            window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
+            try:
+                self.cost = trial.within()
+            finally:
+                window.stop()
 
     def start(self) -> kineto.KinetoWindow:
         """Begin."""

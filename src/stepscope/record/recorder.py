@@ -47,8 +47,7 @@ class OpRecorder:
         self, writer: RunWriter, plan: Plan, memory: MemoryWatch, routes: Routes, note: Note, guarded: Guard, tell: Tell
     ) -> None:
         self.plan, self.modules = plan, memory.book
-        self.paused_ns = 0
-        self.once_ns = 0  # before the first step
+        self.paused_ns = self.once_ns = 0  # in each window; once in a run
         self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
         self.windows = self.rows = self.bytes_written = self.lost_windows = 0
@@ -470,6 +469,7 @@ class OpRecorder:
                 if not is_ours(error):
                     raise
                 self._lost(error)
+                once = False  # a step begins behind it
         spent_ns = monotonic_ns() - began
         if once:
             self.once_ns += spent_ns

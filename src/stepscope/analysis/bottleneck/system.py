@@ -34,7 +34,7 @@ def memory_capacity(seen: Occupancy) -> Iterator[Cause]:
     own = [
         rate("the training had {} that read a disk", seen.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS),
         said("the training thread waited for pages {} of the time", seen.waits.get("disk"), "thread", CLEAR),
-        said("all programs waited for such reads {} of the time", _reading_pages(seen), "PSI", CLEAR),
+        said("all programs waited for storage {} of the time", _reading_pages(seen), "PSI", CLEAR),
     ]
     known_machine, known_own = ([entry for entry in side if entry is not None] for side in (machine, own))
     if not known_machine or not known_own:
@@ -47,7 +47,10 @@ def memory_capacity(seen: Occupancy) -> Iterator[Cause]:
 def _reading_pages(seen: Occupancy) -> Estimate:
     """Time in which everything waited for storage, where page faults of the training are what was read from it."""
     stalled, faults, read = seen.pressure.get("io:full"), seen.major_faults, seen.storage_read
-    if stalled is None or faults is None or read is None or faults.value * _PAGE < _MOSTLY * read.value:
+    waits = seen.waits.get("disk", NOTHING).value >= CLEAR  # else it is another program that waits
+    if stalled is None or faults is None or read is None or not waits:
+        return NOTHING
+    if faults.value < max(_FAULTS, _MOSTLY * read.value / _PAGE):
         return NOTHING
     return stalled if stalled.value <= seen.off_core else Estimate(seen.off_core)
 
