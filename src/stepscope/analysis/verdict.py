@@ -244,7 +244,7 @@ def _uneven(run: Run) -> Iterator[str]:
         of_time = long.sum() / max(lengths.sum(), 1)
         if of_time >= NOTABLE:
             few = f"{percent(len(long) / len(lengths), 0)} of the steps"
-            said += f", and {few}, each more than twice as long, hold {percent(of_time, 0)} of their time"
+            said += f", and {few}, each longer than twice that, hold {percent(of_time, 0)} of their time"
         yield f"Steps vary: {said}."
 
 

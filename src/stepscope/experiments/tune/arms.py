@@ -17,8 +17,8 @@ from scipy import special  # type: ignore[import-untyped]
 
 from stepscope.analysis.estimate import CONFIDENCE, mean_interval
 
-# Standard deviation of the ratio from one couple of processes to the next, between the median (2.5 %) and the root of the
-# mean square (5.1 %) of 19 configurations of four workloads, three couples each (`benchmarks.tune`): a few differ by 10 %.
+# Standard deviation of the ratio from one couple of processes to the next: between the median (2.5 %) and the root of
+# the mean square (5.1 %) of 19 configurations of four workloads, three couples each. A few differ by 10 %.
 COUPLES_DIFFER = 0.04
 LEAST_PAIRS = 6  # fewer cannot exclude anything at 95 %
 
