@@ -78,5 +78,6 @@ def test_report_and_page_show_it_and_name_no_false_cause(run: Run) -> None:
         assert "optimizer.step" not in said
         assert "No training step" not in said
         assert "log of sensors" in said
-    assert "rail:VDD_IN" in shown
-    assert "rail:VDD_IN" in page
+    for said in (shown, page):
+        assert "power VDD_IN" in said
+        assert re.search(r"\b3\.9\d W", said)  # the mean, with its unit

@@ -61,7 +61,7 @@ def log_sentence(run: Run) -> str:
     total = {line.name for line in run.rails.total or ()}
     chosen = [row for row in power if str(row[1]).removeprefix("rail:") in total] or power[:1]
     for row in chosen[:1]:
-        energy = "" if row[7] is None else f", {number(float(row[7]))} J"
+        energy = "" if row[7] is None else f", {number(float(row[7]))} J from the first reading to the last"
         said += f" {str(row[1]).removeprefix('rail:')}: {number(float(row[4] or 0))} W on average{energy}."
     return said
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.sensor_log import log_table
+from stepscope.analysis.sensor_log import CPU, log_table
 from stepscope.report.page.parts import Note, Section
-from stepscope.report.study_results import result_table
+from stepscope.report.table import Cell, Column, Table
+from stepscope.units import amount, duration, percent
 
 if TYPE_CHECKING:
+    from stepscope.analysis.results import ResultTable, Value
     from stepscope.analysis.run import Run
 
 TITLE = "Sensor log"
@@ -18,4 +20,31 @@ ORDER = 13
 def build(run: Run) -> Section:
     """The table of all channels; nothing of a run that has steps."""
     table = log_table(run)
-    return Section("") if table is None else Section("", (result_table(table), Note(table.note)))
+    return Section("") if table is None else Section("", (log_view(table), Note(table.note)))
+
+
+def log_view(table: ResultTable) -> Table:
+    """The table of a sensor log for people: a channel's quantity and place in one column, values with their units."""
+    widths = {"n": 3, "mean": 8, "least": 8, "most": 8, "energy": 7, "idle": 6, "period": 6}
+    numbers = (Column(title, True, "readings" if title == "n" else "", wide=width) for title, width in widths.items())
+    columns = (Column("channel", numeric=False, names=True), *numbers)
+    return Table(table.name, columns, [_view(row) for row in table.rows], lively=len(table.rows) > 6)
+
+
+def _view(row: tuple[Value, ...]) -> tuple[Cell, ...]:
+    quantity, scope, unit, readings, *values, energy, idle, period = row
+    place = "of cores" if scope == CPU else str(scope).removeprefix("rail:").removeprefix("zone:")
+    name = f"{str(quantity).removeprefix('core_').replace('_', ' ')} {place}"
+    shown = [
+        (name, name),
+        (str(readings), readings),
+        *((amount(_float(value), str(unit)), value) for value in values),
+        (amount(_float(energy), "J"), energy),
+        (percent(_float(idle)), idle),
+        (duration(None if period is None else 1e9 * float(period)), period),
+    ]
+    return tuple(Cell(text, value) for text, value in shown)
+
+
+def _float(value: Value) -> float | None:
+    return None if value is None else float(value)
