@@ -203,7 +203,7 @@ def study(
 
 
 def answer(request: StudyRequest, checked: StudyRequest, folder: Path, progress: bool) -> Findings:
-    """Answer a request in a folder, with findings.json, figures and page.html; `checked` is what it stores."""
+    """Answer a request in a folder, with findings.json, figures, page and PDF; `checked` is what it stores."""
     from stepscope.experiments.engine.engine import answer_study
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.report.study_results import write_pictures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,12 @@ def render(findings: Findings, charts: Charts) -> str:
 
 
 def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path, forms: tuple[str, ...]) -> None:
-    """Write figures and page beside the findings; without the extra `report` nothing, since those stand already."""
+    """Write figures, page and PDF beside the findings; without the extra `report` nothing, since those stand already.
+
+    The PDF takes the pictures of the form png, and is left out where reportlab is missing.
+    """
     from stepscope.report.html import refuse_without_libraries, write_text
+    from stepscope.report.study_pdf import NAME, write_pdf
 
     try:
         refuse_without_libraries()
@@ -66,6 +71,8 @@ def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path,
     charts = make()
     save_figures(charts, folder / "figures", findings.title, forms)
     write_text(folder / "page.html", render(findings, charts))
+    if importlib.util.find_spec("reportlab") is not None:
+        write_pdf(findings, charts, folder / "figures", folder / NAME)
 
 
 def where_pictures(folder: Path) -> str:
@@ -76,7 +83,8 @@ def where_pictures(folder: Path) -> str:
         refuse_without_libraries()
     except MissingDependency as error:
         return f"findings: {folder / 'findings.json'}\nno page and no figures: {error}; {error.hint}\n"
-    return f"page and figures: {folder / 'page.html'}\n"
+    paper = folder / "report.pdf"
+    return f"page and figures: {folder / 'page.html'}{f', on paper: {paper}' if paper.is_file() else ''}\n"
 
 
 def save_figures(charts: Charts, folder: Path, title: str, forms: tuple[str, ...]) -> list[Path]:

@@ -1,0 +1,80 @@
+"""A study on paper: whole, also with what no font has, with tables too wide or too long, and without pictures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.analysis.results import Findings, ResultTable
+from stepscope.report import study_pdf
+from stepscope.report.study_results import write_pictures
+
+TABLE = ResultTable("fit", "Which fit", ("model", "here", "why"), (("lenet", True, "small"), ("bert", None, "≤ 7 GB")))
+FINDINGS = Findings("A study", "It fits.", (TABLE,), notes=("measured on one board",), study="paper", device="a board")
+
+
+def pages(path: Path) -> int:
+    content = path.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert content.rstrip().endswith(b"%%EOF")
+    return len(re.findall(rb"/Type /Page\b(?!s)", content))
+
+
+def written(folder: Path, *tables: ResultTable, **more: str) -> Path:
+    path = folder / study_pdf.NAME
+    told: dict[str, Any] = {"title": "A study", "answer": "It fits.", "tables": tables or (TABLE,), **more}
+    findings = Findings(**told)
+    study_pdf.write_pdf(findings, {}, folder / "figures", path)
+    return path
+
+
+def test_a_study_is_written_as_pdf_beside_its_page(tmp_path: Path) -> None:
+    write_pictures(FINDINGS, lambda: {}, tmp_path, ())
+    assert pages(tmp_path / "report.pdf") == 1
+
+
+def test_the_same_study_is_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    assert written(tmp_path).read_bytes() == written(tmp_path / "again").read_bytes()
+
+
+def test_a_long_table_goes_over_several_pages(tmp_path: Path) -> None:
+    rows = tuple((f"layer {number}", float(number), "text " * 12) for number in range(300))
+    assert pages(written(tmp_path, ResultTable("long", "Long", ("layer", "ms", "why"), rows))) > 4
+
+
+@pytest.mark.parametrize("count", [1, 12, 40])
+def test_a_table_of_any_width_stays_on_the_paper(tmp_path: Path, count: int) -> None:
+    columns = tuple(f"quantity-{number}" for number in range(count))
+    table = ResultTable("wide", "Wide", columns, tuple(tuple(float(n) for n in range(count)) for _ in range(3)))
+    assert pages(written(tmp_path, table)) == 1
+    widths = study_pdf._widths([columns, ["1"] * count], 5.0)
+    assert sum(widths) <= study_pdf._WIDTH + 1e-6
+    assert min(widths) > 0
+
+
+@pytest.mark.parametrize("text", ["<b>", "&amp;", "a\x00b", "中文", "→ ≤ µ °C ±", "x" * 500, "", "</para>", "\u202e"])
+def test_any_text_can_stand_in_title_answer_and_cells(tmp_path: Path, text: str) -> None:
+    table = ResultTable("any", text or "-", ("a", text), ((text, text), (None, 1.0)), text)
+    assert pages(written(tmp_path, table, title=text, answer=text, device=text, command=text)) >= 1
+
+
+def test_a_cell_longer_than_a_page_is_divided(tmp_path: Path) -> None:
+    table = ResultTable("long", "Long", ("a", "b"), (("word " * 6000, 1.0),))
+    assert pages(written(tmp_path, table)) > 1
+
+
+def test_a_table_without_rows_is_its_titles(tmp_path: Path) -> None:
+    assert pages(written(tmp_path, ResultTable("none", "None", ("a", "b"), ()))) == 1
+
+
+def test_columns_have_room_for_their_longest_word_where_all_have() -> None:
+    from reportlab.pdfbase.pdfmetrics import stringWidth
+
+    study_pdf._fonts()
+    widths = study_pdf._widths([["name", "why"], ["inception-v1-narrow-c32", "a text of many words " * 20]], 8.0)
+    assert widths[0] > stringWidth("inception-v1-narrow-c32", "Vera", 8.0)
+    assert widths[1] > widths[0]
