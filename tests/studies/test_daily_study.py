@@ -14,7 +14,7 @@ from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily import DailyTraining
 from stepscope.experiments.daily.study import Routine
-from stepscope.experiments.daily.training import _chunks, _images, _lessons, _pretrain, train_life
+from stepscope.experiments.daily.training import _chunks, _images, _lessons, _pretrain, _shipped, train_life
 from stepscope.experiments.engine import chosen
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.training import Place
@@ -22,6 +22,7 @@ from stepscope.experiments.partial import PartialTraining
 from stepscope.report.charts.comparison import daily_charts
 from stepscope.report.study_results import render, save_figures
 from stepscope.workloads.contract import Training
+from stepscope.workloads.data import packaged
 
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
 SMALL = DailyTraining(days=3, seeds=3, batch=(16,))
@@ -66,6 +67,37 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
     assert one["pretrained"]["images"] + one["pretrained"]["looked_at"] == 2000
     with pytest.raises(UsageError, match="too few for 200 days"):
         train_life(lenet, replace(ROUTINE, days=200), 0, place)
+
+
+def test_days_begin_with_the_weights_that_ship_and_every_image_is_new_to_them(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    lenet = workloads.find("lenet")
+    routine = replace(ROUTINE, start=None, data="fashion-mnist-6k")
+    lives = [train_life(lenet, routine, seed, place) for seed in (0, 1)]
+    assert not (tmp_path / "pretrained").exists()
+    shipped = packaged.WEIGHTS["lenet"]
+    assert lives[0]["days"][0]["accuracy"] == lives[1]["days"][0]["accuracy"] == lives[0]["pretrained"]["accuracy"]
+    assert lives[0]["pretrained"]["accuracy"] == pytest.approx(shipped.accuracy, abs=0.002)
+    assert lives[0]["days"][1]["accuracy"] != lives[1]["days"][1]["accuracy"]
+    with pytest.raises(UsageError, match="5000 training images are too few for 251 days"):
+        train_life(lenet, replace(routine, days=251), 0, place)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "start", "ships"),
+    [
+        ("lenet", "fashion-mnist-6k", None, True),
+        ("lenet", "fashion-mnist-6k", 0.15, False),
+        ("lenet", "mnist-5k", None, False),
+        ("mobilenet-v1-c32", "fashion-mnist-6k", None, False),
+    ],
+)
+def test_days_begin_with_weights_that_ship_for_this_network_on_this_data_alone(
+    name: str, data: str, start: float | None, ships: bool
+) -> None:
+    training = workloads.find(name).prepare(16, data=data)
+    assert (_shipped(training, replace(ROUTINE, start=start, data=data)) is not None) is ships
 
 
 def test_pre_training_ends_where_the_accuracy_on_images_that_it_does_not_see_rises_no_more(

@@ -174,7 +174,7 @@ def test_bad_settings_are_refused_before_anything_runs(tmp_path: Path) -> None:
     torch.save([1], tmp_path / "list.pt")
     with pytest.raises(UsageError, match="something else than tensors"):
         Partial(checkpoint=tmp_path / "list.pt").checked()
-    with pytest.raises(UsageError, match="brings weights"):
+    with pytest.raises(UsageError, match="bring weights"):
         Partial(checkpoint=tmp_path / "list.pt", transfer=True)
 
 

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments import partial
 from stepscope.experiments.engine.training import Place
-from stepscope.experiments.partial import ways
+from stepscope.experiments.partial import PartialTraining, ways
 from stepscope.experiments.partial.training import (
     Absent,
     Lesson,
@@ -33,6 +34,7 @@ from stepscope.experiments.partial.training import (
 )
 from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, biases, freeze, hold_filters, layers
 from stepscope.workloads.contract import Training
+from stepscope.workloads.data import packaged
 
 TERMS = Terms(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
 LESSON = Lesson("all", 1.0, "step", 3, 1, 16, "momentum", None, "mnist-5k", "cpu", False, (), None)
@@ -226,6 +228,32 @@ def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path
     assert len(list((tmp_path / "runs").glob("*/steps.parquet"))) == 2
     with pytest.raises(Absent, match="no batch normalisation"):
         train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, place)
+
+
+def test_weights_that_ship_begin_a_transfer_to_other_data(tmp_path: Path) -> None:
+    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    resnet8 = workloads.find("resnet8-c32")
+    lesson = replace(LESSON, pretrained=True, data="fashion-mnist-6k", steps=1)
+    known, other = (
+        train_lesson(resnet8, lesson, 0, place),
+        train_lesson(resnet8, replace(lesson, data="mnist-5k"), 0, place),
+    )
+    assert known["curve"][0]["accuracy"] == pytest.approx(packaged.WEIGHTS["resnet8-c32"].accuracy, abs=0.002)
+    assert other["curve"][0]["accuracy"] < 0.5  # digits are no clothes
+    assert any("weights that ship" in note for note in other["notes"])
+    assert "before" not in other["curve"][0]
+
+
+@pytest.mark.parametrize("more", [{"transfer": True}, {"checkpoint": Path("weights.pt")}])
+def test_weights_that_ship_and_others_are_refused_together(more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--pretrained"):
+        PartialTraining(pretrained=True, **more)
+
+
+def test_a_network_without_weights_that_ship_is_told_which_have_some() -> None:
+    with pytest.raises(UsageError, match="no weights ship for 'resnet18-c32'") as refused:
+        PartialTraining(workload="resnet18-c32", pretrained=True).checked()
+    assert "resnet8-c32" in str(refused.value.hint)
 
 
 def test_gradients_that_a_choice_is_made_by_leave_the_training_as_it_began() -> None:

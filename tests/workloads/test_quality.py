@@ -36,8 +36,8 @@ def test_every_band_belongs_to_a_workload_and_its_real_data() -> None:
 def test_every_workload_has_a_band_or_the_reason_why_it_has_none() -> None:
     assert not set(BANDS) & set(NO_BAND)
     assert set(workloads.names()) == set(BANDS) | set(NO_BAND)
-    assert workloads.find("bert-tiny-128").band is None
-    assert "SQuAD" in str(workloads.find("bert-tiny-128").no_band)
+    assert workloads.find("autoencoder-640").band is None
+    assert "ToyADMOS" in str(workloads.find("autoencoder-640").no_band)
     assert workloads.find("lenet").no_band is None
 
 
@@ -56,11 +56,11 @@ def test_a_band_judges_the_mean_of_the_last_fifth_of_just_so_many_steps() -> Non
 
 
 def test_the_command_judges_those_that_it_can_and_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    command(["lenet", "bert-tiny-128"], check=True)
+    command(["lenet", "autoencoder-640"], check=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("lenet: loss 2.3")
     assert lines[0].endswith("band [1.9, 2.27]: holds")
-    assert lines[1].startswith("bert-tiny-128: not judged: its real data")
+    assert lines[1].startswith("autoencoder-640: not judged: its data is made up")
     assert lines[2] == "1 of 1 bands hold; 1 not judged"
 
 

@@ -58,12 +58,12 @@ def _story(findings: Findings, charts: Charts, pictures: Path) -> Iterator[Any]:
             yield Paragraph(_said(table.note), styles["note"])
     yield from _lines("What limits this", findings.notes)
     settings = {**findings.versions, **findings.settings}
-    told = [
+    facts = [
         f"{name.strip('_').replace('_', ' ')}: {setting_text(value)}"
         for name, value in settings.items()
         if value not in (None, [], ())
     ]
-    yield from _lines("How to repeat it", (findings.command, "; ".join(told)))
+    yield from _lines("How to repeat it", (findings.command, "; ".join(facts)))
 
 
 def _lines(heading: str, lines: tuple[str, ...]) -> Iterator[Any]:

@@ -59,7 +59,7 @@ def render(findings: Findings, charts: Charts) -> str:
 def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path, forms: tuple[str, ...]) -> None:
     """Write figures, page and PDF beside the findings; without the extra `report` nothing, since those stand already.
 
-    The PDF takes the pictures of the form png, and is left out where reportlab is missing.
+    The PDF takes the pictures of the form png, and needs reportlab; it is not written where that is missing.
     """
     from stepscope.report.html import refuse_without_libraries, write_text
     from stepscope.report.study_pdf import NAME, write_pdf

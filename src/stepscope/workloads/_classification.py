@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from stepscope.workloads.contract import Batch, Published, Source, Workload, rates
 from stepscope.workloads.data import folder, pictures
-from stepscope.workloads.data.pictures import CIFAR10, DIGITS, FASHION_MNIST, MNIST, Shape
+from stepscope.workloads.data.pictures import CIFAR10, CLOTHING, DIGITS, FASHION_MNIST, MNIST, Shape
 from stepscope.workloads.data.synthetic import PICTURES as SYNTHETIC
 
-COLOUR = (CIFAR10, FASHION_MNIST, MNIST, DIGITS, SYNTHETIC)
-GREY = (MNIST, FASHION_MNIST, DIGITS, SYNTHETIC)
+COLOUR = (CIFAR10, FASHION_MNIST, MNIST, CLOTHING, DIGITS, SYNTHETIC)
+GREY = (MNIST, FASHION_MNIST, DIGITS, CLOTHING, SYNTHETIC)
 C32: Shape = (3, 32, 32)
 C224: Shape = (3, 224, 224)
 # With the rates of the others, the loss of deep networks rises at first, and in small batches it stays there.

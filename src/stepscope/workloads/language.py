@@ -355,7 +355,8 @@ WORKLOADS = (
         example=translation_example,
         loss=translation_loss,
         correct=translation_correct,
-        hyperparameters=rates(sgd=1.0, momentum=0.1, adam=1e-3, rmsprop=5e-4),
+        # The published rate, 1.0, goes with gradients clipped to a norm of 5; without clipping the loss rises to 100.
+        hyperparameters=rates(sgd=0.2, momentum=0.02, adam=1e-3, rmsprop=5e-4),
         tiers=("smoke", "paper-2019"),
         published=published_2019(
             "28G",

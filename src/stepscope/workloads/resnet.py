@@ -283,6 +283,12 @@ WORKLOADS = (
         ),
     ),
     _DENSENET_SMALL(
+        name="densenet40-4-c32",
+        build=lambda: DenseNet(DenseVariant(40, growth=4)),
+        summary="DenseNet40 with a third of its growth: as deep, for daily training on a CPU; its weights ship",
+        tiers=("edge",),
+    ),
+    _DENSENET_SMALL(
         name="densenet100-12-c32",
         build=lambda: DenseNet(DenseVariant(100)),
         summary="DenseNet100 at 32 x 32: 110 MiB of activations an image; the paper of 2019 could not train it",

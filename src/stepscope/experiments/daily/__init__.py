@@ -42,7 +42,7 @@ class DailyTraining(StudyRequest):
     days: int = option(17, "Days: 17 (--quick: 5).", least=1, quick=5)
     images: int = option(64, "New images a day: 64.", least=1, stated=True)
     start: float | None = option(
-        None, "Accuracy that it is pre-trained to, %. Default: until it rises no more.",
+        None, "Accuracy that it is pre-trained to, %. Default: the weights that ship, else till it rises no more.",
         above=0, unit="share", bare="%", example="60", stated=True,
     )  # fmt: skip
     batch: tuple[int, ...] = option((16, 64), "Batch sizes of the days: 16,64 (--quick: 16).", least=1, quick=(16,))

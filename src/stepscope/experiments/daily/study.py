@@ -91,6 +91,9 @@ def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[s
 
 def _pretraining(made: Mapping[str, Any], request: DailyTraining) -> str:
     """Return how the pre-training of a seed ended."""
+    if "shipped" in made:
+        right = f"{made['accuracy']:.1%} of the {made['looked_at']} test images"
+        return f"begins with the weights that ship, of {made['shipped']}, whose accuracy had ceased to rise: {right} right"
     reached = f"{made['accuracy']:.1%} of {made['looked_at']} images that it did not see were right"
     ended = f"pre-trained on {made['images']} other images, {made['steps']} steps: {reached}"
     if request.start is not None:

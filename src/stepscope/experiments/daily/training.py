@@ -25,6 +25,8 @@ from stepscope.experiments.engine.training import (
 from stepscope.experiments.partial.training import labels_of
 from stepscope.files import replaced
 from stepscope.workloads.contract import Batch, Training, Workload
+from stepscope.workloads.data import packaged
+from stepscope.workloads.data.packaged import Weights
 
 _LOOKS = 4  # at the accuracy in each epoch of the pre-training
 _SHARE_LOOKED_AT = 0.1  # of its images: they are not trained on, and are not those that the days are judged by
@@ -42,8 +44,9 @@ def train_life(workload: Workload, routine: Routine, seed: int, place: Place) ->
     """The cell of one seed: accuracy, time and energy by day. UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(routine.batch, routine.optimizer, routine.device, seed, routine.lr, routine.data)
     refuse_without_accuracy(training)
-    before, days = _deal_images(training, routine, seed)
-    pretrained = _load_pretrained(training, before, routine, place)
+    shipped = _shipped(training, routine)
+    before, days = _deal_images(training, routine, seed, 0.0 if shipped else _SHARE_BEFORE)
+    pretrained = _load_shipped(training, shipped) if shipped else _load_pretrained(training, before, routine, place)
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
     lessons = _lessons(days, routine, seed)
     ends = _steps_by_day(lessons, routine)
@@ -55,11 +58,25 @@ def train_life(workload: Workload, routine: Routine, seed: int, place: Place) ->
     }  # fmt: skip
 
 
-def _deal_images(training: Training, routine: Routine, seed: int) -> tuple[list[int], list[list[int]]]:
+def _shipped(training: Training, routine: Routine) -> Weights | None:
+    """Return the weights that ship for this network where all pictures of the data are new to them."""
+    found = packaged.WEIGHTS.get(training.workload.name)
+    return found if found is not None and routine.start is None and found.new == training.data.name else None
+
+
+def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
+    """Load them; what is said of a pre-training here is said of theirs."""
+    training.model.load_state_dict(packaged.weights(training.workload.name))
+    return {"shipped": shipped.trained_on, "accuracy": shipped.accuracy, "looked_at": training.data.test_size}
+
+
+def _deal_images(
+    training: Training, routine: Routine, seed: int, share_before: float
+) -> tuple[list[int], list[list[int]]]:
     """(numbers of the images that are pre-trained on, those of each day); all of them differ."""
     total = training.data.train_size
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
-    before = int(_SHARE_BEFORE * total)
+    before = int(share_before * total)
     wanted = routine.days * routine.images
     if before + wanted > total:
         most = (total - before) // routine.images

@@ -91,8 +91,8 @@ class PaperP744(StudyRequest):
         found = {
             "figure-10": PartialTraining(preset="second-paper", **shared),
             "figure-12": PartialTraining(
-                transfer=True, ways=("all", "filters", "layers", "last"), fractions=(0.2, 0.6), optimizer="sgd",
-                lr=0.01, batch=40, **shared,
+                pretrained=True, data="mnist-5k", ways=("all", "filters", "layers", "last"), fractions=(0.2, 0.6),
+                optimizer="sgd", lr=0.01, batch=40, **shared,
             ),
         }  # fmt: skip
         if self.plan_ == "night":

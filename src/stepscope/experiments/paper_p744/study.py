@@ -194,7 +194,7 @@ _HEADINGS = {
 _NOTES = (
     "the project used PyTorch and TensorFlow of 2019 on a laptop, a Jetson TX2 and a P100; where kernels differ, its "
     "libraries may be why",
-    "its transfer went from ImageNet to MINC; here it goes from half of the classes of a data set to the other half",
+    "its transfer went from ImageNet to MINC; here LeNet goes from pieces of clothing to digits",
 )
 
 

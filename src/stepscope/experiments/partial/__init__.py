@@ -62,6 +62,7 @@ class PartialTraining(StudyRequest):
         (), "Train on these classes: 5,6,7. With --transfer: half.", least=0, example="5,6,7", stated=True
     )  # fmt: skip
     checkpoint: Path | None = option(None, "Begin with these weights: a file of plain tensors.")
+    pretrained: bool = option(False, "Begin with the weights that ship for this workload, of other pictures.")
     preset: str | None = option(None, "second-paper: the settings of the known points.", choices=PRESETS)
     seeds: int = option(5, "Trainings of each way: 5 (--quick: 2).", least=1, most=MOST_SEEDS, quick=2)
     steps: int | None = option(None, "Steps of a training, instead of epochs.", least=1, example="100")
@@ -85,10 +86,9 @@ class PartialTraining(StudyRequest):
         super().__post_init__()
         if not self.ways or not self.fractions:
             raise UsageError("no way or no fraction is asked for", "leave --ways and --fractions out for all of them")
-        if self.transfer and self.checkpoint is not None:
-            raise UsageError(
-                "--transfer pre-trains here, --checkpoint brings weights", "give one of them; both are transfer"
-            )
+        if sum((self.transfer, self.pretrained, self.checkpoint is not None)) > 1:
+            said = "--transfer pre-trains here, --checkpoint and --pretrained bring weights"
+            raise UsageError(said, "give one of them; all are transfer")
 
     def _take(self, preset: str, fixed: Mapping[str, Any]) -> None:
         """Fill in what the preset fixes; UsageError where something else was given."""
@@ -105,6 +105,8 @@ class PartialTraining(StudyRequest):
 
     def checked(self) -> StudyRequest:
         check_classifier(self.workload, self.optimizer)
+        if self.pretrained:
+            _check_weights(self.workload)
         pinned = replace(self, data=pinned_data(self.workload, self.data))
         if self.checkpoint is None or self.checkpoint_sha256 is not None:
             return pinned
@@ -118,3 +120,12 @@ class PartialTraining(StudyRequest):
         from stepscope.experiments.partial.study import partial_plan
 
         return partial_plan(self)
+
+
+def _check_weights(workload: str) -> None:
+    """UsageError where no weights ship for this workload."""
+    from stepscope.workloads.data.packaged import WEIGHTS
+
+    if workload not in WEIGHTS:
+        hint = f"--transfer pre-trains here, --checkpoint FILE brings yours; there are weights of {', '.join(WEIGHTS)}"
+        raise UsageError(f"no weights ship for '{workload}'", hint)

@@ -63,8 +63,11 @@ def partial_settings(request: PartialTraining) -> list[PartialSetting]:
 
 
 _LESSON_FIELDS = frozenset(
-    ("each", "steps", "epochs", "batch", "optimizer", "lr", "data", "device", "transfer", "classes", "checkpoint")
-)
+    (
+        "each", "steps", "epochs", "batch", "optimizer", "lr", "data", "device", "transfer", "classes", "checkpoint",
+        "pretrained",
+    )
+)  # fmt: skip
 
 
 # The second paper's code (github.com/dereklh4/project_744) masks the filters of LeNet's convolutions and never thaws

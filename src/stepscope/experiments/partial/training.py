@@ -35,6 +35,7 @@ from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.flops import count_flops
 from stepscope.workloads.contract import OPTIMIZERS, Training, Workload
+from stepscope.workloads.data import packaged
 from stepscope.workloads.data.source import Batch, DataFacts, Splits
 
 LOOKS = 10  # at the accuracy, besides that before the first step
@@ -61,6 +62,7 @@ class Lesson:
     transfer: bool
     classes: tuple[int, ...]
     checkpoint: str | None
+    pretrained: bool = False
 
 
 def train_point(orders: Orders) -> dict[str, Any]:
@@ -171,6 +173,11 @@ def _start_training(
     training: Training, lesson: Lesson, rule: OptimizerRule, place: Place
 ) -> tuple[Training, Training | None, str | None]:
     """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
+    if lesson.pretrained:
+        name = training.workload.name
+        training.model.load_state_dict(packaged.weights(name))
+        said = f"begins with the weights that ship, trained on {packaged.WEIGHTS[name].trained_on}"
+        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, said
     if lesson.checkpoint is not None:
         note = put_weights(training.model, read_weights(Path(lesson.checkpoint)), f"'{lesson.checkpoint}'")
         return (_with_classes(training, lesson.classes) if lesson.classes else training), None, note

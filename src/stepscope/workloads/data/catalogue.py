@@ -80,20 +80,6 @@ FASHION_MNIST = DataSet(
     ),
     source="torchvision",
 )
-TINY_SHAKESPEARE = DataSet(
-    name="tiny-shakespeare",
-    summary="40,000 lines of Shakespeare, 65 different characters",
-    licence="public domain",
-    files=(
-        RemoteFile(
-            "input.txt",
-            ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
-            "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-            1_115_394,
-        ),
-    ),
-    source="tensorflow-datasets",
-)
 SQUAD = DataSet(
     name="squad-v1.1",
     summary="100,000 questions on paragraphs of Wikipedia; the answer is a span of the paragraph",
@@ -159,7 +145,7 @@ SPEECH_COMMANDS = DataSet(
     ),
     source="tensorflow-datasets",
 )
-DATA_SETS = (CIFAR10, MNIST, FASHION_MNIST, TINY_SHAKESPEARE, SQUAD, IWSLT15, MINC2500, SPEECH_COMMANDS)
+DATA_SETS = (CIFAR10, MNIST, FASHION_MNIST, SQUAD, IWSLT15, MINC2500, SPEECH_COMMANDS)
 
 
 @dataclass(frozen=True)
@@ -181,9 +167,19 @@ def installed(module: str) -> bool:
         return False
 
 
+def _shipped(name: str, summary: str, licence: str) -> Packaged:
+    return Packaged(name, summary, licence, "part of Stepscope", lambda: True)
+
+
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 PACKAGED = (
-    Packaged("mnist-5k", "5,000 handwritten digits", "CC BY-SA 3.0", "part of Stepscope", lambda: True),
+    _shipped("mnist-5k", "5,000 handwritten digits", "CC BY-SA 3.0"),
+    _shipped("fashion-mnist-6k", "6,000 pieces of clothing of fashion-mnist", "MIT, Zalando SE"),
+    _shipped("tiny-shakespeare", "40,000 lines of Shakespeare, 65 different characters", "public domain"),
+    _shipped("squad-1k", "1,190 questions of squad-v1.1, those of XQuAD", "CC BY-SA 4.0"),
+    _shipped("tatoeba-en-vi-7k", "7,387 sentences in English and Vietnamese", "CC BY 2.0 FR, Tatoeba"),
+    _shipped("spoken-digits-3k", "3,000 digits, spoken by six people", "CC BY-SA 4.0"),
+    _shipped("basic-motions", "80 recordings of a watch with six axes", "BSD-3-Clause, as packaged in aeon"),
     Packaged(
         "python-topics",
         "the topics of Python's documentation, half a million characters",
@@ -197,13 +193,6 @@ PACKAGED = (
         "MIT, Zalando SE",
         "apt-get install dataset-fashion-mnist",
         DEBIAN_FASHION_MNIST.is_dir,
-    ),
-    Packaged(
-        "basic-motions",
-        "80 recordings of a watch with six axes",
-        "BSD-3-Clause, as packaged in aeon",
-        "pip install --no-deps aeon",
-        lambda: installed("aeon"),
     ),
     Packaged(
         "atari-breakout",

