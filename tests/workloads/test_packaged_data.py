@@ -12,6 +12,7 @@ import torch
 from stepscope import workloads
 from stepscope.errors import DataUnavailable
 from stepscope.workloads.data import catalogue, packaged, pictures, text
+from stepscope.workloads.data.source import DataFacts
 
 Read = Callable[[Path], object]
 
@@ -27,7 +28,7 @@ READERS: dict[str, Read] = {
 
 
 @pytest.mark.parametrize(("facts", "each"), [(pictures.DIGITS_FACTS, 400), (pictures.CLOTHING_FACTS, 500)])
-def test_train_and_test_pictures_are_balanced_and_share_none(facts: pictures.DataFacts, each: int) -> None:
+def test_train_and_test_pictures_are_balanced_and_share_none(facts: DataFacts, each: int) -> None:
     read = pictures.digits() if facts is pictures.DIGITS_FACTS else pictures.clothing()
     assert torch.bincount(read.train.labels).tolist() == [each] * 10
     assert torch.bincount(read.test.labels).tolist() == [100] * 10
