@@ -67,6 +67,17 @@ def test_a_cell_longer_than_a_page_is_divided(tmp_path: Path) -> None:
     assert pages(written(tmp_path, table)) > 1
 
 
+@pytest.mark.parametrize(("columns", "letters"), [(3, 300), (10, 3000), (130, 40), (1, 5000)])
+def test_one_long_word_leaves_room_for_the_other_columns(tmp_path: Path, columns: int, letters: int) -> None:
+    titles = tuple(f"c{number}" for number in range(columns))
+    table = ResultTable("any", "Any", titles, (("x" * letters, *("text",) * (columns - 1)),))
+    assert pages(written(tmp_path, table, ResultTable("none", "None", (), ()))) >= 1
+
+
+def test_a_title_longer_than_a_page_is_cut(tmp_path: Path) -> None:
+    assert pages(written(tmp_path, ResultTable("any", "Any", ("title " * 5000, "b"), (("a", 1.0),)))) == 1
+
+
 def test_a_table_without_rows_is_its_titles(tmp_path: Path) -> None:
     assert pages(written(tmp_path, ResultTable("none", "None", ("a", "b"), ()))) == 1
 

@@ -94,14 +94,18 @@ class Paper2019(StudyRequest):
     simulate: str | None = option(None, SIMULATE)
     device: str = option(None, "Train on cpu or cuda. Default: cuda where torch has it.", choices=("cpu", "cuda"))
     threads: int | None = option(None, "Threads. Default: on a CPU one core is left free.", least=1, example="1")
+    day_workload: str = option(
+        "densenet40-4-c32", "Network of the days: the paper's at a third of its width, or lenet.",
+        choices=("densenet40-4-c32", "lenet"),
+    )  # fmt: skip
     seed: int = option(0, "Seed of the order of runs and of the trainings.")
-    time_limit: float = option(900.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
+    time_limit: float = option(3600.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
 
     @property
     def observations(self) -> Observations | None:
         """Return what is trained and judged besides; None with the plan "dry" and no runs given."""
         shared: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed}
-        shared |= {"simulate": self.simulate, "time_limit": self.time_limit}
+        shared |= {"simulate": self.simulate, "time_limit": self.time_limit, "day_workload": self.day_workload}
         if self.from_:
             return Observations(from_=self.from_, only=tuple(range(1, 12)), **shared)
         if self.plan_ == "hour":

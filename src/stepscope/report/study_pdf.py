@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
@@ -19,12 +20,27 @@ if TYPE_CHECKING:
 
 NAME = "report.pdf"
 _FONTS = {"Vera": "Vera.ttf", "VeraBd": "VeraBd.ttf"}  # that reportlab brings
-_INSTEAD = {"→": "->", "←": "<-", "≤": "<=", "≥": ">=", "−": "-", "✓": "yes", "✗": "no", "│": "|", "─": "-", "·": "-"}
+_INSTEAD = {
+    "→": "->",
+    "←": "<-",
+    "≤": "<=",
+    "≥": ">=",
+    "−": "-",
+    "•": "-",
+    "Δ": "delta ",
+    "σ": "sigma",
+    "✓": "yes",
+    "✗": "no",
+    "│": "|",
+    "─": "-",
+    "·": "-",
+}
 _MARGIN = 48.0  # points, of a page of 595 x 842
 _WIDTH, _HEIGHT = 595.0 - 2 * _MARGIN, 842.0 - 2 * _MARGIN
 _SIZES = ((6, 8.0), (9, 7.0), (12, 5.8))  # up to so many columns, points of their type
 _SMALLEST = 5.0
 _PADDING = 2.0
+_MOST_COLUMNS, _LONGEST_TITLE = 25, 200  # beside the first; characters
 
 
 def write_pdf(findings: Findings, charts: Charts, pictures: Path, path: Path) -> None:
@@ -51,7 +67,7 @@ def _story(findings: Findings, charts: Charts, pictures: Path) -> Iterator[Any]:
         picture = _picture(pictures / f"{name}.png")
         if picture is not None:
             yield KeepTogether([picture, Paragraph(_said(caption), styles["note"])])
-    for table in findings.tables:
+    for table in _drawable(findings.tables):
         yield Paragraph(_said(table.title), styles["heading"])
         yield _table(table)
         if table.note:
@@ -64,6 +80,16 @@ def _story(findings: Findings, charts: Charts, pictures: Path) -> Iterator[Any]:
         if value not in (None, [], ())
     ]
     yield from _lines("How to repeat it", (findings.command, "; ".join(facts)))
+
+
+def _drawable(tables: Sequence[ResultTable]) -> Iterator[ResultTable]:
+    """Tables that fit on paper: one with too many columns is divided, each part with the first; none of no column."""
+    for table in tables:
+        for begin in range(1, max(len(table.columns), 2), _MOST_COLUMNS):
+            places = [0, *range(begin, min(begin + _MOST_COLUMNS, len(table.columns)))] if table.columns else []
+            rows = tuple(tuple(row[place] for place in places) for row in table.rows)
+            if places:
+                yield replace(table, columns=tuple(table.columns[place] for place in places), rows=rows)
 
 
 def _lines(heading: str, lines: tuple[str, ...]) -> Iterator[Any]:
@@ -94,7 +120,8 @@ def _table(table: ResultTable) -> Any:
 
     size = next((size for most, size in _SIZES if len(table.columns) <= most), _SMALLEST)
     style = _style(f"cell-{size}", size)
-    texts = [tuple(table.columns), *(tuple(value_text(value) for value in row) for row in table.rows)]
+    titles = tuple(title[:_LONGEST_TITLE] for title in table.columns)
+    texts = [titles, *(tuple(value_text(value) for value in row) for row in table.rows)]
     rows = [[Paragraph(_said(text), style) for text in row] for row in texts]
     lines = [
         ("VALIGN", (0, 0), (-1, -1), "TOP"), ("LINEBELOW", (0, 0), (-1, 0), 0.6, colors.black),
@@ -114,9 +141,7 @@ def _widths(texts: Sequence[Sequence[str]], size: float) -> list[float]:
         max((stringWidth(w, "Vera", size) for text in column for w in text.split()), default=0) for column in columns
     ]
     whole = [max(stringWidth(text, "Vera", size) for text in column) for column in columns]
-    least = [word + 2 * _PADDING + 1 for word in words]
-    if sum(least) > _WIDTH:
-        return [_WIDTH * width / sum(least) for width in least]
+    least = [min(word, _WIDTH / len(columns) - 2 * _PADDING - 1) + 2 * _PADDING + 1 for word in words]
     wanted = [max(text + 2 * _PADDING + 1 - width, 0.0) for text, width in zip(whole, least, strict=True)]
     share = min(1.0, (_WIDTH - sum(least)) / max(sum(wanted), 1.0))
     return [width + share * more for width, more in zip(least, wanted, strict=True)]

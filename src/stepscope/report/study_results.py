@@ -71,6 +71,7 @@ def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path,
     charts = make()
     save_figures(charts, folder / "figures", findings.title, forms)
     write_text(folder / "page.html", render(findings, charts))
+    (folder / NAME).unlink(missing_ok=True)
     if importlib.util.find_spec("reportlab") is not None:
         write_pdf(findings, charts, folder / "figures", folder / NAME)
 

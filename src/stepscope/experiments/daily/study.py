@@ -81,6 +81,8 @@ def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[s
     yield f"data: {data['name']} ({data['kind']}), judged each evening on all {data['test_size']} test images"
     yield from dict.fromkeys(_pretraining(cell["pretrained"], request) for outcome in made for cell in outcome.cells)
     yield "every setting of a seed begins with the same weights and gets the same images each day"
+    if "shipped" in cell["pretrained"]:
+        yield "all seeds begin with the same weights: CIs tell of the images that are drawn, not of other pre-trainings"
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
     if min(len(outcome.cells) for outcome in made) < 2:
         yield "one seed gives no CI: --seeds 5"
@@ -93,7 +95,9 @@ def _pretraining(made: Mapping[str, Any], request: DailyTraining) -> str:
     """Return how the pre-training of a seed ended."""
     if "shipped" in made:
         right = f"{made['accuracy']:.1%} of the {made['looked_at']} test images"
-        return f"begins with the weights that ship, of {made['shipped']}, whose accuracy had ceased to rise: {right} right"
+        return (
+            f"begins with the weights that ship, of {made['shipped']}, whose accuracy had ceased to rise: {right} right"
+        )
     reached = f"{made['accuracy']:.1%} of {made['looked_at']} images that it did not see were right"
     ended = f"pre-trained on {made['images']} other images, {made['steps']} steps: {reached}"
     if request.start is not None:

@@ -229,11 +229,14 @@ class Observations(StudyRequest):
     only: tuple[int, ...] = option((), "Judge these alone: 1,3,9.", least=1, example="1,3,9", stated=True)
     seed: int = option(0, "Seed of the order of runs and of the trainings.")
     day_workload: str = option(
-        "densenet40-4-c32", "The network of the days.", choices=_DAY_DATA, typed=False, quick="lenet"
+        "densenet40-4-c32",
+        "Network of the days. Default: densenet40-4-c32 (--quick: lenet).",
+        choices=_DAY_DATA,
+        quick="lenet",
     )
     day_batches: tuple[int, ...] = option((16, 32, 64), "Batch sizes of the days.", least=1, quick=(16,), typed=False)
     day_seeds: int = option(5, "Daily trainings of each batch size.", least=1, quick=4, typed=False)
-    time_limit: float = option(900.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
+    time_limit: float = option(3600.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
 
     @property
     def daily(self) -> DailyScenario:

@@ -38,7 +38,10 @@ def _view(row: tuple[Value, ...]) -> tuple[Cell, ...]:
     shown = [
         (name, name),
         (str(readings), readings),
-        *((amount(_float(value), str(unit)), value) for value in values),
+        *(
+            (amount(_float(value), "" if unit == "1" and quantity != "utilisation" else str(unit)), value)
+            for value in values
+        ),
         (amount(_float(energy), "J"), energy),
         (percent(_float(idle)), idle),
         (duration(None if period is None else 1e9 * float(period)), period),

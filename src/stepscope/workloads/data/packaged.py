@@ -1,7 +1,8 @@
 """Data files and weights that ship inside the package, each compared with the hash of its content when it is read.
 
 `files/LICENCES.txt` says of each where it is from, what was changed, and under which licence it is passed on;
-`benchmarks/shipped_data.py` makes them anew from what their authors published. numpy's zip of deflated arrays, and
+`benchmarks/shipped_data.py` makes all but the digits anew from what their authors
+published. numpy's zip of deflated arrays, and
 text in gzip: both are read without a library, and neither can run anything.
 """
 

@@ -200,7 +200,6 @@ SPEECH_SOURCES = (
 
 MOTION_SHAPE = (6, 100)  # axes, steps of 0.1 s
 MOTION_CLASSES = ("Standing", "Running", "Walking", "Badminton")
-FILES = ("BasicMotions_TRAIN.ts", "BasicMotions_TEST.ts")
 
 
 _MOTION_SHA256 = "c80ffdc5bb447180012ccbec3e186ae551f1908bf43b383f28c963e9e15f536c"
