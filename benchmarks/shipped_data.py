@@ -29,6 +29,7 @@ from stepscope.workloads.data.pictures import idx_tensor
 _TRAIN_EACH, _TEST_EACH = 500, 100  # pictures of a class
 _ARTICLES_TESTED = 10  # the last ones, of 48: no paragraph is on both sides
 _EVERY_TESTED = 10  # sentence
+_LOST = re.compile(r"\+|\s-")
 _SIGNS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
@@ -67,15 +68,19 @@ def questions(file: Path) -> str:
 
 
 def sentences(file: Path) -> str:
-    """Lines of "English <tab> Vietnamese <tab> numbers of both sentences", words apart; each English sentence once."""
+    """Lines of "English <tab> Vietnamese <tab> numbers of both sentences", words apart; each sentence once.
+
+    Excludes those whose hyphens and apostrophes the source has lost: they are "+" and " -" there.
+    """
     seen: set[str] = set()
 
     def rows() -> Iterator[str]:
         for line in file.read_text(encoding="utf-8").splitlines():
             english, vietnamese, credit = line.split("\t")
-            if english in seen:
+            english, vietnamese = (text.replace("\u200b", "") for text in (english, vietnamese))
+            if {english, vietnamese} & seen or _LOST.search(english) or _LOST.search(vietnamese):
                 continue
-            seen.add(english)
+            seen.update((english, vietnamese))
             numbers = " ".join(re.findall(r"#(\d+)", credit))
             yield "\t".join((" ".join(_SIGNS.findall(english)), " ".join(_SIGNS.findall(vietnamese)), numbers))
 

@@ -11,7 +11,7 @@ from stepscope.analysis.channels import Series
 from stepscope.analysis.periods import period_of
 from stepscope.analysis.results import ResultTable, Value
 from stepscope.arrays import Floats
-from stepscope.units import number
+from stepscope.units import duration, number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -56,7 +56,7 @@ def log_sentence(run: Run) -> str:
     spans = [run.sensor(name).select("t0_ns", "t1_ns") for name in {str(channel["sensor"]) for channel in run.channels}]
     times = pl.concat(spans)
     seconds = (int(times["t1_ns"].sort()[-1]) - int(times["t0_ns"].sort()[0])) / 1e9
-    said = f"A log of sensors, {number(seconds)} s, without a training: no step, operator or layer is in it."
+    said = f"A log of sensors, {duration(1e9 * seconds)}, without a training: no step, operator or layer is in it."
     power = [row for row in table.rows if row[0] == "power"]
     total = {line.name for line in run.rails.total or ()}
     chosen = [row for row in power if str(row[1]).removeprefix("rail:") in total] or power[:1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path,
     save_figures(charts, folder / "figures", findings.title, forms)
     write_text(folder / "page.html", render(findings, charts))
     (folder / NAME).unlink(missing_ok=True)
-    if importlib.util.find_spec("reportlab") is not None:
+    with contextlib.suppress(ImportError):
         write_pdf(findings, charts, folder / "figures", folder / NAME)
 
 
@@ -85,7 +85,8 @@ def where_pictures(folder: Path) -> str:
     except MissingDependency as error:
         return f"findings: {folder / 'findings.json'}\nno page and no figures: {error}; {error.hint}\n"
     paper = folder / "report.pdf"
-    return f"page and figures: {folder / 'page.html'}{f', on paper: {paper}' if paper.is_file() else ''}\n"
+    said = f"on paper: {paper}" if paper.is_file() else "no PDF without reportlab: pip install 'stepscope[report]'"
+    return f"page and figures: {folder / 'page.html'}, {said}\n"
 
 
 def save_figures(charts: Charts, folder: Path, title: str, forms: tuple[str, ...]) -> list[Path]:

@@ -254,7 +254,7 @@ class Workload:
         if splits.train is not None and size > splits.facts.train_size:
             raise UsageError(
                 f"a batch of {size} is larger than the {splits.facts.train_size} training samples of '{self.name}'",
-                f"use --batch {splits.facts.train_size} or less, or --data synthetic where only time and memory count",
+                f"use --batch {splits.facts.train_size} or less",
             )
         torch.manual_seed(seed)
         model = self.build().to(place).train()

@@ -177,7 +177,7 @@ PACKAGED = (
     _shipped("fashion-mnist-6k", "6,000 pieces of clothing of fashion-mnist", "MIT, Zalando SE"),
     _shipped("tiny-shakespeare", "40,000 lines of Shakespeare, 65 different characters", "public domain"),
     _shipped("squad-1k", "1,190 questions of squad-v1.1, those of XQuAD", "CC BY-SA 4.0"),
-    _shipped("tatoeba-en-vi-7k", "7,387 sentences in English and Vietnamese", "CC BY 2.0 FR, Tatoeba"),
+    _shipped("tatoeba-en-vi-7k", "6,976 sentences in English and Vietnamese", "CC BY 2.0 FR, Tatoeba"),
     _shipped("spoken-digits-3k", "3,000 digits, spoken by six people", "CC BY-SA 4.0"),
     _shipped("basic-motions", "80 recordings of a watch with six axes", "BSD-3-Clause, as packaged in aeon"),
     Packaged(
