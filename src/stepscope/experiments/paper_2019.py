@@ -147,7 +147,7 @@ class Paper2019(StudyRequest):
         batches = sorted({*_SMALLEST, *self.batch, LARGEST})
         shared = {"board": self.board, "memory": self.memory, "batches": batches}
         return [
-            Point(f"fit-{name}", f"memory of {model.name} ({name}), on dry runs", _TASK, {"workload": name, **shared})
+            Point(f"fit-{name}", f"memory of {model.name} ({name})", _TASK, {"workload": name, **shared}, timed=False)
             for model in MODELS
             if (name := self.workload_of(model))
         ]
@@ -166,6 +166,7 @@ def count_model(orders: Mapping[str, Any]) -> dict[str, Any]:
     from stepscope.analysis.memory.limits import LIKELY_FITS, NO_FIT, limit_of_board
     from stepscope.footprint.jobs import workload_job
     from stepscope.footprint.prediction import known_of_device, platform_of
+    from stepscope.footprint.result import LivePeak
     from stepscope.footprint.simulator import Simulator, live_peak
     from stepscope.record.dry.dry_run import DryRunStopped
 
@@ -173,14 +174,14 @@ def count_model(orders: Mapping[str, Any]) -> dict[str, Any]:
     job = workload_job(workloads.find(orders["workload"]))
     simulator = Simulator(platform_of(board), known_of_device(board, "default", None), "default")
     verdicts: dict[str, str | None] = {}
-    live: dict[int, Any] = {}
-    sure, likely = simulator.largest(job, limit, LARGEST)
+    live: dict[int, LivePeak] = {}
+    sure, likely = simulator.largest(job, limit, LARGEST, live)
     for batch in orders["batches"]:
         if batch not in (1, LARGEST) and (batch <= sure or NO_FIT in verdicts.values()):
             verdicts[str(batch)] = LIKELY_FITS if batch <= sure else NO_FIT  # memory does not shrink with the batch
             continue
         try:
-            live[batch] = live_peak(simulator.run(job, batch).log)
+            live[batch] = live.get(batch) or live_peak(simulator.run(job, batch).log)
         except DryRunStopped as stopped:
             if batch > 1:
                 return {"status": "refused", "reason": f"fake tensors stopped at {stopped}"}

@@ -215,7 +215,7 @@ def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> F
     found = _judged(simulator, live, question.limit, [*unsure_of(question), *_without_rule(not_modelled)])
     slope = _slope(simulator, job, question.batch, live)
     sure, likely = (
-        simulator.largest(job, question.limit, question.batch)
+        simulator.largest(job, question.limit, question.batch, {question.batch: live})
         if question.limit is not None and question.largest
         else (None, None)
     )

@@ -226,9 +226,12 @@ class Simulator:
         """The worst of the verdicts under a limit and those beside it."""
         return worst_verdict(lambda account: self.process(live, allocator, None, account), limit, sure)[0]
 
-    def largest(self, job: Job, limit: Limit, start: int) -> tuple[int, int]:
-        """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle."""
-        known: dict[int, LivePeak] = {}
+    def largest(self, job: Job, limit: Limit, start: int, known: dict[int, LivePeak] | None = None) -> tuple[int, int]:
+        """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle.
+
+        known: live peaks by batch, to which those of its own dry runs are added.
+        """
+        known = {} if known is None else known
 
         def peak(batch: int, account: str) -> ProcessPeak:
             if batch not in known:

@@ -15,7 +15,7 @@ from typing import Any
 
 from stepscope.errors import StepscopeError
 from stepscope.files import read_object, store_object, user_cache
-from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.device import changing_facts, describe_device, usable_cores
 from stepscope.record.empty_process import installed_version
 from stepscope.runfolder.schema import QUIET
 
@@ -140,11 +140,7 @@ def _keep(conditions: dict[str, Any], found: dict[str, Any]) -> None:
 def _file(device: str, precision: str, threads: int | None) -> Path:
     """Return the cache file, named after all that changes the ceilings; RuntimeError without a home."""
     facts = describe_device()
-    identity = [FORMAT, device, precision, threads, installed_version("torch"), _allowed_cores()]
+    identity = [FORMAT, device, precision, threads, installed_version("torch"), usable_cores()]
     identity += [facts[name] for name in _IDENTITY] + [facts["accelerators"]]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return user_cache() / "ceilings" / f"{digest}.json"
-
-
-def _allowed_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -42,6 +42,11 @@ def describe_device(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def changing_facts(root: Path = Path("/")) -> dict[str, Any]:
     """Temperatures in degrees Celsius by zone and clocks in Hz by cpufreq policy, now."""
     temperatures: dict[str, float | None] = {}

@@ -6,12 +6,14 @@ Also what the findings of several studies share: device, versions, and means ove
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -24,9 +26,9 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
 from stepscope.experiments.engine.points import in_rounds, sources_of
-from stepscope.experiments.engine.process import run_child
+from stepscope.experiments.engine.process import Tick, Untimed, run_child
 from stepscope.privacy import redacted_texts
-from stepscope.record.device import describe_device
+from stepscope.record.device import describe_device, usable_cores
 from stepscope.record.empty_process import installed_version
 
 if TYPE_CHECKING:
@@ -199,7 +201,8 @@ AnyPoint = TypeVar("AnyPoint", bound=PointLike)
 class Point:
     """One measurement of a study: a task ("module:function") with its orders, in a process of its own.
 
-    setting: the points of a setting differ by their repeat, and what refuses one refuses all of them.
+    setting: the points of a setting differ by their repeat, and what refuses one refuses all of them. timed: whether
+    anything in it is; where nothing is, points that follow each other are measured side by side, a core for each.
     """
 
     id: str
@@ -207,6 +210,7 @@ class Point:
     task: str = ""
     orders: Mapping[str, Any] = field(default_factory=dict)
     setting: str = ""
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -305,13 +309,18 @@ def answer_study(
 
     def measure(point: Point, _: Mapping[str, Result]) -> Result:
         plan.before(point)
+        if not point.timed:
+            for other in _untimed_from(point, plan.points, folder):
+                untimed.begin(other.id, partial(_measure_ahead, folder, other, plan, child))
+            return untimed.result(point.id, watch.ticks)
         if plan.measure is None or point.task:
-            return _measure_apart(folder, point, plan, child, watch)
+            return _measure_apart(folder, point, plan, child, watch.ticks)
         began_ns = monotonic_ns()
         result = dict(plan.measure(point))
         return {"status": "ok", "reason": None, "wall_s": (monotonic_ns() - began_ns) / 1e9, **result}
 
-    with folder.locked(), plan.around(folder.path):
+    untimed = Untimed(usable_cores())
+    with folder.locked(), plan.around(folder.path), contextlib.closing(untimed):
         results = measure_points(folder, plan.points, measure, watch)
     findings = plan.judge({name: _with_path(folder, result) for name, result in results.items()})
     return replace(
@@ -367,10 +376,26 @@ def _failed(result: Result) -> bool:
     return result.get("status", "ok") not in ("ok", "refused")
 
 
-def _measure_apart(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], watch: Watch) -> Result:
+def _untimed_from(point: Point, points: Sequence[Point], folder: StudyFolder) -> Iterator[Point]:
+    """Yield an untimed point, and those after it before the next timed one that are to be measured too."""
+    yield point
+    for other in itertools.takewhile(lambda other: not other.timed, points[points.index(point) + 1 :]):
+        kept = folder.result(other.id)
+        if kept is None or _failed(kept):
+            yield other
+
+
+def _measure_ahead(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
+    """Measure a point before its turn; the result is kept at once, should the study be interrupted before that."""
+    result = _measure_apart(folder, point, plan, child, tick)
+    folder.keep(point.id, result)
+    return result
+
+
+def _measure_apart(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
     orders = {**point.orders, "task": point.task, "study": str(folder.path.absolute())}
     where = (folder.path / "runs" / point.id).absolute()
-    outcome = run_child(child, orders, where, plan.time_limit_s, watch.ticks)
+    outcome = run_child(child, orders, where, plan.time_limit_s, tick)
     result: Result = {"status": outcome.status, "reason": outcome.reason, "wall_s": outcome.wall_s, **outcome.result}
     if outcome.run is None:
         return result

@@ -9,7 +9,9 @@ import select
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ _TICK_S = 1.0
 _STARVED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "MemoryError", "memory allocation of")
 _DISK_FULL = "No space left on device"
 _FINISHED = ("ok", "oom", "failed")
+Tick = Callable[[], None]  # called each second of a wait
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def run_child(
     spec: Mapping[str, Any],
     folder: Path,
     time_limit_s: float,
-    tick: Callable[[], None] = lambda: None,
+    tick: Tick = lambda: None,
 ) -> Outcome:
     """Start the child with its orders as JSON, wait, and say what became of it. What an earlier try left is removed."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -75,6 +78,38 @@ def run_child(
     return replace(ended, wall_s=wall_s)
 
 
+Work = Callable[[Tick], dict[str, Any]]  # waits for a child and calls the tick, which ends it by an exception
+
+
+class Untimed:
+    """Work in which nothing is timed, done side by side before its turn comes, one child process on each core."""
+
+    def __init__(self, cores: int) -> None:
+        self._pool = ThreadPoolExecutor(cores)
+        self._stopped = threading.Event()
+        self._begun: dict[str, Future[dict[str, Any]]] = {}
+
+    def begin(self, name: str, work: Work) -> None:
+        """Have this done as soon as a core is free; once, however often it is said."""
+        if name not in self._begun:
+            self._begun[name] = self._pool.submit(work, self._tick)
+
+    def result(self, name: str, tick: Tick) -> dict[str, Any]:
+        """Wait for what has begun, and return what it returned, or raise what it raised."""
+        while not wait([self._begun[name]], timeout=_TICK_S).done:
+            tick()
+        return self._begun[name].result()
+
+    def close(self) -> None:
+        """End the processes of what is not yet done, and wait for their end."""
+        self._stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _tick(self) -> None:
+        if self._stopped.is_set():
+            raise InterruptedError("the study was interrupted")
+
+
 def finished_outcome(folder: Path) -> Outcome | None:
     """A run that ended although the sweep was no longer there to write it down; None where there is none."""
     ended, run = _reported_end(folder), run_in(folder)
@@ -98,7 +133,7 @@ def disk_was_full(folder: Path) -> bool:
     return any(_DISK_FULL in path.read_text(encoding="utf-8", errors="replace") for path in texts if path.exists())
 
 
-def _wait(child: subprocess.Popen[bytes], until_ns: int, tick: Callable[[], None]) -> bool:
+def _wait(child: subprocess.Popen[bytes], until_ns: int, tick: Tick) -> bool:
     """Return whether it ended in time. The kernel wakes us: a parent that polls would disturb what is measured."""
     try:
         handle: int | None = os.pidfd_open(child.pid)

@@ -5,7 +5,6 @@ A file without a leading underscore names its OBSERVATIONS; the folder is its ow
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -308,5 +307,6 @@ def _device(wanted: str | None) -> str:
 
 def _threads() -> int:
     """One core less than there are, so that the cores that train can be told from the others."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable - 1)
+    from stepscope.record.device import usable_cores
+
+    return max(1, usable_cores() - 1)

@@ -35,7 +35,9 @@ def planned_measurements(request: Observations) -> list[Point]:
         for name in request.workloads:
             place = SweepPoint(name, 1, "own", "fp32", request.threads, request.device, 0)
             orders = {"workload": name, "batches": list(request.batch), **shared}
-            points.append(Point(f"memory-{place.id}", f"memory of {name}, counted on a dry run", _MEMORY, orders))
+            points.append(
+                Point(f"memory-{place.id}", f"memory of {name}, counted on a dry run", _MEMORY, orders, timed=False)
+            )
     return points + (list(_days(request, shared)) if "days" in request.needs else [])
 
 

@@ -125,6 +125,12 @@ class PaperP744(StudyRequest):
         from stepscope.experiments.engine.engine import Point
 
         return [
-            Point(network, f"heap of {workload}, on dry runs", _TASK, {"workload": workload, "batch": self.batch})
+            Point(
+                network,
+                f"heap of {workload}, on dry runs",
+                _TASK,
+                {"workload": workload, "batch": self.batch},
+                timed=False,
+            )
             for network, workload in self.networks.items()
         ]

@@ -5,7 +5,6 @@ Here lie their requests, and what their engine is told: a setting, and the rules
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -210,8 +209,9 @@ class ThreadSweep(TrainingSweep):
         return [replace(self.base, threads=threads) for threads in dict.fromkeys(self.threads)]
 
     def checked(self) -> StudyRequest:
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return super(ThreadSweep, replace(self, threads=self.threads or tuple(range(1, usable + 1)))).checked()
+        from stepscope.record.device import usable_cores
+
+        return super(ThreadSweep, replace(self, threads=self.threads or tuple(range(1, usable_cores() + 1)))).checked()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import itertools
 import math
-import os
 import select
 import statistics
 import subprocess
@@ -15,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+
+from stepscope.record.device import usable_cores
 
 # The times are agreed beforehand on the clock that all processes share, so that nothing is sent while it matters;
 # the last one ends the process, even when nobody is left to stop it. nice: whoever polls the sensors goes first.
@@ -56,14 +57,6 @@ def load_schedule(start_ns: int, seconds: float) -> list[tuple[int, int]]:
         turn += 2
 
 
-def cores() -> int:
-    """Return how many cores this process may load."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
-        return os.cpu_count() or 1
-
-
 class Loaders:
     """Processes that are ready to load a core each; they wait for their times."""
 
@@ -88,7 +81,7 @@ def loaders(processes: int | None = None) -> Iterator[Loaders]:
     started: list[subprocess.Popen[bytes]] = []
     command = [sys.executable, "-S", "-E", "-c", _BUSY]
     try:
-        for _ in range(cores() if processes is None else processes):
+        for _ in range(usable_cores() if processes is None else processes):
             with contextlib.suppress(OSError):
                 started.append(
                     subprocess.Popen(
