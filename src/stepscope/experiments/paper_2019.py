@@ -197,7 +197,7 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
     """The findings: feasibility from the results of the dry runs, and what was judged from the runs."""
     import polars as pl
 
-    from stepscope.analysis.memory.limits import limit_of_board
+    from stepscope.analysis.memory.limits import VERDICTS, limit_of_board
     from stepscope.analysis.results import Findings, ResultTable
 
     limit = limit_of_board(request.board, request.memory)
@@ -205,7 +205,10 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
     counted = [(model, found) for model, found in rows if found["status"] == "ok"]
     notes = [f"{model.name}: {found['status']}: {found['reason']}" for model, found in rows if found["status"] != "ok"]
     batches = [str(batch) for batch in sorted({*request.batch, LARGEST})]
-    by_batch = tuple((model.name, *(found["verdicts"][batch] for batch in batches)) for model, found in counted)
+    short = dict(zip(VERDICTS, _SHORT, strict=True))
+    by_batch = tuple(
+        (model.name, *(short.get(found["verdicts"][batch]) for batch in batches)) for model, found in counted
+    )
     tables = (
         _feasibility_table(request, counted, limit.bytes),
         ResultTable("batches", "Fits at batch size", ("model", *batches), by_batch, _BY_BATCH),
@@ -232,7 +235,8 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
 
 
 _TITLE = "The 2019 paper on this device"
-_BY_BATCH = "A dash: the model cannot be trained with this batch (batch statistics of one value)."
+_SHORT = ("yes", "likely", "close", "no")  # for nine columns of verdicts
+_BY_BATCH = "A dash: the model cannot be trained with this batch (batch statistics of one value). close: cannot tell."
 _NOTES = (
     "the paper trained with TensorFlow 1.13 on the GPU, whose allocator takes memory in large pieces; counted here is "
     "a training in PyTorch with the kernels of a CPU: what differs may be the framework's",
@@ -270,7 +274,7 @@ def _feasibility_table(
         rows.append((*about, *largest, *bytes_, printed))
     columns = (
         "model", "workload", "the paper trained", "here at 64", "against the paper", "largest that fits",
-        "largest likely", "live GB at 64", "process GB, low", "high", "the paper's GB",
+        "largest likely", "live GB at 64", "process GB, low", "process GB, high", "the paper's GB",
     )  # fmt: skip
     note = f"Memory of a training process for {limit / 1e9:.3g} GB. DenseNet40's 5.9 GB are of intermediate data alone."
     return ResultTable("feasibility", "Which models can be trained", columns, tuple(rows), note)
@@ -315,10 +319,11 @@ def _all_of(
 def _answer(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]]) -> str:
     trained = [_against(model, found) for model, found in counted if model.trained]
     crossed = [_against(model, found) for model, found in counted if not model.trained]
+    differ = sum(said.startswith("differs") for said in trained)
+    smaller, none = sum(said.startswith("differs") for said in crossed), crossed.count("as the paper")
     return (
-        f"Of {len(trained)} models that the paper trained with a batch of 64, {trained.count('as the paper')} likely "
-        f"fit here, {trained.count('cannot tell')} are too close to tell and "
-        f"{sum(said.startswith('differs') for said in trained)} do not fit. Of {len(crossed)} that it could not train, "
-        f"{crossed.count('as the paper')} fit at no batch size and "
-        f"{sum(said.startswith('differs') for said in crossed)} likely at small ones."
+        f"Of {len(trained)} models that the paper trained with a batch of {LARGEST}: "
+        f"{trained.count('as the paper')} likely fit here, {trained.count('cannot tell')} too close to tell, "
+        f"{differ} too large. Of {len(crossed)} that it could not train: {smaller} likely fit at some batch size, "
+        f"{none} at none."
     )

@@ -141,7 +141,10 @@ class Table:
     def only(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
         wanted = set(keys)
-        places = [place for place, column in enumerate(self.columns) if {column.key, column.title} & wanted]
+        return self.at([place for place, column in enumerate(self.columns) if {column.key, column.title} & wanted])
+
+    def at(self, places: Sequence[int]) -> Table:
+        """Return the table of the columns at these places."""
         rows = [tuple(row[place] for place in places) for row in self.rows]
         return Table(self.name, tuple(self.columns[place] for place in places), rows, self.caption)
 
@@ -300,6 +303,39 @@ class Fitting:
         tables = [self.table.only((first.key or first.title, *choice)) for choice in self.choices]
         fits = (table for table in tables if _needed(table, self.heading, self.names) <= options.max_width)
         yield terminal(next(fits, tables[-1]), heading=self.heading)
+
+
+_LINES = (28, 16)  # characters of a text that are worth a line, in the first column and in others
+_EDGES, _BETWEEN = 2, 3
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A result in as many tables as its columns need, so that no word is broken; each begins with the first column."""
+
+    table: Table
+    title: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, *widths = (self._width(place) for place in range(len(self.table.columns)))
+        parts: list[list[int]] = [[]]
+        free = whole = options.max_width - _EDGES - first
+        for place, width in enumerate(widths, 1):
+            if parts[-1] and width + _BETWEEN > free:
+                parts.append([])
+                free = whole
+            parts[-1].append(place)
+            free -= width + _BETWEEN
+        for number, part in enumerate(parts, 1):
+            title = f"{self.title} ({number} of {len(parts)})" if len(parts) > 1 else self.title
+            yield Text(visible(title), style="table.title")
+            yield terminal(self.table.at([0, *part]), "result")
+
+    def _width(self, place: int) -> int:
+        """Return the width with which no word is broken, and no text is a column of single words."""
+        texts = [self.table.columns[place].title, *(row[place].text for row in self.table.rows if row)]
+        longest_word = max((cell_len(word) for text in texts for word in text.split()), default=0)
+        return max(longest_word, min(_LINES[place > 0], max(map(cell_len, texts))))
 
 
 def _needed(table: Table, heading: str, wanted: int) -> int:
