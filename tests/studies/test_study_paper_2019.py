@@ -93,7 +93,9 @@ def test_an_unknown_board_is_refused_before_anything_runs() -> None:
 def test_the_longer_plans_train_besides_and_the_dry_one_does_not() -> None:
     assert len(Paper2019().plan().points) == 16
     hour = Paper2019(plan_="hour", device="cpu", threads=1).plan().points
-    assert len([point for point in hour if point.task.endswith(":train_run")]) == 4 * 3 * 3
+    trained = [point for point in hour if point.task.endswith(":train_run")]
+    assert len(trained) == 4 * 3 * 3
+    assert [point for point in hour if point.timed] == trained
     assert len({point.id for point in hour}) == len(hour)
 
 

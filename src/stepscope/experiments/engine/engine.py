@@ -175,6 +175,7 @@ def trained_settings(
 
 # The engine of many runs: each point is measured once, in a process of its own, kept, and judged with the others.
 
+_SIDE_BY_SIDE = 4  # untimed points at most, whatever cores there are: each holds torch and a model in memory
 CHILD = (sys.executable, "-m", "stepscope.experiments.engine.child")
 Result = dict[str, Any]  # status, reason, wall_s, run (its folder, relative to the study's), and what the task returned
 
@@ -319,7 +320,7 @@ def answer_study(
         result = dict(plan.measure(point))
         return {"status": "ok", "reason": None, "wall_s": (monotonic_ns() - began_ns) / 1e9, **result}
 
-    untimed = Untimed(usable_cores())
+    untimed = Untimed(min(usable_cores(), _SIDE_BY_SIDE))
     with folder.locked(), plan.around(folder.path), contextlib.closing(untimed):
         results = measure_points(folder, plan.points, measure, watch)
     findings = plan.judge({name: _with_path(folder, result) for name, result in results.items()})
