@@ -52,7 +52,7 @@ def test_a_single_batch_draws_no_curve() -> None:
 
 def test_scores_have_their_parts() -> None:
     part = {"workload": "lenet", "optimizer": "sgd", "precision": "fp32", "batch": 4, "reference": 10.0, "here": 5.0}
-    parts = pl.DataFrame([{**part, "ratio": 2.0, "low": 1.9, "high": 2.1, "why_not": None}])
+    parts = pl.DataFrame([{**part, "ratio": 2.0, "low": 1.9, "high": 2.1, "remark": None}])
     page = suite_page.render("b", [], settings_table(results("lenet")), scores=[("speed score 2", parts)])
     assert 'id="scores"' in page
     assert "speed score 2" in page

@@ -16,6 +16,7 @@ from tests.analysis.powered import channel, powered, rapl, times
 from tests.fabricate import Sampled
 
 from stepscope.analysis.run import Run
+from stepscope.api.suite import score_line
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
 from stepscope.experiments.suite.results import (
     KIND,
@@ -145,7 +146,7 @@ def test_the_score_is_the_geometric_mean_of_the_parts_that_both_measured() -> No
     assert found.value == pytest.approx(4.0)
     assert score(slow, fast).value == pytest.approx(1 / 4.0)
     assert (found.counted, len(found.parts)) == (2, 4)
-    assert dict(found.parts.select("workload", "why_not").iter_rows()) == {
+    assert dict(found.parts.select("workload", "remark").iter_rows()) == {
         "a": None, "b": None, "c": "not in this sweep", "d": "the reference: oom",
     }  # fmt: skip
     assert found.low is not None
@@ -156,7 +157,16 @@ def test_the_score_is_the_geometric_mean_of_the_parts_that_both_measured() -> No
 def test_a_workload_that_is_defined_differently_is_not_compared() -> None:
     found = score(_results(_run("a", 0, 5.0), model_sha256="x"), _results(_run("a", 0, 10.0), model_sha256="y"))
     assert found.value is None
-    assert found.parts["why_not"].to_list() == ["the workload is defined differently"]
+    assert found.parts["remark"].to_list() == ["the workload is defined differently"]
+
+
+def test_a_part_that_was_trained_on_other_data_counts_and_says_so() -> None:
+    there = _results(_run("a", 0, 10.0), _run("b", 0, 10.0))
+    here = _results(_run("a", 0, 5.0, data={"sha256": "other"}), _run("b", 0, 5.0))
+    found = score(here, there)
+    assert found.parts["remark"].to_list() == ["trained on other data", None]
+    assert score_line(found).endswith("2 of 2 parts, 1 of them on other data")
+    assert "other" not in score_line(score(there, there))
 
 
 def test_every_stored_device_has_its_hash_and_scores_1_against_itself() -> None:

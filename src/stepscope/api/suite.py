@@ -212,7 +212,8 @@ def score_line(result: Score) -> str:
     what = {"step_time_ms": "speed", "energy_per_sample_j": "energy"}[result.column]
     if result.value is None:
         return f"no {what} score against {result.reference}: no part was measured by both"
-    parts = f"{result.counted} of {len(result.parts)} parts"
+    other = result.parts.drop_nulls("ratio")["remark"].drop_nulls().len()
+    parts = f"{result.counted} of {len(result.parts)} parts{f', {other} of them on other data' if other else ''}"
     return f"{what} score {estimate(result.value, result.low, result.high, '')} against {result.reference}, {parts}"
 
 

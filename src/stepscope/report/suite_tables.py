@@ -111,7 +111,7 @@ def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
         figures("Batch", "batch", str, fold=True),
         *(figures(title, title.lower(), number, fold=True) for title in ("Reference", "Here")),
         Column("Times better", of=_ratio, fold=True),
-        words("Why not", "why_not", fold=True),
+        words("Remark", "remark", fold=True),
     )
     return Table.over(sentence, columns, parts.iter_rows(named=True), sentence)
 

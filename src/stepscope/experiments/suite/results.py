@@ -190,7 +190,7 @@ DEVICES = Path(__file__).parent / "reference_devices"
 _KEY = ("workload", "batch", "optimizer", "precision")
 _PARTS = {
     **dict.fromkeys(_KEY, pl.String), "batch": pl.Int64, "reference": pl.Float64, "here": pl.Float64,
-    "ratio": pl.Float64, "low": pl.Float64, "high": pl.Float64, "why_not": pl.String,
+    "ratio": pl.Float64, "low": pl.Float64, "high": pl.Float64, "remark": pl.String,
 }  # fmt: skip
 
 
@@ -198,8 +198,8 @@ _PARTS = {
 class Score:
     """Geometric mean of reference / here over the parts that both measured; above 1 is better than the reference.
 
-    `low` and `high` carry the intervals of both devices. `parts` has every part of the reference, with the reason
-    where it does not count; a score over other parts is not to be compared with this one.
+    `low` and `high` carry the intervals of both devices. `parts` has every part of the reference, with a remark where
+    it does not count or was trained on other data; a score over other parts is not to be compared with this one.
     """
 
     column: str
@@ -262,14 +262,16 @@ def _part(
     part: dict[str, Any] = {**dict(zip(_KEY, key, strict=True)), "reference": theirs[column]}
     name = key[0]
     if theirs[column] is None:
-        return {**part, "why_not": f"the reference: {theirs['status']}"}
+        return {**part, "remark": f"the reference: {theirs['status']}"}
     if ours is None:
-        return {**part, "why_not": "not in this sweep"}
+        return {**part, "remark": "not in this sweep"}
     if ours[column] is None:
-        return {**part, "why_not": ours["status"] if ours["status"] != "ok" else "not measured"}
+        return {**part, "remark": ours["status"] if ours["status"] != "ok" else "not measured"}
     if _model(here, name) != _model(against, name):
-        return {**part, "here": ours[column], "why_not": "the workload is defined differently"}
-    return {**part, "here": ours[column], **_ratio(theirs, ours, column)}
+        return {**part, "here": ours[column], "remark": "the workload is defined differently"}
+    data = {row["data_sha256"] for row in (theirs, ours)} - {None}
+    remark = "trained on other data" if len(data) > 1 else None
+    return {**part, "here": ours[column], **_ratio(theirs, ours, column), "remark": remark}
 
 
 def _ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any], column: str) -> dict[str, float | None]:
