@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stepscope import workloads
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError, UsageError
-from stepscope.workloads.data import cache, catalogue, folder, pictures, signals, text
+from stepscope.workloads.data import cache, catalogue, folder, pictures, questions, signals, text, translation
 from stepscope.workloads.data.cache import DataSet
 from stepscope.workloads.data.source import Batch, Splits, named
 from stepscope.workloads.data.text import Windows
@@ -225,11 +225,11 @@ def squad_file(questions: int) -> bytes:
 
 def test_squad_marks_the_words_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     put("SQUAD", {"train-v1.1.json": squad_file(4), "dev-v1.1.json": squad_file(2)}, monkeypatch)
-    splits = text._load_squad(32)
+    splits = questions._load_squad(32)
     tokens, types, mask, start, end = first(splits)
     assert (splits.facts.train_size, splits.facts.test_size) == (4, 2)
     assert "without 1 longer" in splits.facts.name
-    assert tokens[0] == text.CLS
+    assert tokens[0] == questions.CLS
     assert int(end - start) == 2
     assert int(types[int(start)]) == 1
     assert int(types[0]) == 0
@@ -240,7 +240,7 @@ def test_squad_marks_the_words_of_the_answer(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("content", [b"{}", b"[", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}'])
 def test_a_squad_file_of_another_form_is_refused(content: bytes) -> None:
     with pytest.raises(DataUnavailable, match="SQuAD"):
-        list(text.questions(content))
+        list(questions.questions(content))
 
 
 def test_translations_are_shifted_by_one_and_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,15 +251,15 @@ def test_translations_are_shifted_by_one_and_padded(monkeypatch: pytest.MonkeyPa
         for language, lines in (("en", english), ("vi", vietnamese))
     }
     put("IWSLT15", contents, monkeypatch)
-    source, written, follows = first(text._load_iwslt())
-    assert (source != text.IWSLT_PADDING).sum() == 3
-    assert written[0] == text.BEGIN
+    source, written, follows = first(translation._load_iwslt())
+    assert (source != translation.PADDING).sum() == 3
+    assert written[0] == translation.BEGIN
     assert torch.equal(written[1:4], follows[:3])
-    assert follows[3] == text.END
+    assert follows[3] == translation.END
     assert written[4:].sum() == 0
     put("IWSLT15", {**contents, "train.vi": b"con\n"}, monkeypatch)
     with pytest.raises(DataUnavailable, match="2 sentences in English and 1"):
-        text._load_iwslt()
+        translation._load_iwslt()
 
 
 def wav(samples: int, rate: int = signals.RATE) -> bytes:

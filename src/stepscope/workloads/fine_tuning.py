@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepscope.workloads.contract import Batch, Published, Workload, rates
-from stepscope.workloads.data import text
+from stepscope.workloads.data import questions
 from stepscope.workloads.data.text import Windows
 from stepscope.workloads.language import language_model
 
-VOCABULARY, POSITIONS = text.VOCABULARY, 512
+VOCABULARY, POSITIONS = questions.VOCABULARY, 512
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _workload(name: str, variant: BertVariant, length: int, summary: str, **more
             "Devlin et al., BERT, NAACL 2019, arXiv:1810.04805",
             "Turc et al., Well-read students learn better, 2019, arXiv:1908.08962",
         ),
-        sources=text.squad_sources(length),
+        sources=questions.sources(length),
         build=functools.partial(BertQA, variant),
         example=functools.partial(example, length),
         loss=loss,

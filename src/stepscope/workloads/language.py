@@ -46,8 +46,9 @@ from torch.nn import functional
 
 from stepscope.workloads._classification import published_2019
 from stepscope.workloads.contract import Batch, Workload, rates
-from stepscope.workloads.data import text
-from stepscope.workloads.data.text import IWSLT_PADDING, LENGTH, Windows
+from stepscope.workloads.data import text, translation
+from stepscope.workloads.data.text import Windows
+from stepscope.workloads.data.translation import LENGTH, PADDING
 
 
 def language_model(
@@ -237,8 +238,8 @@ class Translator(nn.Module):
 
     def __init__(self, source_words: int, target_words: int) -> None:
         super().__init__()
-        self.source = nn.Embedding(source_words, UNITS, padding_idx=IWSLT_PADDING)
-        self.target = nn.Embedding(target_words, UNITS, padding_idx=IWSLT_PADDING)
+        self.source = nn.Embedding(source_words, UNITS, padding_idx=PADDING)
+        self.target = nn.Embedding(target_words, UNITS, padding_idx=PADDING)
         self.encoder = nn.LSTM(UNITS, UNITS, bidirectional=True, batch_first=True)
         self.memory = nn.Linear(2 * UNITS, UNITS, bias=False)
         self.cells = nn.ModuleList([nn.LSTMCell(2 * UNITS, UNITS), nn.LSTMCell(UNITS, UNITS)])
@@ -250,7 +251,7 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, written: Tensor) -> Tensor:
         states, (h, c) = self.encoder(self.drop(self.source(source)))  # [B, S, 1024]; [2, B, 512]
         memory = self.memory(states)  # [B, S, 512]
-        padding = source == IWSLT_PADDING
+        padding = source == PADDING
         carried = [(h[0], c[0]), (h[1], c[1])]
         looked = torch.zeros_like(h[0])  # what was attended to, [B, 512]
         outputs = []
@@ -275,13 +276,13 @@ class Translator(nn.Module):
 def translation_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross entropy over the words that are no padding."""
     source, written, follows = batch
-    return functional.cross_entropy(model(source, written).flatten(0, 1), follows.flatten(), ignore_index=IWSLT_PADDING)
+    return functional.cross_entropy(model(source, written).flatten(0, 1), follows.flatten(), ignore_index=PADDING)
 
 
 def translation_correct(model: nn.Module, batch: Batch) -> Tensor:
     """Right words after right words, each counted as its share of a sentence."""
     source, written, follows = batch
-    real = follows != IWSLT_PADDING
+    real = follows != PADDING
     right = (model(source, written).argmax(-1) == follows) & real
     total: Tensor = (right.sum(1) / real.sum(1).clamp(min=1)).sum()
     return total
@@ -350,8 +351,8 @@ WORKLOADS = (
             "Luong, Pham, Manning, Attention-based neural machine translation, EMNLP 2015, arXiv:1508.04025",
             "https://github.com/tensorflow/nmt",
         ),
-        sources=text.TRANSLATION_SOURCES,
-        build=functools.partial(Translator, text.SOURCE_WORDS, text.TARGET_WORDS),
+        sources=translation.SOURCES,
+        build=functools.partial(Translator, translation.SOURCE_WORDS, translation.TARGET_WORDS),
         example=translation_example,
         loss=translation_loss,
         correct=translation_correct,
