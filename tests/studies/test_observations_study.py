@@ -80,7 +80,7 @@ def test_the_findings_state_tests_and_limits_and_why_not(folder: Path) -> None:
     assert {verdicts[6], verdicts[7], verdicts[8]} == {"cannot be judged"}
     tables = {table.name: table.rows for table in findings.tables}
     tests = {(row[0], row[1]): row for row in tables["tests"]}
-    assert "run once" in str(tests[10, "samples a second grow with the batch"][-1])
+    assert "no batch size has two runs" in str(tests[10, "samples a second grow with the batch"][-1])
     assert [row[2:4] for row in tables["models"] if row[0] == 10] == [("net", "cannot be judged")]
     assert all(row[3] for row in tables["methods"])
     assert any("run once" in note for note in findings.notes)

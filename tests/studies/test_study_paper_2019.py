@@ -109,6 +109,8 @@ def test_figures_have_the_paper_s_points_beside_own_ones(tmp_path: Path) -> None
     assert next(iter(charts)) == "paper-feasibility"
     for name in ("figure-4-use-by-batch", "figure-8-throughput-by-batch", "figure-10-accuracy-by-day"):
         assert "(2019 paper)" in charts[name][0](800).to_json()
+    assert '"rule"' in charts["figure-7-power-over-steps"][0](800).to_json()
+    assert "in idle states" in charts["figure-5-cores-by-batch"][0](800).to_json()
     beside = {row[:3]: row[3:5] for table in counted.tables if table.name == "points" for row in table.rows}
     assert beside["figure 9", "DenseNet40", 64] == (5900.0, 16.0)
     assert beside["figure 8", "ResNet50", 4] == (9.0, None)

@@ -110,7 +110,7 @@ class Paper2019(StudyRequest):
             return Observations(from_=self.from_, only=tuple(range(1, 12)), **shared)
         if self.plan_ == "hour":
             return Observations(
-                workloads=QUICK_WORKLOADS, batch=QUICK_BATCHES, seconds=5.0, day_batches=(16,), **shared
+                workloads=QUICK_WORKLOADS, batch=QUICK_BATCHES, seconds=15.0, day_batches=(16,), **shared
             )
         if self.plan_ == "dry":
             return None

@@ -36,7 +36,7 @@ from stepscope.units import plural
 
 NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 TOGETHER = "95 % CIs that hold together for all models and batch sizes (Student, Bonferroni)"
-ONCE = "each batch size was run once, so nothing tells how much runs differ: give --repeats 3"
+ONCE = "no batch size has two runs that tell it, so how runs differ is not known: more or longer runs would tell"
 
 
 @dataclass(frozen=True)

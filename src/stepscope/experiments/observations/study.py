@@ -365,7 +365,7 @@ def frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
         "figure-4-use-by-batch": _use_by_batch(evidence),
         "figure-5-cores-by-batch": _cores_by_batch(evidence),
         "figure-6-energy-by-batch": _energy_by_batch(evidence),
-        "figure-7-power-over-steps": _power_over_steps(evidence, runs),
+        **_power_over_steps(evidence, runs),
         "figure-8-throughput-by-batch": _over_repeats(evidence.runs, "samples_per_s", "samples_per_s", 1.0),
         "figure-9-memory-by-batch": evidence.memory.with_columns(mb=pl.col("bytes") / 1e6),
         "figure-10-accuracy-by-day": _accuracy_by_day(evidence),
@@ -455,7 +455,9 @@ def _over_repeats(runs: pl.DataFrame, column: str, name: str, factor: float) -> 
 
 
 def _cores_by_batch(evidence: Evidence) -> pl.DataFrame:
-    grouped = evidence.cores.group_by("workload", "batch", "core", "cluster").agg(percent=pl.col("use").mean() * 100)
+    grouped = evidence.cores.group_by("workload", "batch", "core", "cluster").agg(
+        percent=pl.col("use").mean() * 100, idle_percent=pl.col("idle_ratio").mean() * 100
+    )
     return grouped.sort("workload", "batch", "core")
 
 
@@ -465,18 +467,20 @@ def _energy_by_batch(evidence: Evidence) -> pl.DataFrame:
     return grouped.agg(joules=pl.col("joules_per_step").mean().clip(lower_bound=0.0)).sort("workload", "batch")
 
 
-def _power_over_steps(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
+def _power_over_steps(evidence: Evidence, runs: Sequence[Run]) -> Frames:
     run = _illustrated_run(evidence, [run for run in runs if run.rails.lines])
     if run is None:
-        return pl.DataFrame()
+        return {}
     slowest = max(max(line.best.refresh_ns, line.best.growth.period_ns) for line in run.rails.lines)
     steps = stretch(run, 2 * slowest)
     if steps.is_empty():
-        return pl.DataFrame()
+        return {}
     t0_ns = int(steps["t0_ns"][0])
     seen = run.power_timeline(t0_ns, int(steps["t1_ns"][-1]))
-    return seen.select("rail", "component", "watts", "estimated", workload=pl.lit(str(run.meta["workload"]["name"])),
-                       t0_s=(pl.col("t0_ns") - t0_ns) / 1e9, t1_s=(pl.col("t1_ns") - t0_ns) / 1e9)  # fmt: skip
+    drawn = seen.select("rail", "component", "watts", "estimated", workload=pl.lit(str(run.meta["workload"]["name"])),
+                        t0_s=(pl.col("t0_ns") - t0_ns) / 1e9, t1_s=(pl.col("t1_ns") - t0_ns) / 1e9)  # fmt: skip
+    edges = pl.DataFrame({"t_s": [(t - t0_ns) / 1e9 for t in [*steps["t0_ns"], steps["t1_ns"][-1]]]})
+    return {"figure-7-power-over-steps": drawn, "figure-7-steps": edges}
 
 
 def _accuracy_by_day(evidence: Evidence) -> pl.DataFrame:

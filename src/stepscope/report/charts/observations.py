@@ -29,6 +29,7 @@ _COMPONENTS = {
     "soc": LIGHT["data"],
     "rest": LIGHT["residual"],
 }
+_IDLE = ("idle_percent", alt.Scale(domain=[0, 100]), "in idle states, % of the time")
 _BUSY = ("percent", alt.Scale(domain=[0, 100]), "busy, % of the time")
 Chart = Callable[[int], Any]
 
@@ -86,7 +87,8 @@ def _use_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 
 def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-7-power-over-steps"]
-    return power_chart.build_power(rows.with_columns(hover=_hover("rail", "watts", "W")), width)
+    rows = rows.with_columns(hover=_hover("rail", "watts", "W"))
+    return power_chart.build_power(rows, width, frames["figure-7-steps"])
 
 
 def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -104,7 +106,13 @@ def _cores_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     name = pl.col("core").str.replace(":", " ")
     several = rows["cluster"].n_unique() > 1
     rows = rows.with_columns(core=pl.format("{} ({})", name, "cluster") if several else name)
-    return _panels(rows, width, lambda part, first: _by_batch(part, _BUSY, "core", first))
+    idle = rows.drop_nulls("idle_percent")
+    drawn = [_core_panels(known, width, value) for known, value in ((rows, _BUSY), (idle, _IDLE)) if len(known)]
+    return alt.vconcat(*drawn).resolve_scale(color="shared") if len(drawn) > 1 else drawn[0]
+
+
+def _core_panels(rows: pl.DataFrame, width: int, value: tuple[str, alt.Scale, str]) -> Any:
+    return _panels(rows, width, lambda part, first: _by_batch(part, value, "core", first))
 
 
 def _throughput(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -259,9 +267,9 @@ _DRAW: dict[str, Callable[[Mapping[str, pl.DataFrame], int], Any]] = {
 _CAPTIONS = {
     "figure-3-use-over-steps": "Figure 3: use of accelerator or training process, and of each core, in {workload}.",
     "figure-4-use-by-batch": "Figure 4: use against batch size; bars are the range over the repeats.",
-    "figure-5-cores-by-batch": "Figure 5: use of each core against batch size.",
+    "figure-5-cores-by-batch": "Figure 5: use of each core and, where it is read, its time in idle states, by batch.",
     "figure-6-energy-by-batch": "Figure 6: energy of one step by component against batch size.",
-    "figure-7-power-over-steps": "Figure 7: power of each rail over some steps of {workload}.",
+    "figure-7-power-over-steps": "Figure 7: power of each rail over some steps of {workload}, whose starts are marked.",
     "figure-8-throughput-by-batch": "Figure 8: throughput against batch size; bars are the range over the repeats.",
     "figure-9-memory-by-batch": "Figure 9: the most of each in a step, at its own time, against batch size.",
     "figure-10-accuracy-by-day": "Figure 10: accuracy after each day of new images; band: the range over the seeds.",

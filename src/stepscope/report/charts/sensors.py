@@ -16,19 +16,32 @@ from stepscope.report.charts.style import LIGHT, axis, plot_width, styled
 _TALLEST_RAIL, _LOWEST_RAIL, _ALL_ROWS = 84, 36, 620  # px
 
 
-def build_power(windows: pl.DataFrame, width: int) -> Any:
-    """Rows of `windows` (rail, t0_s, t1_s, watts, estimated, hover); null watts are gaps."""
+def build_power(windows: pl.DataFrame, width: int, boundaries: pl.DataFrame | None = None) -> Any:
+    """Rows of `windows` (rail, t0_s, t1_s, watts, estimated, hover); null watts are gaps.
+
+    boundaries: starts of steps (t_s), which are marked.
+    """
     rails = windows["rail"].unique(maintain_order=True).to_list()
     height = max(_LOWEST_RAIL, min(_TALLEST_RAIL, _ALL_ROWS // max(len(rails), 1)))
     time = alt.Scale(domain=[0, float(windows.select(pl.col("t1_s").max()).item())], nice=False)
     rows = []
     for place, rail in enumerate(rails):
         shown = windows.filter(pl.col("rail") == rail)
-        rows.append(_rail_row(shown, rail, time, place == len(rails) - 1, plot_width(width, 76), height))
+        row = _rail_row(shown, time, place == len(rails) - 1, height)
+        if boundaries is not None:
+            row = alt.layer(row, _step_marks(boundaries).encode(x=alt.X("t_s:Q", scale=time)))
+        title = alt.TitleParams(
+            rail, anchor="start", frame="group", fontSize=12, fontWeight="normal", color=LIGHT["ink"], offset=2
+        )
+        rows.append(row.properties(width=plot_width(width, 76), height=height, title=title))
     return alt.vconcat(*rows, spacing=10)
 
 
-def _rail_row(shown: pl.DataFrame, rail: str, time: alt.Scale, last: bool, width: int, height: int) -> Any:
+def _step_marks(boundaries: pl.DataFrame) -> Any:
+    return alt.Chart(boundaries).mark_rule(color=LIGHT["ink"], strokeDash=[2, 3], opacity=0.55)
+
+
+def _rail_row(shown: pl.DataFrame, time: alt.Scale, last: bool, height: int) -> Any:
     ticks = axis("time since the first step, s", grid=False, tickCount=8) if last else None
     x = alt.X("t0_s:Q", scale=time, axis=ticks)
     read = shown.filter(pl.col("watts").is_not_null())
@@ -39,10 +52,7 @@ def _rail_row(shown: pl.DataFrame, rail: str, time: alt.Scale, last: bool, width
     bars = bars.encode(x=x, x2="t1_s:Q", y=y, y2=alt.datum(0), description="hover:N")
     gaps = alt.Chart(shown.filter(pl.col("watts").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1_s:Q", y=alt.value(0), y2=alt.value(height), description="hover:N")
-    title = alt.TitleParams(
-        rail, anchor="start", frame="group", fontSize=12, fontWeight="normal", color=LIGHT["ink"], offset=2
-    )
-    return alt.layer(gaps, bars).properties(width=width, height=height, title=title)
+    return alt.layer(gaps, bars)
 
 
 _PARTS = {"above idle": LIGHT["power"], "idle": LIGHT["other"], "idle unknown": LIGHT["estimated"]}
@@ -97,8 +107,7 @@ def _core_row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: a
     gaps = gap.mark_rect(color=LIGHT["gap"], clip=True).encode(
         x=x, x2="t1_ms:Q", y=alt.datum(0), y2=alt.datum(100), description="hover:N"
     )
-    edges = alt.Chart(boundaries).mark_rule(color=LIGHT["ink"], strokeDash=[2, 3], opacity=0.55)
-    return alt.layer(gaps, bars, edges.encode(x=alt.X("t_ms:Q", scale=time)))
+    return alt.layer(gaps, bars, _step_marks(boundaries).encode(x=alt.X("t_ms:Q", scale=time)))
 
 
 _LABELS = "datum.value == 50 ? '' : datum.value + ' %'"
