@@ -212,6 +212,9 @@ def test_bad_scenarios_are_refused_before_anything_runs() -> None:
         DailyTraining(battery="0")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no accuracy"):
         DailyTraining("dcgan-32").checked()
+    for study in (DailyTraining, PartialTraining):
+        with pytest.raises(UnknownName, match="unknown data set 'clothes'"):
+            study("lenet", data="clothes").checked()
 
 
 def test_accuracy_of_the_pre_training_is_a_share_of_the_images_that_were_looked_at() -> None:

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -250,7 +251,7 @@ class Workload:
             raise UnknownName("optimizer", rule, self.hyperparameters)
         place = device_of(device)
         self._refuse_missing()
-        splits = self._splits(data)
+        splits = self.loader_of(data)()
         if splits.train is not None and size > splits.facts.train_size:
             raise UsageError(
                 f"a batch of {size} is larger than the {splits.facts.train_size} training samples of '{self.name}'",
@@ -262,15 +263,16 @@ class Workload:
         optimizers = tuple(self.makers[rule](group, **values) for group in self.groups(model))
         return Training(self, model, optimizers, size, place, seed, splits)
 
-    def _splits(self, data: str | Path | None) -> Splits:
+    def loader_of(self, data: str | Path | None) -> Callable[[], Splits]:
+        """Return what loads these data, as `prepare` takes them; an error where they are not there, before any work."""
         if data is None:
-            return self.data.load()
+            return self.data.load
         known = {source.name for source in self.sources}
         if isinstance(data, Path) or (data not in known and Path(data).exists()):
             if self.own_data is None:
                 raise UsageError(f"'{self.name}' takes no file or folder of your own", "leave the data out")
-            return self.own_data(Path(data))
-        return named(self.sources, data).load()
+            return partial(self.own_data, Path(data))
+        return named(self.sources, data).load
 
     def _refuse_missing(self) -> None:
         for need in self.needs:

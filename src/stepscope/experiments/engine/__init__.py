@@ -94,10 +94,15 @@ def check_classifier(workload: str, optimizer: str | None) -> Workload:
 
 
 def pinned_data(workload: str, data: str | None) -> str:
-    """Return the data set that a study is of, also when it goes on after another one has come onto this machine."""
+    """Return the data set that a study is of, also when it goes on after another one has come onto this machine.
+
+    Raises what says that there is no such data set, before anything is trained.
+    """
     from stepscope import workloads
 
-    return workloads.find(workload).data.name if data is None else data
+    found = workloads.find(workload)
+    found.loader_of(data)
+    return found.data.name if data is None else data
 
 
 def chosen(request: Request, names: Iterable[str]) -> dict[str, Any]:
