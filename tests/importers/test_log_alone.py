@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.sensor_log import CPU, log_table
+from stepscope.analysis.sensor_log import CPU, log_sentence, log_table
 from stepscope.importers import Options, import_file
 from stepscope.importers.sensor_logs import Clock
 from stepscope.report import html
 from stepscope.report import screen as answer
+from stepscope.report.exports._excerpt import excerpt, raw_tables
+from stepscope.runfolder import samples
 
 LINE = (
     "RAM 1004/7852MB (lfb 7x2MB) CPU [{cpu}] EMC_FREQ 17%@40 GR3D_FREQ {gpu}%@114 APE 150 MTS fg 0% bg 0% PLL@34C "
@@ -81,3 +85,33 @@ def test_report_and_page_show_it_and_name_no_false_cause(run: Run) -> None:
     for said in (shown, page):
         assert "power VDD_IN" in said
         assert re.search(r"\b3\.9\d W", said)  # the mean, with its unit
+
+
+def _meter_log(folder: Path, watts: Sequence[float | None], step_s: float = 0.1) -> Run:
+    lines = [f"{1.7e9 + number * step_s:.3f},{'' if value is None else value}" for number, value in enumerate(watts)]
+    (folder / "meter.csv").write_text("\n".join(["time_s,power_w", *lines]) + "\n")
+    return Run(import_file(folder / "meter.csv", out=folder / "runs"))
+
+
+def test_a_long_log_is_read_as_exactly_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "LEAST_BYTES", 1)
+    monkeypatch.setattr(samples, "MOST_ROWS", 100)
+    run = _meter_log(tmp_path, [0.0, 8.0] * 500)
+    assert len(run.sensor(run.coarser_sensors[0])) < 500
+    table = log_table(run)
+    assert table is not None
+    row = table.rows[0]
+    assert row[3] == 1000
+    assert row[9] == pytest.approx(0.2, rel=0.05)
+    assert raw_tables(excerpt(run))["samples"]().height == 1000
+    monkeypatch.setattr(samples, "MOST_EXACT", 500)
+    table = log_table(Run(run.path))
+    assert table is not None
+    assert table.rows[0][-2:] == (None, None)
+
+
+def test_the_energy_of_a_log_with_missing_readings_says_of_what_time_it_is(tmp_path: Path) -> None:
+    whole = _meter_log(tmp_path, [6.5] * 41, 1.0)
+    assert "260 J from the first reading to the last" in log_sentence(whole)
+    holed = _meter_log(tmp_path, [None if number % 5 == 4 else 6.5 for number in range(41)], 1.0)
+    assert "156 J in 24 s of the 40 s: in the rest readings are missing" in log_sentence(holed)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CPU = "CPU, mean of its cores"
 _QUANTITIES = ("power", "utilisation", "memory_used", "temperature", "frequency", "core_frequency")
 _SHORTEST = 16  # readings in which a period is looked for
+_NEARLY_ALL = 0.99  # of the time
+_LONGEST = 262_144  # of a longer log the middle
 NOTE = (
     "Means are of the readings. Energy is the trapezoid over the readings, at the middle of the time that each is of; "
     "two readings with a missing one between them count for no energy. Idle is the share of readings that are 0."
@@ -37,14 +39,18 @@ def log_table(run: Run) -> ResultTable | None:
     known = {str(channel["quantity"]): str(channel["unit"]) for channel in run.channels}
     order = [name for name in _QUANTITIES if name in known] + [name for name in known if name not in _QUANTITIES]
     rows: list[tuple[Value, ...]] = []
+    means = {name for name in run.coarser_sensors if len(run.sensor(name)) == len(run.sensor_between(name))}
+    coarse = {str(channel["quantity"]) for channel in run.channels if str(channel["sensor"]) in means}
     for quantity in order:
-        frame = run.samples(quantity)
+        frame = run.samples(quantity, exact=True)
         of_scope = [(str(scope), part) for (scope,), part in frame.group_by(["scope"], maintain_order=True)]
-        rows += [_row(quantity, scope, known[quantity], part) for scope, part in of_scope]
+        of_quantity = [_row(quantity, scope, known[quantity], part) for scope, part in of_scope]
         cores = frame.filter(pl.col("scope").str.starts_with("core:"))
         if quantity == "utilisation" and cores["scope"].n_unique() > 1:
             mean = cores.group_by("t0_ns", "t1_ns", maintain_order=True).agg(pl.col("value").mean())
-            rows.append(_row(quantity, CPU, known[quantity], mean))
+            of_quantity.append(_row(quantity, CPU, known[quantity], mean))
+        # of means that stand for readings of a very long log, neither their zeros nor their times tell
+        rows += [(*row[:-2], None, None) for row in of_quantity] if quantity in coarse else of_quantity
     columns = ("quantity", "of", "unit", "readings", "mean", "least", "most", "energy J", "idle", "period s")
     return ResultTable("sensor-log", "What the log holds", columns, tuple(rows), NOTE)
 
@@ -61,9 +67,21 @@ def log_sentence(run: Run) -> str:
     total = {line.name for line in run.rails.total or ()}
     chosen = [row for row in power if str(row[1]).removeprefix("rail:") in total] or power[:1]
     for row in chosen[:1]:
-        energy = "" if row[7] is None else f", {number(float(row[7]))} J from the first reading to the last"
+        energy = "" if row[7] is None else f", {number(float(row[7]))} J {_time_of_energy(run, str(row[1]))}"
         said += f" {str(row[1]).removeprefix('rail:')}: {number(float(row[4] or 0))} W on average{energy}."
     return said
+
+
+def _time_of_energy(run: Run, scope: str) -> str:
+    """Return of what time the energy of a rail is: that between neighbours of which one is missing is not in it."""
+    readings = run.samples("power", exact=True).filter(scope=scope).sort("t0_ns")
+    middle = (readings["t0_ns"] + readings["t1_ns"]) / 2
+    known = readings["value"].fill_nan(None).is_not_null()
+    covered = float(middle.diff().filter(known & known.shift(1, fill_value=False)).sum())
+    whole = float(middle[-1] - middle[0])
+    if covered >= _NEARLY_ALL * whole:
+        return "from the first reading to the last"
+    return f"in {duration(covered)} of the {duration(whole)}: in the rest readings are missing"
 
 
 def _row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[Value, ...]:
@@ -87,7 +105,9 @@ def _trapezoid(t_ns: Floats, watts: Floats) -> float | None:
 
 
 def _period_s(t_ns: Floats, values: Floats) -> float | None:
-    """The period by autocorrelation, up to half the length of the log, s; None where there is none."""
+    """The period by autocorrelation, up to half the length of the log (of a long one: its middle), s; None of none."""
+    first = max(len(values) - _LONGEST, 0) // 2
+    t_ns, values = t_ns[first : first + _LONGEST], values[first : first + _LONGEST]
     if len(values) < _SHORTEST or values.min() == values.max():
         return None
     span = float(t_ns[-1] - t_ns[0])

@@ -20,13 +20,7 @@ from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
 from stepscope.runfolder.checksums import CHECKSUMS, agrees, least_events
-from stepscope.runfolder.samples import (
-    LongSensor,
-    SampleFile,
-    Unreadable,
-    checked_samples,
-    described_samples,
-)
+from stepscope.runfolder.samples import EVER, LongSensor, SampleFile, Unreadable, checked_samples, described_samples
 from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
 from stepscope.runfolder.tables import ACCESSES as ACCESSES
@@ -235,8 +229,8 @@ class RunReader:
             self._sensors[name] = self._short_sensor(name) if coarser is None else coarser
         return self._sensors[name]
 
-    def sensor_between(self, name: str, t0_ns: int, t1_ns: int) -> pl.DataFrame:
-        """The samples of one sensor, each as it was read, that touch a span of time."""
+    def sensor_between(self, name: str, t0_ns: int = EVER[0], t1_ns: int = EVER[1]) -> pl.DataFrame:
+        """The samples of one sensor that touch a span of time as they were read; of 8,388,608 and more as `sensor`."""
         exact = self._of_long_sensor(name, lambda sensor: sensor.between(t0_ns, t1_ns))
         if exact is not None:
             return exact.sort("t0_ns", maintain_order=True)
@@ -348,10 +342,11 @@ class RunReader:
         now = [known for known in of_stem(part.stem, (name for name, _ in _listed(self.path))) if known.first <= most]
         self._relisted[part.stem] = [known.name for known in now]
 
-    def samples(self, quantity: str) -> pl.DataFrame:
+    def samples(self, quantity: str, exact: bool = False) -> pl.DataFrame:
         """All channels of a quantity, long: t0_ns, t1_ns, channel, scope, value (null where not read).
 
-        Empty where the quantity was not sampled; UnknownName where there is no such quantity.
+        exact: as `sensor_between` has them, not as `sensor`. Empty where the quantity was not sampled; UnknownName
+        where there is no such quantity.
         """
         sampled = {channel["quantity"] for channel in self.channels}
         if sampled and quantity not in sampled | SAMPLED:
@@ -360,7 +355,7 @@ class RunReader:
         for channel in self.channels:
             if channel["quantity"] != quantity:
                 continue
-            frame = self.sensor(channel["sensor"])
+            frame = (self.sensor_between if exact else self.sensor)(channel["sensor"])
             if channel["id"] in frame.columns:
                 value = pl.col(channel["id"]).alias("value")
                 tags = [pl.lit(channel[key], dtype=pl.String).alias(key) for key in ("id", "scope")]

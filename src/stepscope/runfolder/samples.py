@@ -25,6 +25,8 @@ from stepscope.runfolder.schema import sample_dtype
 from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thinned, thinned_columns
 
 MOST_ROWS = 262_144  # of a sensor that are read as they are: 44 minutes at 10 ms
+MOST_EXACT = 8_388_608  # of a span that are given as they were read: a day at 10 ms
+EVER = (0, 2**63 - 1)  # ns
 LEAST_BYTES = 100_000  # of a file that may hold more
 _AT_A_TIME = 262_144
 _SILENT, _SILENT_NS = 20.0, 500_000_000  # typical distances; a longer silence than both is a gap
@@ -176,8 +178,13 @@ class LongSensor:
         return [(*file.span_ns(), file.part.grain) for file in self.files if file.part.grain]
 
     def between(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
-        """Return the exact rows that touch a span of time."""
-        parts = [chunk for file in self._near(t0_ns, t1_ns) for chunk in file.between(t0_ns, t1_ns)]
+        """Return the exact rows that touch a span of time; where they are more than MOST_EXACT, the coarser ones."""
+        parts, rows = [], 0
+        for chunk in (chunk for file in self._near(t0_ns, t1_ns) for chunk in file.between(t0_ns, t1_ns)):
+            parts.append(chunk)
+            rows += len(chunk)
+            if rows > MOST_EXACT:
+                return self.coarser().filter((pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns))
         return pl.concat(parts, how="diagonal") if parts else self.files[0].read(0, 0)
 
     def _near(self, t0_ns: int, t1_ns: int) -> list[SampleFile]:

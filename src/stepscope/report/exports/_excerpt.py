@@ -18,6 +18,7 @@ from stepscope.containment import analysed
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.files import replaced
 from stepscope.report import exports
+from stepscope.runfolder.samples import EVER
 
 _RANGE = re.compile(r"(\d+):(\d+)")
 _FIRST = re.compile(r"first:(\d+)")
@@ -81,11 +82,8 @@ class Excerpt:
 
     def _sensor(self, name: str) -> pl.DataFrame:
         """The samples as they were read, also of a long run."""
-        return (
-            self.run.sensor(name)
-            if self.whole or self.span_ns is None
-            else self.run.sensor_between(name, *self.span_ns)
-        )
+        span = None if self.whole else self.span_ns
+        return self.run.sensor_between(name, *(span or EVER))
 
     def _of_steps(self, rows: pl.LazyFrame) -> pl.LazyFrame:
         if self.whole:
