@@ -132,3 +132,31 @@ def test_loading_that_a_step_shows_is_not_forgotten_for_later_ones_that_do_not(t
         assert place.ask(HANG_S, do="facts")["data_share"] > 0.5  # of four, the machine lets one step be
     finally:
         place.close()
+
+
+FOLDS = """
+import time, torch
+for fold in range(40):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        time.sleep(0.02)
+        optimizer.step()
+"""
+
+
+def test_no_step_of_a_script_that_makes_its_model_anew_is_shorter_than_it_can_be(tmp_path: Path) -> None:
+    script = tmp_path / "folds.py"
+    script.write_text(FOLDS, encoding="utf-8")
+    orders = {"script": str(script), "arguments": [], "facts": {}, "threads": 1}
+    place, seconds = LastingPlace(orders, tmp_path / "log.txt", {}), list[float]()
+    try:
+        for steps in (3, 4, 5, 4, 3, 5, 4, 6):
+            assert place.ask(HANG_S, do="facts")["step_s"] > 0
+            seconds += place.ask(HANG_S, do="block", changes=[], warmup=1, steps=steps)["seconds"]
+    finally:
+        place.close()
+    assert len(seconds) == 34
+    assert min(seconds) > 0.019

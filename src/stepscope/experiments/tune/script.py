@@ -114,7 +114,9 @@ class _Loop:
         self._steps += 1
         before, self._last_ns = self._last_ns, t_ns
         waited, self._waited_ns = self._waited_ns, 0
-        self._last_s = (t_ns - (before or t_ns) - waited) / 1e9
+        length_ns = t_ns - (before or t_ns)
+        # The end of a step under way may have been noted before that of a late one was told, and the wait came after it.
+        self._last_s = (length_ns - waited if waited < length_ns else length_ns) / 1e9
         loaded_ns = None if self._seen is None else self._seen.batch_ns
         if before is not None and loaded_ns is not None and before < loaded_ns < t_ns:
             share = (loaded_ns - before) / (t_ns - before)
@@ -126,14 +128,15 @@ class _Loop:
             if warmup > 0:
                 self._block = warmup - 1, left
             elif before is not None:
-                self._seconds.append((t_ns - before - waited) / 1e9)
+                self._seconds.append(self._last_s)
                 self._block = 0, left - 1
             if self._block[1] > 0:
                 if self._block[0] == 0 and not self._seconds:
                     self._synchronize()
                     if self._weighs:
                         self._watch_memory()
-                    self._last_ns = monotonic_ns()
+                    if not late:
+                        self._last_ns = monotonic_ns()
                     self._span_ns = self._last_ns, self._last_ns
                 return
             self._synchronize()
