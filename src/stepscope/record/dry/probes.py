@@ -113,16 +113,21 @@ def probe_apart(calls: Mapping[str, Call]) -> dict[str, Probed]:
 def _answers(calls: Mapping[str, Call]) -> dict[str, tuple[float, float] | None]:
     """What a child says of the first calls, until it ends or the time is over; None: such an op cannot run alone."""
     command = [sys.executable, "-c", "from stepscope.record.dry import probes; probes.answer_parent()"]
-    plain = [(key, str(call.func), replace(call, func=None)) for key, call in calls.items()]
+    said: dict[str, tuple[float, float] | None] = {}
+    plain = []
+    for key, call in calls.items():
+        try:
+            plain.append(pickle.dumps((key, str(call.func), replace(call, func=None))))
+        except Exception:  # an argument that is no plain value, such as a file that a scripted model is saved to
+            said[key] = None
     try:
         orders = pickle.dumps((torch.get_num_threads(), plain))
         ended = subprocess.run(command, input=orders, capture_output=True, timeout=_TIMEOUT_S, check=False)
         written = ended.stdout
     except subprocess.TimeoutExpired as late:
         written = late.stdout or b""
-    except (OSError, TypeError, AttributeError, pickle.PicklingError):  # an argument that is no plain value
+    except OSError:
         return dict.fromkeys(calls)
-    said: dict[str, tuple[float, float] | None] = {}
     for line in written.splitlines():
         with contextlib.suppress(ValueError):
             key, values = json.loads(line)
@@ -137,7 +142,7 @@ def answer_parent() -> None:
     mine_s = _MOST_CPU_S * threads
     resource.setrlimit(resource.RLIMIT_CPU, (mine_s if most == resource.RLIM_INFINITY else min(mine_s, most), most))
     torch.set_num_threads(threads)
-    for key, name, shapes in plain:
+    for key, name, shapes in map(pickle.loads, plain):
         call = replace(shapes, func=_op(name))
         values = None
         with contextlib.suppress(Exception):  # numbers that are made up may be none that an op takes
