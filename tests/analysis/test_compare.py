@@ -468,3 +468,17 @@ def test_a_difference_of_memory_is_explained_without_being_asked_for(tmp_path: P
     with console.capture() as captured:
         console.print(render(compare(paths)))
     assert "peak of live memory by layer" in captured.get()
+
+
+def test_use_of_simulated_cores_is_not_compared_with_that_of_real_ones(tmp_path: Path) -> None:
+    measured = Run(fabricate_run(tmp_path / "measured"))
+    simulated = Run(fabricate_run(tmp_path / "simulated", header={"simulated": "jetson-tx2"}))
+    assert simulated.simulated == "jetson-tx2"
+
+    def ratio(*runs: Run) -> float | None:
+        rows = compare(runs).quantities.filter(metric="mean_cpu_utilisation", side=1)
+        return float(rows["ratio"][0]) if rows["ratio"][0] is not None else None
+
+    assert ratio(measured, simulated) is None
+    assert ratio(simulated, simulated) == pytest.approx(1.0)
+    assert compare([measured, simulated]).quantities.filter(metric="step_time", side=1)["ratio"][0] is not None

@@ -206,6 +206,9 @@ QUANTITY_SCHEMA = {
     "difference": pl.String,
 }
 _PROPORTIONAL = "pss"
+_OF_THE_BOARD = frozenset(  # what sensors say of the board itself, and so of a simulated one where there is one
+    {"accelerator_utilisation", "mean_cpu_utilisation", "memory_utilisation", "nvmap_used", "fan_level"}
+)
 _BLOCKS, _LEAST_IN_BLOCK = 10, 4
 
 
@@ -221,18 +224,21 @@ def difference(ratio: Estimate) -> str:
 def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
     """A row a metric, scope and side (number from 0): value and 95 % CI, ratio to side 0. Columns as `SCHEMA`.
 
-    Of a single run the interval is the one within it (`interval_of` "steps"); of repeats, the one between them.
+    Of a single run the interval is the one within it (`interval_of` "steps"); of repeats, the one between them. What is
+    measured on one side and simulated on the other has no ratio.
     """
+    simulated = [any(run.simulated is not None for run in side) for side in sides]
     values = [pool_repeats(runs) for runs in sides]
     keys = list(dict.fromkeys(key for side in values for key in side))
     order = in_order(metric for metric, _ in keys)
     keys.sort(key=lambda key: order.index(key[0]))
     rows = []
     for key in keys:
-        first = values[0].get(key)
         for number, side in enumerate(values):
             if (measured := side.get(key)) is not None:
-                rows.append({"side": number, **_quantity_row(measured, len(sides[number]), first if number else None)})
+                alike = key[0] not in _OF_THE_BOARD or simulated[number] == simulated[0]
+                first = values[0].get(key) if number and alike else None
+                rows.append({"side": number, **_quantity_row(measured, len(sides[number]), first)})
     return pl.DataFrame(rows, schema=QUANTITY_SCHEMA)
 
 

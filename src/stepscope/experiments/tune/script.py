@@ -115,7 +115,7 @@ class _Loop:
         before, self._last_ns = self._last_ns, t_ns
         waited, self._waited_ns = self._waited_ns, 0
         length_ns = t_ns - (before or t_ns)
-        # The end of a step under way may have been noted before that of a late one was told, and the wait came after it.
+        # The end of a step under way may have been noted before a late one was told: the wait came after it.
         self._last_s = (length_ns - waited if waited < length_ns else length_ns) / 1e9
         loaded_ns = None if self._seen is None else self._seen.batch_ns
         if before is not None and loaded_ns is not None and before < loaded_ns < t_ns:
