@@ -389,3 +389,14 @@ def test_of_kernels_whose_work_is_not_known_no_ceiling_is_said_to_be_far(tmp_pat
     assert verdict.bound == "unknown"
     assert "are not known" in verdict.sentence
     assert "near neither" not in verdict.sentence
+
+
+def test_where_the_load_of_the_machine_was_not_read_no_work_is_the_cause_with_high_confidence(tmp_path: Path) -> None:
+    read = _run(tmp_path / "read", Machine(), ops=_CHAIN, ceilings=CEILINGS)
+    not_read = _run(tmp_path / "not", Machine(), ops=_CHAIN, ceilings=CEILINGS)
+    for file in not_read.path.glob("samples/*"):
+        file.unlink()
+    first, without = (Run(run.path).verdict().causes[0] for run in (read, not_read))
+    assert (first.bound, first.confidence) == (without.bound, "high")
+    assert without.confidence == "medium"
+    assert any("other programs" in evidence.text for evidence in without.evidence)

@@ -8,9 +8,10 @@ the time. A limit of the device is named only against a ceiling of this device t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.bottleneck.causes import OF_WORK, SYSTEM, Bottleneck, Bound, Cause
+from stepscope.analysis.bottleneck.causes import MEDIUM, OF_WORK, SYSTEM, Bottleneck, Bound, Cause, Evidence
 from stepscope.analysis.bottleneck.system import CROWDED, causes_of_system
 from stepscope.analysis.bottleneck.waits import causes_of_waiting, late_rank
 from stepscope.analysis.bottleneck.work import WORKS_ELSEWHERE, causes_of_work
@@ -21,6 +22,7 @@ from stepscope.analysis.metrics import accelerator_utilisation
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
+_NOT_READ = Evidence("what other programs took of the cores was not read, and could speak against it", None)
 __all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck"]
 
 
@@ -33,10 +35,17 @@ def bottleneck(run: Run) -> Bottleneck:
     elsewhere = busiest is not None or run.framework in WORKS_ELSEWHERE
     off_core = [*causes_of_waiting(seen, phases, elsewhere, loaders, late_rank(run))]
     work, why, would_tell = causes_of_work(run, seen, phases, busiest)
+    if seen.background_cores is None and seen.delayed is None:
+        off_core, work = ([_unrefuted(cause) for cause in causes] for causes in (off_core, work))
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
     rest = [*(cause for cause in system if cause.share < waits), *off_core, *work]
     return Bottleneck((*first, *sorted(rest, key=_rank)), why, would_tell)
+
+
+def _unrefuted(cause: Cause) -> Cause:
+    """Return a cause as it stands where nothing tells what other programs took: with less confidence."""
+    return replace(cause, confidence=MEDIUM, evidence=(*cause.evidence, _NOT_READ))
 
 
 def _rank(cause: Cause) -> float:
