@@ -32,7 +32,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.cli._application import build_app
 from stepscope.errors import RunDamaged, RunNotFound, UnknownName, UsageError
 from stepscope.report.comparison import render
-from stepscope.runfolder import MEMORY, RunWriter, part_of
+from stepscope.runfolder import MEMORY, RunWriter, checksums, part_of
 
 
 def slower(ops: tuple[Op, ...], name: str, more_us: int) -> tuple[Op, ...]:
@@ -482,3 +482,17 @@ def test_use_of_simulated_cores_is_not_compared_with_that_of_real_ones(tmp_path:
     assert ratio(measured, simulated) is None
     assert ratio(simulated, simulated) == pytest.approx(1.0)
     assert compare([measured, simulated]).quantities.filter(metric="step_time", side=1)["ratio"][0] is not None
+
+
+@pytest.mark.parametrize("rest", [None, 300])
+def test_a_run_whose_steps_are_lost_is_not_told_to_train_more(tmp_path: Path, rest: int | None) -> None:
+    path = fabricate_run(tmp_path)
+    (file,) = path.glob("steps*")
+    checksums.note(path, file.name)
+    content = file.read_bytes()[:rest]
+    file.unlink() if rest is None else file.write_bytes(content)
+    verdict = Run(path).verdict()
+    assert verdict.sentence.startswith(f"The steps of this run cannot be read: {file.name} is ")
+    assert "optimizer.step()" not in " ".join(verdict.next)
+    with pytest.raises(RunDamaged, match="its steps cannot be read"):
+        compare([path, path])

@@ -24,7 +24,7 @@ from stepscope.analysis.metrics import (
 from stepscope.analysis.sensor_log import is_sensor_log, log_sentence
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
-from stepscope.analysis.time.steps import FEW, profiled_steps, steps_after_warmup, timed_steps, whole_steps
+from stepscope.analysis.time.steps import FEW, lost_steps, profiled_steps, steps_after_warmup, timed_steps, whole_steps
 from stepscope.quantities import simulated_badge
 from stepscope.units import duration, number, percent, plural
 
@@ -98,6 +98,7 @@ _WAITED = "Times of layers and operators include the waiting for a core."
 _IN_PARTS = "A step is too large to be profiled whole: shares are of parts of it."
 _LOG_ALONE = ("lay it beside the torch.profiler file of the same time: stepscope import TRACE --with LOG",)
 _FEW_STEPS = "first run longer, or with --record all: so few profiled steps may mislead"
+_LOST_STEPS = ("bring the file back from a copy of the run folder, or train again",)
 _NO_STEPS = (
     "check that a step is seen: a script calls optimizer.step(), a loop under profile() calls scope.step(); "
     "then run at least 30 steps",
@@ -127,7 +128,8 @@ def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
         why, cautions = _without_ops(run), (*_damaged(run), *_simulated(run))
-        following = _LOG_ALONE if is_sensor_log(run) else _NO_STEPS if not len(run.steps) else (_FEW_STEPS,)
+        none = _LOST_STEPS if lost_steps(run) else _NO_STEPS
+        following = _LOG_ALONE if is_sensor_log(run) else none if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     found = bottleneck(run)
     first = found.causes[0] if found.causes else None
@@ -270,6 +272,8 @@ def _without_ops(run: Run) -> str:
     count = len(run.steps)
     if is_sensor_log(run):
         return log_sentence(run)
+    if lost := lost_steps(run):
+        return f"The steps of this run cannot be read: {lost}."
     if count == 0:
         return "No training step was recorded: the run ended before its first step did."
     steps = "1 step, which was" if count == 1 else f"{count} steps, all of them"

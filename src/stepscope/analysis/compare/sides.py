@@ -16,7 +16,7 @@ from stepscope.analysis.estimate import Estimate, mean_interval, over_repeats
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.processes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup, timed_steps
+from stepscope.analysis.time.steps import lost_steps, profiled_steps, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
 from stepscope.quantities import find, in_order
@@ -128,6 +128,8 @@ def _data_identity(run: Run) -> object:
 
 
 def _check_usable(run: Run) -> Run:
+    if lost := lost_steps(run):
+        raise RunDamaged(f"'{run.id}': its steps cannot be read: {lost}", "bring the file back, or train again")
     if steps_after_warmup(run).is_empty():
         raise RunDamaged(f"'{run.id}' has no step after its warm-up: there is nothing to compare", "train more steps")
     return run

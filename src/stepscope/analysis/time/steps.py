@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.analysis.result_cache import once_a_run
 from stepscope.part_names import counting
-from stepscope.runfolder import RunReader
+from stepscope.runfolder import RunReader, checksums
 from stepscope.runfolder.reader import read_last_step_rows
 from stepscope.units import plural
 
@@ -25,6 +25,15 @@ FEW = 6  # below this many, a median has no 95 % CI
 def steps_after_warmup(run: RunReader) -> pl.DataFrame:
     """The steps after the warm-up, columns as `runfolder.STEPS` and `length_ns`."""
     return _lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
+
+
+def lost_steps(run: RunReader) -> str:
+    """Return which file of steps is damaged or gone, of a run that has none and had recorded some; "" of any other."""
+    if not run.steps.is_empty():
+        return ""
+    damaged = [name for name in run.damaged_files() if name.startswith("steps")]
+    gone = [name for name in checksums.stated(run.path) if name.startswith("steps") and not (run.path / name).exists()]
+    return f"{damaged[0]} is damaged" if damaged else f"{gone[0]} is not there any more" if gone else ""
 
 
 def steps_made(run: RunReader) -> int:
