@@ -44,8 +44,8 @@ def report(
         print_metrics(opened, verbose)
     else:
         _screen(opened, verbose)
-    if attribution == "fit":
-        _write_missing_summary(opened)
+    if attribution == "fit" and (html or as_json or verbose or not opened.rails.lines):
+        _write_missing_summary(opened)  # of a screen's run with sensors it would take longer than the screen did
 
 
 def _write_missing_summary(run: Run) -> None:
@@ -63,7 +63,10 @@ def _screen(run: Run, verbose: bool) -> None:
 
     from stepscope.report import screen, text
 
-    Console(highlight=False).print(text.render(run) if verbose else screen.render(run))
+    console = Console(highlight=False)
+    with Console(stderr=True).status("reading the run"), console.capture() as drawn:  # where stderr is a terminal
+        console.print(text.render(run) if verbose else screen.render(run))
+    console.file.write(drawn.get())
 
 
 def _page(run: Run, path: Path, open_page: bool) -> None:
