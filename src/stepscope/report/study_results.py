@@ -101,11 +101,13 @@ def save_figures(charts: Charts, folder: Path, title: str, forms: tuple[str, ...
 
 
 def value_text(value: Value) -> str:
-    """One value as tables say it: four digits, a word for yes and no, and a dash for what was not measured."""
+    """One value as tables say it: a count whole, else some digits, yes or no, and a dash for what was not measured."""
     if value is None:
         return NOT_MEASURED
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     return value if isinstance(value, str) else number(value)
 
 
