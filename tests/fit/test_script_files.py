@@ -199,7 +199,7 @@ def test_a_model_of_torch_script_is_saved_in_the_folder_that_is_thrown_away(
 def test_a_large_file_is_not_copied_to_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_files, "_MOST_COPIED", 4)
     (tmp_path / "large").write_bytes(BEFORE)
-    body = 'file = open("large", "r+b")\nassert file.read(6) == b"before" and not file.writable()\n'
+    body = 'file = open("large", "r+b")\nassert file.read(6) == b"before" and not file.writable()\nfile.close()\n'
     watched = followed(tmp_path, monkeypatch, body + "update(*data[:8])\nupdate(*data[:8])\n")
     assert watched.missed == ("what is written to large, which is too large to be copied",)
     assert (tmp_path / "large").read_bytes() == BEFORE
@@ -235,3 +235,28 @@ def test_tensors_that_share_a_storage_share_one_when_they_are_loaded_and_small_o
     assert (again["b"].shape, again["step"].item(), again["epoch"]) == ((2, 300), 7.0, 3)
     assert isinstance(again["p"], nn.Parameter)
     assert again["p"].requires_grad
+
+
+def test_openers_that_modules_have_kept_change_no_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("loss.csv", "loss.csv.gz", "loss.csv.bz2", "loss.csv.xz", "g.bz2", "h.bz2", "pw.zip")
+    for name in names:
+        (tmp_path / name).write_bytes(BEFORE)
+    body = """
+import bz2
+import numpy
+for name in ("loss.csv", "loss.csv.gz", "loss.csv.bz2", "loss.csv.xz"):
+    numpy.savetxt(name, numpy.ones(3))
+    assert numpy.loadtxt(name).shape == (3,)
+with bz2.open("g.bz2", "wt") as file:
+    file.write("after")
+assert bz2.open("g.bz2", "rt").read() == "after"
+bz2.BZ2File("h.bz2", "w").close()
+writer = torch._C.PyTorchFileWriter("pw.zip")
+writer.write_record("a", b"after", 5)
+writer.write_end_of_file()
+"""
+    watched = followed(tmp_path, monkeypatch, body + TWO)
+    assert watched.stopped is None
+    assert {name: (tmp_path / name).read_bytes() for name in names} == dict.fromkeys(names, BEFORE)

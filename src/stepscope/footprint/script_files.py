@@ -17,8 +17,8 @@ import os
 import pathlib
 import shutil
 import sys
-import tarfile
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class ScriptFiles:
             files = _Files(Path(folder), self._progress)
             stack.callback(files.close)
             for owner, name, value in (
-                (builtins, "open", files.open), (io, "open", files.open), (tarfile, "bltn_open", files.open),
+                *_keepers(files), (builtins, "open", files.open), (io, "open", files.open),
+                (torch._C, "PyTorchFileWriter", files.elsewhere(torch._C.PyTorchFileWriter, 0, "w")),
                 *_of_system(files), (os, "system", self._run),
                 (shutil, "rmtree", files.gone), (shutil, "move", files.moved),
                 *((shutil, name, files.copied) for name in ("copy", "copy2", "copyfile")),
@@ -111,6 +112,17 @@ class ScriptFiles:
         return files.saved[place]() if place in files.saved else plain(f, *more, **options)
 
 
+def _keepers(files: _Files) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Return the names by which modules that are imported keep Python's open, as bz2 and tarfile do."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]
+    return [
+        (module, name, files.open)
+        for module in modules
+        for name, value in list(vars(module).items())
+        if value is builtins.open
+    ]
+
+
 def _of_system(files: _Files) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Yield what answers for os; Python 3.10 has calls of its own in pathlib, and from 3.13 on glob has."""
     scanned = functools.partial(files.scanned, os.scandir)
@@ -156,6 +168,11 @@ def _watch(library: str, files: _Files, stack: contextlib.ExitStack) -> None:
         stack.enter_context(instead(module.File, "__init__", files.elsewhere(module.File.__init__, 1)))
     else:
         stack.enter_context(instead(module.memmap, "__new__", files.mapped(module.memmap.__new__)))
+        table = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+        if table is not None:  # numpy.savetxt and the like open by it
+            table.keys()  # fills it
+            openers = {**table._file_openers, None: files.open}
+            stack.enter_context(instead(table, "_file_openers", openers))
 
 
 class _Files:
