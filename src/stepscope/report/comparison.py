@@ -22,7 +22,7 @@ from stepscope.analysis.compare.layers import LayerRow
 from stepscope.analysis.compare.program import ProgramChange
 from stepscope.analysis.compare.sides import setting_of
 from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
-from stepscope.report.table import Cell, Column, Fitting, Row, Table, terminal
+from stepscope.report.table import Cell, Column, Fitting, Parted, Row, Table, terminal
 from stepscope.report.table import markdown as table_markdown
 from stepscope.units import (
     NOT_MEASURED,
@@ -240,7 +240,7 @@ def _outcome_cell(outcome: str) -> Cell:
 def quantity_table(comparison: Comparison, setting: int = 0) -> Table:
     """Every number of every side of a setting, with its ratio to that of A."""
     columns = (
-        Column("Quantity", False, of=lambda row: row.label),
+        Column("Quantity", False, of=lambda row: row.label, names=True),
         Column("", False, of=lambda row: row.letter),
         Column("Value", of=lambda row: Cell(row.value, row.numbers["value"])),
         Column("95 % CI", of=lambda row: Cell(row.interval, row.numbers["low"])),
@@ -258,7 +258,7 @@ def _quantities(comparison: Comparison, setting: int) -> RenderableType:
     rows = [(replace(row[0], text=label * (label != last)), *row[1:])
             for last, label, row in zip(["", *labels], labels, table.rows, strict=False)]  # fmt: skip
     columns = (*table.columns[:-1], replace(table.columns[-1], title=""))
-    return terminal(replace(table, columns=columns, rows=rows), heading="side by side")
+    return Parted(replace(table, columns=columns, rows=rows), "side by side", "report", kept=2)
 
 
 def layer_table(comparison: Comparison, quantity: str, setting: int) -> Table | None:
@@ -337,7 +337,8 @@ def _program(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
         if (table := program_table(comparison, other, setting)) is not None:
             kept = replace(table, rows=table.rows[:_PROGRAM_ROWS])
             yield Text("")
-            yield terminal(kept, heading=f"what a step does otherwise, {letter(other)} ({len(table.rows)})")
+            heading = f"what a step does otherwise, {letter(other)} ({len(table.rows)})"
+            yield Parted(kept, heading, "report", kept=2)
 
 
 def _explained(
@@ -381,7 +382,7 @@ def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableTy
     others = {"name": f"({plural(len(rest), 'other')})", "difference": left, "low": None, "high": None,
               "share": left / why.difference if why.difference else None}  # fmt: skip
     listed = [*plain[:top], *([others] if rest else []), *(row for row in rows if row["name"] in UNATTRIBUTED_PARTS)]
-    yield terminal(part_table(why, other, listed), heading=f"part ({len(rows)})")
+    yield Parted(part_table(why, other, listed), f"part ({len(rows)})", "report")
 
 
 def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "", shown: int = 10) -> Table:
@@ -393,7 +394,10 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
 
     columns = (
         Column(
-            GROUPINGS.get(why.by, why.by).capitalize(), False, of=lambda row: Cell(part_name(row, why.by), row["name"])
+            GROUPINGS.get(why.by, why.by).capitalize(),
+            False,
+            of=lambda row: Cell(part_name(row, why.by), row["name"]),
+            names=True,
         ),
         *(Column(letter(place), of=side(key)) for place, key in ((0, "first"), (other, "other"))),
         Column("Difference", of=lambda row: Cell(change(row["difference"], unit), row["difference"])),
@@ -413,7 +417,7 @@ def part_amount(value: float | None, unit: str) -> str:
 def overall_table(comparison: Comparison) -> Table:
     """Geometric means of the ratios over the settings."""
     columns = (
-        Column("Quantity", False, of=lambda row: row[0]),
+        Column("Quantity", False, of=lambda row: row[0], names=True),
         Column("", False, of=lambda row: letter(row[1])),
         Column(f"/ {letter(0)}", of=lambda row: Cell(number(row[2].value, 4), row[2].value)),
         Column("95 % CI", of=lambda row: Cell(_ratio_ends(row[2].low, row[2].high), row[2].low)),
@@ -429,7 +433,8 @@ def _ratio_ends(low: float | None, high: float | None) -> str:
 def _over_settings(comparison: Comparison) -> Iterator[RenderableType]:
     """Draw the ratios over all settings, where there are several."""
     if len(comparison.settings) > 1:
-        yield from (Text(""), terminal(overall_table(comparison), heading=f"over {len(comparison.settings)} settings"))
+        heading = f"over {len(comparison.settings)} settings"
+        yield from (Text(""), Parted(overall_table(comparison), heading, "report", kept=2))
 
 
 _OUTCOME_STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}

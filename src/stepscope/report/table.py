@@ -6,8 +6,8 @@ A column says once how the cell of a row is made, by its value, unit and CI. A p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rich import box
@@ -19,7 +19,16 @@ from rich.padding import Padding
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, interval, milliseconds, percent, visible
+from stepscope.units import (
+    NOT_MEASURED,
+    amount,
+    cut_in_the_middle,
+    distinct_width,
+    interval,
+    milliseconds,
+    percent,
+    visible,
+)
 
 Row = Mapping[str, Any]
 
@@ -135,8 +144,8 @@ class Table:
         made = [tuple(_cell(column.of(row)) for column in kept) for row in rows]
         return cls(name, kept, made, caption, **more)
 
-    def __rich__(self) -> Drawn:
-        return terminal(self, "ruled", caption=escape(self.caption) or None)
+    def __rich__(self) -> RenderableType:
+        return Parted(self, look="ruled", more={"caption": escape(self.caption) or None})
 
     def only(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
@@ -245,12 +254,19 @@ def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int 
         drawn.add_column(
             escape(visible(title)), justify="right" if column.numeric and (place or not report) else "left", **layout
         )
-    names = tuple(visible(row[0].text) for row in table.rows if row)
-    cut = table.columns[0].names
+    cut = {
+        place: tuple(visible(row[place].text) for row in table.rows if row)
+        for place, column in enumerate(table.columns)
+        if column.names
+    }
     for row in table.rows:
         if row:
-            first = CutName(visible(row[0].text), names) if cut else _text(row[0])
-            drawn.add_row(first, *map(_text, row[1:]))
+            drawn.add_row(
+                *(
+                    CutName(visible(cell.text), cut[place]) if place in cut else _text(cell)
+                    for place, cell in enumerate(row)
+                )
+            )
         else:
             drawn.add_section()
     return drawn
@@ -302,40 +318,89 @@ class Fitting:
         first = self.table.columns[0]
         tables = [self.table.only((first.key or first.title, *choice)) for choice in self.choices]
         fits = (table for table in tables if _needed(table, self.heading, self.names) <= options.max_width)
-        yield terminal(next(fits, tables[-1]), heading=self.heading)
+        fitting = next(fits, None)
+        if fitting is None:
+            yield Parted(tables[-1], self.heading, "report")
+        else:
+            yield terminal(fitting, heading=self.heading)
 
 
 _LINES = (28, 16)  # characters of a text that are worth a line, in the first column and in others
-_EDGES, _BETWEEN = 2, 3
+_FRAMES = {"result": (2, 3), "ruled": (1, 2), "report": (2, 2)}  # around all columns, and between two of them
 
 
 @dataclass(frozen=True)
 class Parted:
-    """A result in as many tables as its columns need, so that no word is broken; each begins with the first column."""
+    """A table in as many parts as its columns need, so that no word is broken; each begins with the first columns.
+
+    title: of a report in the place of the first title, of other looks above each part. kept: columns that each part
+    begins with. more: what `terminal` takes, for the last part.
+    """
 
     table: Table
-    title: str
+    title: str = ""
+    look: str = "result"
+    kept: int = 1
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first, *widths = (self._width(place) for place in range(len(self.table.columns)))
-        parts: list[list[int]] = [[]]
-        free = whole = options.max_width - _EDGES - first
-        for place, width in enumerate(widths, 1):
-            if parts[-1] and width + _BETWEEN > free:
-                parts.append([])
-                free = whole
-            parts[-1].append(place)
-            free -= width + _BETWEEN
+        edges, between = _FRAMES[self.look]
+        count = len(self.table.columns)
+        natural = [self._width(place, whole=self.look != "report") for place in range(count)]
+        fits = sum(natural) + edges + between * (count - 1) <= options.max_width
+        widths = natural if fits else [self._width(place) for place in range(count)]
+        kept = list(range(self.kept))
+        whole = options.max_width - edges + between - sum(widths[place] + between for place in kept)
+        parts = [list(range(self.kept, count))] if fits else _filled(widths, self.kept, whole, between)
         for number, part in enumerate(parts, 1):
+            places = [*kept, *part]
+            if self.look == "report":
+                yield from self._of_report(places, whole - sum(widths[place] + between for place in part) + widths[0])
+                continue
             title = f"{self.title} ({number} of {len(parts)})" if len(parts) > 1 else self.title
-            yield Text(visible(title), style="table.title")
-            yield terminal(self.table.at([0, *part]), "result")
+            if self.title:
+                yield Text(visible(title), style="table.title")
+            drawn = terminal(self.table.at(places), self.look, **(self.more if number == len(parts) else {}))
+            for column, place in zip(drawn.columns, places, strict=True):
+                if self.look == "ruled" and not fits:
+                    column.width, column.no_wrap = widths[place], False
+            yield drawn
 
-    def _width(self, place: int) -> int:
+    def _of_report(self, places: Sequence[int], room: int) -> Iterator[RenderableType]:
+        """Yield a part of a report; a heading stands above it where the first column has no room for it."""
+        above = cell_len(self.title) > room
+        if above:
+            yield Text(visible(self.title), style="cyan")
+        part = self.table.at(places)
+        if above:
+            part = replace(part, columns=(replace(part.columns[0], title=""), *part.columns[1:]))
+        yield terminal(part, heading="" if above else self.title)
+
+    def _width(self, place: int, whole: bool = False) -> int:
         """Return the width with which no word is broken, and no text is a column of single words."""
-        texts = [self.table.columns[place].title, *(row[place].text for row in self.table.rows if row)]
-        longest_word = max((cell_len(word) for text in texts for word in text.split()), default=0)
-        return max(longest_word, min(_LINES[place > 0], max(map(cell_len, texts))))
+        column = self.table.columns[place]
+        texts = [row[place].text for row in self.table.rows if row]
+        longest = max((*map(cell_len, texts), 0 if place == 0 and self.look == "report" else cell_len(column.title)))
+        if whole:
+            return longest
+        if self.look == "report":
+            least = max(NAMES, distinct_width(texts)) if column.names else longest
+            return max(min(longest, least), column.wide or 0)
+        longest_word = max((cell_len(word) for text in (*texts, column.title) for word in text.split()), default=0)
+        return max(longest_word, min(_LINES[place > 0], longest))
+
+
+def _filled(widths: Sequence[int], kept: int, whole: int, between: int) -> list[list[int]]:
+    """Return the columns of each part, as many as there is room for."""
+    parts: list[list[int]] = [[]]
+    free = whole
+    for place, width in enumerate(widths[kept:], kept):
+        if parts[-1] and width + between > free:
+            parts.append([])
+            free = whole
+        parts[-1].append(place)
+        free -= width + between
+    return parts
 
 
 def _needed(table: Table, heading: str, wanted: int) -> int:

@@ -35,7 +35,7 @@ from stepscope.analysis.tuning import what_to_change
 from stepscope.containment import NotShown, contained
 from stepscope.quantities import simulated_badge
 from stepscope.report.sections.sensor_log import log_view
-from stepscope.report.table import Column, Fitting, Row, Table, figures, terminal, words
+from stepscope.report.table import Column, Fitting, Parted, Row, Table, figures, words
 from stepscope.report.text_tables import (
     OPERATOR_WIDTH,
     PHASE_WIDTHS,
@@ -141,7 +141,7 @@ def _sensor_log(run: Run) -> list[RenderableType]:
     table = log_table(run)
     if table is None:
         return []
-    return [terminal(log_view(table), heading=table.title.lower()), Text(table.note, style="dim"), Text("")]
+    return [Parted(log_view(table), table.title.lower(), "report"), Text(table.note, style="dim"), Text("")]
 
 
 def _change(run: Run) -> list[RenderableType]:
