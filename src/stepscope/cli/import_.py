@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -40,6 +41,7 @@ def _print_summary(path: Path, as_json: bool) -> None:
     run = Run(path)
     write_summary(run)
     stated = run.meta["imported"]
+    _warn(stated)
     if as_json:
         counts = {"steps": len(run.steps), "op_calls": run.meta["recorder"]["rows"], "channels": len(run.channels)}
         print_json({"run": path, "kind": stated["kind"], **counts, "lacks": stated["lacks"]})
@@ -49,6 +51,15 @@ def _print_summary(path: Path, as_json: bool) -> None:
     for lack in stated["lacks"]:
         typer.echo(f"not in the file: {lack['what']}: {lack['why']}", err=True)
     typer.echo(path)
+
+
+def _warn(stated: dict[str, Any]) -> None:
+    """Say on one line what of the logs was not read, and what was moved."""
+    skipped, back = stated.get("lines_not_read", 0), stated.get("clock_steps_back", 0)
+    said = [f"{skipped:,} lines could not be read"] if skipped else []
+    said += [f"the clock went back {back:,} times, and readings are in order of their stamps"] if back else []
+    if said:
+        typer.echo(f"warning: {'; '.join(said)}", err=True)
 
 
 def _zone(text: str | None) -> timezone | None:

@@ -192,13 +192,13 @@ def import_file(
     OutputNotWritable where there is no space. Nothing is left of a run that could not be imported.
     """
     options, source = options or Options(), Path(path)
-    kind = _kind(source, options.kind)
+    kind = _kind(source, options.kind, options.clock.columns)
     if kind == OWN:
         return _import_own(source, beside, out, options)
     file = read_profiler_file(source, options.batch_size, options.most_bytes) if kind == TORCH else None
     logs = [] if kind == TORCH else _logs(source, kind, options.clock)
     for log in map(Path, beside):
-        logs += _logs(log, _kind(log, None), options.clock)
+        logs += _logs(log, _kind(log, None, options.clock.columns), options.clock)
     if duplicate_sensors(logs):
         raise UsageError(f"two logs of {', '.join(duplicate_sensors(logs))} were given", "join them into one file")
     if file is not None:
@@ -276,6 +276,8 @@ def _stated(
     """Return the origin of this run, for run.json."""
     stated: dict[str, Any] = {"kind": kind, "file": source.name, **_content(source)}
     stated["sensors"] = [log.sensor for log in logs]
+    stated["lines_not_read"] = sum(log.skipped for log in logs)
+    stated["clock_steps_back"] = sum(log.moved for log in logs)
     stated["lacks"] = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
     if file is not None:
         stated["first_step"] = file.steps.first
@@ -303,7 +305,7 @@ def _warmup(file: ProfilerFile | None, given: int | None) -> int:
     return left if len(file.steps.spans) >= left + FEW else 0
 
 
-def _kind(path: Path, given: str | None) -> str:
+def _kind(path: Path, given: str | None, columns: tuple[str | None, str | None]) -> str:
     """The kind of a file by its beginning, or the one that was asked for."""
     if given is not None and given not in NAMES:
         raise UnknownName("kind of file", given, NAMES)
@@ -318,10 +320,12 @@ def _kind(path: Path, given: str | None) -> str:
         return OWN
     if begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] in (b"{", b"["):
         return TORCH
-    lines = begin.decode("utf-8", errors="replace").splitlines()
+    lines = begin.decode("utf-8-sig", errors="replace").splitlines()
     for kind in sensor_logs.KINDS:
         if kind.fits(lines):
             return kind.name
+    if any(columns) and any(mark in line for line in lines[:1] for mark in ",;\t"):
+        return "meter-csv"  # a table whose columns the user has named
     raise UsageError(f"'{path}' is of no kind that is known", f"known: {', '.join(NAMES)}; say which: --kind")
 
 

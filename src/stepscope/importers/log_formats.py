@@ -13,13 +13,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, tzinfo
 from pathlib import PurePath
 
 import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
+from stepscope.importers import local_times
 from stepscope.record.meter_csv import MeterLog, UnknownUnit, parse_meter_csv
 from stepscope.record.sensors.contract import Channel, channel_id
 
@@ -27,7 +28,6 @@ _MLLOG, _POWER_KEYS = ":::MLLOG", ("power_reading",)
 _NODE_NAMES = ("node", "node_id", "hostname", "name", "device")  # in the metadata of a line, whose power it is
 _MOST_W = 1e7
 _MOST_S = 9e9  # later than the year 2200: no time
-_DATED_S = 1e8  # from so many seconds on a time counts from 1970
 _DAY_S = 86400.0
 
 
@@ -134,7 +134,7 @@ def read_meter_table(
     Stamps without a zone are of `zone` (None: of this machine). Raises ValueError where it holds no such columns,
     UsageError where its times count from a start that was not given.
     """
-    log = parse_meter_csv(text, *columns)
+    log = parse_meter_csv(text, *columns, lambda stamps: local_times.unix_s(stamps, zone))
     name = _word(PurePath(source).stem)
     return MeterReadings(
         f"meter_csv-{name}",
@@ -151,8 +151,6 @@ def _unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: tzinfo | 
     t_ns: Ints = np.array([round(t * 1e6) * 1000 for t in log.t_s], dtype=np.int64)
     if log.clock == "unix":
         return t_ns
-    if log.t_s[0] >= _DATED_S:  # dates without a zone, counted as UTC
-        return t_ns + np.array([_west_ns(t, zone) for t in log.t_s], dtype=np.int64)
     if started_ns is None:
         raise UsageError(
             f"'{source}': its times have no date, or count from a start of its own",
@@ -164,13 +162,6 @@ def _unix_ns(log: MeterLog, source: str, started_ns: int | None, zone: tzinfo | 
     if log.clock == "h:m:s" and abs(late_s) < log.t_s[0] < _DAY_S:  # nearer to that time of day than to 0
         return t_ns - int(t_ns[0]) + started_ns + round(late_s * 1e9)
     return t_ns + started_ns
-
-
-def _west_ns(local_s: float, zone: tzinfo | None) -> int:
-    """UTC less local time at a local time, ns: another one after the clocks have changed."""
-    naive = datetime(1970, 1, 1) + timedelta(seconds=local_s)
-    known = naive.replace(tzinfo=zone) if zone is not None else naive.astimezone()
-    return round((known - naive.replace(tzinfo=timezone.utc)).total_seconds() * 1e9)
 
 
 def _channel(sensor: str, name: str, source: str, column: str) -> Channel:

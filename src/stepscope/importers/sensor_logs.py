@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ import polars as pl
 from stepscope.arrays import Ints
 from stepscope.errors import UsageError
 from stepscope.files import replace_json
-from stepscope.importers import log_formats
+from stepscope.importers import local_times, log_formats
 from stepscope.importers.log_formats import (
     MeterReadings,
     is_meter_csv,
@@ -58,14 +59,13 @@ class SensorLog:
     t1_ns: Ints
     columns: tuple[Sequence[float], ...]
     notes: tuple[str, ...] = ()
+    skipped: int = 0  # lines that could not be read
+    moved: int = 0  # places where the clock went back
 
 
 def unix_ns(stamp: datetime, clock: Clock) -> int:
     """A stamp as Unix ns; one without a zone is local time of the clock's zone."""
-    known = (
-        stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=clock.zone) if clock.zone else stamp.astimezone()
-    )
-    return round(known.timestamp() * 1e6) * 1000
+    return local_times.unix_ns([stamp], clock.zone)[0]
 
 
 def log_text(path: Path) -> str:
@@ -73,7 +73,7 @@ def log_text(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"'{path}' is larger than 1 GiB", "cut the log to the time of the training")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path of the log") from error
     return text.rpartition("\n")[0] or text
@@ -87,7 +87,9 @@ def in_order(log: SensorLog) -> SensorLog:
         return log
     columns = tuple(np.asarray(column)[order].tolist() for column in log.columns)
     note = f"{log.sensor}: the clock went back {moved} times; readings are in order of their stamps"
-    return replace(log, t0_ns=log.t0_ns[order], t1_ns=log.t1_ns[order], columns=columns, notes=(*log.notes, note))
+    return replace(
+        log, t0_ns=log.t0_ns[order], t1_ns=log.t1_ns[order], columns=columns, notes=(*log.notes, note), moved=moved
+    )
 
 
 def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str, Any]], origin_ns: int) -> None:
@@ -130,19 +132,29 @@ class LogKind:
 
 def tegrastats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """Rails, cores, GPU, memory controller, memory and thermal zones of a tegrastats log."""
-    read = [line for line in map(tegrastats.parse, text.replace("\0", "").splitlines()) if line.memory]
+    texts = [line for line in text.replace("\0", "").splitlines() if line.strip()]
+    read = [line for line in map(tegrastats.parse, _whole_lines(texts)) if line.memory]
     if not read:
         raise UsageError(f"'{source}': no line of tegrastats", "give the output of tegrastats, or --kind")
     lines = [line for line in read if line.stamp is not None] or read
     t0_ns, t1_ns, note = _tegrastats_times([line.stamp for line in lines], source, clock)
     note += f"; {len(read) - len(lines)} lines have no stamp: they are no readings" if len(lines) < len(read) else ""
     channels, columns = _tegrastats_channels(lines, source)
-    return [in_order(SensorLog("tegrastats", tuple(channels), t0_ns, t1_ns, tuple(columns), (note,)))]
+    skipped = len(texts) - len(lines)
+    return [in_order(SensorLog("tegrastats", tuple(channels), t0_ns, t1_ns, tuple(columns), (note,), skipped))]
+
+
+def _whole_lines(lines: Sequence[str]) -> list[str]:
+    """The lines that end as others do, by their last two words without digits: one that was cut off ends as none."""
+    ends = [re.sub(r"[0-9]+", "0", " ".join(line.split()[-2:])) for line in lines]
+    counts = Counter(ends)
+    usual = max(counts.values(), default=0) * 2 > len(lines) > 2
+    return [line for line, end in zip(lines, ends, strict=True) if not usual or counts[end] > max(1, len(lines) // 20)]
 
 
 def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clock) -> tuple[Ints, Ints, str]:
     if all(stamp is not None for stamp in stamps):
-        whole = [unix_ns(stamp, clock) for stamp in stamps if stamp is not None]
+        whole = local_times.unix_ns([stamp for stamp in stamps if stamp is not None], clock.zone)
         t0_ns, t1_ns = within_their_second(whole)
         return t0_ns, t1_ns, f"{source}: {_WHOLE_SECONDS}; {_zone_note(clock)}"
     if clock.started is None or clock.interval_ns is None:
@@ -204,15 +216,14 @@ def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     log = log_formats.parse_jetson_stats(text.splitlines())
     if not log.stamps:
         raise UsageError(f"'{source}': no line with a time", "give a CSV of jetson-stats that holds readings")
-    stamps = np.array([unix_ns(stamp, clock) for stamp in log.stamps], dtype=np.int64)
+    stamps = np.array(local_times.unix_ns(log.stamps, clock.zone), dtype=np.int64)
     columns = [[row[place] for row in log.rows] for place in range(len(log.columns))]
     read = [place for place, column in enumerate(columns) if not all(math.isnan(value) for value in column)]
     made = (log.columns[place] for place in read)
     channels = [_channel("jetson_stats", c.quantity, c.scope, c.unit, source, _rail(c.quantity, c.name)) for c in made]
     notes = _notes(source, clock, log.skipped)
-    return [
-        in_order(SensorLog("jetson_stats", tuple(channels), stamps, stamps, tuple(columns[p] for p in read), notes))
-    ]
+    values = tuple(columns[place] for place in read)
+    return [in_order(SensorLog("jetson_stats", tuple(channels), stamps, stamps, values, notes, log.skipped))]
 
 
 def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
@@ -225,7 +236,7 @@ def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     logs = []
     for place, gpu in enumerate(gpus):
         readings = [reading for reading in all_readings if reading.gpu == gpu]
-        stamps = np.array([unix_ns(reading.stamp, clock) for reading in readings], dtype=np.int64)
+        stamps = np.array(local_times.unix_ns([r.stamp for r in readings], clock.zone), dtype=np.int64)
         scope = f"gpu:{gpu if gpu.isdecimal() else place}"
         units = {"power": "W", "temperature": "degC", "memory_used": "B", "frequency": "Hz", "memory_frequency": "Hz"}
         names = [name for name in log.columns if not all(math.isnan(r.values.get(name, math.nan)) for r in readings)]
@@ -233,7 +244,8 @@ def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
         channels = [_channel(sensor, name, scope, units.get(name, "1"), source, _rail(name, scope)) for name in names]
         columns = tuple([reading.values.get(name, math.nan) for reading in readings] for name in names)
         notes = _notes(source, clock, log.skipped) if place == 0 else ()
-        logs.append(in_order(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes)))
+        skipped = log.skipped if place == 0 else 0
+        logs.append(in_order(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes, skipped)))
     return logs
 
 
@@ -314,7 +326,8 @@ def _meters(meters: Sequence[MeterReadings], source: str) -> list[SensorLog]:
         refresh_ns = int(np.median(apart[apart > 0])) if (apart > 0).any() else None
         channels = tuple(replace(channel, refresh_ns=refresh_ns) for channel in meter.channels)
         notes = (f"{source}: {meter.skipped} lines could not be read",) if meter.skipped else ()
-        logs.append(in_order(SensorLog(meter.sensor, channels, meter.t_ns, meter.t_ns, meter.columns, notes)))
+        log = SensorLog(meter.sensor, channels, meter.t_ns, meter.t_ns, meter.columns, notes, meter.skipped)
+        logs.append(in_order(log))
     return logs
 
 

@@ -6,10 +6,11 @@ columns. Times: ISO 8601, unix seconds (ms, us, ns), seconds since the start, a 
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import groupby, pairwise
@@ -60,33 +61,53 @@ class _Columns:
     name: str
 
 
-def parse_meter_csv(text: str, time_column: str | None = None, power_column: str | None = None) -> MeterLog:
+def parse_meter_csv(
+    text: str,
+    time_column: str | None = None,
+    power_column: str | None = None,
+    local: Callable[[Sequence[datetime]], Sequence[float]] | None = None,
+) -> MeterLog:
     """Read a log; raises ValueError, in words for the user, where it holds no time and power that can be told apart.
 
     time_column, power_column: as the header names them, where they are not to be found by their names.
+    local: Unix seconds of dated stamps; with it, readings that go back in time are kept in the order of the file.
     """
     lines = [line for line in text.lstrip("\ufeff").splitlines() if line.strip() and not line.lstrip().startswith("#")]
     separator = _separator(lines)
-    rows = [[cell.strip().strip('"').strip() for cell in line.split(separator)] for line in lines]
+    rows = [_cells(line, separator) for line in lines]
     width = Counter(len(row) for row in rows if len(row) > 1).most_common(1)
     if not width:
         raise ValueError("no line has two columns; expected a time and a power, separated by comma, semicolon or tab")
     rows = [row for row in rows if len(row) == width[0][0]]
     head = None if any(_number(cell, comma) is not None for cell in rows[0] for comma in (False, True)) else rows[0]
     columns = _columns(_renamed(head, time_column, power_column), width[0][0])
-    return _log(rows if head is None else rows[1:], columns, separator != ",", len(lines) - len(rows))
+    return _log(rows if head is None else rows[1:], columns, len(lines) - len(rows), local)
 
 
-def _log(rows: Sequence[Sequence[str]], columns: _Columns, may_be_comma: bool, skipped: int) -> MeterLog:
+def _cells(line: str, separator: str) -> list[str]:
+    """The cells of a line by itself: a quote that a damaged line does not close ends with it."""
+    try:
+        row = next(csv.reader([line.replace("\0", "")], delimiter=separator, skipinitialspace=True), [])
+    except csv.Error:
+        row = line.split(separator)
+    return [cell.strip().strip('"').strip() for cell in row]
+
+
+def _log(
+    rows: Sequence[Sequence[str]],
+    columns: _Columns,
+    skipped: int,
+    local: Callable[[Sequence[datetime]], Sequence[float]] | None,
+) -> MeterLog:
     texts = [
         [" ".join(row[place] for place in columns.time) for row in rows],
         *([row[place] for row in rows] for place in columns.power),
     ]
-    numbers = _numbers(texts, may_be_comma)
-    times = _times(texts[0], numbers[0], columns.time_unit)
+    numbers = _numbers(texts)
+    times = _times(texts[0], numbers[0], columns.time_unit, local)
     seconds, watts, last = [], [], -math.inf
     for t_s, *values in zip(times[0], *numbers[1:], strict=True):
-        if t_s is None or t_s < last:
+        if t_s is None or (t_s < last and local is None):
             skipped += 1
             continue
         last = t_s
@@ -103,7 +124,7 @@ def _spread(t_s: Sequence[float]) -> list[float]:
     steps = [later[0] - earlier[0] for earlier, later in pairwise(stamps)]
     usual = median(steps) if steps else 0.0
     return [
-        t + place / count * min(step, usual)
+        t + place / count * max(min(step, usual), 0.0)
         for (t, count), step in zip(stamps, [*steps, usual], strict=True)
         for place in range(count)
     ]
@@ -139,13 +160,11 @@ def _number(cell: str, comma: bool) -> float | None:
     return float(cell.replace(".", "").replace(",", ".") if comma else cell.replace(",", ""))
 
 
-def _numbers(columns: Sequence[Sequence[str]], may_be_comma: bool) -> list[list[float | None]]:
+def _numbers(columns: Sequence[Sequence[str]]) -> list[list[float | None]]:
     """The numbers of each column, in the style that its cells can be written in alone, else in that of the others.
 
     Raises ValueError where a column has both styles, or a comma that can be of either.
     """
-    if not may_be_comma:
-        return [[_number(cell, False) for cell in cells] for cells in columns]
     styles = [_decimal_comma(cells) for cells in columns]
     of_others = next((style for style in styles if style is not None), None)
     numbers = []
@@ -261,7 +280,12 @@ def _find(
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _times(cells: Sequence[str], numbers: Sequence[float | None], unit: str) -> tuple[list[float | None], MeterClock]:
+def _times(
+    cells: Sequence[str],
+    numbers: Sequence[float | None],
+    unit: str,
+    local: Callable[[Sequence[datetime]], Sequence[float]] | None,
+) -> tuple[list[float | None], MeterClock]:
     """Seconds of every cell, None where it is no time, and the clock that they are of."""
     first = next((number for number in numbers if number is not None), None)
     if first is not None:
@@ -273,6 +297,9 @@ def _times(cells: Sequence[str], numbers: Sequence[float | None], unit: str) -> 
     stamps = [_stamp(cell) for cell in cells]
     if any(isinstance(stamp, datetime) for stamp in stamps):
         dated = [stamp for stamp in stamps if isinstance(stamp, datetime)]
+        if local is not None:
+            known = iter(local(dated))
+            return [next(known) if isinstance(stamp, datetime) else None for stamp in stamps], "unix"
         clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
         return [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps], clock
     return _days([stamp if isinstance(stamp, float) else None for stamp in stamps]), "h:m:s"

@@ -1,0 +1,105 @@
+"""Logs with a repeated hour, quoted cells, named columns or a damaged line: what is read, and what is said."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from tests.importers.test_import_of_sensor_logs import profile
+from tests.store.command_line import exit_code
+
+from stepscope.importers.sensor_logs import KINDS, Clock, SensorLog, log_text
+
+LINE = "{} RAM 2541/7764MB (lfb 4x4MB) CPU [10%@1190] GR3D_FREQ 3%@1122 CPU@42C VDD_IN {}/5000mW"
+FORMS = {
+    "tegrastats": ("", "%m-%d-%Y %H:%M:%S", LINE),
+    "nvidia-smi": ("timestamp, index, power.draw [W]\n", "%Y/%m/%d %H:%M:%S.250", "{}, 0, {} W"),
+    "jetson-stats": ("time,uptime,CPU1,Power TOT\n", "%Y-%m-%d %H:%M:%S.100000", "{},1000,0,{}"),
+    "meter-csv": ("time,power_w\n", "%Y-%m-%d %H:%M:%S", "{},{}"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read(kind: str, text: str, zone: ZoneInfo | None = None) -> list[SensorLog]:
+    Path("a.log").write_text(text)
+    found = next(of for of in KINDS if of.name == kind)
+    return found.read(log_text(Path("a.log")), "a.log", Clock(zone=zone))
+
+
+def autumn(kind: str, zone: ZoneInfo) -> str:
+    head, stamp, line = FORMS[kind]
+    begin = datetime(2026, 10, 25, 0, 30, tzinfo=timezone.utc)
+    times = [(begin + timedelta(seconds=20 * i)).astimezone(zone) for i in range(270)]
+    return head + "".join(line.format(t.strftime(stamp), 5 + i % 9) + "\n" for i, t in enumerate(times))
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("by_machine", [False, True])
+def test_the_hour_that_autumn_repeats_is_read_twice(
+    kind: str, by_machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    if by_machine:
+        monkeypatch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+    try:
+        (log,) = read(kind, autumn(kind, berlin), None if by_machine else berlin)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert set(np.diff(log.t0_ns).tolist()) == {20_000_000_000}
+    assert (len(log.t0_ns), log.moved, log.skipped) == (270, 0, 0)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_another_step_back_and_unread_lines_are_warned_of(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    head, stamp, line = FORMS[kind]
+    seconds = [*range(10), *range(3, 13)]
+    times = [datetime(2026, 11, 20, 10, 0, second) for second in seconds]
+    text = head + "".join(line.format(t.strftime(stamp), 5) + "\n" for t in times)
+    Path("a.log").write_text(text + "damaged\n" + text.removeprefix(head).splitlines()[-1] + "\n")
+    assert exit_code(["import", "a.log", "--utc-offset", "+00:00"]) == 0
+    warnings = [said for said in capsys.readouterr().err.splitlines() if said.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "1 lines could not be read; the clock went back 1 times" in warnings[0]
+
+
+@pytest.mark.parametrize("row", ['{},"x, y",{}', '{}, "x, y", {}', '"{}","x, y","{}"'])
+def test_a_quoted_cell_may_hold_the_separator(row: str) -> None:
+    rows = "".join(row.format(f"2026-11-20T10:00:0{i}", f"{i}.5") + "\n" for i in range(5))
+    (log,) = read("meter-csv", "time,note,power_w\n" + rows)
+    assert list(log.columns[0]) == [0.5, 1.5, 2.5, 3.5, 4.5][: len(log.columns[0])]
+    assert len(log.columns[0]) >= 4
+
+
+def test_naming_a_column_implies_a_meter_csv_also_beside_a_trace() -> None:
+    rows = "".join(f"{1_700_000_000 + i / 10},{i}.5\n" for i in range(50))
+    Path("m.csv").write_text("when,load\n" + rows)
+    named = ["--time-column", "when", "--power-column", "load"]
+    assert exit_code(["import", "m.csv", *named]) == 0
+    profile(Path("p.json"))
+    assert exit_code(["import", "p.json", "--with", "m.csv", *named]) in (0, 2)  # 2: at another time
+
+
+def test_a_mark_of_the_encoding_costs_no_reading() -> None:
+    text = "".join(LINE.format(f"11-20-2026 10:00:0{i}", 5) + "\n" for i in range(5))
+    assert len(read("tegrastats", "\ufeff" + text)[0].t0_ns) == 5
+
+
+def test_a_line_of_tegrastats_that_is_cut_is_not_read() -> None:
+    lines = [LINE.format(f"11-20-2026 10:00:0{i}", 5) for i in range(9)]
+    lines[4] = lines[4].partition("122 CPU@")[0]
+    (log,) = read("tegrastats", "\n".join(lines) + "\n")
+    assert (len(log.t0_ns), log.skipped) == (8, 1)
+    clock = next(
+        values for of, values in zip(log.channels, log.columns, strict=True) if of.scope == "gpu:0" and of.unit == "Hz"
+    )
+    assert set(clock) == {1122e6}
