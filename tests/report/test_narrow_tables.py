@@ -47,3 +47,13 @@ def test_a_heading_without_room_stands_above_its_table() -> None:
     assert "what a step does otherwise, B (40)\n" in drawn(
         Parted(TABLE, "what a step does otherwise, B (40)", "report"), 60
     )
+
+
+def test_each_part_of_a_suite_s_table_says_which_setting_a_row_is_of() -> None:
+    titles = ("Workload", "Batch", *(f"number {place}" for place in range(5)))
+    columns = tuple(Column(title, fold=True) for title in titles)
+    rows = [tuple(map(Cell, ("lenet", batch, *NUMBERS))) for batch in ("batch-2", "batch-4")]
+    lines = drawn(Table("results", columns, rows, named=2), 60).splitlines()
+    of_a_row = [line for line in lines if "lenet" in line]
+    assert len(of_a_row) > 2
+    assert all("batch-" in line for line in of_a_row)

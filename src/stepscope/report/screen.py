@@ -276,7 +276,7 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     peak = run.peak()
     named = {"J/step": " ".join([*(f"{kind[:3]}." for kind in energy_kinds(run)), "J/step"])}
     named |= {"live at peak": "computed peak"} if peak is not None and peak.computed else {}
-    names = rows["layer"].to_list()
+    names = [name or "(the model)" for name in rows["layer"]]
     have = [column for column in _COLUMNS if rows[column.key].is_not_null().any()]
     titled = [replace(column, title=named.get(column.title, column.title)) for column in have]
     first = Column("layer", False, of=lambda row: row["layer"] or "(the model)", names=True)

@@ -32,7 +32,8 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
         ),
         words("Data", "data", missing=NOT_MEASURED),
     ]
-    return Table.over("results", columns, table.iter_rows(named=True), caption, shown=40)
+    named = 2 + bool(several) + ("board" in table.columns)
+    return Table.over("results", columns, table.iter_rows(named=True), caption, shown=40, named=named)
 
 
 def _style(status: str) -> str:

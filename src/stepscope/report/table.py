@@ -127,7 +127,10 @@ def verdict_column() -> Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that a page sorts, filters and copies; its first `shown` rows are visible until asked for the rest."""
+    """A table that a page sorts, filters and copies; its first `shown` rows are visible until asked for the rest.
+
+    named: columns that say what a row is of, the first ones; each part of one that is too wide begins with them.
+    """
 
     name: str
     columns: tuple[Column, ...]
@@ -135,6 +138,7 @@ class Table:
     caption: str = ""
     shown: int = 12
     lively: bool = True  # a few rows need no tools
+    named: int = 1
     kind: ClassVar[str] = "table"
 
     @classmethod
@@ -145,7 +149,7 @@ class Table:
         return cls(name, kept, made, caption, **more)
 
     def __rich__(self) -> RenderableType:
-        return Parted(self, look="ruled", more={"caption": escape(self.caption) or None})
+        return Parted(self, look="ruled", kept=self.named, more={"caption": escape(self.caption) or None})
 
     def only(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
