@@ -275,9 +275,8 @@ def _stated(
 ) -> dict[str, Any]:
     """Return the origin of this run, for run.json."""
     stated: dict[str, Any] = {"kind": kind, "file": source.name, **_content(source)}
-    stated["sensors"] = [log.sensor for log in logs]
-    stated["lines_not_read"] = sum(log.skipped for log in logs)
-    stated["clock_steps_back"] = sum(log.moved for log in logs)
+    stated |= {"sensors": [log.sensor for log in logs], "lines_not_read": sum(log.skipped for log in logs)}
+    stated |= {"clock_steps_back": sum(log.moved for log in logs)}
     stated["lacks"] = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
     if file is not None:
         stated["first_step"] = file.steps.first
@@ -297,10 +296,8 @@ def _content(source: Path) -> dict[str, Any]:
 
 def _warmup(file: ProfilerFile | None, given: int | None) -> int:
     """Steps at the begin that do not count; those that the profiler itself has excluded are warm already."""
-    if given is not None:
-        return given
-    if file is None:
-        return 0
+    if given is not None or file is None:
+        return given or 0
     left = max(WARMUP_STEPS - (file.steps.first or 0), 0)
     return left if len(file.steps.spans) >= left + FEW else 0
 

@@ -379,10 +379,8 @@ def _failed(result: Result) -> bool:
 
 def _untimed_from(point: Point, points: Sequence[Point], folder: StudyFolder) -> Iterator[Point]:
     """Yield an untimed point, and those after it before the next timed one that are to be measured too."""
-    yield point
-    for other in itertools.takewhile(lambda other: not other.timed, points[points.index(point) + 1 :]):
-        kept = folder.result(other.id)
-        if kept is None or _failed(kept):
+    for other in itertools.takewhile(lambda other: not other.timed, points[points.index(point) :]):
+        if _failed(folder.result(other.id) or {"status": "missing"}):
             yield other
 
 
