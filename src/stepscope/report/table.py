@@ -158,7 +158,7 @@ class Table:
 
     def at(self, places: Sequence[int]) -> Table:
         """Return the table of the columns at these places."""
-        rows = [tuple(row[place] for place in places) for row in self.rows]
+        rows = [tuple(row[place] for place in places if place < len(row)) for row in self.rows]
         return Table(self.name, tuple(self.columns[place] for place in places), rows, self.caption)
 
 
@@ -259,7 +259,7 @@ def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int 
             escape(visible(title)), justify="right" if column.numeric and (place or not report) else "left", **layout
         )
     cut = {
-        place: tuple(visible(row[place].text) for row in table.rows if row)
+        place: tuple(visible(row[place].text) for row in table.rows if place < len(row))
         for place, column in enumerate(table.columns)
         if column.names
     }
@@ -383,8 +383,9 @@ class Parted:
     def _width(self, place: int, whole: bool = False) -> int:
         """Return the width with which no word is broken, and no text is a column of single words."""
         column = self.table.columns[place]
-        texts = [row[place].text for row in self.table.rows if row]
-        longest = max((*map(cell_len, texts), 0 if place == 0 and self.look == "report" else cell_len(column.title)))
+        texts = [row[place].text for row in self.table.rows if place < len(row)]
+        titles = [] if place == 0 and self.look == "report" else column.title.splitlines()
+        longest = max(map(cell_len, (*texts, *titles)), default=0)
         if whole:
             return longest
         if self.look == "report":
