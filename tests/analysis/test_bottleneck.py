@@ -399,4 +399,4 @@ def test_where_the_load_of_the_machine_was_not_read_no_work_is_the_cause_with_hi
     first, without = (Run(run.path).verdict().causes[0] for run in (read, not_read))
     assert (first.bound, first.confidence) == (without.bound, "high")
     assert without.confidence == "medium"
-    assert any("other programs" in evidence.text for evidence in without.evidence)
+    assert any("background CPU load" in evidence.text for evidence in without.evidence)

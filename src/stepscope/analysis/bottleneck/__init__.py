@@ -22,7 +22,7 @@ from stepscope.analysis.metrics import accelerator_utilisation
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
-_NOT_READ = Evidence("what other programs took of the cores was not read, and could speak against it", None)
+_NOT_READ = Evidence("background CPU load was not read, and could speak against it", None)
 __all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck"]
 
 
@@ -44,7 +44,7 @@ def bottleneck(run: Run) -> Bottleneck:
 
 
 def _unrefuted(cause: Cause) -> Cause:
-    """Return a cause as it stands where nothing tells what other programs took: with less confidence."""
+    """Return a cause as it stands where background CPU load was not read: with less confidence."""
     return replace(cause, confidence=MEDIUM, evidence=(*cause.evidence, _NOT_READ))
 
 
