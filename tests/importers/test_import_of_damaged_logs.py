@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from tests.importers.test_import_of_sensor_logs import profile
+from tests.importers.test_import_of_sensor_logs import BEGIN, profile
 from tests.store.command_line import exit_code
 
 from stepscope.importers.sensor_logs import KINDS, Clock, SensorLog, log_text
@@ -69,24 +69,23 @@ def test_another_step_back_and_unread_lines_are_warned_of(kind: str, capsys: pyt
     assert exit_code(["import", "a.log", "--utc-offset", "+00:00"]) == 0
     warnings = [said for said in capsys.readouterr().err.splitlines() if said.startswith("warning: ")]
     assert len(warnings) == 1
-    assert "1 lines could not be read; the clock went back 1 times" in warnings[0]
+    assert "1 line could not be read; the clock went back 1 time," in warnings[0]
 
 
 @pytest.mark.parametrize("row", ['{},"x, y",{}', '{}, "x, y", {}', '"{}","x, y","{}"'])
 def test_a_quoted_cell_may_hold_the_separator(row: str) -> None:
     rows = "".join(row.format(f"2026-11-20T10:00:0{i}", f"{i}.5") + "\n" for i in range(5))
     (log,) = read("meter-csv", "time,note,power_w\n" + rows)
-    assert list(log.columns[0]) == [0.5, 1.5, 2.5, 3.5, 4.5][: len(log.columns[0])]
-    assert len(log.columns[0]) >= 4
+    assert list(log.columns[0]) == [0.5, 1.5, 2.5, 3.5, 4.5]
 
 
 def test_naming_a_column_implies_a_meter_csv_also_beside_a_trace() -> None:
-    rows = "".join(f"{1_700_000_000 + i / 10},{i}.5\n" for i in range(50))
+    rows = "".join(f"{BEGIN.replace(tzinfo=timezone.utc).timestamp() + i / 10},{i}.5\n" for i in range(50))
     Path("m.csv").write_text("when,load\n" + rows)
     named = ["--time-column", "when", "--power-column", "load"]
     assert exit_code(["import", "m.csv", *named]) == 0
     profile(Path("p.json"))
-    assert exit_code(["import", "p.json", "--with", "m.csv", *named]) in (0, 2)  # 2: at another time
+    assert exit_code(["import", "p.json", "--with", "m.csv", *named]) == 0
 
 
 def test_a_mark_of_the_encoding_costs_no_reading() -> None:

@@ -12,6 +12,7 @@ import typer
 from stepscope.api.requests import ImportRequest
 from stepscope.cli._options import AsJson, command_of, print_json
 from stepscope.errors import UsageError
+from stepscope.units import plural
 
 
 def _import(request: ImportRequest, as_json: AsJson = False) -> None:
@@ -56,8 +57,8 @@ def _print_summary(path: Path, as_json: bool) -> None:
 def _warn(stated: dict[str, Any]) -> None:
     """Say on one line what of the logs was not read, and what was moved."""
     skipped, back = stated.get("lines_not_read", 0), stated.get("clock_steps_back", 0)
-    said = [f"{skipped:,} lines could not be read"] if skipped else []
-    said += [f"the clock went back {back:,} times, and readings are in order of their stamps"] if back else []
+    said = [f"{plural(skipped, 'line')} could not be read"] if skipped else []
+    said += [f"the clock went back {plural(back, 'time')}, and readings are in order of their stamps"] if back else []
     if said:
         typer.echo(f"warning: {'; '.join(said)}", err=True)
 

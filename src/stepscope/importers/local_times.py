@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone, tzinfo
 
-_NONE_S = 0.0
-
 
 def unix_s(stamps: Sequence[datetime], zone: tzinfo | None) -> list[float]:
     """Unix seconds of the stamps in the order of the log; those without a zone are of `zone`, or of this machine.
@@ -21,7 +19,7 @@ def unix_s(stamps: Sequence[datetime], zone: tzinfo | None) -> list[float]:
             made.append(stamp.timestamp())
             continue
         first_s, second_s = (_known(stamp.replace(fold=fold), zone).timestamp() for fold in (0, 1))
-        repeated_s = max(second_s - first_s, _NONE_S)  # below 0 in the hour that spring leaves out
+        repeated_s = max(second_s - first_s, 0.0)  # below 0 in the hour that spring leaves out
         if not repeated_s:
             second = False
         elif last is not None and repeated_s / 2 < (last - stamp).total_seconds() < repeated_s * 1.5:

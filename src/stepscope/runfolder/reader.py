@@ -56,6 +56,7 @@ class RunReader:
         self._grows = self.meta.get("status") == "running"
         self._json_files: dict[str, dict[str, Any]] = {}
         self._sensors: dict[str, pl.DataFrame] = {}
+        self._exact: dict[str, pl.DataFrame] = {}  # of the whole time, which every channel of a sensor asks for
         self._long_sensors: dict[str, LongSensor | None] = {}
         self._relisted: dict[str, list[str]] = {}  # names of the parts of a stem, where some were packed meanwhile
         if self._grows:
@@ -231,9 +232,12 @@ class RunReader:
 
     def sensor_between(self, name: str, t0_ns: int = EVER[0], t1_ns: int = EVER[1]) -> pl.DataFrame:
         """The samples of one sensor that touch a span of time as they were read; of 8,388,608 and more as `sensor`."""
+        if (t0_ns, t1_ns) == EVER and name in self._exact:
+            return self._exact[name]
         exact = self._of_long_sensor(name, lambda sensor: sensor.between(t0_ns, t1_ns))
         if exact is not None:
-            return exact.sort("t0_ns", maintain_order=True)
+            exact = exact.sort("t0_ns", maintain_order=True)
+            return self._exact.setdefault(name, exact) if (t0_ns, t1_ns) == EVER else exact
         return self.sensor(name).filter((pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns))
 
     @property
