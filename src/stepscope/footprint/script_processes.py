@@ -13,6 +13,8 @@ from typing import Any
 from stepscope.footprint.patience import OutOfPatience
 from stepscope.footprint.script_progress import Progress, instead
 
+_PATIENCE_S = 5.0  # for a process that was asked to end
+
 
 class Processes:
     """Processes of one script; those that would run it anew, unfollowed, are not started: it is left there."""
@@ -47,9 +49,28 @@ class Processes:
             with instead(BaseProcess, "start", start), instead(subprocess.Popen, "__init__", run):
                 yield
         finally:
-            for process in self._started:
-                with contextlib.suppress(Exception):
-                    process.terminate()
+            if os.getpid() == self._process:  # a fork of the script's may come here too
+                self._end()
+
+    def _end(self) -> None:
+        for process in self._started:
+            with contextlib.suppress(Exception):
+                process.terminate()
+        for process in self._started:
+            with contextlib.suppress(Exception):
+                if not _has_ended(process, _PATIENCE_S):
+                    process.kill()
+                    _has_ended(process, _PATIENCE_S)
+
+
+def _has_ended(started: Any, within_s: float) -> bool:
+    """Wait for its end, so that nothing is left of it: a zombie, or a warning that it still runs."""
+    if isinstance(started, BaseProcess):
+        started.join(within_s)
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.wait(within_s)
+    return not _runs(started)
 
 
 def _runs(started: Any) -> bool:

@@ -13,7 +13,8 @@ from typing import IO
 _CHUNK = 65536
 _LONGEST_LINE = 16384  # a child that prints no line end must not fill the memory
 _COMPLAINT_BYTES = 400
-_PATIENCE_S = 0.5
+_PATIENCE_S = 0.5  # for a command that was asked to end
+_KILLED_S = 10.0  # for the end of one that was killed: at once, but on a busy machine
 
 
 class ChildLines:
@@ -58,11 +59,15 @@ class ChildLines:
 
     def close(self) -> None:
         """End the command and all that it started; one that runs as root ends at its next write to the closed pipe."""
-        for way in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        for way, patience_s in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, _KILLED_S)):
+            try:
                 os.killpg(self._child.pid, way)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                patience_s = _PATIENCE_S
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_PATIENCE_S)
+                self._child.wait(patience_s)
                 break
         for pipe in self._pipes():
             pipe.close()
