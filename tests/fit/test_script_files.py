@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from tests.fit.test_script import followed
+from tests.patience import HANG_S
 from torch import nn
 
-from stepscope.footprint import script_files
+from stepscope.footprint import script_files, script_overlay
+from stepscope.footprint.script import watch_script
 from stepscope.footprint.script_progress import Progress
 from stepscope.footprint.script_saved import saved
-from stepscope.record.dry.storage_log import StorageLog, peak_of
+from stepscope.record.dry.storage_log import StorageLog, nothing_hidden, peak_of
 
 BEFORE = b"before" * 2
 TWO = "update(*data[:8])\nupdate(*data[:8])\n"
@@ -197,7 +200,7 @@ def test_a_model_of_torch_script_is_saved_in_the_folder_that_is_thrown_away(
 
 
 def test_a_large_file_is_not_copied_to_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_files, "_MOST_COPIED", 4)
+    monkeypatch.setattr(script_overlay, "MOST_COPIED", 4)
     (tmp_path / "large").write_bytes(BEFORE)
     body = 'file = open("large", "r+b")\nassert file.read(6) == b"before" and not file.writable()\nfile.close()\n'
     watched = followed(tmp_path, monkeypatch, body + "update(*data[:8])\nupdate(*data[:8])\n")
@@ -260,3 +263,62 @@ writer.write_end_of_file()
     watched = followed(tmp_path, monkeypatch, body + TWO)
     assert watched.stopped is None
     assert {name: (tmp_path / name).read_bytes() for name in names} == dict.fromkeys(names, BEFORE)
+
+
+# Each section in a folder of its own: in plain Python, and followed.
+_SECTIONS = """
+import os, sys, traceback
+from pathlib import Path
+import torch
+from torch import nn
+home = os.getcwd()
+for name, text in (part.split("\\n", 1) for part in open(sys.argv[1]).read().split("# --- ")[1:]):
+    os.chdir(os.path.join(home, name))
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = {"torch": torch, "nn": nn, "model": model, "optimizer": optimizer, "__name__": "__main__"}
+    try:
+        exec(compile(text, name, "exec"), {**names, "__file__": os.path.join(home, name, "train.py")})
+    except BaseException as error:
+        line = traceback.extract_tb(error.__traceback__)[1].lineno
+        raise RuntimeError(f"{name}, line {line}: {text.splitlines()[line - 1]}") from error
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+_USERS = {
+    "kept.txt": b"before\n", "data/a.txt": b"a\n", "data/b.txt": b"b\n", "data/deep/c.txt": b"c\n",
+    "runs/old/model.pt": b"old", "runs/old/log.csv": b"step,loss\n1,2.0\n", "train.py": b"",
+}  # fmt: skip
+_HANDLING = Path(__file__).with_name("file_handling.txt")
+
+
+def _with_files_of_a_user(folder: Path) -> Path:
+    sections = [line[6:] for line in _HANDLING.read_text().splitlines() if line.startswith("# --- ")]
+    for name, content in ((f"{section}/{name}", content) for section in sections for name, content in _USERS.items()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "train.py").write_text(_SECTIONS)
+    return folder
+
+
+def test_what_scripts_do_with_files_does_so_in_plain_python(tmp_path: Path) -> None:
+    command = [sys.executable, "train.py", str(_HANDLING)]
+    done = subprocess.run(command, cwd=_with_files_of_a_user(tmp_path), capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_sees_what_it_does_with_files_and_no_file_of_the_user_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(_with_files_of_a_user(tmp_path))
+    before = {path: path.stat() for path in tmp_path.rglob("*")}
+    watched = watch_script("train.py", [str(_HANDLING)], nothing_hidden)
+    assert (watched.stopped, watched.missed) == (None, ())
+    after = {path: path.stat() for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
+    assert after.keys() == before.keys()
+    for path, was in before.items():
+        now = after[path]
+        assert (now.st_mode, now.st_size, now.st_nlink) == (was.st_mode, was.st_size, was.st_nlink), path
+        assert path.is_dir() or now.st_mtime_ns == was.st_mtime_ns, path

@@ -153,7 +153,7 @@ def _fitted(orders: Mapping[str, Any]) -> str:
 
     settings = {name: orders[name] for name in ("memory", "board", "batch")}
     found = fit_workload(orders["workload"], **settings, options=False)
-    low, high = found.interval
+    low, high = found.process.low, found.process.high
     limit = "no limit" if found.limit is None else f"{bytes_(found.limit.bytes)}, {found.limit.source}"
     lines = [
         f"verdict: {found.verdict or 'no limit was given'}",

@@ -25,9 +25,11 @@ _VERDICT_TEXTS = {
     "fits": "It fits.",
     "likely fits": "It likely fits.",
     "too close": "Too close to say.",
+    "cannot tell": "Cannot tell: a part of the script was followed, and the rest may take more.",
     "does not fit": "It does not fit.",
 }
-_COLOURS = {"fits": "green", "likely fits": "yellow", "too close": "yellow", "does not fit": "red"}
+_DOUBTFUL = dict.fromkeys(("likely fits", "too close", "cannot tell"), "yellow")
+_COLOURS = {"fits": "green", **_DOUBTFUL, "does not fit": "red"}
 _OPTIONS = 4  # of those that need less, without -v
 
 
@@ -51,9 +53,10 @@ def print_answer(console: Console, found: FitResult, verbose: bool = False) -> N
 
 def _facts(found: FitResult) -> Iterator[RenderableType]:
     """Peak of the process, the largest batch, and who reaches the peak."""
-    ends = bracketed(*map(bytes_, found.interval))
+    ends = bracketed(bytes_(found.process.low), bytes_(found.process.high))
     name = "process peak" if found.live.reserved is None else "GPU memory"
-    yield labelled(name, f"{bytes_(found.process.middle)} {ends}, {bytes_(found.peak_bytes)} of it tensors")
+    said = f"at least {bytes_(found.process.low)}" if found.at_least else f"{bytes_(found.process.middle)} {ends}"
+    yield labelled(name, f"{said}, {bytes_(found.peak_bytes)} of it tensors")
     if found.live.reserved is not None:
         yield labelled("reserved", f"{interval(*found.live.reserved, 'B')} by the caching allocator")
     if found.largest_batch is not None:

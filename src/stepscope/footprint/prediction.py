@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from stepscope.analysis.memory.limits import (
     ALLOCATORS,
     MARGIN,
+    NO_FIT,
     RESIDENT,
     UNMEASURED,
     Environment,
@@ -499,6 +500,9 @@ def predict_script_fit(
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     if watched.log.looks:
         notes.append(_made_up(watched.log.looks))
+    if watched.rest_unknown:
+        said = found.verdict if found.verdict in (None, NO_FIT) else words.CANNOT_TELL
+        found, options = replace(found, at_least=True, verdict=said), []
     return replace(
         found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
         options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,

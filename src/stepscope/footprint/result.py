@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 DRY_RUN = "dry run"
 SMALL_BATCHES = "measured at small batches and extrapolated"
 ITS_BATCH = "measured at this batch"
+CANNOT_TELL = "cannot tell"  # the verdict where what was followed of a script fits, and the rest may not
 OWN_BATCH = "measured at the script's own batch"
 
 
@@ -105,6 +106,7 @@ class FitResult:
     seconds: float = 0.0
     unsure: tuple[str, ...] = ()  # why a yes can be no more than likely
     scenes: tuple[ScenePeak, ...] = ()  # of a script: what it does, each with its own peak
+    at_least: bool = False  # a part of the script was followed, and the rest may take more
     likely_batch: int | None = None  # the largest whose middle of the interval is below the limit
     plan: Plan | None = None
     events: Any = field(default=None, repr=False, compare=False)  # columns as runfolder.MEMORY
@@ -115,9 +117,9 @@ class FitResult:
         return self.live.bytes
 
     @property
-    def interval(self) -> tuple[int, int]:
-        """Least and most of the process's peak."""
-        return self.process.low, self.process.high
+    def interval(self) -> tuple[int, int | None]:
+        """Least and most of the process's peak; None where the most is not known."""
+        return self.process.low, None if self.at_least else self.process.high
 
     @property
     def breakdown(self) -> dict[str, int]:
@@ -143,7 +145,7 @@ class FitResult:
 
     @property
     def fits(self) -> bool | None:
-        """True where it surely fits, False where it does not, else None: likely, too close to say, or no limit."""
+        """True where it surely fits, False where it does not, else None: likely, not to be told, or no limit."""
         return {"fits": True, "does not fit": False}.get(self.verdict or "")
 
     def as_dict(self) -> dict[str, Any]:

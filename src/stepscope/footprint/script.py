@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import re
 import sys
 import time
 import traceback
@@ -38,14 +39,15 @@ from stepscope.footprint.simulator import Loading
 from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
-from stepscope.record.dry.storage_log import Rule, StorageLog, nothing_hidden
+from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
 
 
 @dataclass(frozen=True)
 class ScriptLog:
     """The log of a script; `stopped` says why fake tensors could not run it, where it was run for real instead.
 
-    missed: what was not followed, in words. imports: modules beside torch. loading: of its data.
+    missed: what was not followed, in words; rest_unknown: whether it may take more than what was. imports: modules
+    beside torch. loading: of its data.
     """
 
     log: StorageLog
@@ -54,6 +56,7 @@ class ScriptLog:
     missed: tuple[str, ...] = ()
     imports: frozenset[str] = frozenset()
     loading: Loading = field(default_factory=Loading)
+    rest_unknown: bool = False
 
 
 def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
@@ -79,6 +82,7 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
         tuple(follower.progress.missed),
         imports_of_script(Path(target), follower.imported),
         follower.loading(),
+        follower.progress.rest_unknown,
     )
 
 
@@ -96,11 +100,10 @@ class Follower:
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
-        self._memory.begin()
         try:
             with (
-                quiet(), as_main(self._target, arguments), self._files.kept(), self._loaders.own_loaders(),
-                self._memory.own_imports(), self._processes.kept(), self._compiled(),
+                self._memory.kept(), quiet(), as_main(self._target, arguments), self._files.kept(),
+                self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
@@ -112,8 +115,9 @@ class Follower:
                     "give it less to do before it trains, or module:function",
                 ) from end
             self.progress.miss(f"what comes after {self.progress.updates} updates: {end}")
+            self._doubt_the_rest()
         except EnoughSteps:
-            pass
+            self._doubt_the_rest()
         except SystemExit as end:
             if end.code not in (None, 0) and self._fake:
                 self._stop(f"the script left with {end.code}", end)
@@ -194,6 +198,13 @@ class Follower:
         if self.progress.updates < STEPS:
             raise stop from error
         self.progress.miss(f"what comes after {self.progress.updates} updates: {stop}")
+        self.progress.rest_unknown = True
+
+    def _doubt_the_rest(self) -> None:
+        """Know that an evaluation may come after what was followed, where the script has one and none was seen."""
+        seen = any(name == EVALUATION for _, name in self.log.scenes)
+        if not seen and _EVALUATES.search(Path(self._target).read_text(encoding="utf-8", errors="replace")):
+            self.progress.rest_unknown = True
 
     @contextlib.contextmanager
     def _updates(self) -> Iterator[None]:
@@ -232,6 +243,9 @@ class Follower:
             return False
         self.progress.miss(f"what comes after {self.progress.updates} updates")
         return True
+
+
+_EVALUATES = re.compile(r"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")
 
 
 def _number(tensor: Tensor) -> Any:

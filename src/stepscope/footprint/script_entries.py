@@ -22,21 +22,23 @@ class Entry:
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether it is a folder."""
-        return Path(self.path).is_dir()
+        return Path(self.path).is_dir() and (follow_symlinks or not self.is_symlink())
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether it is a file."""
-        return Path(self.path).is_file()
+        return Path(self.path).is_file() and (follow_symlinks or not self.is_symlink())
 
     def is_symlink(self) -> bool:
-        """Return whether it is a link: none of the script's is."""
-        return False
+        """Return whether it is a link."""
+        return Path(self.path).is_symlink()
 
-    is_junction = is_symlink
+    def is_junction(self) -> bool:
+        """Return whether it is a junction of Windows: none is."""
+        return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return its size, times and mode."""
-        return Path(self.path).stat()
+        return Path(self.path).stat(follow_symlinks=follow_symlinks)
 
     def inode(self) -> int:
         """Return its number in the file system."""

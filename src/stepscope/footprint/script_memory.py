@@ -40,24 +40,36 @@ class ScriptMemory:
     def __init__(self, progress: Progress, target: str, fake: bool) -> None:
         self.arrays, self.earlier = (0, 0), 0
         self._progress, self._log, self._target, self._fake = progress, progress.log, target, fake
-        self._before = (0, 0, 0)  # arrays, resident bytes of this process, and the most that they had been
+        self._before = (0, 0)  # resident bytes of this process, and the most that they had been
         self._imported = self._grown = 0  # B: of imports, and the most beside them
         self._sizes = Counter[int]()  # of arrays at the first update
         self._trained: Counter[int] | None = None  # where a loop ended last of which rounds were omitted
         self.imported = set[str]()  # modules that the script's imports brought along
         self._ops = self._most = 0  # at the first update: ops that were followed, and the most that was resident, B
 
-    def begin(self) -> None:
-        """Note what is there before the script, once all is imported that follows it."""
-        self._before = _sum(_array_sizes(self._log)), resident(), resident(at_most=True)
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Note what is there before the script, once all is imported that follows it, and set it aside until its end.
+
+        Of all objects those of the script are few: the collector and who looks for arrays need not go over the others.
+        """
+        own = gc.get_freeze_count() == 0  # else it is not known which ones to give back
+        if own:
+            gc.freeze()
+        self._before = resident(), resident(at_most=True)
+        try:
+            yield
+        finally:
+            if own:
+                gc.unfreeze()
 
     def look(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""
         self._see_growth()  # first: to look at all arrays takes a list of all objects
         now, own = (resident(), _OWN_GROWTH) if self._fake else (resident(at_most=True), _OWN_TRAINING)
         self._sizes = _array_sizes(self._log)
-        size = max(0, _sum(self._sizes) - self._before[0])
-        self.arrays = size, max(size, now - self._before[1] - self._imported * self._fake - own)
+        size = _sum(self._sizes)
+        self.arrays = size, max(size, now - self._before[0] - self._imported * self._fake - own)
         self._ops, self._most = self._log.ops, resident(at_most=True)
         if self._fake and self._grown > _OWN_GROWTH:
             self.earlier = self._grown - _OWN_GROWTH + self._log.alive_bytes()
@@ -75,18 +87,18 @@ class ScriptMemory:
         most = resident(at_most=True)
         most = most if most > self._most else resident()
         sizes = _array_sizes(self._log)
-        size = max(0, _sum(sizes) - self._before[0])
+        size = _sum(sizes)
         more, kept = size - self.arrays[0], sizes if self._trained is None else sizes & self._trained
         cached = {size: count for size, count in (kept - self._sizes).items() if count >= _SEVERAL}
         again = _sum(Counter(cached)) * self._progress.times
-        self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[1] - self._imported - own)
+        self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[0] - self._imported - own)
         if (more > _GROWN or again > _GROWN_WHOLE) and self._progress.cut:
             self._progress.miss(f"arrays in rounds that were omitted: {bytes_(more)} came while the others trained")
 
     def _see_growth(self) -> None:
         most = resident(at_most=True)
-        most = most if most > self._before[2] else resident()  # the mark of what was before says nothing
-        self._grown = max(self._grown, most - self._before[1] - self._imported)
+        most = most if most > self._before[1] else resident()  # the mark of what was before says nothing
+        self._grown = max(self._grown, most - self._before[0] - self._imported)
 
     @contextlib.contextmanager
     def own_imports(self) -> Iterator[None]:
@@ -95,8 +107,10 @@ class ScriptMemory:
 
         def watched(plain: Callable[..., Any], name: str, *more: Any, **options: Any) -> Any:
             nonlocal running
+            if running or name in sys.modules:
+                return plain(name, *more, **options)
             relative = name.startswith(".") or more[3:4] not in ((), (0,))  # of a package that is imported already
-            if running or relative or name in sys.modules or self._is_beside(name):
+            if relative or self._is_beside(name):
                 return plain(name, *more, **options)
             self._see_growth()
             running, before, known = True, resident(), set(sys.modules)
@@ -171,7 +185,10 @@ def _sum(sizes: Counter[int]) -> int:
 
 
 def _array_sizes(log: StorageLog) -> Counter[int]:
-    """How many arrays of numpy, texts, and tensors with numbers that no op of the log has made have so many bytes."""
+    """How many arrays of numpy, texts, and tensors with numbers that no op of the log has made have so many bytes.
+
+    Of objects that are set aside (gc.freeze) none counts that no other holds.
+    """
     numpy = sys.modules.get("numpy")
     kinds: tuple[type, ...] = (bytes, bytearray, Tensor, *((numpy.ndarray,) if numpy is not None else ()))
     found: dict[int, int] = {}

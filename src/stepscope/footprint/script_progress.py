@@ -20,12 +20,14 @@ _OWN = 30_000_000  # B besides; 0 to 10 MB were seen after the first update
 class Progress:
     """Updates that a script made, and what was not followed, in words.
 
-    allowed: updates until it is left. jumped: batches that loaders omitted.
+    allowed: updates until it is left. jumped: batches that loaders omitted. rest_unknown: whether what was not followed
+    may take more than what was, such as an evaluation.
     """
 
     def __init__(self, log: StorageLog) -> None:
         self.log = log
         self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
+        self.rest_unknown = False
         self.cut = False  # whether rounds or batches were omitted
         self.times = 0.0  # how many were omitted for each that was followed, at most
         self.missed: list[str] = []

@@ -1,0 +1,233 @@
+"""What stands where for a script that is followed: its own files and folders beside the user's, and those it removed.
+
+Names are absolute. Errors are those of the system: a file that is gone, a folder that is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stepscope.footprint.script_entries import Entries, Entry
+
+_MOST_LINKS = 40  # one after the other, as in Linux
+_PLAIN = (
+    "access", "chdir", "getcwd", "listdir", "lstat", "open", "readlink", "remove", "scandir", "stat", "statvfs",
+    "symlink", "truncate", "utime",
+)  # fmt: skip
+
+
+class Names:
+    """Files and folders by their names, each of the script's, of the user's, or gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.trusted = 0  # calls under way that are known to write none of the user's files
+        self._folder = str(folder)  # what the script writes lies here
+        self._plain = {name: getattr(os, name) for name in _PLAIN}
+        self._own: dict[str, str] = {}  # where a file of the script's lies; of a copy it may be a file of the user's
+        self._folders: set[str] = set()
+        self._links: dict[str, str] = {}  # what they say
+        self._gone: set[str] = set()  # files and folders of the user's that the script has moved or removed
+        self._temporary: set[str] = set()  # real files of tempfile, which removes most of them itself
+        self._numbered: dict[int, str] = {}  # by descriptor: where what os.open has opened lies
+        self._opened_as: dict[int, str] = {}  # and the name by which it was opened
+        self._here = ""  # a folder of the script's that it has gone to
+
+    def is_of(self, path: Any, dir_fd: int | None = None) -> bool:
+        """Return whether a file that is written to below all this is none of the user's."""
+        if self.trusted or not isinstance(path, (str, bytes)):
+            return True
+        name = self._path(path, None if dir_fd == -1 else dir_fd)
+        return self._is_own(name) or name.startswith("/dev/") or "__pycache__" in name or name.endswith(".pyc")
+
+    def numbers(self, plain: Callable[..., Any], follow: bool = True) -> Callable[..., Any]:
+        """Return a call like os.stat (or os.lstat) that knows the script's files."""
+
+        def call(path: Any, *more: Any, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
+            if isinstance(path, int) or path in ("", b""):
+                return plain(path, *more)
+            followed = follow and follow_symlinks
+            name = self._path(path, dir_fd)
+            said = None if followed else self._links.get(self._followed_to_the_last(name))
+            if said is not None:
+                return self._plain["lstat"](self._real_link(said))
+            place = self._seen_at(self._followed(name) if followed else self._followed_to_the_last(name), path)
+            place = self._as_said(place, name, path)
+            return plain(place, *more) if followed or not follow else plain(place, *more, follow_symlinks=False)
+
+        return call
+
+    def accessible(self, path: Any, mode: int, *, dir_fd: int | None = None, **options: Any) -> bool:
+        """Return whether a file may be used so, as os.access does; all may that are the script's own."""
+        name = self._followed(self._path(path, dir_fd))
+        if name not in self._own and name not in self._folders and self._is_hidden(name):
+            return False
+        return bool(self._plain["access"](self._seen_at(name, path), mode, **options))
+
+    def read_link(self, path: Any, *, dir_fd: int | None = None) -> Any:
+        """Return what a link says, as os.readlink does."""
+        name = self._named(path, dir_fd)
+        said = self._links.get(name)
+        if said is None:
+            return self._plain["readlink"](self._as_said(self._seen_at(name, path), name, path))
+        return os.fsencode(said) if isinstance(path, bytes) else said
+
+    def gone_to(self, path: Any) -> None:
+        """Go to a folder, as os.chdir does."""
+        name = "" if isinstance(path, int) else self._followed(self._path(path))
+        if name in self._folders:
+            self._here = name
+            return
+        self._plain["chdir"](self._seen_at(name, path) if name else path)
+        self._here = ""
+
+    def here(self) -> str:
+        """Return the folder in which the script is, as os.getcwd does."""
+        return self._here or str(self._plain["getcwd"]())
+
+    def here_in_bytes(self) -> bytes:
+        """Return the folder in which the script is, as os.getcwdb does."""
+        return os.fsencode(self.here())
+
+    def listed(self, path: Any = ".") -> list[Any]:
+        """Return the names in a folder: those of the user's, and what the script has written there."""
+        if isinstance(path, bytes):
+            return [os.fsencode(name) for name in self.listed(os.fsdecode(path))]
+        name = self._name_of_number(path) if isinstance(path, int) else self._followed(self._path(path))
+        own = self._within(name, path)
+        if name in self._folders:
+            return own
+        real = self._plain["listdir"](self._as_said(name, name, path))
+        return [*(found for found in real if self._is_of_user(name, found, own)), *own]
+
+    def scanned(self, path: Any = ".") -> Any:
+        """Return what os.scandir says of a folder, with what the script has written there."""
+        if isinstance(path, (int, bytes)):
+            return self._plain["scandir"](path)
+        name, said = self._followed(self._path(path)), os.fspath(path or ".")
+        own = self._within(name, path)
+        ours = [Entry(found, str(Path(said, found))) for found in own]
+        if name in self._folders:
+            return Entries(ours)
+        with self._plain["scandir"](self._as_said(name, name, said)) as entries:
+            theirs = [entry for entry in entries if self._is_of_user(name, entry.name, own)]
+        return Entries([*theirs, *ours])
+
+    def _is_of_user(self, folder: str, name: str, own: list[str]) -> bool:
+        return name not in own and str(Path(folder, name)) not in self._gone
+
+    def _within(self, path: str, said: Any) -> list[str]:
+        """Return the names of the script's files and folders in a folder; an error where it is none."""
+        if path in self._own:
+            refuse(errno.ENOTDIR, said)
+        if path not in self._folders and self._is_hidden(path):
+            refuse(errno.ENOENT, said)
+        names = (*self._own, *sorted(self._folders), *self._links)
+        return list(dict.fromkeys(Path(name).name for name in names if str(Path(name).parent) == path != name))
+
+    def _as_said(self, place: str, path: str, said: Any) -> Any:
+        """Return a place by the name that the script has for it, which errors tell, where it stands for the same."""
+        same = place == path and not self._here and not isinstance(said, int)
+        return said if same and self._path(said) == path else place
+
+    def _seen_at(self, path: str, said: Any) -> str:
+        """Return where a file or folder can be read; FileNotFoundError where the script has removed it."""
+        if path in self._own:
+            return self._own[path]
+        if path in self._folders:
+            return self._folder
+        if self._is_hidden(path):
+            refuse(errno.ENOENT, said)
+        return path
+
+    def _is_hidden(self, path: str) -> bool:
+        """Return whether a file of the user's by this name would not be seen."""
+        return bool(self._gone) and any(str(name) in self._gone for name in (path, *Path(path).parents))
+
+    def _is_there(self, path: str) -> bool:
+        if path in self._own or path in self._folders or path in self._links:
+            return True
+        return not self._is_hidden(path) and self._really_there(path)
+
+    def _is_folder(self, path: str) -> bool:
+        if path in self._folders or path in self._own:
+            return path in self._folders
+        path = self._followed(path)
+        if path in self._folders:
+            return True
+        with contextlib.suppress(OSError):
+            return not self._is_hidden(path) and stat.S_ISDIR(self._plain["stat"](path).st_mode)
+        return False
+
+    def _really_there(self, path: str) -> bool:
+        with contextlib.suppress(OSError):
+            self._plain["lstat"](path)
+            return True
+        return False
+
+    def _followed(self, path: str) -> str:
+        """Return what a name stands for, by the links that the script has made."""
+        for _ in range(_MOST_LINKS):
+            link = next((link for link in self._links if is_within(path, link)), None)
+            if link is None:
+                return path
+            path = os.path.normpath(f"{Path(link).parent / self._links[link]}{path[len(link) :]}")
+        return refuse(errno.ELOOP, path)
+
+    def _named(self, path: Any, dir_fd: int | None = None) -> str:
+        """Return the name of a file itself, or of a link: what lies in a linked folder has a name of its own."""
+        return self._followed_to_the_last(self._path(path, dir_fd))
+
+    def _followed_to_the_last(self, path: str) -> str:
+        return str(Path(self._followed(str(Path(path).parent)), Path(path).name))
+
+    def _real_link(self, said: str) -> str:
+        """Return where a link that says the same lies, for those who ask what it is like."""
+        link = f"{self._folder}/link{len(said)}"
+        with contextlib.suppress(FileExistsError), self._trusting():
+            self._plain["symlink"]("." * len(said), link)
+        return link
+
+    def _is_own(self, place: str) -> bool:
+        return str(Path(place).parent) == self._folder or place in self._temporary
+
+    @contextlib.contextmanager
+    def _trusting(self) -> Iterator[None]:
+        self.trusted += 1
+        try:
+            yield
+        finally:
+            self.trusted -= 1
+
+    def _path(self, path: Any, dir_fd: int | None = None) -> str:
+        text = os.fsdecode("." if path is None else path)
+        if not text:
+            refuse(errno.ENOENT, path)
+        folder = self.here() if dir_fd is None else self._name_of_number(dir_fd)
+        return os.path.normpath(Path(folder, text))
+
+    def _name_of_number(self, opened: int) -> str:
+        """Return the name of what a descriptor stands for, which may have been closed and opened again."""
+        lies = str(self._plain["readlink"](f"/proc/self/fd/{opened}"))
+        return self._opened_as[opened] if self._numbered.get(opened) == lies else lies
+
+    def _want_parent(self, path: str, *said: Any) -> None:
+        """Raise the system's error where the folder of a name is not there, or is none."""
+        parent = str(Path(path).parent)
+        if not self._is_folder(parent):
+            refuse(errno.ENOTDIR if self._is_there(parent) else errno.ENOENT, *said)
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return whether a name is that of a folder, or below it."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def refuse(number: int, path: Any, other: Any = None) -> NoReturn:
+    """Raise the system's error of a file."""
+    raise OSError(number, os.strerror(number), path, None, other)

@@ -1,0 +1,341 @@
+"""The files of a script that is followed, as the script sees them: none of the user's is written, moved or removed.
+
+What it writes lies in a folder that is thrown away and is read from there; what it moves or removes stays where it is
+and is not seen any more. Errors are those of the system: a parent folder that is missing, a file that is there already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import stat
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepscope.footprint.script_names import Names, is_within, refuse
+from stepscope.footprint.script_progress import Progress
+
+MOST_COPIED = 256 << 20  # B of a file that is written to where it is
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_UNNAMED = getattr(os, "O_TMPFILE", 0)
+
+
+class Overlay(Names):
+    """Calls that open, move, copy and remove files, as those of Python do."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        super().__init__(folder)
+        self.saved: dict[str, Callable[[], Any]] = {}  # by place: how to get what was saved there
+        self.saved_in = weakref.WeakKeyDictionary[io.BytesIO, Callable[[], Any]]()
+        self._progress, self._open = progress, open
+        self._made = 0
+        self._began_in = self._plain["getcwd"]()
+
+    def close(self) -> None:
+        """Remove what is left of the files of tempfile, and go back to where the script began."""
+        with self._trusting():
+            for path in self._temporary:
+                with contextlib.suppress(OSError):
+                    self._plain["remove"](path)
+        with contextlib.suppress(OSError):
+            self._plain["chdir"](self._began_in)
+
+    def open(self, file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+        """Open a file as builtins.open does."""
+        if isinstance(file, int):
+            return self._open(file, mode, *more, **options)
+        if options.get("opener") is not None or len(more) > 5:  # it opens by os.open
+            with self._trusting():
+                return self._open(file, mode, *more, **options)
+        place = self.place(file, mode)
+        if self._too_large(place, mode):
+            mode = "rb" if "b" in mode else "r"
+        place = self._as_said(place, self._followed(self._path(file)), file)
+        return self._open(place, mode.replace("x", "w"), *more, **options)
+
+    def opened(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        """Open a file as os.open does."""
+        name = self._path(path, dir_fd)
+        if _UNNAMED and flags & _UNNAMED == _UNNAMED:
+            with self._trusting():
+                return int(self._plain["open"](self._seen_at(name, path), flags, mode))
+        if flags & WRITES and sys._getframe(1).f_globals.get("__name__") == "tempfile":
+            with contextlib.suppress(FileNotFoundError), self._trusting():  # in a folder of the script's
+                opened = int(self._plain["open"](name, flags, mode))
+                self._numbered[opened] = self._opened_as[opened] = name
+                self._temporary.add(name)
+                return opened
+        wanted = self._mode_of(name, flags)
+        place = self.place(path if dir_fd is None else name, wanted)
+        if wanted != "r":
+            flags = os.O_RDONLY if self._too_large(place, wanted) else flags | os.O_CREAT
+        opened = int(self._plain["open"](self._as_said(place, name, path), flags, mode))
+        self._numbered[opened], self._opened_as[opened] = place, name
+        return opened
+
+    def code(self, path: str) -> Any:
+        """Open a file as io.open_code does."""
+        return self.open(path, "rb")
+
+    def _mode_of(self, name: str, flags: int) -> str:
+        """Return the mode of builtins.open that comes nearest to flags."""
+        if not flags & WRITES or (self._is_folder(self._followed(name)) and not flags & os.O_ACCMODE):
+            return "r"
+        if flags & os.O_CREAT and flags & os.O_EXCL:
+            return "x"
+        if flags & os.O_CREAT and not self._is_there(self._followed(name)):
+            return "w"
+        return "w" if flags & os.O_TRUNC else "r+"
+
+    def name_of(self, opened: Any) -> str:
+        """Return where an open file lies."""
+        name: Any = getattr(opened, "name", "")
+        return self._numbered.get(name, str(name))
+
+    def place(self, file: Any, mode: str = "r") -> str:
+        """Return where a file of that name lies, from now on in the folder if it is written to."""
+        path = self._followed(self._path(file))
+        if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
+            return self._seen_at(path, file)
+        there, anew = self._is_there(path), bool(set(mode) & set("wx"))
+        if self._is_folder(path):
+            refuse(errno.EISDIR, file)
+        if "x" in mode and there:
+            refuse(errno.EEXIST, file)
+        self._want_parent(path, file)
+        if not there and "r" in mode:
+            refuse(errno.ENOENT, file)
+        before = self._own.get(path, path)
+        if self._is_own(before) and list(self._own.values()).count(before) <= 1:
+            if anew:
+                self.saved.pop(before, None)
+            return before
+        if there and not anew and self._too_large(before, mode):
+            return before
+        place = self._new_place()
+        if there and not anew:
+            self._copy(before, place)
+        self._own[path] = place
+        return place
+
+    def _new_place(self) -> str:
+        self._made += 1
+        return f"{self._folder}/{self._made}"
+
+    def _too_large(self, place: str, mode: str) -> bool:
+        """Return whether a file of the user's that would be written to is too large to be copied."""
+        if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or self._is_own(place):
+            return False
+        with contextlib.suppress(OSError):
+            found = self._plain["stat"](place)
+            if stat.S_ISREG(found.st_mode) and found.st_size > MOST_COPIED:
+                self._progress.miss(f"what is written to {Path(place).name}, which is too large to be copied")
+                return True
+        return False
+
+    def elsewhere(self, plain: Callable[..., Any], at: int, mode: str | None = None) -> Callable[..., Any]:
+        """Return a call whose file, its argument `at`, lies in the folder; without `mode` the next argument says it."""
+
+        def call(*given: Any, **options: Any) -> Any:
+            arguments = list(given)
+            if len(arguments) > at and isinstance(arguments[at], (str, bytes, os.PathLike)):
+                said = str(mode or (arguments[at + 1] if len(arguments) > at + 1 else options.get("mode", "r")))
+                arguments[at] = self.place(arguments[at], said.replace("w-", "w"))
+            return plain(*arguments, **options)
+
+        return call
+
+    def mapped(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a maker of arrays on files that writes to none of the user's: pages are copied as they are written."""
+
+        def made(kind: Any, filename: Any, dtype: Any = "uint8", mode: str = "r+", *more: Any, **options: Any) -> Any:
+            if mode in ("r+", "readwrite") and isinstance(filename, (str, bytes, os.PathLike)):
+                mode = mode if self._is_own(self.place(filename, "r+")) else "c"
+            return plain(kind, filename, dtype, mode, *more, **options)
+
+        return made
+
+    def sized(self, place: str, size: int) -> None:
+        """Give a file of the script's so many bytes, which take no room on the disk."""
+        if self._is_own(place):
+            with contextlib.suppress(OSError):
+                self._plain["truncate"](place, size)
+
+    def removed(self, path: Any, *, dir_fd: int | None = None) -> None:
+        """Remove a file, or a link, as os.remove does."""
+        name = self._named(path, dir_fd)
+        if name not in self._links and self._is_folder(name):
+            refuse(errno.EISDIR, path)
+        if not self._is_there(name):
+            refuse(errno.ENOENT, path)
+        self._hide(name)
+
+    def folder_removed(self, path: Any, *, dir_fd: int | None = None) -> None:
+        """Remove an empty folder as os.rmdir does."""
+        name = self._named(path, dir_fd)
+        if name in self._links:
+            refuse(errno.ENOTDIR, path)
+        if self.listed(name):
+            refuse(errno.ENOTEMPTY, path)
+        self._hide(name)
+
+    def tree_removed(self, path: Any, ignore_errors: bool = False, *more: Any, **options: Any) -> None:
+        """Remove a folder with all in it, as shutil.rmtree does."""
+        name = self._named(path, options.get("dir_fd"))
+        try:
+            if name in self._links or stat.S_ISLNK(os.lstat(name).st_mode):
+                raise OSError("Cannot call rmtree on a symbolic link")
+            content = self.listed(name)
+        except OSError as error:
+            plain, handler = [*more, options.get("onerror")][0], options.get("onexc")
+            if handler is not None:
+                handler(os.scandir, path, error)
+            elif plain is not None:
+                plain(os.scandir, path, sys.exc_info())
+            elif not ignore_errors:
+                raise
+            return
+        for part in [f"{name}/{part}" for part in content] if is_within(self.here(), name) else [name]:
+            self._hide(part)
+
+    def moved(self, old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        """Move a file or folder, as os.replace does."""
+        source, target = self._named(old, src_dir_fd), self._named(new, dst_dir_fd)
+        folder = source not in self._links and self._is_folder(source)
+        if not self._is_there(source):
+            refuse(errno.ENOENT, old, new)
+        self._want_parent(target, old, new)
+        if target not in self._links and self._is_folder(target):
+            if not folder:
+                refuse(errno.EISDIR, old, new)
+            if source != target and self.listed(target):
+                refuse(errno.ENOTEMPTY, old, new)
+        elif folder and self._is_there(target):
+            refuse(errno.ENOTDIR, old, new)
+        if target.startswith(f"{source}/"):
+            refuse(errno.EINVAL, old, new)
+        if source != target:
+            content = list(self._below(source))
+            self._hide(target)
+            for name, place in content:
+                self._put(target + name, place)
+            self._hide(source)
+
+    def _below(self, path: str) -> Iterator[tuple[str, str | None]]:
+        """Yield what is at a name and below it: the rest of its name, and where it lies; None for a folder."""
+        if path in self._links:
+            yield "", f"-> {self._links[path]}"
+            return
+        if not self._is_folder(path):
+            yield "", self._own.get(path, path)
+            return
+        yield "", None
+        for name in self.listed(path):
+            for rest, place in self._below(f"{path}/{name}"):
+                yield f"/{name}{rest}", place
+
+    def _put(self, path: str, place: str | None) -> None:
+        """Have a file from now on at a name: a folder, a link, or what lies at a place."""
+        if place is None:
+            self._folders.add(path)
+        elif place.startswith("-> "):
+            self._links[path] = place[3:]
+        elif place in self._temporary:  # it may be removed
+            self._own[path] = self._new_place()
+            self._copy(place, self._own[path])
+        else:
+            self._own[path] = place
+
+    def copied(self, old: Any, new: Any, *, follow_symlinks: bool = True) -> Any:
+        """Copy a file as shutil.copyfile does; it is read from where the original is, until one of them is written."""
+        source, target = self._path(old), self._followed(self._path(new))
+        if not follow_symlinks and source in self._links:
+            self._links[target] = self._links[source]
+            return new
+        source = self._followed(source)
+        if not self._is_there(source):
+            refuse(errno.ENOENT, old)
+        self._want_parent(target, new)
+        if source == target:
+            raise shutil.SameFileError(f"{old!r} and {new!r} are the same file")
+        for name, said in ((source, old), (target, new)):
+            if self._is_folder(name):
+                refuse(errno.EISDIR, said)
+        self._hide(target)
+        self._put(target, self._own.get(source, source))
+        return new
+
+    def linked(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
+        """Give a file a second name, as os.link does; they part where one of them is written to."""
+        if self._is_there(self._named(new)):
+            refuse(errno.EEXIST, old, new)
+        self.copied(old, new)
+
+    def pointed(self, text: Any, new: Any, _folder: bool = False, *, dir_fd: int | None = None) -> None:
+        """Make a link as os.symlink does."""
+        name = self._named(new, dir_fd)
+        if self._is_there(name):
+            refuse(errno.EEXIST, text, new)
+        self._want_parent(name, text, new)
+        self._links[name] = os.fsdecode(text)
+
+    def made(self, path: Any, _mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        """Make a folder as os.mkdir does."""
+        name = self._named(path, dir_fd)
+        if self._is_there(name):
+            refuse(errno.EEXIST, path)
+        self._want_parent(name, path)
+        self._folders.add(name)
+
+    def cut(self, path: Any, length: int) -> None:
+        """Cut a file, as os.truncate does."""
+        self._plain["truncate"](path if isinstance(path, int) else self.place(path, "r+"), length)
+
+    def changed(self, plain: Callable[..., Any]) -> Callable[..., None]:
+        """Return a call like os.chmod or os.utime; of a file of the user's a copy is changed, of a folder nothing."""
+
+        def call(path: Any, *more: Any, dir_fd: int | None = None, **options: Any) -> None:
+            if isinstance(path, int):
+                return
+            name = self._followed(self._path(path, dir_fd))
+            if not self._is_there(name):
+                refuse(errno.ENOENT, path)
+            if not self._is_folder(name):
+                place = self.place(name, "r+")
+                if self._is_own(place):
+                    with self._trusting():
+                        plain(place, *more, **options)
+
+        return call
+
+    def unnoticed(self, *_more: Any, **_options: Any) -> None:
+        """Change nothing."""
+
+    def _hide(self, path: str) -> None:
+        """Have nothing at a name and below it; what no other name stands for goes from the folder too."""
+        for link in [link for link in self._links if is_within(link, path)]:
+            del self._links[link]
+        left = [self._own.pop(name) for name in [name for name in self._own if is_within(name, path)]]
+        for place in set(left).difference(self._own.values()):
+            if str(Path(place).parent) == self._folder:
+                self._plain["remove"](place)
+                self.saved.pop(place, None)
+        self._folders = {name for name in self._folders if not is_within(name, path)}
+        if path in self._temporary:
+            self._temporary.remove(path)
+            with self._trusting():
+                self._plain["remove"](path)
+        elif self._really_there(path):
+            self._gone.add(path)
+
+    def _copy(self, old: str, new: str) -> None:
+        with self._open(old, "rb") as source, self._open(new, "wb") as target:
+            shutil.copyfileobj(source, target)
+        if old in self.saved:
+            self.saved[new] = self.saved[old]
