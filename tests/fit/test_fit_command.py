@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from tests.fit import jobs
+from tests.patience import HANG_S
 
 from stepscope.__main__ import main
 from stepscope.analysis.memory.limits import Environment, ProcessPeak
@@ -188,6 +190,33 @@ def test_losses_that_a_script_prints_while_it_is_followed_are_said_to_be_made_up
     assert "made up" in first
     assert second.startswith("loss ")
     assert second not in shown.out
+
+
+def test_stdout_holds_the_answer_alone_whatever_a_script_writes_there() -> None:
+    loud = """
+import atexit, os, subprocess, sys
+atexit.register(print, "at exit")
+atexit.register(os.write, 1, b"below Python at exit\\n")
+os.write(1, b"below Python\\n")
+subprocess.run(["echo", "a child"])
+print("plain", file=sys.__stdout__, flush=True)
+"""
+    Path("loud.py").write_text(loud + SCRIPT)
+    command = [sys.executable, "-m", "stepscope", "fit", "loud.py", "--memory", "8GB", "--json", "--", "640"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert json.loads(done.stdout)["name"] == "loud"
+    for said in ("at exit", "below Python at exit", "below Python", "a child", "plain"):
+        assert f"{said}\n" in done.stderr
+
+
+def test_a_script_that_is_left_in_its_midst_is_said_to_need_at_least_so_much(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("part.py").write_text(SCRIPT.replace("range(1000)", "range(4)") + "assert torch.rand(1).item() < 1\n")
+    assert main(["fit", "part.py", "--memory", "8GB", "--", "640"]) == 0
+    shown = capsys.readouterr().out
+    assert "Cannot tell" in shown
+    assert "at least" in shown
 
 
 def test_a_script_that_fake_tensors_cannot_run_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

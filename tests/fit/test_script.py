@@ -54,10 +54,10 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Scri
     return watch_script("train.py", [], nothing_hidden)
 
 
-def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> FitResult:
+def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, limit: str = "8GB") -> FitResult:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(HEAD + body)
-    return predict_script_fit("train.py", [], limit_of_memory("8GB"), "pinned", lambda _: jobs.MEASURED.environment)
+    return predict_script_fit("train.py", [], limit_of_memory(limit), "pinned", lambda _: jobs.MEASURED.environment)
 
 
 def test_a_larger_batch_of_the_evaluation_decides_and_the_whole_program_is_followed(
@@ -70,6 +70,37 @@ def test_a_larger_batch_of_the_evaluation_decides_and_the_whole_program_is_follo
     assert found.peak_bytes == peaks["evaluation"]
     assert (found.verdict, found.unsure) == ("fits", ())
     assert not (tmp_path / "best.pt").exists()  # nothing of the user's is written
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("assert torch.rand(1).item() < 1\n{evaluation}", "AssertionError"),  # numbers are made up
+        ("import io\nio.FileIO('raw', 'w')\n{evaluation}", "a way that is not answered for"),
+    ],
+)
+def test_where_a_larger_rest_was_not_followed_the_answer_is_at_least_so_much(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = body.format(evaluation="with torch.no_grad():\n    model(torch.zeros(4096, 100))\n")
+    found = answered(tmp_path, monkeypatch, "for _ in range(3):\n    update(*data[:32])\n" + rest)
+    assert (found.verdict, found.fits, found.at_least, found.options) == ("cannot tell", None, True, ())
+    assert found.interval == (found.process.low, None)
+    assert found.as_dict()["interval"] == (found.process.low, None)
+    assert any(said in why for why in found.unsure), found.unsure
+
+
+def test_a_loop_without_an_end_in_which_nothing_is_evaluated_is_likely_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answered(tmp_path, monkeypatch, "while True:\n    update(*data[:32])\n")
+    assert (found.verdict, found.at_least) == ("likely fits", False)
+
+
+def test_a_part_of_a_script_that_is_too_large_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "for _ in range(3):\n    update(*data[:32])\nassert torch.rand(1).item() < 1\n"
+    found = answered(tmp_path, monkeypatch, body, "10MB")
+    assert (found.verdict, found.fits, found.at_least) == ("does not fit", False, True)
 
 
 def test_an_answer_for_a_script_on_another_machine_is_at_most_likely(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -52,6 +54,7 @@ def _fit(
     _check(request)
     _check_pictures(request.figures, request.beside, request.format)
     script = is_script(target)
+    out = _stdout_of_the_answer() if script else sys.stdout
     if script:
         _refuse_for_a_script(
             request.device, batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
@@ -66,7 +69,7 @@ def _fit(
     from stepscope.footprint.real_steps import RealSteps
 
     job = None if script else job_of_target(target, request.optimizer, request.precision, numbers=False)
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(file=sys.stderr if as_json else out, highlight=False)
     question, kept = None, _calibration(console, job, request)
     limit = _limit(request)
     if job is None:
@@ -80,15 +83,13 @@ def _fit(
     traded = measure_allocators(console, real, found, kept) if request.allocators else []
     if question is not None and (request.plan or request.prove):
         found = _with_plan(console, question, request, real, found)
-    _print_all(console, found, traded, as_json, verbose)
+    if as_json:
+        _print_json(found, traded, out)
+    else:
+        _print_answer(console, found, traded, verbose)
     if request.figures is not None:
-        from stepscope.cli._fit_answer import draw_figures
-
-        drawn = draw_figures(
-            request.figures, request.format or ["png"], found, question,
-            [job_of_target(name, None, numbers=False) for name in request.beside or ()], traded,
-        )  # fmt: skip
-        console.print("\n".join(map(str, drawn)), soft_wrap=True)
+        beside = [job_of_target(name, None, numbers=False) for name in request.beside or ()]
+        _draw(console, request.figures, request, found, question, beside, traded)
     if request.probe and question is not None:
         probe_and_store(console, question, real, kept)
 
@@ -262,14 +263,40 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
     return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform)
 
 
-def _print_all(console: Console, found: FitResult, traded: list[AllocatorTrade], as_json: bool, verbose: bool) -> None:
-    if as_json:
-        from stepscope.footprint.measurements import trade_dicts
+def _stdout_of_the_answer() -> TextIO:
+    """Return stdout for the answer alone: what a script writes there below Python, or as it exits, goes to stderr."""
+    try:
+        if sys.stdout.fileno() != _STDOUT:
+            return sys.stdout
+        sys.stdout.flush()
+        answer = os.fdopen(os.dup(_STDOUT), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+        os.dup2(sys.stderr.fileno(), _STDOUT)
+    except (OSError, ValueError, AttributeError):  # closed, or none of the system's
+        return sys.stdout
+    return answer
 
-        measured = {"allocators": trade_dicts(traded)} if traded else {}
-        typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1))
-        return
 
+_STDOUT = 1
+
+
+def _draw(
+    console: Console, folder: Path, request: FitRequest, found: FitResult, question: JobQuestion | None,
+    beside: list[Job], traded: list[AllocatorTrade],
+) -> None:  # fmt: skip
+    from stepscope.cli._fit_answer import draw_figures
+
+    drawn = draw_figures(folder, request.format or ["png"], found, question, beside, traded)
+    console.print("\n".join(map(str, drawn)), soft_wrap=True)
+
+
+def _print_json(found: FitResult, traded: list[AllocatorTrade], out: TextIO) -> None:
+    from stepscope.footprint.measurements import trade_dicts
+
+    measured = {"allocators": trade_dicts(traded)} if traded else {}
+    typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1), file=out)
+
+
+def _print_answer(console: Console, found: FitResult, traded: list[AllocatorTrade], verbose: bool) -> None:
     from stepscope.cli._fit_answer import print_answer, print_plan, print_trades
 
     print_answer(console, found, verbose)

@@ -1,6 +1,6 @@
-"""What stands where for a script that is followed: its own files and folders beside the user's, and those it removed.
+"""Names of files as a script that is followed sees them: of its own beside the user's, and without those it removed.
 
-Names are absolute. Errors are those of the system: a file that is gone, a folder that is none.
+They are absolute. Errors are those of the system: a file that is gone, a folder that is none.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ class Processes:
                 if not _has_ended(process, _PATIENCE_S):
                     process.kill()
                     _has_ended(process, _PATIENCE_S)
+                for pipe in filter(None, (getattr(process, name, None) for name in ("stdin", "stdout", "stderr"))):
+                    pipe.close()
 
 
 def _has_ended(started: Any, within_s: float) -> bool:
