@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.script_guard import guarded
+from stepscope.footprint.script_modules import written_modules
 from stepscope.footprint.script_overlay import Overlay
 from stepscope.footprint.script_progress import Progress, instead
 from stepscope.footprint.script_saved import saved
@@ -70,7 +71,7 @@ class ScriptFiles:
                 load = functools.partial(_load, files, of_safetensors.load_file)
                 stack.enter_context(instead(of_safetensors, "load_file", load))
                 stack.enter_context(instead(of_safetensors, "save_file", functools.partial(self._save, files)))
-            with guarded(files):
+            with guarded(files), written_modules(files):
                 yield
 
     @staticmethod

@@ -45,6 +45,10 @@ class Names:
         name = self._path(path, None if dir_fd == -1 else dir_fd)
         return self._is_own(name) or name.startswith("/dev/") or "__pycache__" in name or name.endswith(".pyc")
 
+    def has_written(self, path: str) -> bool:
+        """Return whether a file is the script's own."""
+        return self._followed(self._path(path)) in self._own
+
     def numbers(self, plain: Callable[..., Any], follow: bool = True) -> Callable[..., Any]:
         """Return a call like os.stat (or os.lstat) that knows the script's files."""
 
