@@ -17,8 +17,8 @@ from stepscope.footprint.script_entries import Entries, Entry
 
 _MOST_LINKS = 40  # one after the other, as in Linux
 _PLAIN = (
-    "access", "chdir", "getcwd", "listdir", "lstat", "open", "readlink", "remove", "scandir", "stat", "statvfs",
-    "symlink", "truncate", "utime",
+    "access", "chdir", "getcwd", "listdir", "lstat", "mkdir", "open", "readlink", "remove", "rename", "rmdir",
+    "scandir", "stat", "symlink", "truncate",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class Names:
         self._folders: set[str] = set()
         self._links: dict[str, str] = {}  # what they say
         self._gone: set[str] = set()  # files and folders of the user's that the script has moved or removed
-        self._temporary: set[str] = set()  # real files of tempfile, which removes most of them itself
+        self._temporary: set[str] = set()  # real files and folders of tempfile, which removes most of them itself
         self._numbered: dict[int, str] = {}  # by descriptor: where what os.open has opened lies
         self._opened_as: dict[int, str] = {}  # and the name by which it was opened
         self._here = ""  # a folder of the script's that it has gone to
@@ -198,7 +198,11 @@ class Names:
         return link
 
     def _is_own(self, place: str) -> bool:
-        return str(Path(place).parent) == self._folder or place in self._temporary
+        return str(Path(place).parent) == self._folder or self._is_temporary(place)
+
+    def _is_temporary(self, path: str) -> bool:
+        """Return whether a file is, or lies in, what tempfile has made, as sockets and what C code writes."""
+        return any(is_within(path, made) for made in self._temporary)
 
     @contextlib.contextmanager
     def _trusting(self) -> Iterator[None]:

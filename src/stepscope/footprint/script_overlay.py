@@ -39,10 +39,9 @@ class Overlay(Names):
 
     def close(self) -> None:
         """Remove what is left of the files of tempfile, and go back to where the script began."""
-        with self._trusting():
-            for path in self._temporary:
-                with contextlib.suppress(OSError):
-                    self._plain["remove"](path)
+        for path in self._temporary:
+            with contextlib.suppress(OSError):
+                self._really_remove(path)
         with contextlib.suppress(OSError):
             self._plain["chdir"](self._began_in)
 
@@ -220,7 +219,12 @@ class Overlay(Names):
             refuse(errno.ENOTDIR, old, new)
         if target.startswith(f"{source}/"):
             refuse(errno.EINVAL, old, new)
-        if source != target:
+        if self._is_temporary(source) and self._is_temporary(target):
+            with self._trusting():
+                self._plain["rename"](source, target)
+            if source in self.saved:
+                self.saved[target] = self.saved.pop(source)
+        elif source != target:
             content = list(self._below(source))
             self._hide(target)
             for name, place in content:
@@ -246,7 +250,7 @@ class Overlay(Names):
             self._folders.add(path)
         elif place.startswith("-> "):
             self._links[path] = place[3:]
-        elif place in self._temporary:  # it may be removed
+        elif self._is_temporary(place):  # it may be removed
             self._own[path] = self._new_place()
             self._copy(place, self._own[path])
         else:
@@ -285,13 +289,19 @@ class Overlay(Names):
         self._want_parent(name, text, new)
         self._links[name] = os.fsdecode(text)
 
-    def made(self, path: Any, _mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    def made(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Make a folder as os.mkdir does."""
         name = self._named(path, dir_fd)
         if self._is_there(name):
             refuse(errno.EEXIST, path)
         self._want_parent(name, path)
-        self._folders.add(name)
+        by_tempfile = sys._getframe(1).f_globals.get("__name__") == "tempfile"
+        if self._is_temporary(name) or (by_tempfile and is_within(name, str(Path(self._folder).parent))):
+            with self._trusting():
+                self._plain["mkdir"](name, mode)
+            self._temporary |= set() if self._is_temporary(name) else {name}
+        else:
+            self._folders.add(name)
 
     def cut(self, path: Any, length: int) -> None:
         """Cut a file, as os.truncate does."""
@@ -327,12 +337,21 @@ class Overlay(Names):
                 self._plain["remove"](place)
                 self.saved.pop(place, None)
         self._folders = {name for name in self._folders if not is_within(name, path)}
-        if path in self._temporary:
-            self._temporary.remove(path)
-            with self._trusting():
-                self._plain["remove"](path)
+        if self._is_temporary(path):
+            with contextlib.suppress(FileNotFoundError):  # it lay in the folder of the script's files
+                self._really_remove(path)
+            self._temporary.discard(path)
         elif self._really_there(path):
             self._gone.add(path)
+
+    def _really_remove(self, path: str) -> None:
+        with self._trusting():
+            if not stat.S_ISDIR(self._plain["lstat"](path).st_mode):
+                self._plain["remove"](path)
+                return
+            for name in self._plain["listdir"](path):
+                self._really_remove(f"{path}/{name}")
+            self._plain["rmdir"](path)
 
     def _copy(self, old: str, new: str) -> None:
         with self._open(old, "rb") as source, self._open(new, "wb") as target:
