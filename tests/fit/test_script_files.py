@@ -240,6 +240,18 @@ def test_tensors_that_share_a_storage_share_one_when_they_are_loaded_and_small_o
     assert again["p"].requires_grad
 
 
+def test_a_tensor_that_shares_a_file_changes_none_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kept").write_bytes(BEFORE)
+    with script_files.ScriptFiles(Progress(StorageLog())).kept():
+        shared = torch.from_file("kept", shared=True, size=12, dtype=torch.uint8)
+        shared.fill_(1)
+        torch.from_file("new", shared=True, size=4, dtype=torch.uint8).fill_(2)
+        assert (Path("kept").read_bytes(), Path("new").read_bytes()) == (b"\1" * 12, b"\2" * 4)
+        assert bytes(torch.from_file("kept", size=12, dtype=torch.uint8).tolist()) == b"\1" * 12
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"kept": BEFORE}
+
+
 def test_openers_that_modules_have_kept_change_no_file_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

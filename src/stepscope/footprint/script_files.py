@@ -60,6 +60,7 @@ class ScriptFiles:
                 (shutil, "copystat", files.unnoticed),
                 (torch, "save", functools.partial(self._save, files)),
                 (torch, "load", functools.partial(_load, files, torch.load)),
+                (torch, "from_file", functools.partial(_shared, files, torch.from_file)),
                 (torch.jit, "save", files.elsewhere(torch.jit.save, 1, "w")),
                 (torch.jit, "load", files.elsewhere(torch.jit.load, 0, "r")),
                 (_SCRIPTED, "save", files.elsewhere(_SCRIPTED.save, 1, "w")),
@@ -128,6 +129,11 @@ def _load(files: Overlay, plain: Callable[..., Any], f: Any, *more: Any, **optio
     else:
         found = files.saved_in.get(f) if isinstance(f, io.BytesIO) else files.saved.get(files.name_of(f))
     return plain(f, *more, **options) if found is None else found()
+
+
+def _shared(files: Overlay, plain: Callable[..., Any], filename: Any, shared: bool | None = None, **more: Any) -> Any:
+    """Return a tensor on a file as torch.from_file does; one that is shared is written to."""
+    return plain(files.place(filename, "a" if shared else "r"), shared, **more)
 
 
 _Calls = list[tuple[Any, str, Callable[..., Any]]]
