@@ -9,14 +9,15 @@ import itertools
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate
 
 from stepscope.footprint.script_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
@@ -188,7 +189,25 @@ def _alone(
             same.__dict__[sampler] = order = _Order(loader.dataset, getattr(loader, sampler), goes_on, skip)
         if order.goes_on_for_ever:
             miss("a sampler without an end in sight, beyond its first batches")
+    stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
+    if stacks and type(loader.dataset) is TensorDataset:
+        same.__dict__.update(dataset=_Whole(loader.dataset), collate_fn=list)
     return same
+
+
+class _Whole:
+    """A data set of tensors that gives a batch at once, not each of its samples as a tensor to be stacked."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return the samples of these numbers, as the stacked ones are."""
+        places = torch.tensor(indices)
+        return [tensor[places] for tensor in self._data.tensors]
 
 
 class _Order:
