@@ -240,6 +240,37 @@ def test_tensors_that_share_a_storage_share_one_when_they_are_loaded_and_small_o
     assert again["p"].requires_grad
 
 
+RESUMES = """
+import os, random
+import numpy
+if os.path.exists("last.pt"):
+    last = torch.load("last.pt", weights_only=False)
+    model.load_state_dict(last["model"])
+    optimizer.load_state_dict(last["optimizer"])
+    torch.set_rng_state(last["torch"])
+    numpy.random.set_state(last["numpy"])
+    random.setstate(last["python"])
+for _ in range(2):
+    update(*data[:8])
+    states = {"torch": torch.get_rng_state(), "numpy": numpy.random.get_state(), "python": random.getstate()}
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **states}, "next.pt")
+    os.replace("next.pt", "last.pt")
+    torch.set_rng_state(torch.load("last.pt", weights_only=False)["torch"])
+"""
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_with_its_states_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = followed(tmp_path, monkeypatch, RESUMES)
+    assert (watched.stopped, watched.missed) == (None, ())
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, timeout=HANG_S)
+    before = (tmp_path / "last.pt").read_bytes()
+    watched = followed(tmp_path, monkeypatch, RESUMES)
+    assert (watched.stopped, watched.missed) == (None, ())
+    assert (tmp_path / "last.pt").read_bytes() == before
+
+
 def test_a_tensor_that_shares_a_file_changes_none_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("kept").write_bytes(BEFORE)

@@ -104,7 +104,7 @@ class Follower:
             with (
                 self._memory.kept(), quiet(), as_main(self._target, arguments), self._files.kept(),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
-                self._updates(), mode, self.log, self._patience.kept(),
+                _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
                 self._execute()
@@ -243,6 +243,19 @@ class Follower:
             return False
         self.progress.miss(f"what comes after {self.progress.updates} updates")
         return True
+
+
+@contextlib.contextmanager
+def _no_lost_states() -> Iterator[None]:
+    """Keep the state of torch's random numbers where one without numbers is to be set, of a file that was loaded."""
+    plain = torch.random.set_rng_state
+
+    def kept(state: Tensor) -> None:
+        with contextlib.suppress(RuntimeError):
+            plain(state)
+
+    with instead(torch, "set_rng_state", kept), instead(torch.random, "set_rng_state", kept):
+        yield
 
 
 _EVALUATES = re.compile(r"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")
