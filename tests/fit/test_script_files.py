@@ -281,6 +281,8 @@ def test_a_tensor_that_shares_a_file_changes_none_of_the_user(tmp_path: Path, mo
         assert (Path("kept").read_bytes(), Path("new").read_bytes()) == (b"\1" * 12, b"\2" * 4)
         assert bytes(torch.from_file("kept", size=12, dtype=torch.uint8).tolist()) == b"\1" * 12
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"kept": BEFORE}
+    watched = followed(tmp_path, monkeypatch, "torch.from_file('kept', shared=True, size=3).fill_(1)\n" + TWO)
+    assert (watched.stopped, (tmp_path / "kept").read_bytes()) == (None, BEFORE)
 
 
 def test_openers_that_modules_have_kept_change_no_file_of_the_user(

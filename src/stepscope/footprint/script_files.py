@@ -22,7 +22,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -131,9 +131,15 @@ def _load(files: Overlay, plain: Callable[..., Any], f: Any, *more: Any, **optio
     return plain(f, *more, **options) if found is None else found()
 
 
-def _shared(files: Overlay, plain: Callable[..., Any], filename: Any, shared: bool | None = None, **more: Any) -> Any:
-    """Return a tensor on a file as torch.from_file does; one that is shared is written to."""
-    return plain(files.place(filename, "a" if shared else "r"), shared, **more)
+def _shared(
+    files: Overlay, plain: Callable[..., Any], filename: Any, shared: bool | None = None, size: int = 0, **more: Any
+) -> Tensor:
+    """Return a tensor on a file as torch.from_file does, which writes to one that is shared."""
+    place = files.place(filename, "a" if shared else "r")
+    try:
+        return cast(Tensor, plain(place, shared, size, **more))
+    except NotImplementedError:  # fake tensors have no files
+        return torch.empty(size, **more)
 
 
 _Calls = list[tuple[Any, str, Callable[..., Any]]]
