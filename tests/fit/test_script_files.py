@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pathlib
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fit.test_script import followed
+from tests.fit.test_script import HEAD, followed
 from tests.patience import HANG_S
 from torch import nn
 
@@ -269,6 +270,42 @@ def test_a_training_that_goes_on_from_a_checkpoint_with_its_states_is_followed(
     watched = followed(tmp_path, monkeypatch, RESUMES)
     assert (watched.stopped, watched.missed) == (None, ())
     assert (tmp_path / "last.pt").read_bytes() == before
+
+
+AT_EXIT = """
+import atexit, os, threading, time
+class Log:
+    def __del__(self):
+        open("history", "w").write("made up")
+log, own = Log(), None
+@atexit.register
+def leave():
+    os.remove("lock")
+    torch.save(model.state_dict(), "best.pt")
+    os.rename("running", "done")
+atexit.register(open, "made", "w")
+atexit.register(open, "never", "w")
+atexit.unregister(open)
+def beat():
+    while True:
+        open("heart", "w").write("beat")
+        time.sleep(0.001)
+threading.Thread(target=beat, daemon=True).start()
+"""
+
+
+def test_what_a_script_leaves_for_its_exit_and_to_threads_changes_no_file_of_the_user(tmp_path: Path) -> None:
+    names = ("lock", "best.pt", "running", "history", "heart")
+    for name in names:
+        (tmp_path / name).write_bytes(BEFORE)
+    (tmp_path / "train.py").write_text(HEAD + AT_EXIT + TWO)
+    command = [sys.executable, "-m", "stepscope", "fit", "train.py", "--memory", "8GB", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["unsure"] == []
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", *names}
+    assert all((tmp_path / name).read_bytes() == BEFORE for name in names)
 
 
 def test_a_tensor_that_shares_a_file_changes_none_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

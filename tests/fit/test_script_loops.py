@@ -257,6 +257,62 @@ for epoch in range(20):
         assert followed(tmp_path, monkeypatch, body.format(test)).missed == ()
 
 
+COUNTS = """
+class Counts:
+    def __init__(self):
+        self.seen, self.left = 0, 7
+    def every(self, module):
+        self.left -= 1
+        if self.left == 0:
+            self.left = 7
+            module(torch.zeros(5000, 100))
+    def from_then_on(self, module):
+        self.seen += 1
+        if self.seen < 9:
+            return
+        module(torch.zeros(5000, 100))
+    def for_a_while(self, module):
+        self.seen += 1
+        if self.seen > 1:
+            return
+        module(torch.zeros(50, 100))
+    def always(self, module):
+        if self.seen == 1:
+            module(torch.zeros(5000, 100))
+counts = Counts()
+for epoch in range(40):
+    update(*data[:50])
+    counts.{0}(model[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("every", ("what runs at line 21 only where self.left == 0",)),
+        ("from_then_on", ("what runs at line 26 except where self.seen < 9",)),
+        ("for_a_while", ()),
+        ("always", ()),
+    ],
+)
+def test_what_an_object_counts_may_be_rounds(
+    method: str, told: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert followed(tmp_path, monkeypatch, COUNTS.format(method)).missed == told
+
+
+def test_what_comes_after_rounds_that_are_skipped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+for epoch in range(40):
+    update(*data[:50])
+    if epoch % 10 < 9 or epoch == 39:
+        continue
+    model[0](torch.zeros(5000, 100))
+"""
+    (told,) = followed(tmp_path, monkeypatch, body).missed
+    assert told == "what runs at line 18 except where epoch % 10 < 9 or epoch == 39"
+
+
 def test_what_is_kept_every_so_many_rounds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = """
 kept = []

@@ -29,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main
+from stepscope.footprint.script_exit import ScriptExit, forget
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders
 from stepscope.footprint.script_loops import Loops
@@ -95,7 +96,7 @@ class Follower:
         self._patience = Patience(target)
         self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
         self._loops, self._loaders = Loops(self.progress, self._memory.look_at_loop), Loaders(self.progress)
-        self._processes = Processes(self.progress)
+        self._processes, self._exit = Processes(self.progress), ScriptExit()
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""
@@ -104,7 +105,7 @@ class Follower:
             with (
                 self._memory.kept(), quiet(), as_main(self._target, arguments), self._files.kept(),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
-                _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
+                self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
                 self._execute()
@@ -168,10 +169,16 @@ class Follower:
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:
-            exec(code, module.__dict__)
+            try:
+                exec(code, module.__dict__)
+            except SystemExit:
+                self._exit.run()
+                raise
+            self._exit.run()
         finally:
             self._memory.look_again()
             sys.modules["__main__"] = plain
+            forget(module)
 
     @contextlib.contextmanager
     def _compiled(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ ROUNDS, TAKEN, LEFT, ENUMERATE, PATIENCE = "__rounds__", "__taken__", "__left__"
 class _Branch:
     """An `if` on what counts the rounds of these loops (by number), and whether what it does can matter.
 
-    Without loops it is on parameters of a function, which may count rounds of its caller.
+    Without loops it is on parameters of a function, or on what an object holds: these may count rounds of a caller.
     """
 
     line: int
@@ -34,6 +34,17 @@ class LoopCalls(ast.NodeTransformer):
         self._parameters: list[set[str]] = [set()]  # of the functions around
         self.branches: list[_Branch] = []
         self._open: list[tuple[int, set[str]]] = []  # loops around, and the names that count their rounds
+        self._rests: dict[int, list[ast.stmt]] = {}  # by the id of an `if` that leaves: what comes after it
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        """Return the script; what comes after an `if` that leaves is its other branch."""
+        for part in ast.walk(node):
+            for _, statements in ast.iter_fields(part):
+                for place, statement in enumerate(statements if isinstance(statements, list) else ()):
+                    if isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVES):
+                        self._rests[id(statement)] = statements[place + 1 :]
+        self.generic_visit(node)
+        return node
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
@@ -74,7 +85,8 @@ class LoopCalls(ast.NodeTransformer):
         """Return the branch with a note of its test, and of its end, where this depends on the round."""
         gathers = _gathers(node.body)
         replaced = _replaced(node.body) if gathers else []
-        number = self._noted(node, _matter(node.body), _matter(node.orelse), replaced)
+        rest = self._rests.get(id(node), [])
+        number = self._noted(node, _matter(node.body), _matter([*node.orelse, *rest]), replaced)
         if number is not None and self.branches[number].loops and gathers:
             left = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
             node.body.append(ast.copy_location(left, node.body[-1]))
@@ -90,13 +102,14 @@ class LoopCalls(ast.NodeTransformer):
     ) -> int | None:
         names, test = _names([node.test]), ast.unparse(node.test)
         loops = tuple(number for number, counting in self._open if counting & names)
-        parameters = () if loops else tuple(sorted(_compared(node.test) & self._parameters[-1]))
+        compared = () if loops else sorted(_compared(node.test))
+        parameters = tuple(name for name in compared if "." in name or name in self._parameters[-1])
         self.generic_visit(node)
         if not (loops or parameters) or not (body or otherwise):
             return None
         number = len(self.branches)
         self.branches.append(_Branch(node.lineno, test, loops, body, otherwise, parameters))
-        values = [ast.Name(name, ast.Load()) for name in parameters] if parameters else replaced
+        values = [_looked_up(name) for name in parameters] if parameters else replaced
         node.test = ast.copy_location(_call(TAKEN, ast.Constant(number), node.test, *values), node.test)
         return number
 
@@ -158,8 +171,12 @@ def _replaced(statements: Iterable[ast.stmt]) -> list[ast.expr]:
 
 
 def _looking_up(names: set[str]) -> ast.expr:
-    nothing = ast.arguments([], [], None, [], [], None, [])
-    return ast.Tuple([ast.Lambda(nothing, ast.Name(name, ast.Load())) for name in sorted(names)], ast.Load())
+    return ast.Tuple([_looked_up(name) for name in sorted(names)], ast.Load())
+
+
+def _looked_up(name: str) -> ast.expr:
+    """Return what looks up a variable, or what an object holds, when it is called: it may have no value yet."""
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.parse(name, mode="eval").body)
 
 
 def _held_by(value: ast.expr) -> Iterator[str]:
@@ -175,16 +192,21 @@ def _held_by(value: ast.expr) -> Iterator[str]:
             yield from _held_by(inner) if isinstance(inner, ast.expr) else ()
 
 
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
 def _compared(test: ast.expr) -> set[str]:
-    """Return names that a test compares as they are, or of which it takes a remainder: `epoch + 1 == 5`."""
+    """Return what a test compares as it is, or takes a remainder of: `epoch` of `epoch + 1 == 5`, `self.count`."""
     sides: list[ast.expr] = []
     for part in ast.walk(test):
         if isinstance(part, ast.Compare):
             sides += [part.left, *part.comparators]
         elif isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
             sides.append(part.left)
-    plain = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
-    return _names([side for side in sides if all(isinstance(inner, plain) for inner in ast.walk(side))])
+    plain = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+    taken = [side for side in sides if all(isinstance(inner, plain) for inner in ast.walk(side))]
+    held = [part for side in taken for part in ast.walk(side) if isinstance(part, ast.Attribute)]
+    return (_names(taken) - _names(held)) | {ast.unparse(part) for part in held}
 
 
 # Calls that take no memory worth a word: what is said, counted and written down.

@@ -10,28 +10,38 @@ import contextlib
 import functools
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from stepscope.footprint.patience import OutOfPatience
 from stepscope.footprint.script_overlay import WRITES, Overlay
 
-_PATHS = {  # which arguments of an event are files, and the descriptor of the folder that each lies in
+# By event: which arguments are files, and which the descriptor of the folder that each lies in.
+_PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "open": ((0, None),),
     "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.truncate": ((0, None),),
     "os.rename": ((0, 2), (1, 3)), "os.link": ((1, 3),), "os.symlink": ((1, 2),),
 }  # fmt: skip
 _watched: list[Overlay] = []
+_left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scripts that have ended
 
 
 @contextlib.contextmanager
 def guarded(files: Overlay) -> Iterator[None]:
-    """Raise OutOfPatience where a file of the user's would be written to, moved or removed."""
+    """Raise OutOfPatience where a file of the user's would be written to, moved or removed.
+
+    A thread that is left behind ends where it would do so later.
+    """
     _listen()
     _watched.append(files)
+    before = set(threading.enumerate())
     try:
         yield
     finally:
         _watched.remove(files)
+        _left.update((thread, files) for thread in threading.enumerate() if thread not in before)
 
 
 @functools.cache
@@ -40,17 +50,20 @@ def _listen() -> None:
 
 
 def _heard(event: str, given: tuple[Any, ...]) -> None:
-    if not _watched:
+    if not (_watched or _left) or event not in _PATHS:
         return
-    if event == "open":
-        if given[2] & WRITES:
-            _check(event, given[0], None)
-    elif event in _PATHS:
-        for at, folder in _PATHS[event]:
-            _check(event, given[at], None if folder is None else given[folder])
+    files = _watched[-1] if _watched else _left.get(threading.current_thread())
+    if files is None:
+        return
+    if event == "open" and not given[2] & WRITES:
+        return
+    for at, folder in _PATHS[event]:
+        _check(files, event, given[at], None if folder is None else given[folder])
 
 
-def _check(event: str, path: Any, folder: int | None) -> None:
-    if not _watched[-1].is_of(path, folder):
+def _check(files: Overlay, event: str, path: Any, folder: int | None) -> None:
+    if not files.is_of(path, folder):
+        if not _watched:
+            raise SystemExit  # the thread ends, without a word
         named = os.fsdecode(path)
         raise OutOfPatience(f"it would write to '{named}' by a way that is not answered for ({event})", None)

@@ -78,8 +78,8 @@ class Loops:
         taken = bool(test)
         self._taken.setdefault(number, set()).add(taken)
         self._path.append((number, taken))
-        if any(type(value) is int for value in values):
-            numbers = tuple(value for value in values if type(value) is int)
+        if self.calls.branches[number].parameters:
+            numbers = tuple(value for value in map(_value, values) if type(value) is int)
             self._values.setdefault(number, set()).add((numbers, self._progress.updates))
         if taken and self.calls.branches[number].loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
@@ -191,6 +191,12 @@ class Loops:
             growth.keep(waiting)
         if last is not _NOTHING:
             yield last
+
+
+def _value(looked_up: Callable[[], Any]) -> Any:
+    with contextlib.suppress(Exception):  # it may have none
+        return looked_up()
+    return None
 
 
 class _Likeness:

@@ -94,6 +94,7 @@ class ScriptMemory:
         self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[0] - self._imported - own)
         if (more > _GROWN or again > _GROWN_WHOLE) and self._progress.cut:
             self._progress.miss(f"arrays in rounds that were omitted: {bytes_(more)} came while the others trained")
+            self._progress.rest_unknown |= again > _GROWN_WHOLE
 
     def _see_growth(self) -> None:
         most = resident(at_most=True)

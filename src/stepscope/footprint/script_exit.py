@@ -1,0 +1,57 @@
+"""The exit of a script that is followed: what it left for then happens where it ends, not in the exit of this process.
+
+Its functions of atexit run there, and its objects go, so that what they write lies where its other files do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stepscope.footprint.script_progress import instead
+from stepscope.record.boundary import is_foreign
+
+
+class ScriptExit:
+    """Functions that the script, and no library, registers while they are `kept`."""
+
+    def __init__(self) -> None:
+        self._registered: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Answer for atexit."""
+        plain, forget = atexit.register, atexit.unregister
+
+        def register(function: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
+            if not is_foreign(sys._getframe(1).f_code.co_filename):
+                return plain(function, *given, **options)
+            self._registered.append((function, given, options))
+            return function
+
+        def unregister(function: Callable[..., Any]) -> None:
+            self._registered = [row for row in self._registered if row[0] != function]
+            forget(function)
+
+        with instead(atexit, "register", register), instead(atexit, "unregister", unregister):
+            yield
+
+    def run(self) -> None:
+        """Run what was registered, the last first; as in Python, one that fails does not hold up the others."""
+        while self._registered:
+            function, given, options = self._registered.pop()
+            with contextlib.suppress(Exception):
+                function(*given, **options)
+
+
+def forget(module: types.ModuleType) -> None:
+    """Let the objects of a script go; its functions and modules stay, which its threads may still use."""
+    for name, value in list(vars(module).items()):
+        if not name.startswith("__") and not isinstance(value, (types.ModuleType, types.FunctionType, type)):
+            del vars(module)[name]
+    gc.collect()
