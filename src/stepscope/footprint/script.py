@@ -96,7 +96,7 @@ class Follower:
         self._patience = Patience(target)
         self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
         self._loops, self._loaders = Loops(self.progress, self._memory.look_at_loop), Loaders(self.progress)
-        self._processes, self._exit = Processes(self.progress), ScriptExit()
+        self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:
         """Follow it; DryRunStopped where fake tensors cannot, before two updates were made."""

@@ -13,14 +13,15 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepscope.footprint.script_progress import instead
+from stepscope.footprint.script_progress import Progress, instead
 from stepscope.record.boundary import is_foreign
 
 
 class ScriptExit:
     """Functions that the script, and no library, registers while they are `kept`."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._registered: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     @contextlib.contextmanager
@@ -45,8 +46,10 @@ class ScriptExit:
         """Run what was registered, the last first; as in Python, one that fails does not hold up the others."""
         while self._registered:
             function, given, options = self._registered.pop()
-            with contextlib.suppress(Exception):
+            try:
                 function(*given, **options)
+            except Exception as error:
+                self._progress.miss(f"what it left for its exit: {type(error).__name__}: {error}")
 
 
 def forget(module: types.ModuleType) -> None:

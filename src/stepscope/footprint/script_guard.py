@@ -13,10 +13,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from stepscope.footprint.patience import OutOfPatience
 from stepscope.footprint.script_overlay import WRITES, Overlay
+from stepscope.record.boundary import is_foreign
 
 # By event: which arguments are files, and which the descriptor of the folder that each lies in.
 _PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
@@ -32,7 +34,7 @@ _left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scr
 def guarded(files: Overlay) -> Iterator[None]:
     """Raise OutOfPatience where a file of the user's would be written to, moved or removed.
 
-    A thread that is left behind ends where it would do so later.
+    A thread of the script's that is left behind ends where it would do so later.
     """
     _listen()
     _watched.append(files)
@@ -41,7 +43,16 @@ def guarded(files: Overlay) -> Iterator[None]:
         yield
     finally:
         _watched.remove(files)
-        _left.update((thread, files) for thread in threading.enumerate() if thread not in before)
+        new = [thread for thread in threading.enumerate() if thread not in before]
+        _left.update((thread, files) for thread in new if _is_of_script(thread))
+
+
+def _is_of_script(thread: threading.Thread) -> bool:
+    """Return whether a thread runs code of the script, or what it gave an executor; a library's goes on as it is."""
+    code = getattr(getattr(thread, "_target", None), "__code__", None)
+    kind = sys.modules.get(type(thread).__module__)
+    files = [None if code is None else code.co_filename, getattr(kind, "__file__", None)]
+    return any(map(is_foreign, files)) or (code is not None and "concurrent" in Path(code.co_filename).parts)
 
 
 @functools.cache
