@@ -60,6 +60,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LARGEST = 64  # batch size that the paper trained with
 _SMALLEST = (1, 2)  # counted in any case: what fits at no batch size does not fit at one, or at two where one cannot be
 PLANS = ("dry", "hour", "night", "week")
+_LEAST_RUNS = 4  # that show a period where only one batch size has steps long enough: three of three may be chance
 _NIGHT = (
     "densenet40-12-c32", "resnet50-c32", "squeezenet-c32", "inception-v1-narrow-c32", "dcgan-32", "char-lstm-80",
     "dqn-2013-84",
@@ -110,8 +111,9 @@ class Paper2019(StudyRequest):
             return Observations(from_=self.from_, only=tuple(range(1, 12)), **shared)
         if self.plan_ == "hour":
             return Observations(
-                workloads=QUICK_WORKLOADS, batch=QUICK_BATCHES, seconds=15.0, day_batches=(16,), **shared
-            )
+                workloads=QUICK_WORKLOADS, batch=QUICK_BATCHES, repeats=_LEAST_RUNS, seconds=15.0, day_batches=(16,),
+                **shared,
+            )  # fmt: skip
         if self.plan_ == "dry":
             return None
         week = self.plan_ == "week"

@@ -12,6 +12,9 @@ from torch import nn
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NUMBER_BYTES = 4
+_STAYS_BYTES = 512 * 1024  # weights of a recurrent layer: more are read again in each step, out of memory; assumed
+_KERNELS_OF_A_CELL = 2  # for each step of the sequence: the product, and what comes after it
+_GATES = {"LSTM": 4, "GRU": 3}
 _UPDATE_ACCESSES = 5  # parameter, gradient and momentum are read, parameter and momentum are written
 
 
@@ -50,7 +53,20 @@ def work_of_call(module: nn.Module, args: Iterable[Any]) -> Work:
         return Work(rows if summed else 0.0, _NUMBER_BYTES * (given.numel() + 2 * rows))
     parameters = sum(parameter.numel() for parameter in module.parameters())
     flops, out, kernels = _flops(module, given, others, parameters)
-    return Work(flops, _NUMBER_BYTES * (given.numel() + out + parameters), kernels)
+    read = _numbers_read_again(module, kernels) if isinstance(module, nn.RNNBase) else parameters
+    return Work(flops, _NUMBER_BYTES * (given.numel() + out + read), kernels)
+
+
+def _numbers_read_again(module: nn.RNNBase, kernels: float) -> float:
+    """Return how many numbers of weights are read: those of a layer at once, or in each step where they are many."""
+    directions = 2 if module.bidirectional else 1
+    steps = kernels / (_KERNELS_OF_A_CELL * module.num_layers * directions)
+    read = 0.0
+    for layer in range(module.num_layers):
+        ends = (f"_l{layer}", f"_l{layer}_reverse")
+        numbers = sum(weight.numel() for name, weight in module.named_parameters() if name.endswith(ends))
+        read += numbers * (steps if numbers * _NUMBER_BYTES > directions * _STAYS_BYTES else 1)
+    return read
 
 
 def work_of_update(optimizer: Any) -> Work:
@@ -81,11 +97,9 @@ def _flops(
             steps = len(others[0])
         else:
             steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
-        return (
-            2.0 * parameters * rows,
-            rows * module.hidden_size * directions,
-            2 * steps * module.num_layers * directions,
-        )
+        gates = _GATES.get(module.mode, 1)  # each is written by both products, read, and kept for backward
+        numbers = (5 * gates + 3) * rows * module.hidden_size * module.num_layers * directions
+        return 2.0 * parameters * rows, numbers, _KERNELS_OF_A_CELL * steps * module.num_layers * directions
     if isinstance(module, nn.MultiheadAttention):
         rows = given.numel() / max(module.embed_dim, 1)
         keys = others[0].shape if others and others[0].dim() == given.dim() else shape
