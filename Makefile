@@ -72,7 +72,7 @@ hashes: $(READY)
 docs: $(READY)
 	$(PIP) -c constraints.txt --no-build-isolation -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	$(BIN)/python -m pytest --quiet --exitfirst tests/site_axe.py  # for keyboards, screen readers and weak eyes (Chromium)
+	$(BIN)/python -m pytest --quiet --exitfirst --numprocesses 2 tests/site_axe.py  # for keyboards, screen readers and weak eyes (Chromium)
 
 lab: $(READY)
 	PARTS="$(PARTS)" PYTHON=$(CURDIR)/$(BIN)/python lab/run
