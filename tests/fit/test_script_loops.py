@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.fit.test_script import followed
+from tests.fit.test_script import answered, followed
 
+from stepscope.footprint.script import ScriptLog
 from stepscope.footprint.script_calls import TAKEN
 from stepscope.footprint.script_loops import Loops
 from stepscope.footprint.script_progress import Progress
@@ -217,14 +219,84 @@ for i, (x, y) in enumerate(loader):
 
 
 def test_what_runs_only_in_rounds_that_were_left_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missed(*parts: str) -> tuple[str, ...]:
-        return followed(tmp_path, monkeypatch, EVALUATED.format(*parts)).missed
+    def forced(*parts: str) -> tuple[str, ...]:
+        found = followed(tmp_path, monkeypatch, EVALUATED.format(*parts))
+        assert found.missed == ()
+        assert not found.forced or more_of(found) > 3000 * 200 * 4 / 2
+        return found.forced
 
-    assert missed("(i + 1) % 40 == 0", "evaluate()") == ("what runs at line 25 only where (i + 1) % 40 == 0",)
-    assert missed("step == 40", "model.train(); evaluate()") == ("what runs at line 25 only where step == 40",)
-    assert missed("i > 3 and i % 200 == 1", "print(f'{i} of {len(loader)}')") == ()
-    assert missed("i % 40 == 0", "evaluate()") == ()
-    assert missed("i + 1 == len(loader)", "evaluate()") == ()
+    assert forced("(i + 1) % 40 == 0", "evaluate()") == ("what runs at line 25 only where (i + 1) % 40 == 0",)
+    assert forced("step == 40", "model.train(); evaluate()") == ("what runs at line 25 only where step == 40",)
+    assert forced("i > 3 and i % 200 == 1", "print(f'{i} of {len(loader)}')") == ()
+    assert forced("i % 40 == 0", "evaluate()") == ()
+    assert forced("i + 1 == len(loader)", "evaluate()") == ()
+
+
+def more_of(found: ScriptLog) -> int:
+    """By how much the pass that follows what only omitted rounds run takes more than the first, B."""
+    assert found.later is not None
+    return live_peak(found.later).high - live_peak(found.log).high
+
+
+def test_what_fails_where_its_condition_is_not_met_is_told_as_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = followed(tmp_path, monkeypatch, EVALUATED.format("step == 40", "raise KeyError(model(large))"))
+    assert found.missed == ("what runs at line 25 only where step == 40",)
+    assert found.forced == ()
+    assert not found.rest_unknown
+    assert "KeyError" not in capfd.readouterr().err
+
+
+UNFROZEN = """
+back = nn.Sequential(*[nn.Linear(1000, 1000) for _ in range(4)])
+head = nn.Linear(1000, 10)
+back.requires_grad_(False)
+optimizer = torch.optim.Adam(head.parameters())
+for epoch in range(10):
+    print("epoch", epoch)
+    if epoch == 5:
+        print("now", epoch)
+        back.requires_grad_(True)
+        optimizer.add_param_group({"params": back.parameters()})
+    for _ in range(6):
+        nn.functional.cross_entropy(head(back(torch.randn(8, 1000))), torch.zeros(8).long()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_layers_that_learn_from_an_epoch_on_that_was_omitted_are_within_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients and two states of four layers; whether it comes to that is not known, so the lower end stays."""
+    found = answered(tmp_path, monkeypatch, UNFROZEN)
+    layers = 4 * 1001 * 1000 * 4
+    assert found.live.high - found.live.low > 2.5 * layers
+    assert found.live.low < 1.5 * layers
+    assert found.unsure == ("followed once, not seen to be reached: what runs at line 22 only where epoch == 5",)
+    assert found.verdict == "likely fits"
+    assert "now" not in capfd.readouterr().err  # the other pass says nothing
+
+
+def test_a_module_beside_the_script_begins_anew_in_the_other_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counted.py").write_text("import torch\nrounds = 0\nmade = torch.ones(10)\n")
+    body = """
+import counted
+for epoch in range(40):
+    update(*data[:50])
+    assert counted.rounds == epoch or epoch == 39
+    counted.rounds += 1
+    counted.made += 1
+    if epoch == 20:
+        model[0](torch.zeros(5000, 100))
+"""
+    found = followed(tmp_path, monkeypatch, body)
+    assert (found.missed, len(found.forced)) == ((), 1)
+    assert more_of(found) > 0
+    assert "counted" not in sys.modules
 
 
 def test_a_loader_without_a_length_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +323,11 @@ for epoch in range(20):
     train(epoch)
 """
     for test in ("epoch == 5", "epoch + 1 == 5", "epoch % 7 == 4"):
-        missed = followed(tmp_path, monkeypatch, body.format(test)).missed
-        assert missed == (f"what runs at line 17 only where {test}",)
+        found = followed(tmp_path, monkeypatch, body.format(test))
+        assert (found.missed, found.forced) == ((), (f"what runs at line 17 only where {test}",))
     for test in ("width > 9", "resume is not None", "epoch % 19 == 0"):
-        assert followed(tmp_path, monkeypatch, body.format(test)).missed == ()
+        found = followed(tmp_path, monkeypatch, body.format(test))
+        assert (found.missed, found.later) == ((), None)
 
 
 COUNTS = """
@@ -298,7 +371,9 @@ for epoch in range(40):
 def test_what_an_object_counts_may_be_rounds(
     method: str, told: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert followed(tmp_path, monkeypatch, COUNTS.format(method)).missed == told
+    found = followed(tmp_path, monkeypatch, COUNTS.format(method))
+    assert (found.missed, found.forced) == ((), told)
+    assert not told or more_of(found) > 0
 
 
 def test_what_comes_after_rounds_that_are_skipped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +384,7 @@ for epoch in range(40):
         continue
     model[0](torch.zeros(5000, 100))
 """
-    (told,) = followed(tmp_path, monkeypatch, body).missed
+    (told,) = followed(tmp_path, monkeypatch, body).forced
     assert told == "what runs at line 18 except where epoch % 10 < 9 or epoch == 39"
 
 
@@ -365,7 +440,7 @@ def test_variables_that_are_put_into_a_container_now_and_then_are_kept(
 
 def test_rounds_that_only_count_take_little_memory() -> None:
     """600 B a round were taken by the branches and sizes of all rounds."""
-    loops = Loops(Progress(StorageLog()), lambda: None)
+    loops = Loops(Progress(StorageLog()), lambda: None, {})
     loops.calls.visit(ast.parse("for n in numbers:\n    if n % 7 == 0:\n        divmod(n, 7)\n"))
     taken = loops.names(None)[TAKEN]
     tracemalloc.start()
@@ -398,7 +473,7 @@ for x, y in DataLoader(Rows(), batch_size=8):
     update(x, y)
 """
     (missed,) = followed(tmp_path, monkeypatch, body.format("cache[n] = numpy.ones(2_000)")).missed
-    assert missed.startswith("arrays in rounds that were omitted")
+    assert missed.startswith("arrays of rounds that were omitted")
     assert followed(tmp_path, monkeypatch, body.format("pass")).missed == ()
 
 
@@ -433,3 +508,55 @@ for step in range(1000):
         agent.learn()
 """
     assert followed(tmp_path, monkeypatch, body).log.step == 2
+
+
+BANK = """
+bank = torch.empty(0, 1000)
+rows = []
+for step in range(300):
+    rows_of_step = torch.randn(250, 1000)
+    update(*data[:50])
+    {0}
+"""
+
+
+def test_what_rounds_make_anew_and_larger_is_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte a round: 300 of them, and while the last bank is made, the one before it too."""
+    bank = most(tmp_path, monkeypatch, BANK.format("bank = torch.cat([bank, rows_of_step])[-80_000:]"))
+    assert bank == pytest.approx(599e6, rel=0.02)
+    gathered = most(tmp_path, monkeypatch, BANK.format("rows.append(rows_of_step)"))
+    assert gathered == pytest.approx(300e6, rel=0.02)
+
+
+def test_arrays_that_rounds_keep_are_counted_for_those_that_were_omitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+import numpy
+for x, y in DataLoader(data, batch_size=50):
+    update(x, y)
+found = {1}
+with torch.no_grad():
+    for x, y in DataLoader(data, batch_size=2):
+        scores = model(x.repeat(500, 1)).repeat(1, 10).numpy()  # 400 kB
+        {0}
+"""
+
+    def arrays(*parts: str) -> int:
+        return followed(tmp_path, monkeypatch, body.format(*parts)).loading.arrays[1]
+
+    size = 1000 * 100 * 4 * 2500
+    plain = arrays("pass", "[]")
+    assert arrays("found.append(scores.copy())", "[]") - plain == pytest.approx(size, rel=0.05)
+    anew = arrays("found = numpy.concatenate([found, scores])", "numpy.empty((0, 100), numpy.float32)")
+    assert anew - plain == pytest.approx(2 * size, rel=0.05)
+
+
+def test_arrays_of_zeros_count_as_far_as_their_pages_were_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "import numpy\nkept = numpy.{0}((50, 1_000_000))\n" + EPOCH.replace("{epochs}", "1")
+    low, high = followed(tmp_path, monkeypatch, body.format("zeros")).loading.arrays
+    assert (low < 100e6, high) == (True, 400e6)
+    low, high = followed(tmp_path, monkeypatch, body.format("ones")).loading.arrays
+    assert low == 400e6 <= high

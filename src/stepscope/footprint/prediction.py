@@ -479,9 +479,12 @@ def predict_script_fit(
     workspaces = Workspaces(platform, calibration.load_calibration(calibration.calibration_path()).probed)
     book = CallBook(workspaces, None, workspaces.uncovered)
     watched = watch_script(target, arguments, book)
+    logs = [watched.log] if watched.later is None else [watched.log, watched.later]
     if environment is not None and book.calls:
-        watched.log.settle(_sizes(_probe(book)))
-    live = live_peak(watched.log)
+        size_of = _sizes(_probe(book))
+        for log in logs:
+            log.settle(size_of)
+    log, live, reached = _largest_of(logs)
     kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
     simulator = Simulator(platform, kept, allocator)
     simulator.loading, simulator.allocator = watched.loading, simulator.allocator.of_script()
@@ -489,8 +492,9 @@ def predict_script_fit(
     unsure = [
         *([] if simulator.measured else [NOT_MEASURED]),
         *(f"not followed: {call}" for call in watched.missed),
+        *(f"followed once, not seen to be reached: {side}" for side in watched.forced if reached),
         *([] if environment is None else _without_room(watched.loading)),
-        *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in watched.log.storages) else []),
+        *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in log.storages) else []),
         *_without_rule(not_modelled),
     ]
     found = _judged(simulator, live, limit, unsure)
@@ -498,14 +502,26 @@ def predict_script_fit(
         _allocator_option(simulator, found, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
     ]
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
-    if watched.log.looks:
-        notes.append(_made_up(watched.log.looks))
+    if log.looks:
+        notes.append(_made_up(log.looks))
     if watched.rest_unknown:
         said = found.verdict if found.verdict in (None, NO_FIT) else words.CANNOT_TELL
         found, options = replace(found, at_least=True, verdict=said), []
     return replace(
         found, name=Path(target).stem, method=words.DRY_RUN if watched.stopped is None else words.OWN_BATCH,
         options=tuple(option for option in options if option.gain > 0), stopped=watched.stopped,
-        not_modelled=not_modelled, notes=tuple(notes), ops=watched.log.ops,
-        seconds=watched.seconds, scenes=scene_peaks(watched.log), events=watched.log.frame(),
+        not_modelled=not_modelled, notes=tuple(notes), ops=log.ops,
+        seconds=watched.seconds, scenes=scene_peaks(log), events=log.frame(),
     )  # fmt: skip
+
+
+_MORE = 1.01  # times the most: what omitted rounds take besides is worth a word
+
+
+def _largest_of(logs: Sequence[StorageLog]) -> tuple[StorageLog, LivePeak, bool]:
+    """Return the log of a script, or of its other pass where that takes more: then the peak may lie between the two."""
+    peaks = [live_peak(log) for log in logs]
+    plain, later = peaks[0], peaks[-1]
+    if later.high <= plain.high * _MORE:
+        return logs[0], plain, False
+    return logs[-1], replace(later, low=min(plain.low, later.low), least=min(plain.least, later.least)), True

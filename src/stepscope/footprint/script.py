@@ -11,13 +11,14 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import os
 import re
 import sys
 import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,10 +30,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main
-from stepscope.footprint.script_exit import ScriptExit, forget
+from stepscope.footprint.script_exit import ScriptExit, forget, no_modules_left
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders
-from stepscope.footprint.script_loops import Loops
+from stepscope.footprint.script_loops import Loops, Side
 from stepscope.footprint.script_memory import ScriptMemory, imports_of_script
 from stepscope.footprint.script_processes import Processes
 from stepscope.footprint.script_progress import Progress, instead
@@ -42,13 +43,16 @@ from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
 
+_MOST_FOR_ANOTHER_S = 15.0  # of processor time that a first pass took
+
 
 @dataclass(frozen=True)
 class ScriptLog:
     """The log of a script; `stopped` says why fake tensors could not run it, where it was run for real instead.
 
     missed: what was not followed, in words; rest_unknown: whether it may take more than what was. imports: modules
-    beside torch. loading: of its data.
+    beside torch. loading: of its data. later: the log of another pass, in which what only omitted rounds run was
+    followed once, in a last one, as `forced` names it.
     """
 
     log: StorageLog
@@ -58,6 +62,8 @@ class ScriptLog:
     imports: frozenset[str] = frozenset()
     loading: Loading = field(default_factory=Loading)
     rest_unknown: bool = False
+    later: StorageLog | None = None
+    forced: tuple[str, ...] = ()
 
 
 def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
@@ -76,7 +82,7 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
         stopped = str(stop)
         follower = Follower(StorageLog(nothing_hidden), target, fake=False)
         follower.run(arguments)
-    return ScriptLog(
+    watched = ScriptLog(
         follower.log,
         stopped,
         time.perf_counter() - began,
@@ -85,17 +91,45 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
         follower.loading(),
         follower.progress.rest_unknown,
     )
+    if stopped is not None or not follower.loops.unseen or follower.used_s > _MOST_FOR_ANOTHER_S:
+        return watched
+    return replace(_with_unseen(watched, follower, arguments, hidden), seconds=time.perf_counter() - began)
+
+
+def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
+    """Follow a script again, in silence, into branches that only omitted rounds take.
+
+    Such a branch may lead where the state of the script does not belong: what fails there is no fault of the script.
+    """
+    again = Follower(StorageLog(hidden, value_of=_number), before.target, fake=True, forced=before.loops.unseen)
+    ended = False
+    with (
+        contextlib.suppress(DryRunStopped, StepscopeError),
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stderr(nowhere),
+    ):
+        again.run(arguments)
+        ended = not again.progress.rest_unknown
+    missed = [words for words in watched.missed if words not in again.loops.forced] + again.progress.missed
+    return replace(
+        watched,
+        later=again.log if again.progress.updates else None,
+        forced=tuple(again.loops.forced) if ended else (),
+        missed=tuple(dict.fromkeys(missed)) if ended else watched.missed,
+        loading=watched.loading.or_more(again.loading()),
+    )
 
 
 class Follower:
     """One run of a script, and what is seen of it."""
 
-    def __init__(self, log: StorageLog, target: str, fake: bool) -> None:
+    def __init__(self, log: StorageLog, target: str, fake: bool, forced: Mapping[int, Side] | None = None) -> None:
         self.log, self.progress = log, Progress(log)
-        self._target, self._fake = target, fake
+        self.target, self._fake = target, fake
         self._patience = Patience(target)
         self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
-        self._loops, self._loaders = Loops(self.progress, self._memory.look_at_loop), Loaders(self.progress)
+        self.loops = Loops(self.progress, self._memory.look_at_loop, forced or {})
+        self._loaders = Loaders(self.progress)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:
@@ -103,7 +137,7 @@ class Follower:
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
-                self._memory.kept(), quiet(), as_main(self._target, arguments), self._files.kept(),
+                self._memory.kept(), quiet(), as_main(self.target, arguments), self._files.kept(),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
@@ -112,7 +146,7 @@ class Follower:
         except OutOfPatience as end:
             if self.progress.updates == 0:
                 raise UsageError(
-                    f"'{self._target}' had made no optimizer step when {end}",
+                    f"'{self.target}' had made no optimizer step when {end}",
                     "give it less to do before it trains, or module:function",
                 ) from end
             self.progress.miss(f"what comes after {self.progress.updates} updates: {end}")
@@ -124,31 +158,31 @@ class Follower:
                 self._stop(f"the script left with {end.code}", end)
             if end.code not in (None, 0) and self.progress.updates == 0:
                 raise UsageError(
-                    f"'{self._target}' left with {end.code} before it trained anything",
-                    f"its own arguments stand behind it: stepscope fit {self._target} --epochs 1",
+                    f"'{self.target}' left with {end.code} before it trained anything",
+                    f"its own arguments stand behind it: stepscope fit {self.target} --epochs 1",
                 ) from end
         except Exception as error:
             if not self._fake:
-                at = [
-                    frame.lineno
-                    for frame in traceback.extract_tb(error.__traceback__)
-                    if frame.filename == self._target
-                ]
-                where = f"line {at[-1]}: " if at else ""
-                shown = f"python {self._target} shows it in full"
+                shown = f"python {self.target} shows it in full"
                 if isinstance(error, EOFError):
-                    shown = f"it reads standard input: stepscope fit {self._target} < FILE gives it some"
+                    shown = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
                 raise StepscopeError(
-                    f"'{self._target}' fails by itself: {where}{type(error).__name__}: {error}",
+                    f"'{self.target}' fails by itself: {self._line_of(error)}{type(error).__name__}: {error}",
                     shown,
                 ) from error
-            self._stop(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", error)
-        self._loops.miss_branches()
+            said = (str(error).splitlines() or [""])[0]
+            self._stop(f"{self._line_of(error)}{type(error).__name__}: {said}", error)
+        self.loops.miss_branches()
         if self.progress.updates == 0:
             raise UsageError(
-                f"'{self._target}' ended without an optimizer step: it trains nothing that can be seen",
+                f"'{self.target}' ended without an optimizer step: it trains nothing that can be seen",
                 "give a script that trains with torch.optim, or module:function",
             )
+
+    @property
+    def used_s(self) -> float:
+        """Return the processor time that it took, s."""
+        return self._patience.used
 
     @property
     def imported(self) -> set[str]:
@@ -161,24 +195,25 @@ class Follower:
 
     def _execute(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
-        source = Path(self._target).read_bytes()
-        code = compile(ast.fix_missing_locations(self._loops.calls.visit(ast.parse(source))), self._target, "exec")
+        source = Path(self.target).read_bytes()
+        code = compile(ast.fix_missing_locations(self.loops.calls.visit(ast.parse(source))), self.target, "exec")
         module = types.ModuleType("__main__")
-        module.__dict__.update({"__file__": self._target, "__builtins__": builtins})
-        module.__dict__.update(self._loops.names(self._patience.check))
+        module.__dict__.update({"__file__": self.target, "__builtins__": builtins})
+        module.__dict__.update(self.loops.names(self._patience.check))
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
-        try:
+        with no_modules_left(self.target):
             try:
-                exec(code, module.__dict__)
-            except SystemExit:
+                try:
+                    exec(code, module.__dict__)
+                except SystemExit:
+                    self._exit.run()
+                    raise
                 self._exit.run()
-                raise
-            self._exit.run()
-        finally:
-            self._memory.look_again()
-            sys.modules["__main__"] = plain
-            forget(module)
+            finally:
+                self._memory.look_again()
+                sys.modules["__main__"] = plain
+                forget(module)
 
     @contextlib.contextmanager
     def _compiled(self) -> Iterator[None]:
@@ -197,6 +232,11 @@ class Follower:
         with instead(torch, "compile", watched(torch.compile)), of_models:
             yield
 
+    def _line_of(self, error: BaseException) -> str:
+        """Return "line 5: ", of the script's own line that an error passed last; nothing where it passed none."""
+        passed = traceback.extract_tb(error.__traceback__)
+        return next((f"line {frame.lineno}: " for frame in reversed(passed) if frame.filename == self.target), "")
+
     def _looked(self) -> None:
         self.log.looks += 1
 
@@ -210,7 +250,7 @@ class Follower:
     def _doubt_the_rest(self) -> None:
         """Know that an evaluation may come after what was followed, where the script has one and none was seen."""
         seen = any(name == EVALUATION for _, name in self.log.scenes)
-        if not seen and _EVALUATES.search(Path(self._target).read_text(encoding="utf-8", errors="replace")):
+        if not seen and _EVALUATES.search(Path(self.target).read_text(encoding="utf-8", errors="replace")):
             self.progress.rest_unknown = True
 
     @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Loops of a script: one in which the optimizer steps, or that evaluates, runs its first rounds and its last.
 
 Between them those of items that differ from all before are followed: another model, a larger size, a longer text.
+What runs only in rounds that were omitted is followed in another pass, in a last round, as if its condition were met.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -29,11 +30,21 @@ _Variables = Sequence[Callable[[], Any]]  # that may have no value yet
 _KEPT = 1_000_000  # B that a branch keeps that are worth a word
 
 
+class Side(NamedTuple):
+    """A side of a branch that only rounds take which were omitted, and how it is named."""
+
+    taken: bool
+    words: str
+
+
 class Loops:
     """The loops of one script while it is followed."""
 
-    def __init__(self, progress: Progress, cut: Callable[[], None]) -> None:
-        """cut: is called where an outermost loop ends of which rounds were omitted, or of a loop within."""
+    def __init__(self, progress: Progress, cut: Callable[[], None], forced: Mapping[int, Side]) -> None:
+        """cut: is called where an outermost loop ends of which rounds were omitted, or of a loop within.
+
+        forced: sides that branches take once, by number, after rounds were omitted.
+        """
         self.calls = LoopCalls()
         self._ended, self._open, self._shortened = cut, 0, False  # `_open`: loops
         self._progress, self._log = progress, progress.log
@@ -43,6 +54,9 @@ class Loops:
         self._values: dict[int, set[tuple[Any, int]]] = {}  # of parameters in a test, and how many updates were made
         self._entered: dict[int, tuple[int, int]] = {}  # B that were live as it was taken, and updates
         self._kept: dict[int, int] = {}  # B that it kept when it was taken last
+        self._forced = dict(forced)  # that were not yet
+        self.forced: list[str] = []  # that were, in words
+        self.unseen: dict[int, Side] = {}  # by number
 
     def names(self, patience: Any) -> dict[str, Any]:
         """Return what the transformed script calls."""
@@ -61,12 +75,17 @@ class Loops:
             if not (self._cut.intersection(branch.loops) if branch.loops else self._counts_rounds(number)):
                 continue
             if taken == {False} and branch.body:
-                self._progress.miss(f"what runs at line {branch.line} only where {branch.test}")
+                self._miss_side(number, True, "only where")
             if taken == {True} and branch.otherwise:
-                self._progress.miss(f"what runs at line {branch.line} except where {branch.test}")
+                self._miss_side(number, False, "except where")
             if taken == {True, False} and self._kept.get(number, 0) > _KEPT:
                 kept = f"{bytes_(self._kept[number])} each time where {branch.test}"
                 self._progress.miss(f"what is kept at line {branch.line} in rounds that were omitted: {kept}")
+
+    def _miss_side(self, number: int, side: bool, where: str) -> None:
+        branch = self.calls.branches[number]
+        self.unseen[number] = Side(side, f"what runs at line {branch.line} {where} {branch.test}")
+        self._progress.miss(self.unseen[number].words)
 
     def _counts_rounds(self, number: int) -> bool:
         """Return whether parameters of a branch changed as the training went on, and rounds are omitted."""
@@ -75,13 +94,16 @@ class Loops:
         return several and self._progress.cut
 
     def _take(self, number: int, test: Any, *values: Any) -> bool:
-        taken = bool(test)
+        taken, loops = bool(test), self.calls.branches[number].loops
+        if number in self._forced and (self._cut.intersection(loops) if loops else self._progress.cut):
+            taken, words = self._forced.pop(number)
+            self.forced.append(words)
         self._taken.setdefault(number, set()).add(taken)
         self._path.append((number, taken))
         if self.calls.branches[number].parameters:
             numbers = tuple(value for value in map(_value, values) if type(value) is int)
             self._values.setdefault(number, set()).add((numbers, self._progress.updates))
-        if taken and self.calls.branches[number].loops:
+        if taken and loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
         return taken
 
@@ -121,6 +143,7 @@ class Loops:
             for item in source:
                 updates, looks = self._progress.updates, self._log.evaluations
                 alive, events, path = self._log.alive_bytes(), len(self._log.events), len(self._path)
+                self._cut.update([number] if source.jumped else [])
                 yield item
                 items.see(item)
                 most = self._log.most_since(events)
@@ -143,11 +166,10 @@ class Loops:
             yield from self._others(iterable, source, items, growth, number)
         finally:
             self._open -= 1
-            self._end(number, source.jumped > 0, likeness)
+            self._cut.update([number] if source.jumped else [])
+            self._end(number, likeness)
 
-    def _end(self, number: int, jumped: bool, likeness: _Likeness) -> None:
-        if jumped:
-            self._cut.add(number)
+    def _end(self, number: int, likeness: _Likeness) -> None:
         if number in self._cut and likeness.broken:
             self._progress.miss(f"rounds of the loop at line {self.calls.lines[number]}, which are not alike")
         self._shortened |= number in self._cut
@@ -185,8 +207,8 @@ class Loops:
             self._progress.miss("a loop without an end in sight, beyond its first rounds")
         if beyond:
             self._progress.miss(f"{beyond} rounds of the loop at line {self.calls.lines[number]}, whose items differ")
+        self._cut.update([number] if waiting or source.jumped else [])
         if waiting:
-            self._cut.add(number)
             self._progress.cut = True
             growth.keep(waiting)
         if last is not _NOTHING:

@@ -46,6 +46,8 @@ class ScriptMemory:
         self._trained: Counter[int] | None = None  # where a loop ended last of which rounds were omitted
         self.imported = set[str]()  # modules that the script's imports brought along
         self._ops = self._most = 0  # at the first update: ops that were followed, and the most that was resident, B
+        if fake:
+            progress.arrays = self._number_arrays
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -68,11 +70,16 @@ class ScriptMemory:
         self._see_growth()  # first: to look at all arrays takes a list of all objects
         now, own = (resident(), _OWN_GROWTH) if self._fake else (resident(at_most=True), _OWN_TRAINING)
         self._sizes = _array_sizes(self._log)
-        size = _sum(self._sizes)
-        self.arrays = size, max(size, now - self._before[0] - self._imported * self._fake - own)
+        size, grown = _sum(self._sizes), now - self._before[0] - self._imported * self._fake
+        touched = min(size, max(0, grown)) if now else size  # pages of np.zeros come as they are written to
+        self.arrays = touched, max(size, grown - own)
         self._ops, self._most = self._log.ops, resident(at_most=True)
         if self._fake and self._grown > _OWN_GROWTH:
             self.earlier = self._grown - _OWN_GROWTH + self._log.alive_bytes()
+
+    def _number_arrays(self) -> tuple[int, int]:
+        sizes = _array_sizes(self._log)
+        return _sum(sizes), sizes.total()
 
     def look_at_loop(self) -> None:
         """Look at what rounds of a loop have kept, at its end: what comes after came once."""
@@ -88,12 +95,17 @@ class ScriptMemory:
         most = most if most > self._most else resident()
         sizes = _array_sizes(self._log)
         size = _sum(sizes)
-        more, kept = size - self.arrays[0], sizes if self._trained is None else sizes & self._trained
+        more, kept = size - _sum(self._sizes), sizes if self._trained is None else sizes & self._trained
         cached = {size: count for size, count in (kept - self._sizes).items() if count >= _SEVERAL}
         again = _sum(Counter(cached)) * self._progress.times
-        self.arrays = self.arrays[0], max(self.arrays[1], size, most - self._before[0] - self._imported - own)
-        if (more > _GROWN or again > _GROWN_WHOLE) and self._progress.cut:
-            self._progress.miss(f"arrays in rounds that were omitted: {bytes_(more)} came while the others trained")
+        kept_by_omitted = self._progress.arrays_kept
+        again -= kept_by_omitted
+        grown = max(self.arrays[1], size, most - self._before[0] - self._imported - own)
+        self.arrays = self.arrays[0], grown + kept_by_omitted
+        if (more > _GROWN or max(again, kept_by_omitted) > _GROWN_WHOLE) and self._progress.cut:
+            made = f"; followed ones made {bytes_(more)}" if more > _GROWN else ""
+            limit = f", {bytes_(kept_by_omitted)} at the most" if kept_by_omitted else ""
+            self._progress.miss(f"arrays of rounds that were omitted{limit}{made}")
             self._progress.rest_unknown |= again > _GROWN_WHOLE
 
     def _see_growth(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from stepscope.units import bytes_
 
 _MOST_UPDATES = 60
 OWN_OF_AN_OP = 2_000  # B at most that this process grows by to follow an op
+_SEEN = 3  # ends of rounds at which arrays are looked at
 _OWN = 30_000_000  # B besides; 0 to 10 MB were seen after the first update
 
 
@@ -31,6 +32,13 @@ class Progress:
         self.cut = False  # whether rounds or batches were omitted
         self.times = 0.0  # how many were omitted for each that was followed, at most
         self.missed: list[str] = []
+        self.arrays: Callable[[], tuple[int, int]] = lambda: (0, 0)  # of arrays and texts now: bytes and number
+        self.arrays_kept = 0  # B at most that rounds keep which were omitted
+
+    @property
+    def work(self) -> tuple[int, int]:
+        """Return the updates and the evaluations so far."""
+        return self.updates, self.log.evaluations
 
     def miss(self, what: str) -> None:
         """Note what was not followed, once."""
@@ -49,7 +57,8 @@ class Progress:
 class Growth:
     """Memory that each round of a loop keeps (outputs, losses with their graphs, models), by three ends of rounds.
 
-    A first state, or a batch that is fetched ahead, is kept by one round alone and is no growth.
+    A first state, or a batch that is fetched ahead, is kept by one round alone and is no growth. Where rounds make what
+    they keep anew (`bank = torch.cat([bank, rows])`), a round also takes more by that, while it runs.
     """
 
     def __init__(self, progress: Progress, at_start: bool = False) -> None:
@@ -57,11 +66,20 @@ class Growth:
         self._progress, self._log, self._first = progress, progress.log, int(at_start)
         self._resident = self._ops = 0  # at the end of the first round
         self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
+        self._newest: list[int] = []  # B of the largest storage that a round made and left
+        self._last: list[_LastRound] = []
+        self._work = progress.work
+        self._arrays: list[tuple[int, int]] = []  # bytes and number at the ends of the first rounds that did any
 
     def note(self) -> None:
         """Note the end of a round."""
+        self._last.clear()
         if len(self._ends) <= self._first:
             self._resident, self._ops = resident(), self._log.ops
+        if self._progress.work != self._work and len(self._arrays) < _SEEN:
+            self._work = self._progress.work
+            self._arrays.append(self._progress.arrays())
+        self._newest.append(self._log.largest_since(self._ends[-1][1]) if self._ends else 0)
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
 
     @property
@@ -78,6 +96,7 @@ class Growth:
         """Count for skipped rounds what each keeps, for as long as what the last but one has kept is there."""
         self._progress.times = max(self._progress.times, skipped / max(1, len(self._ends)))
         self._doubt(skipped)
+        self._keep_arrays(skipped)
         ends = self._ends[-3:]
         growth = min((after - before for (before, _), (after, _) in itertools.pairwise(ends)), default=0)
         if growth <= 0 or skipped <= 0 or len(ends) < 3:
@@ -88,6 +107,17 @@ class Growth:
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
             self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
+        anew = min(growth, self._newest[-1] - self._newest[-2])
+        if anew > 0:  # larger than the one before, not beside it
+            self._last.append(_LastRound())
+            self._log.hold(anew * skipped, f"made anew by each of {skipped} rounds of a loop", self._last[-1])
+
+    def _keep_arrays(self, skipped: int) -> None:
+        grown = [after - before for (before, _), (after, _) in itertools.pairwise(self._arrays)]
+        if len(grown) < _SEEN - 1 or min(grown) <= 0:
+            return
+        anew = len({number for _, number in self._arrays}) == 1  # as many: larger ones, made of those before
+        self._progress.arrays_kept += min(grown) * skipped * (2 if anew else 1)
 
     def _doubt(self, skipped: int) -> None:
         """Say where this process grew within rounds that are seen, by what is no tensor: a replay buffer, a cache."""
@@ -95,6 +125,10 @@ class Growth:
         grown = resident() - self._resident - own
         if skipped > 0 and len(self._ends) > 1 and grown > 0:
             self._progress.miss(f"what {skipped} rounds keep beside tensors: {len(self._ends)} took {bytes_(grown)}")
+
+
+class _LastRound:
+    """What lasts as long as the round after those that were omitted."""
 
 
 def resident(at_most: bool = False) -> int:

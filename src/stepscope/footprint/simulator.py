@@ -147,6 +147,17 @@ class Loading:
     copied: int = 0
     old: int = 0
 
+    def or_more(self, other: Loading) -> Loading:
+        """Return this one, at the most as much as another."""
+        batches, arrays = (
+            (self.batches[0], max(self.batches[1], other.batches[1])),
+            (self.arrays[0], max(self.arrays[1], other.arrays[1])),
+        )
+        return replace(
+            self, batches=batches, arrays=arrays, earlier=max(self.earlier, other.earlier),
+            copied=max(self.copied, other.copied), old=max(self.old, other.old),
+        )  # fmt: skip
+
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of all workers, given the private bytes of one."""
         low, high = (self.workers * own + batches for own, batches in zip(worker, self.batches, strict=True))

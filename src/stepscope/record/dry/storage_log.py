@@ -222,6 +222,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         largest = max(alive, key=lambda number: self.storages[number].bytes, default=None)
         return None if largest is None else self._ends[largest]()
 
+    def largest_since(self, first: int) -> int:
+        """Return the size of the largest storage that is live of those from one number on, B; 0: there is none."""
+        return max((self.storages[number].bytes for number in self._alive.values() if number >= first), default=0)
+
     @contextlib.contextmanager
     def scene(self, name: str) -> Iterator[None]:
         """The program does something else for a while."""
