@@ -528,6 +528,15 @@ def test_what_rounds_make_anew_and_larger_is_there_twice(tmp_path: Path, monkeyp
     assert gathered == pytest.approx(300e6, rel=0.02)
 
 
+def test_what_may_be_there_at_the_most_counts_half_in_the_parts_of_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answered(tmp_path, monkeypatch, BANK.format("bank = torch.cat([bank, rows_of_step])"))
+    assert sum(found.breakdown.values()) == found.process.middle
+    assert min(found.breakdown.values()) >= 0
+    assert found.breakdown["temporary"] == pytest.approx(300e6, rel=0.1)
+
+
 def test_arrays_that_rounds_keep_are_counted_for_those_that_were_omitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

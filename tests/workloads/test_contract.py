@@ -14,6 +14,7 @@ import torch
 from stepscope import workloads
 from stepscope.errors import DataUnavailable, MissingDependency, UnknownName, UsageError
 from stepscope.workloads.contract import TIERS, Extra, Training, Workload
+from stepscope.workloads.data import packaged
 
 ALL = workloads.names()
 every_workload = pytest.mark.parametrize("name", ALL)
@@ -190,6 +191,16 @@ def test_a_part_of_the_test_data_gives_the_accuracy_of_that_part(lenet: Workload
     assert part is not None
     assert (part * 10) % 1 == pytest.approx(0, abs=1e-6)
     assert training.evaluate(samples=10**9) == training.evaluate()
+
+
+def test_evaluation_with_channels_innermost_finds_what_plain_pictures_do() -> None:
+    training = workloads.find("resnet8-c32").prepare(batch=50)
+    training.model.load_state_dict(packaged.weights("resnet8-c32"))
+    training.model.eval()
+    pictures, labels = (torch.stack(list(part)) for part in zip(*training.splits.test, strict=True))
+    with torch.no_grad():
+        right = (training.model(pictures).argmax(1) == labels).sum().item()
+    assert training.evaluate() == right / len(labels) > 0.85
 
 
 def test_synthetic_data_reports_no_accuracy(lenet: Workload) -> None:

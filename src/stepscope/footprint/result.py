@@ -130,7 +130,11 @@ class FitResult:
         parts["libraries on the host" if on_gpu else "kernels' code"] = sum(self.process.code) // 2
         parts["arrays that are no tensors"] = sum(self.process.data) // 2
         parts["workers of data loaders"] = sum(self.process.workers) // 2
-        parts["allocator"] = self.process.middle - sum(parts.values())
+        rest = self.process.middle - sum(parts.values())
+        halved = min(parts.get("temporary", 0), max(0, -rest))  # of what is there at the most, or not at all
+        if halved:
+            parts["temporary"] -= halved
+        parts["allocator"] = rest + halved
         return {name: size for name, size in parts.items() if size or name not in _SELDOM}
 
     @property

