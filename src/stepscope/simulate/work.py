@@ -97,7 +97,7 @@ def _flops(
             steps = len(others[0])
         else:
             steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
-        gates = _GATES.get(module.mode, 1)  # each is written by both products, read, and kept for backward
+        gates = _GATES.get(module.mode, 1)  # each is written by both products, read, and saved
         numbers = (5 * gates + 3) * rows * module.hidden_size * module.num_layers * directions
         return 2.0 * parameters * rows, numbers, _KERNELS_OF_A_CELL * steps * module.num_layers * directions
     if isinstance(module, nn.MultiheadAttention):
