@@ -45,7 +45,7 @@ from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, NoSuchBat
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
-from stepscope.units import bytes_
+from stepscope.units import bytes_, plural
 
 BF16_BOARDS = frozenset({"jetson_agx_orin", "jetson_orin_nx", "jetson_orin_nano", "jetson_thor", "apple"})
 _CORES = {
@@ -369,7 +369,8 @@ def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | 
 
 
 def _made_up(looks: int) -> str:
-    return f"the loop reads values of tensors ({looks} times, as loss.item() does): a dry run has none and made them up"
+    often = plural(looks, "time")
+    return f"the loop reads values of tensors ({often}, as loss.item() does): a dry run has none and made them up"
 
 
 def _notes(question: JobQuestion, plain: DryRun) -> list[str]:
