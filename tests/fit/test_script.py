@@ -251,7 +251,7 @@ def test_arrays_that_come_while_it_trains_are_counted_and_rounds_that_were_left_
     body = "import numpy\nkept = []\nfor n in range({0}):\n    update(*data[:8])\n    {1}\n"
     mark.write_text("5")
     (missed,) = followed(tmp_path, monkeypatch, body.format(500, "kept.append(numpy.ones(300_000))")).missed
-    assert missed.startswith("arrays in rounds that were omitted")
+    assert missed.startswith("arrays of rounds that were omitted, 1.19 GB at the most")
     mark.write_text("5")
     found = followed(tmp_path, monkeypatch, body.format(500, "pass") + "numpy.ones(30_000_000).sum()\n")
     assert found.missed == ()
