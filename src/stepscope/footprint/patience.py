@@ -36,8 +36,8 @@ class OutOfPatience(EnoughSteps):
 class Patience:
     """The time of one script; `check` is called by its loops, and by a timer while it is `kept`."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self, target: str, most_s: float = MOST_S) -> None:
+        self._target, self.most_s = target, most_s
         self._began = self._busy_at = time.monotonic()
         self._began_cpu = self._busy_cpu = time.process_time()
 
@@ -52,8 +52,8 @@ class Patience:
         if cpu - self._busy_cpu > _IDLE_CPU_S:
             self._busy_at, self._busy_cpu = now, cpu
         why = None
-        if cpu - self._began_cpu > MOST_S:
-            why = f"{MOST_S:.0f} s of processor time are over"
+        if cpu - self._began_cpu > self.most_s:
+            why = f"{self.most_s:.0f} s of processor time are over"
         elif now - self._began > _MOST_WALL_S:
             why = f"{_MOST_WALL_S:.0f} s are over"
         elif now - self._busy_at > _IDLE_S:

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,10 @@ from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
 
-_MOST_FOR_ANOTHER_S = 15.0  # of processor time that a first pass took
+_MOST_FOR_ANOTHER_S = 20.0  # of processor time, for other passes; a first one of longer has none
+_WRITE_BELOW = {
+    "pyarrow", "polars", "duckdb", "fastparquet", "lmdb", "tables", "netCDF4", "soundfile", "zarr", "deltalake",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,44 +94,64 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
         follower.loading(),
         follower.progress.rest_unknown,
     )
-    if stopped is not None or not follower.loops.unseen or follower.used_s > _MOST_FOR_ANOTHER_S:
+    writes = {name.partition(".")[0] for name in watched.imports} & _WRITE_BELOW  # where nobody hears of it
+    if stopped is not None or not follower.loops.unseen or follower.used_s > _MOST_FOR_ANOTHER_S or writes:
         return watched
     return replace(_with_unseen(watched, follower, arguments, hidden), seconds=time.perf_counter() - began)
 
 
 def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
-    """Follow a script again, in silence, into branches that only omitted rounds take.
+    """Follow a script again, in silence and alone, into branches that only omitted rounds take.
 
-    Such a branch may lead where the state of the script does not belong: what fails there is no fault of the script.
+    Such a branch may lead where the state of the script does not belong: what fails there is no fault of the script,
+    and it is followed once more without that branch.
     """
-    again = Follower(StorageLog(hidden, value_of=_number), before.target, fake=True, forced=before.loops.unseen)
-    ended = False
-    with (
-        contextlib.suppress(DryRunStopped, StepscopeError),
-        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
-        contextlib.redirect_stderr(nowhere),
-    ):
-        again.run(arguments)
-        ended = not again.progress.rest_unknown
-    missed = [words for words in watched.missed if words not in again.loops.forced] + again.progress.missed
-    return replace(
-        watched,
-        later=again.log if again.progress.updates else None,
-        forced=tuple(again.loops.forced) if ended else (),
-        missed=tuple(dict.fromkeys(missed)) if ended else watched.missed,
-        loading=watched.loading.or_more(again.loading()),
-    )
+    forced, left_s = dict(before.loops.unseen), _MOST_FOR_ANOTHER_S
+    while forced and left_s > 0:
+        again = Follower(StorageLog(hidden, value_of=_number), before.target, True, Other(forced, left_s))
+        with (
+            contextlib.suppress(DryRunStopped, StepscopeError),
+            Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+            Path(os.devnull).open(encoding="utf-8") as nothing,
+            contextlib.redirect_stderr(nowhere),
+            instead(sys, "stdin", nothing),
+        ):
+            again.run(arguments)
+        followed = again.loops.forced
+        if again.whole:
+            missed = [words for words in watched.missed if words not in followed.values()]
+            return replace(
+                watched,
+                later=again.log,
+                forced=tuple(followed.values()),
+                missed=tuple(dict.fromkeys([*missed, *again.progress.missed])),
+                loading=watched.loading.or_more(again.loading()),
+            )
+        if not followed:
+            break
+        del forced[list(followed)[-1]]
+        left_s -= again.used_s
+    return watched
+
+
+class Other(NamedTuple):
+    """What another pass does: sides of branches that it takes once, by number, in so much processor time."""
+
+    forced: Mapping[int, Side]
+    most_s: float
 
 
 class Follower:
     """One run of a script, and what is seen of it."""
 
-    def __init__(self, log: StorageLog, target: str, fake: bool, forced: Mapping[int, Side] | None = None) -> None:
+    def __init__(self, log: StorageLog, target: str, fake: bool, other: Other | None = None) -> None:
         self.log, self.progress = log, Progress(log)
         self.target, self._fake = target, fake
-        self._patience = Patience(target)
-        self._files, self._memory = ScriptFiles(self.progress), ScriptMemory(self.progress, target, fake)
-        self.loops = Loops(self.progress, self._memory.look_at_loop, forced or {})
+        self.whole = False  # whether it came to its end, or made as many updates as it may
+        self._patience = Patience(target, MOST_S if other is None else other.most_s)
+        self._files = ScriptFiles(self.progress, alone=other is not None)
+        self._memory = ScriptMemory(self.progress, target, fake)
+        self.loops = Loops(self.progress, self._memory.look_at_loop, {} if other is None else other.forced)
         self._loaders = Loaders(self.progress)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
@@ -143,6 +166,7 @@ class Follower:
                 arrays_of_fakes(self._looked),
             ):  # fmt: skip
                 self._execute()
+            self.whole = True
         except OutOfPatience as end:
             if self.progress.updates == 0:
                 raise UsageError(
@@ -152,8 +176,10 @@ class Follower:
             self.progress.miss(f"what comes after {self.progress.updates} updates: {end}")
             self._doubt_the_rest()
         except EnoughSteps:
+            self.whole = True
             self._doubt_the_rest()
         except SystemExit as end:
+            self.whole = end.code in (None, 0)
             if end.code not in (None, 0) and self._fake:
                 self._stop(f"the script left with {end.code}", end)
             if end.code not in (None, 0) and self.progress.updates == 0:
@@ -286,7 +312,7 @@ class Follower:
 
     def _exhausted(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
-        if self.progress.updates < self.progress.allowed and self._patience.used < MOST_S:
+        if self.progress.updates < self.progress.allowed and self._patience.used < self._patience.most_s:
             return False
         self.progress.miss(f"what comes after {self.progress.updates} updates")
         return True

@@ -42,8 +42,9 @@ _SCRIPTED: Any = vars(torch.jit)["RecursiveScriptModule"]
 class ScriptFiles:
     """Files that a script writes and saves while they are `kept`."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._log = progress, progress.log
+    def __init__(self, progress: Progress, alone: bool) -> None:
+        """alone: whether the script reaches nothing outside (see guarded)."""
+        self._progress, self._log, self._alone = progress, progress.log, alone
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -72,7 +73,7 @@ class ScriptFiles:
                 load = functools.partial(_load, files, of_safetensors.load_file)
                 stack.enter_context(instead(of_safetensors, "load_file", load))
                 stack.enter_context(instead(of_safetensors, "save_file", functools.partial(self._save, files)))
-            with guarded(files), written_modules(files):
+            with guarded(files, self._alone), written_modules(files):
                 yield
 
     @staticmethod

@@ -2,6 +2,9 @@
 
 Python tells its audit hooks of each file before it opens, moves or removes it, whoever asks: a class of io, a function
 that a library has kept, another thread. A hook stays in a process; outside of `guarded` it does nothing.
+
+Where a script is followed into what it may never come to (`alone`), it starts no process and reaches nothing outside:
+no network, no data base, no library of the system. Nowhere does it put another program in the place of this one.
 """
 
 from __future__ import annotations
@@ -26,23 +29,35 @@ _PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),), "os.truncate": ((0, None),),
     "os.rename": ((0, 2), (1, 3)), "os.link": ((1, 3),), "os.symlink": ((1, 2),),
 }  # fmt: skip
+_OUTSIDE = {
+    "subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn", "os.kill", "os.killpg",
+    "signal.pthread_kill", "socket.connect", "socket.sendto", "socket.sendmsg", "sqlite3.connect", "ctypes.dlopen",
+    "ctypes.dlsym", "ctypes.call_function", "webbrowser.open", "syslog.syslog",
+}  # fmt: skip
+_IN_PLACE = "os.exec"  # of this process another program
 _watched: list[Overlay] = []
+_process: list[int] = []  # a child of which may become another program
+_alone: list[Overlay] = []  # of them, those of scripts that reach nothing outside
 _left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scripts that have ended
 
 
 @contextlib.contextmanager
-def guarded(files: Overlay) -> Iterator[None]:
-    """Raise OutOfPatience where a file of the user's would be written to, moved or removed.
+def guarded(files: Overlay, alone: bool) -> Iterator[None]:
+    """Raise OutOfPatience where a file of the user's would be written to, moved or removed; alone: see the module.
 
     A thread of the script's that is left behind ends where it would do so later.
     """
     _listen()
     _watched.append(files)
+    _alone.extend([files] if alone else [])
+    _process.append(os.getpid())
     before = set(threading.enumerate())
     try:
         yield
     finally:
         _watched.remove(files)
+        _alone.clear()
+        _process.pop()
         new = [thread for thread in threading.enumerate() if thread not in before]
         _left.update((thread, files) for thread in new if _is_of_script(thread))
 
@@ -61,7 +76,11 @@ def _listen() -> None:
 
 
 def _heard(event: str, given: tuple[Any, ...]) -> None:
-    if not (_watched or _left) or event not in _PATHS:
+    if not (_watched or _left):
+        return
+    if (event in _OUTSIDE and _alone) or (event == _IN_PLACE and _watched and os.getpid() == _process[-1]):
+        raise OutOfPatience(f"it would start or reach what is outside of it ({event})", None)
+    if event not in _PATHS:
         return
     files = _watched[-1] if _watched else _left.get(threading.current_thread())
     if files is None:

@@ -55,7 +55,7 @@ class Loops:
         self._entered: dict[int, tuple[int, int]] = {}  # B that were live as it was taken, and updates
         self._kept: dict[int, int] = {}  # B that it kept when it was taken last
         self._forced = dict(forced)  # that were not yet
-        self.forced: list[str] = []  # that were, in words
+        self.forced: dict[int, str] = {}  # that were, by number, in words
         self.unseen: dict[int, Side] = {}  # by number
 
     def names(self, patience: Any) -> dict[str, Any]:
@@ -96,8 +96,7 @@ class Loops:
     def _take(self, number: int, test: Any, *values: Any) -> bool:
         taken, loops = bool(test), self.calls.branches[number].loops
         if number in self._forced and (self._cut.intersection(loops) if loops else self._progress.cut):
-            taken, words = self._forced.pop(number)
-            self.forced.append(words)
+            taken, self.forced[number] = self._forced.pop(number)
         self._taken.setdefault(number, set()).add(taken)
         self._path.append((number, taken))
         if self.calls.branches[number].parameters:
