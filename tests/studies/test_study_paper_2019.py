@@ -94,7 +94,7 @@ def test_the_longer_plans_train_besides_and_the_dry_one_does_not() -> None:
     assert len(Paper2019().plan().points) == 16
     hour = Paper2019(plan_="hour", device="cpu", threads=1).plan().points
     trained = [point for point in hour if point.task.endswith(":train_run")]
-    assert len(trained) == 4 * 3 * 3
+    assert len(trained) == 4 * 3 * 4
     assert [point for point in hour if point.timed] == trained
     assert len({point.id for point in hour}) == len(hour)
 

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 ROUNDS, TAKEN, LEFT, ENUMERATE, PATIENCE = "__rounds__", "__taken__", "__left__", "__enumerate__", "__patience__"
+ANSWERED = "__answered__"
 
 
 @dataclass(frozen=True)
 class _Branch:
     """An `if` on what counts the rounds of these loops (by number), and whether what it does can matter.
 
-    Without loops it is on parameters of a function, or on what an object holds: these may count rounds of a caller.
+    Without loops it is on names in a function, or on what an object holds: these may count rounds of a caller. It may
+    also be what a function answers (`return self.rounds % 50 == 0`), for then its caller has the branch.
+    changes: whether its body multiplies a number or looks one up, each time that it is taken.
     """
 
     line: int
@@ -22,6 +25,7 @@ class _Branch:
     body: bool
     otherwise: bool
     parameters: tuple[str, ...] = ()
+    changes: bool = False
 
 
 class LoopCalls(ast.NodeTransformer):
@@ -92,6 +96,26 @@ class LoopCalls(ast.NodeTransformer):
             node.body.append(ast.copy_location(left, node.body[-1]))
         return node
 
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        """Return the statement with a note of what it answers, where that is a comparison."""
+        answer = node.value if isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
+        number = None if answer is None else self._branch(answer, node.lineno, (True, True))
+        self.generic_visit(node)
+        if number is not None and node.value is not None:
+            node.value = self._note(number, ANSWERED, node.value)
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Return a node with its parts; a comprehension with a note of each of its conditions."""
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            matters = _matter([ast.Expr(part) for part in made])
+            for part in node.generators:
+                numbers = [self._branch(test, node.lineno, (matters, False)) for test in part.ifs]
+                noted = zip(numbers, part.ifs, strict=True)
+                part.ifs = [test if number is None else self._note(number, TAKEN, test) for number, test in noted]
+        return super().generic_visit(node)
+
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         """Return the expression with a note of its test."""
         self._noted(node, _matter([ast.Expr(node.body)]), _matter([ast.Expr(node.orelse)]))
@@ -100,18 +124,28 @@ class LoopCalls(ast.NodeTransformer):
     def _noted(
         self, node: ast.If | ast.IfExp, body: bool, otherwise: bool, replaced: Sequence[ast.expr] = ()
     ) -> int | None:
-        names, test = _names([node.test]), ast.unparse(node.test)
-        loops = tuple(number for number, counting in self._open if counting & names)
-        compared = () if loops else sorted(_compared(node.test))
-        parameters = tuple(name for name in compared if "." in name or name in self._parameters[-1])
+        changes = isinstance(node, ast.If) and (_grows(node.body) or _looks_up(node.body, node.test))
+        condition = node.test
         self.generic_visit(node)
-        if not (loops or parameters) or not (body or otherwise):
-            return None
-        number = len(self.branches)
-        self.branches.append(_Branch(node.lineno, test, loops, body, otherwise, parameters))
-        values = [_looked_up(name) for name in parameters] if parameters else replaced
-        node.test = ast.copy_location(_call(TAKEN, ast.Constant(number), node.test, *values), node.test)
+        number = self._branch(condition, node.lineno, (body or changes, otherwise), changes)
+        if number is not None:
+            node.test = self._note(number, TAKEN, node.test, replaced)
         return number
+
+    def _branch(self, test: ast.expr, line: int, sides: tuple[bool, bool], changes: bool = False) -> int | None:
+        names = _names([test])
+        loops = tuple(number for number, counting in self._open if counting & names)
+        compared = () if loops else sorted(_compared(test))
+        parameters = tuple(name for name in compared if "." in name or len(self._parameters) > 1)
+        if not (loops or parameters) or not any(sides):
+            return None
+        self.branches.append(_Branch(line, ast.unparse(test), loops, *sides, parameters, changes))
+        return len(self.branches) - 1
+
+    def _note(self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = ()) -> ast.expr:
+        parameters = self.branches[number].parameters
+        values = [_looked_up(parameter) for parameter in parameters] if parameters else replaced
+        return ast.copy_location(_call(name, ast.Constant(number), test, *values), test)
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Return the call; enumerate() knows the number of a batch after those that were omitted."""
@@ -192,6 +226,28 @@ def _held_by(value: ast.expr) -> Iterator[str]:
             yield from _held_by(inner) if isinstance(inner, ast.expr) else ()
 
 
+def _looks_up(statements: Iterable[ast.stmt], test: ast.expr) -> bool:
+    """Return whether statements look up what a test asks of: `if step in SIZES: size = SIZES[step]`."""
+    values = (part.value for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Assign))
+    return any(isinstance(value, ast.Subscript) and _names([value.slice]) & _names([test]) for value in values)
+
+
+def _grows(statements: Iterable[ast.stmt]) -> bool:
+    """Return whether statements multiply a number by a whole one, as a batch size: `size *= 2`, `size = size * 2`."""
+    for part in (part for statement in statements for part in ast.walk(statement)):
+        if isinstance(part, ast.AugAssign):
+            factors: list[ast.expr] = [part.value] if isinstance(part.op, (ast.Mult, ast.LShift, ast.Pow)) else []
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.BinOp):
+            own = _names(part.targets) & _names([part.value])
+            times = isinstance(part.value.op, (ast.Mult, ast.LShift, ast.Pow))
+            factors = [part.value.left, part.value.right] if own and times else []
+        else:
+            continue
+        if any(isinstance(factor, ast.Constant) and isinstance(factor.value, int) for factor in factors):
+            return True
+    return False
+
+
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 
@@ -219,7 +275,7 @@ _SMALL_CALLS = """
 _SMALL = frozenset(_SMALL_CALLS.split())
 
 
-def _matter(statements: list[ast.stmt]) -> bool:
+def _matter(statements: Sequence[ast.stmt]) -> bool:
     """Return whether statements call anything that may take memory."""
     calls = (part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Call))
     return any(not _is_small(call) for call in calls)

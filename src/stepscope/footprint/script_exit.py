@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -27,8 +29,15 @@ class ScriptExit:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Answer for atexit."""
-        plain, forget = atexit.register, atexit.unregister
+        """Answer for atexit, and for ends of this process that ask nobody."""
+        plain, forget, process = atexit.register, atexit.unregister, os.getpid()
+        ends = {name: getattr(os, name) for name in ("_exit", "abort")}
+
+        def end(name: str, *code: int) -> None:
+            if os.getpid() != process:  # a child ends as it wants to
+                ends[name](*code)
+            self._registered.clear()  # it does not happen then
+            raise SystemExit(*code or (1,))
 
         def register(function: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
             if not is_foreign(sys._getframe(1).f_code.co_filename):
@@ -40,7 +49,11 @@ class ScriptExit:
             self._registered = [row for row in self._registered if row[0] != function]
             forget(function)
 
-        with instead(atexit, "register", register), instead(atexit, "unregister", unregister):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(instead(atexit, "register", register))
+            stack.enter_context(instead(atexit, "unregister", unregister))
+            for name in ends:
+                stack.enter_context(instead(os, name, functools.partial(end, name)))
             yield
 
     def run(self) -> None:

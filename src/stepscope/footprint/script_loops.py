@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_calls import ENUMERATE, LEFT, PATIENCE, ROUNDS, TAKEN, LoopCalls
+from stepscope.footprint.script_calls import ANSWERED, ENUMERATE, LEFT, PATIENCE, ROUNDS, TAKEN, LoopCalls
 from stepscope.footprint.script_items import Items, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.units import bytes_
@@ -63,6 +63,7 @@ class Loops:
         return {
             ROUNDS: self.rounds,
             TAKEN: self._take,
+            ANSWERED: self._answer,
             LEFT: self._leave,
             ENUMERATE: self._enumerated,
             PATIENCE: patience,
@@ -74,6 +75,8 @@ class Loops:
             taken = self._taken.get(number, set())
             if not (self._cut.intersection(branch.loops) if branch.loops else self._counts_rounds(number)):
                 continue
+            if True in taken and branch.changes:
+                self._progress.miss(f"what changes at line {branch.line} each time where {branch.test}")
             if taken == {False} and branch.body:
                 self._miss_side(number, True, "only where")
             if taken == {True} and branch.otherwise:
@@ -105,6 +108,9 @@ class Loops:
         if taken and loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
         return taken
+
+    def _answer(self, number: int, answer: Any, *values: Any) -> Any:
+        return self._take(number, answer, *values) if type(answer) is bool else answer
 
     def _leave(self, number: int, *variables: _Variables) -> None:
         alive, updates = self._entered[number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from stepscope.units import bytes_
 _MOST_UPDATES = 60
 OWN_OF_AN_OP = 2_000  # B at most that this process grows by to follow an op
 _SEEN = 3  # ends of rounds at which arrays are looked at
+_WORTH = 10_000_000  # B of what rounds make anew that are worth a word
 _OWN = 30_000_000  # B besides; 0 to 10 MB were seen after the first update
 
 
@@ -66,7 +68,7 @@ class Growth:
         self._progress, self._log, self._first = progress, progress.log, int(at_start)
         self._resident = self._ops = 0  # at the end of the first round
         self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
-        self._newest: list[int] = []  # B of the largest storage that a round made and left
+        self._newest: list[Counter[int]] = []  # sizes of the storages that a round made and left
         self._last: list[_LastRound] = []
         self._work = progress.work
         self._arrays: list[tuple[int, int]] = []  # bytes and number at the ends of the first rounds that did any
@@ -79,7 +81,7 @@ class Growth:
         if self._progress.work != self._work and len(self._arrays) < _SEEN:
             self._work = self._progress.work
             self._arrays.append(self._progress.arrays())
-        self._newest.append(self._log.largest_since(self._ends[-1][1]) if self._ends else 0)
+        self._newest.append(self._log.sizes_since(self._ends[-1][1]) if self._ends else Counter())
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
 
     @property
@@ -107,8 +109,10 @@ class Growth:
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
             self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
-        anew = min(growth, self._newest[-1] - self._newest[-2])
-        if anew > 0:  # larger than the one before, not beside it
+        larger, smaller = self._newest[-1] - self._newest[-2], self._newest[-2] - self._newest[-1]
+        anew = min(growth, max(larger) - max(smaller)) if larger and smaller else 0
+        if anew * skipped > _WORTH:  # in the place of the one before, not beside it
+            self._progress.miss(f"what is computed from what {skipped} rounds of a loop add to")
             self._last.append(_LastRound())
             self._log.hold(anew * skipped, f"made anew by each of {skipped} rounds of a loop", self._last[-1])
 

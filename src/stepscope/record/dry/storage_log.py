@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -222,9 +223,9 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         largest = max(alive, key=lambda number: self.storages[number].bytes, default=None)
         return None if largest is None else self._ends[largest]()
 
-    def largest_since(self, first: int) -> int:
-        """Return the size of the largest storage that is live of those from one number on, B; 0: there is none."""
-        return max((self.storages[number].bytes for number in self._alive.values() if number >= first), default=0)
+    def sizes_since(self, first: int) -> Counter[int]:
+        """Return how many of so many bytes are live, of the storages from one number on."""
+        return Counter(self.storages[number].bytes for number in self._alive.values() if number >= first)
 
     @contextlib.contextmanager
     def scene(self, name: str) -> Iterator[None]:
