@@ -1,5 +1,5 @@
 # make demo    set up, train LeNet on real digits for 600 steps, show what a step costs
-# make test    set up, run every test            make test-quick   those that take no second of CPU time: a minute
+# make test    set up, run every test            make test-quick   those that take hardly a second of CPU time: minutes
 # make check   lint, format and types
 # make bench   what measuring costs              make accuracy  energy per op against the truth of simulated boards
 # make torture kills, failing disks, losses of power; 100,000 damaged folders (PROCESSES=8: hours; CASES=1000: less)
