@@ -36,8 +36,8 @@ class OutOfPatience(EnoughSteps):
 class Patience:
     """The time of one script; `check` is called by its loops, and by a timer while it is `kept`."""
 
-    def __init__(self, target: str, most_s: float = MOST_S) -> None:
-        self._target, self.most_s = target, most_s
+    def __init__(self, target: str, most_s: float | None = None) -> None:
+        self._target, self.most_s = target, MOST_S if most_s is None else most_s
         self._began = self._busy_at = time.monotonic()
         self._began_cpu = self._busy_cpu = time.process_time()
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import StepscopeError, UsageError, no_script
-from stepscope.footprint.patience import MOST_S, OutOfPatience, Patience
+from stepscope.footprint.patience import OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main
 from stepscope.footprint.script_exit import ScriptExit, forget, no_modules_left
 from stepscope.footprint.script_files import ScriptFiles
@@ -148,7 +148,7 @@ class Follower:
         self.log, self.progress = log, Progress(log)
         self.target, self._fake = target, fake
         self.whole = False  # whether it came to its end, or made as many updates as it may
-        self._patience = Patience(target, MOST_S if other is None else other.most_s)
+        self._patience = Patience(target, None if other is None else other.most_s)
         self._files = ScriptFiles(self.progress, alone=other is not None)
         self._memory = ScriptMemory(self.progress, target, fake)
         self.loops = Loops(self.progress, self._memory.look_at_loop, {} if other is None else other.forced)
