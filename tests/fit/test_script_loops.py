@@ -13,7 +13,7 @@ import pytest
 from tests.fit.test_script import answered, followed
 
 from stepscope.footprint.script import ScriptLog
-from stepscope.footprint.script_calls import TAKEN
+from stepscope.footprint.script_calls import ANSWERED, TAKEN
 from stepscope.footprint.script_loops import Loops
 from stepscope.footprint.script_progress import Progress
 from stepscope.footprint.simulator import live_peak
@@ -573,6 +573,20 @@ def test_rounds_that_only_count_take_little_memory() -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 2000 * 500
+
+
+def test_what_is_asked_very_often_takes_little_memory() -> None:
+    """Functions that sort and choose the data are no rounds of a training."""
+    loops = Loops(Progress(StorageLog()), lambda: None, {})
+    loops.calls.visit(ast.parse("def late(n):\n    return n > limit\n"))
+    answered = loops.names(None)[ANSWERED]
+    for _ in loops.rounds(range(1), 0):
+        tracemalloc.start()
+        for n in range(100_000):
+            assert answered(0, False, lambda n=n: n, lambda: 10**9) is False
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < 3_000_000
 
 
 def test_rounds_whose_sizes_are_drawn_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ _MOST_SKIPPING_S = 3.0  # of processor time for them
 _NOTHING = object()
 _ALIKE = 0.05  # of what is live: rounds of like items that differ by more are not alike
 _Variables = Sequence[Callable[[], Any]]  # that may have no value yet
+_LONGEST_PATH = 10_000  # branches of a round
+_VALUES = 3  # of the names in a test, between two updates
 _KEPT = 1_000_000  # B that a branch keeps that are worth a word
 
 
@@ -51,7 +53,7 @@ class Loops:
         self._cut: set[int] = set()  # loops of which rounds were omitted
         self._taken: dict[int, set[bool]] = {}
         self._path: list[tuple[int, bool]] = []  # branches in their order, of a round of an outermost loop
-        self._values: dict[int, set[tuple[Any, int]]] = {}  # of parameters in a test, and how many updates were made
+        self._values: dict[int, dict[int, set[Any]]] = {}  # of names in a test, some by how many updates were made
         self._entered: dict[int, tuple[int, int]] = {}  # B that were live as it was taken, and updates
         self._kept: dict[int, int] = {}  # B that it kept when it was taken last
         self._forced = dict(forced)  # that were not yet
@@ -92,19 +94,23 @@ class Loops:
 
     def _counts_rounds(self, number: int) -> bool:
         """Return whether parameters of a branch changed as the training went on, and rounds are omitted."""
-        values = self._values.get(number, set())
-        several = len({value for value, _ in values}) > 1 < len({updates for _, updates in values})
-        return several and self._progress.cut
+        values = self._values.get(number, {})
+        return len(values) > 1 < len(set().union(*values.values())) and self._progress.cut
 
     def _take(self, number: int, test: Any, *values: Any) -> bool:
         taken, loops = bool(test), self.calls.branches[number].loops
         if number in self._forced and (self._cut.intersection(loops) if loops else self._progress.cut):
             taken, self.forced[number] = self._forced.pop(number)
-        self._taken.setdefault(number, set()).add(taken)
-        self._path.append((number, taken))
+        sides = self._taken.setdefault(number, set())
+        if not loops and len(sides) > 1:  # what is asked millions of times has both soon
+            return taken
+        sides.add(taken)
+        if self._open and len(self._path) < _LONGEST_PATH:
+            self._path.append((number, taken))
         if self.calls.branches[number].parameters:
-            numbers = tuple(value for value in map(_value, values) if type(value) is int)
-            self._values.setdefault(number, set()).add((numbers, self._progress.updates))
+            known = self._values.setdefault(number, {}).setdefault(self._progress.updates, set())
+            if len(known) < _VALUES:
+                known.add(tuple(value for value in map(_value, values) if type(value) is int))
         if taken and loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
         return taken
