@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from stepscope import workloads
 from stepscope.errors import DataUnavailable, MissingDependency, UnknownName, UsageError
@@ -197,7 +198,8 @@ def test_evaluation_with_channels_innermost_finds_what_plain_pictures_do() -> No
     training = workloads.find("resnet8-c32").prepare(batch=50)
     training.model.load_state_dict(packaged.weights("resnet8-c32"))
     training.model.eval()
-    pictures, labels = (torch.stack(list(part)) for part in zip(*training.splits.test, strict=True))
+    assert training.splits.test is not None
+    pictures, labels = next(iter(DataLoader(training.splits.test, batch_size=training.data.test_size)))
     with torch.no_grad():
         right = (training.model(pictures).argmax(1) == labels).sum().item()
     assert training.evaluate() == right / len(labels) > 0.85
