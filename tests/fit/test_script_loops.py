@@ -6,6 +6,7 @@ import ast
 import socket
 import sqlite3
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -299,6 +300,29 @@ def test_what_a_script_may_never_come_to_reaches_nothing_outside(
     assert found.missed == ("what runs at line 19 only where epoch == 20",)
     assert (tmp_path / "kept.txt").read_text() == "mine"
     assert list(base.execute("select name from runs")) == [("mine",)]
+
+
+def test_a_thread_of_who_asks_goes_on_while_a_script_reaches_nothing_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, failed = threading.Event(), list[BaseException]()
+
+    def works() -> None:
+        while not ended.wait(0.005):
+            try:
+                sqlite3.connect(":memory:").close()
+            except BaseException as error:
+                failed.append(error)
+
+    bystander = threading.Thread(target=works)
+    bystander.start()
+    try:
+        found = followed(tmp_path, monkeypatch, OUTSIDE.format("sqlite3.connect('kept.db')"))
+    finally:
+        ended.set()
+        bystander.join()
+    assert found.missed == ("what runs at line 19 only where epoch == 20",)
+    assert failed == []
 
 
 def test_a_script_that_would_become_another_program_is_followed_until_there(

@@ -46,6 +46,7 @@ from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothi
 _MOST_FOR_ANOTHER_S = 20.0  # of processor time, for other passes; a first one of longer has none
 _WRITE_BELOW = {
     "pyarrow", "polars", "duckdb", "fastparquet", "lmdb", "tables", "netCDF4", "soundfile", "zarr", "deltalake",
+    "torchaudio", "faiss", "xgboost", "lightgbm", "catboost", "tensorflow", "rasterio", "SimpleITK",
 }  # fmt: skip
 
 

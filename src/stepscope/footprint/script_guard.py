@@ -38,6 +38,7 @@ _IN_PLACE = "os.exec"  # of this process another program
 _watched: list[Overlay] = []
 _process: list[int] = []  # a child of which may become another program
 _alone: list[Overlay] = []  # of them, those of scripts that reach nothing outside
+_bystanders = weakref.WeakSet[threading.Thread]()  # that ran before: they are not the script's
 _left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scripts that have ended
 
 
@@ -52,11 +53,13 @@ def guarded(files: Overlay, alone: bool) -> Iterator[None]:
     _alone.extend([files] if alone else [])
     _process.append(os.getpid())
     before = set(threading.enumerate())
+    _bystanders.update(before - {threading.current_thread()})
     try:
         yield
     finally:
         _watched.remove(files)
         _alone.clear()
+        _bystanders.clear()
         _process.pop()
         new = [thread for thread in threading.enumerate() if thread not in before]
         _left.update((thread, files) for thread in new if _is_of_script(thread))
@@ -78,7 +81,8 @@ def _listen() -> None:
 def _heard(event: str, given: tuple[Any, ...]) -> None:
     if not (_watched or _left):
         return
-    if (event in _OUTSIDE and _alone) or (event == _IN_PLACE and _watched and os.getpid() == _process[-1]):
+    refused = event in _OUTSIDE and _alone and threading.current_thread() not in _bystanders
+    if refused or (event == _IN_PLACE and _watched and os.getpid() == _process[-1]):
         raise OutOfPatience(f"it would start or reach what is outside of it ({event})", None)
     if event not in _PATHS:
         return
