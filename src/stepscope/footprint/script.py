@@ -109,7 +109,7 @@ def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str],
     """
     forced, left_s = dict(before.loops.unseen), _MOST_FOR_ANOTHER_S
     while forced and left_s > 0:
-        again = Follower(StorageLog(hidden, value_of=_number), before.target, True, Other(forced, left_s))
+        again = Follower(StorageLog(hidden, value_of=_number), before.target, True, SecondPass(forced, left_s))
         with (
             contextlib.suppress(DryRunStopped, StepscopeError),
             Path(os.devnull).open("w", encoding="utf-8") as nowhere,
@@ -135,7 +135,7 @@ def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str],
     return watched
 
 
-class Other(NamedTuple):
+class SecondPass(NamedTuple):
     """What another pass does: sides of branches that it takes once, by number, in so much processor time."""
 
     forced: Mapping[int, Side]
@@ -145,14 +145,14 @@ class Other(NamedTuple):
 class Follower:
     """One run of a script, and what is seen of it."""
 
-    def __init__(self, log: StorageLog, target: str, fake: bool, other: Other | None = None) -> None:
+    def __init__(self, log: StorageLog, target: str, fake: bool, second: SecondPass | None = None) -> None:
         self.log, self.progress = log, Progress(log)
         self.target, self._fake = target, fake
         self.whole = False  # whether it came to its end, or made as many updates as it may
-        self._patience = Patience(target, None if other is None else other.most_s)
-        self._files = ScriptFiles(self.progress, alone=other is not None)
+        self._patience = Patience(target, None if second is None else second.most_s)
+        self._files = ScriptFiles(self.progress, alone=second is not None)
         self._memory = ScriptMemory(self.progress, target, fake)
-        self.loops = Loops(self.progress, self._memory.look_at_loop, {} if other is None else other.forced)
+        self.loops = Loops(self.progress, self._memory.look_at_loop, {} if second is None else second.forced)
         self._loaders = Loaders(self.progress)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
