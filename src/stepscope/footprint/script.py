@@ -8,7 +8,6 @@ torch.load.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import contextlib
 import os
@@ -30,11 +29,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.patience import OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main
-from stepscope.footprint.script_exit import ScriptExit, forget, no_modules_left
+from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders
 from stepscope.footprint.script_loops import Loops, Side
 from stepscope.footprint.script_memory import ScriptMemory, imports_of_script
+from stepscope.footprint.script_modules import OwnModules, forget
 from stepscope.footprint.script_processes import Processes
 from stepscope.footprint.script_progress import Progress, instead
 from stepscope.footprint.simulator import Loading
@@ -150,9 +150,10 @@ class Follower:
         self.target, self._fake = target, fake
         self.whole = False  # whether it came to its end, or made as many updates as it may
         self._patience = Patience(target, None if second is None else second.most_s)
-        self._files = ScriptFiles(self.progress, alone=second is not None)
         self._memory = ScriptMemory(self.progress, target, fake)
         self.loops = Loops(self.progress, self._memory.look_at_loop, {} if second is None else second.forced)
+        self._names = self.loops.names(self._patience.check)
+        self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders = Loaders(self.progress)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
@@ -161,7 +162,8 @@ class Follower:
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
-                self._memory.kept(), quiet(), as_main(self.target, arguments), self._files.kept(),
+                self._memory.kept(), quiet(), as_main(self.target, arguments), self._files.kept() as files,
+                OwnModules(self.loops.calls.transform, self._names, files).kept(),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked),
@@ -222,25 +224,23 @@ class Follower:
 
     def _execute(self) -> None:
         """Run the script as `python script` would, with its loops cut."""
-        source = Path(self.target).read_bytes()
-        code = compile(ast.fix_missing_locations(self.loops.calls.visit(ast.parse(source))), self.target, "exec")
+        code = self.loops.calls.transform(Path(self.target).read_bytes(), self.target, of_module=False)
         module = types.ModuleType("__main__")
         module.__dict__.update({"__file__": self.target, "__builtins__": builtins})
-        module.__dict__.update(self.loops.names(self._patience.check))
+        module.__dict__.update(self._names)
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
-        with no_modules_left(self.target):
+        try:
             try:
-                try:
-                    exec(code, module.__dict__)
-                except SystemExit:
-                    self._exit.run()
-                    raise
+                exec(code, module.__dict__)
+            except SystemExit:
                 self._exit.run()
-            finally:
-                self._memory.look_again()
-                sys.modules["__main__"] = plain
-                forget(module)
+                raise
+            self._exit.run()
+        finally:
+            self._memory.look_again()
+            sys.modules["__main__"] = plain
+            forget(module)
 
     @contextlib.contextmanager
     def _compiled(self) -> Iterator[None]:
@@ -260,9 +260,13 @@ class Follower:
             yield
 
     def _line_of(self, error: BaseException) -> str:
-        """Return "line 5: ", of the script's own line that an error passed last; nothing where it passed none."""
-        passed = traceback.extract_tb(error.__traceback__)
-        return next((f"line {frame.lineno}: " for frame in reversed(passed) if frame.filename == self.target), "")
+        """Return "line 5: " or "line 5 of net.py: ", of the user's own line that an error passed last; "" of none."""
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if frame.filename == self.target:
+                return f"line {frame.lineno}: "
+            if is_foreign(frame.filename) and not frame.filename.startswith("<"):
+                return f"line {frame.lineno} of {Path(frame.filename).name}: "
+        return ""
 
     def _looked(self) -> None:
         self.log.looks += 1
@@ -277,7 +281,7 @@ class Follower:
     def _doubt_the_rest(self) -> None:
         """Know that an evaluation may come after what was followed, where the script has one and none was seen."""
         seen = any(name == EVALUATION for _, name in self.log.scenes)
-        if not seen and _EVALUATES.search(Path(self.target).read_text(encoding="utf-8", errors="replace")):
+        if not seen and any(map(_EVALUATES.search, self.loops.calls.sources)):
             self.progress.rest_unknown = True
 
     @contextlib.contextmanager
@@ -332,7 +336,7 @@ def _no_lost_states() -> Iterator[None]:
         yield
 
 
-_EVALUATES = re.compile(r"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")
+_EVALUATES = re.compile(rb"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")
 
 
 def _number(tensor: Tensor) -> Any:

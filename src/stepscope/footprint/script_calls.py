@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 ROUNDS, TAKEN, LEFT, ENUMERATE, PATIENCE = "__rounds__", "__taken__", "__left__", "__enumerate__", "__patience__"
 ANSWERED = "__answered__"
@@ -19,7 +21,7 @@ class _Branch:
     changes: whether its body multiplies a number or looks one up, each time that it is taken.
     """
 
-    line: int
+    place: str
     test: str
     loops: tuple[int, ...]
     body: bool
@@ -32,13 +34,21 @@ class LoopCalls(ast.NodeTransformer):
     """Has each `for` go through the follower, and each `while` ask whether it may go on; notes branches on a round."""
 
     def __init__(self) -> None:
-        self.lines: list[int] = []  # of each loop
+        self.places: list[str] = []  # of each loop: its line, and its file where that is not the script's
         self._called: list[set[str]] = []  # by each
         self._functions: dict[str, set[str]] = {}  # of the script: names of what they call
         self._parameters: list[set[str]] = [set()]  # of the functions around
         self.branches: list[_Branch] = []
         self._open: list[tuple[int, set[str]]] = []  # loops around, and the names that count their rounds
         self._rests: dict[int, list[ast.stmt]] = {}  # by the id of an `if` that leaves: what comes after it
+        self.sources: list[bytes] = []  # of the script and of its own modules
+        self._file = ""
+
+    def transform(self, source: bytes, path: str, of_module: bool = True) -> types.CodeType:
+        """Return the code of a script, or of a module of its own."""
+        self.sources.append(source)
+        self._file = f" of {Path(path).name}" * of_module
+        return compile(ast.fix_missing_locations(self.visit(ast.parse(source, path))), path, "exec", dont_inherit=True)
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Return the script; what comes after an `if` that leaves is its other branch."""
@@ -52,8 +62,8 @@ class LoopCalls(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
-        number, inside = len(self.lines), list(ast.walk(node))
-        self.lines.append(node.lineno)
+        number, inside = len(self.places), list(ast.walk(node))
+        self.places.append(self._place(node.lineno))
         self._called.append(_calls(inside))
         counters = [part.target for part in inside if isinstance(part, ast.AugAssign) and _is_name(part.target)]
         self._open.append((number, _names([node.target, *counters])))
@@ -139,8 +149,11 @@ class LoopCalls(ast.NodeTransformer):
         parameters = tuple(name for name in compared if "." in name or len(self._parameters) > 1)
         if not (loops or parameters) or not any(sides):
             return None
-        self.branches.append(_Branch(line, ast.unparse(test), loops, *sides, parameters, changes))
+        self.branches.append(_Branch(self._place(line), ast.unparse(test), loops, *sides, parameters, changes))
         return len(self.branches) - 1
+
+    def _place(self, line: int) -> str:
+        return f"line {line}{self._file}"
 
     def _note(self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = ()) -> ast.expr:
         parameters = self.branches[number].parameters

@@ -8,12 +8,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import os
 import sys
-import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from stepscope.footprint.script_progress import Progress, instead
@@ -64,24 +61,3 @@ class ScriptExit:
                 function(*given, **options)
             except Exception as error:
                 self._progress.miss(f"what it left for its exit: {type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def no_modules_left(target: str) -> Iterator[None]:
-    """Forget at the end the modules beside a script that it imported: another pass imports them anew."""
-    folder, before = Path(target).resolve().parent, set(sys.modules)
-    try:
-        yield
-    finally:
-        for name in sys.modules.keys() - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and is_foreign(file) and folder in Path(file).resolve().parents:
-                forget(sys.modules.pop(name))
-
-
-def forget(module: types.ModuleType) -> None:
-    """Let the objects of a script go; its functions and modules stay, which its threads may still use."""
-    for name, value in list(vars(module).items()):
-        if not name.startswith("__") and not isinstance(value, (types.ModuleType, types.FunctionType, type)):
-            del vars(module)[name]
-    gc.collect()

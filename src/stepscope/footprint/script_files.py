@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.script_guard import guarded
-from stepscope.footprint.script_modules import written_modules
 from stepscope.footprint.script_overlay import Overlay
 from stepscope.footprint.script_progress import Progress, instead
 from stepscope.footprint.script_saved import saved
@@ -47,7 +46,7 @@ class ScriptFiles:
         self._progress, self._log, self._alone = progress, progress.log, alone
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> Iterator[Overlay]:
         """Answer the calls that open, write, move and delete files, and those that save and load."""
         with tempfile.TemporaryDirectory(prefix="stepscope-fit-") as folder, contextlib.ExitStack() as stack:
             files = Overlay(Path(folder), self._progress)
@@ -73,8 +72,8 @@ class ScriptFiles:
                 load = functools.partial(_load, files, of_safetensors.load_file)
                 stack.enter_context(instead(of_safetensors, "load_file", load))
                 stack.enter_context(instead(of_safetensors, "save_file", functools.partial(self._save, files)))
-            with guarded(files, self._alone), written_modules(files):
-                yield
+            with guarded(files, self._alone):
+                yield files
 
     @staticmethod
     def _imports(files: Overlay, stack: contextlib.ExitStack, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,6 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from stepscope.footprint.script_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
 from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
+from stepscope.record.boundary import INSTALLED
 
 _NOTHING = object()
 _ADDED_UP = 64  # batches at the most whose gradients may add up to an update
@@ -267,7 +267,7 @@ def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
 
 
 def _is_library(frame: types.FrameType) -> bool:
-    return any(part in ("site-packages", "dist-packages") for part in Path(frame.f_code.co_filename).parts)
+    return any(part in frame.f_code.co_filename for part in INSTALLED)
 
 
 def _iterator_of(loader: DataLoader[Any]) -> Any:

@@ -78,18 +78,18 @@ class Loops:
             if not (self._cut.intersection(branch.loops) if branch.loops else self._counts_rounds(number)):
                 continue
             if True in taken and branch.changes:
-                self._progress.miss(f"what changes at line {branch.line} each time where {branch.test}")
+                self._progress.miss(f"what changes at {branch.place} each time where {branch.test}")
             if taken == {False} and branch.body:
                 self._miss_side(number, True, "only where")
             if taken == {True} and branch.otherwise:
                 self._miss_side(number, False, "except where")
             if taken == {True, False} and self._kept.get(number, 0) > _KEPT:
                 kept = f"{bytes_(self._kept[number])} each time where {branch.test}"
-                self._progress.miss(f"what is kept at line {branch.line} in rounds that were omitted: {kept}")
+                self._progress.miss(f"what is kept at {branch.place} in rounds that were omitted: {kept}")
 
     def _miss_side(self, number: int, side: bool, where: str) -> None:
         branch = self.calls.branches[number]
-        self.unseen[number] = Side(side, f"what runs at line {branch.line} {where} {branch.test}")
+        self.unseen[number] = Side(side, f"what runs at {branch.place} {where} {branch.test}")
         self._progress.miss(self.unseen[number].words)
 
     def _counts_rounds(self, number: int) -> bool:
@@ -149,13 +149,21 @@ class Loops:
         """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
         source, items, growth = _Source(iterable, self._progress), Items(is_short(iterable)), Growth(self._progress)
         trained, evaluated, many, likeness = 0, 0, False, _Likeness()
+        idle, ops = 0, -1  # rounds before the first with an op
         self._open += 1
         try:
             for item in source:
-                updates, looks = self._progress.updates, self._log.evaluations
-                alive, events, path = self._log.alive_bytes(), len(self._log.events), len(self._path)
+                if growth.rounds or ops < 0:
+                    updates, looks, ops = self._progress.updates, self._log.evaluations, self._log.ops
+                    alive, events = self._log.alive_bytes(), len(self._log.events)
+                path = len(self._path)
                 self._cut.update([number] if source.jumped else [])
                 yield item
+                if growth.rounds == 0 and self._log.ops == ops:
+                    idle += 1
+                    if self._open == 1:
+                        self._path.clear()
+                    continue
                 items.see(item)
                 most = self._log.most_since(events)
                 stepped = self._progress.updates - updates
@@ -174,7 +182,7 @@ class Loops:
                     break
             else:
                 return
-            yield from self._others(iterable, source, items, growth, number)
+            yield from self._others(iterable, source, items, growth, idle, number)
         finally:
             self._open -= 1
             self._cut.update([number] if source.jumped else [])
@@ -182,20 +190,22 @@ class Loops:
 
     def _end(self, number: int, likeness: _Likeness) -> None:
         if number in self._cut and likeness.broken:
-            self._progress.miss(f"rounds of the loop at line {self.calls.lines[number]}, which are not alike")
+            self._progress.miss(f"rounds of the loop at {self.calls.places[number]}, which are not alike")
         self._shortened |= number in self._cut
         if self._shortened and self._open == 0:
             self._shortened = False
             self._ended()
 
-    def _others(self, iterable: Any, source: _Source, items: Items, growth: Growth, number: int) -> Iterator[Any]:
+    def _others(
+        self, iterable: Any, source: _Source, items: Items, growth: Growth, idle: int, number: int
+    ) -> Iterator[Any]:
         """Yield of the rest the items that differ from those before, and the last."""
-        waiting, largest = 0, _NOTHING
+        waiting, largest, passed = 0, _NOTHING, growth.rounds + idle
         left: Iterator[Any] = source
         if isinstance(iterable, (list, tuple)):
-            largest = items.largest(iterable[growth.rounds : -1])
+            largest = items.largest(iterable[passed:-1])
         if isinstance(iterable, range):
-            rest = iterable[growth.rounds :]
+            rest = iterable[passed:]
             waiting, left = max(0, len(rest) - 1), iter(rest[-1:])
         last, followed, beyond, began = next(left, _NOTHING), 0, 0, time.process_time()
         for after in itertools.islice(left, _MOST_SKIPPED):
@@ -217,7 +227,7 @@ class Loops:
         if next(left, _NOTHING) is not _NOTHING:
             self._progress.miss("a loop without an end in sight, beyond its first rounds")
         if beyond:
-            self._progress.miss(f"{beyond} rounds of the loop at line {self.calls.lines[number]}, whose items differ")
+            self._progress.miss(f"{beyond} rounds of the loop at {self.calls.places[number]}, whose items differ")
         self._cut.update([number] if waiting or source.jumped else [])
         if waiting:
             self._progress.cut = True

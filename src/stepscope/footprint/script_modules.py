@@ -1,61 +1,95 @@
-"""Modules that a script has written before it imports them, as code that is generated: read from where they lie."""
+"""Modules of a script's own, which are transformed as the script is; also those that it has written by itself.
+
+They are read from where their files lie. At the end they are forgotten, so that another pass imports them anew.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
+import gc
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from stepscope.footprint.script_overlay import Overlay
+from stepscope.record.boundary import is_foreign
+
+Transform = Callable[[bytes, str], types.CodeType]  # of a source and the path of its file
 
 
-class _Loader(importlib.abc.SourceLoader):
-    def __init__(self, path: str, files: Overlay) -> None:
-        self._file, self._files = path, files
+class _Loader(SourceFileLoader):
+    """A loader of what is transformed, which neither reads nor writes bytecode."""
 
-    def get_filename(self, fullname: str) -> str:
-        return self._file
+    def __init__(self, fullname: str, path: str, files: Overlay, modules: OwnModules) -> None:
+        super().__init__(fullname, path)
+        self._files, self._modules = files, modules
 
-    def get_data(self, path: str | bytes) -> bytes:
+    def get_data(self, path: str) -> bytes:
         with self._files.open(path, "rb") as file:
             return bytes(file.read())
 
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        return self._modules.transform(self.get_data(path), path)
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """The last that is asked: of what nobody else finds."""
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module).update(self._modules.names)
+        super().exec_module(module)
 
-    def __init__(self, files: Overlay) -> None:
-        self._files = files
-        self.found: list[str] = []
+
+class OwnModules:
+    """Finder of modules that are the user's, and no library's; asked before all others.
+
+    names: what transformed code calls. What nobody else finds the script may have written.
+    """
+
+    def __init__(self, transform: Transform, names: Mapping[str, Any], files: Overlay) -> None:
+        self.transform, self.names, self._files = transform, names, files
+        self._found: list[str] = []
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return where a module lies; None of one that is not the script's."""
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None:
+            spec = self._written(fullname, path)
+        elif type(spec.loader) is not SourceFileLoader or not is_foreign(spec.origin):
+            return None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin, self._files, self)
+            self._found.append(fullname)
+        return spec
+
+    def _written(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         for folder in sys.path if path is None else path:
             place = Path(folder or self._files.here(), fullname.rpartition(".")[2])
             for file in (place / "__init__.py", place.with_suffix(".py")):
                 if self._files.has_written(str(file)):
-                    self.found.append(fullname)
-                    return importlib.util.spec_from_file_location(
-                        fullname, file, loader=_Loader(str(file), self._files),
-                        submodule_search_locations=[str(place)] if file.name == "__init__.py" else None,
-                    )  # fmt: skip
+                    inside = [str(place)] if file.name == "__init__.py" else None
+                    return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=inside)
         return None
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Find them; at the end they are forgotten."""
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+            for name in self._found:
+                if name in sys.modules:
+                    forget(sys.modules.pop(name))
 
-@contextlib.contextmanager
-def written_modules(files: Overlay) -> Iterator[None]:
-    """Find them; at the end they are forgotten."""
-    finder = _Finder(files)
-    sys.meta_path.append(finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in finder.found:
-            sys.modules.pop(name, None)
+
+def forget(module: types.ModuleType) -> None:
+    """Let the objects of a script go; its functions and modules stay, which its threads may still use."""
+    for name, value in list(vars(module).items()):
+        if not name.startswith("__") and not isinstance(value, (types.ModuleType, types.FunctionType, type)):
+            del vars(module)[name]
+    gc.collect()

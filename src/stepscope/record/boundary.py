@@ -29,6 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")  # of a user, of Debian
 _TURNS = 100  # to put handlers back, while others raise in between
 _SIGACTION_BYTES = 512  # more than any libc's
 _libc: ctypes.CDLL | None = None
@@ -308,7 +309,7 @@ def _is_raised_by_us(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OURS, *_LIBRARIES))
+    return trace is not None and not is_foreign(trace.tb_frame.f_code.co_filename)
 
 
 def _arose_with_us(error: BaseException) -> bool:
@@ -359,7 +360,7 @@ def is_foreign(file: str | None) -> bool:
     """Return whether a file is neither ours nor a library's: code of the training."""
     if file is None or file.startswith(("<frozen", _OURS)):
         return False
-    return not file.startswith(_LIBRARIES)
+    return not (file.startswith(_LIBRARIES) or any(part in file for part in INSTALLED))
 
 
 def _file_of(kind: type) -> str | None:

@@ -27,6 +27,7 @@ import torch
 
 from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
+from stepscope.record.boundary import INSTALLED
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, phase_marked_by
 from stepscope.record.ops.rows import Labelled, StepSpan, row_name
 from stepscope.runfolder import DATA_LOADER, PHASES
@@ -44,7 +45,6 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep  # torchvision is not torch
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _ROUTES = str(Path(__file__).parents[1] / "torch_hooks.py")
 _TRAINED_HERE = (str(Path(_PACKAGE) / "workloads"), str(Path(_PACKAGE) / "record" / "train.py"))
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class Site(NamedTuple):
@@ -61,7 +61,7 @@ def _kind(file: str) -> int:
         return _OWN
     if file.startswith((_PACKAGE, _TORCH)) or (file.startswith("<") and not file.startswith("<ipython")):
         return _PASSED_OVER
-    if any(part in file for part in _INSTALLED):
+    if any(part in file for part in INSTALLED):
         return _LIBRARY
     return _PASSED_OVER if file.startswith(_STANDARD) else _OWN
 
@@ -497,7 +497,7 @@ class _Labels:
     def _file(self, file: str) -> str:
         if file in self._cells:
             return f"cell {self._cells[file]}"
-        installed = next((file.rpartition(part)[2] for part in _INSTALLED if part in file), None)
+        installed = next((file.rpartition(part)[2] for part in INSTALLED if part in file), None)
         if installed is not None:
             return installed
         if file.startswith(_PACKAGE):
