@@ -181,7 +181,7 @@ def test_a_script_that_never_ends_is_answered_for_what_was_seen(
 ) -> None:
     found = answered(tmp_path, monkeypatch, "while True:\n    update(*data[:8])\n")
     assert found.verdict == "likely fits"
-    assert "what comes after 60 updates" in found.unsure[0]
+    assert "rounds of the loop at line 15 after 11 updates" in found.unsure[0]
 
 
 def test_arrays_that_are_no_tensors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,10 @@ class Patience:
             raise OutOfPatience(why, self._line(frame or sys._getframe(1)))
         return True
 
+    def _tick(self, _number: int, frame: Any) -> None:
+        if self._line(frame) is not None:  # not on its way out, which is ours
+            self.check(frame)
+
     def _line(self, frame: Any) -> int | None:
         while frame is not None and frame.f_code.co_filename != self._target:
             frame = frame.f_back
@@ -89,7 +93,7 @@ class Patience:
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
             yield
             return
-        handler = signal.signal(signal.SIGALRM, lambda _number, frame: self.check(frame) and None)
+        handler = signal.signal(signal.SIGALRM, self._tick)
         left, every = signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
         try:
             yield

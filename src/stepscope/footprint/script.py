@@ -29,9 +29,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.patience import OutOfPatience, Patience
 from stepscope.footprint.real_steps import EnoughSteps, as_main
+from stepscope.footprint.script_calls import NEXT
 from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
-from stepscope.footprint.script_loaders import Loaders
+from stepscope.footprint.script_loaders import Loaders, next_of
 from stepscope.footprint.script_loops import Loops, Side
 from stepscope.footprint.script_memory import ScriptMemory, imports_of_script
 from stepscope.footprint.script_modules import OwnModules, forget
@@ -152,7 +153,7 @@ class Follower:
         self._patience = Patience(target, None if second is None else second.most_s)
         self._memory = ScriptMemory(self.progress, target, fake)
         self.loops = Loops(self.progress, self._memory.look_at_loop, {} if second is None else second.forced)
-        self._names = self.loops.names(self._patience.check)
+        self._names = {**self.loops.names(self._patience.check), NEXT: next_of}
         self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders = Loaders(self.progress)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
@@ -171,13 +172,7 @@ class Follower:
                 self._execute()
             self.whole = True
         except OutOfPatience as end:
-            if self.progress.updates == 0:
-                raise UsageError(
-                    f"'{self.target}' had made no optimizer step when {end}",
-                    "give it less to do before it trains, or module:function",
-                ) from end
-            self.progress.miss(f"what comes after {self.progress.updates} updates: {end}")
-            self._doubt_the_rest()
+            self._give_up(end)
         except EnoughSteps:
             self.whole = True
             self._doubt_the_rest()
@@ -191,16 +186,7 @@ class Follower:
                     f"its own arguments stand behind it: stepscope fit {self.target} --epochs 1",
                 ) from end
         except Exception as error:
-            if not self._fake:
-                shown = f"python {self.target} shows it in full"
-                if isinstance(error, EOFError):
-                    shown = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
-                raise StepscopeError(
-                    f"'{self.target}' fails by itself: {self._line_of(error)}{type(error).__name__}: {error}",
-                    shown,
-                ) from error
-            said = (str(error).splitlines() or [""])[0]
-            self._stop(f"{self._line_of(error)}{type(error).__name__}: {said}", error)
+            self._fail(error)
         self.loops.miss_branches()
         if self.progress.updates == 0:
             raise UsageError(
@@ -271,6 +257,31 @@ class Follower:
     def _looked(self) -> None:
         self.log.looks += 1
 
+    def _fail(self, error: Exception) -> None:
+        over = _interruption(error)
+        if over is not None:
+            self._give_up(over)
+        elif self._fake:
+            said = (str(error).splitlines() or [""])[0]
+            self._stop(f"{self._line_of(error)}{type(error).__name__}: {said}", error)
+        else:
+            shown = f"python {self.target} shows it in full"
+            if isinstance(error, EOFError):
+                shown = f"it reads standard input: stepscope fit {self.target} < FILE gives it some"
+            raise StepscopeError(
+                f"'{self.target}' fails by itself: {self._line_of(error)}{type(error).__name__}: {error}",
+                shown,
+            ) from error
+
+    def _give_up(self, end: OutOfPatience) -> None:
+        if self.progress.updates == 0:
+            raise UsageError(
+                f"'{self.target}' had made no optimizer step when {end}",
+                "give it less to do before it trains, or module:function",
+            ) from end
+        self.progress.miss(f"what comes after {self.progress.updates} updates: {end}")
+        self._doubt_the_rest()
+
     def _stop(self, reason: str, error: BaseException) -> None:
         stop = DryRunStopped(self.log.last_op, self.log.last_module, reason)
         if self.progress.updates < STEPS:
@@ -286,17 +297,26 @@ class Follower:
 
     @contextlib.contextmanager
     def _updates(self) -> Iterator[None]:
-        """Count the updates of one optimizer: the first, and once another steps twice in a row or is alone, that."""
+        """Count the updates of one optimizer: the first, and once another steps twice in a row or is alone, that.
+
+        Without one, those that the script makes by hand: `parameter.data.add_(parameter.grad, alpha=-0.1)`.
+        """
         counted = last = cast(Callable[[], Any], type(None))  # as references to nothing
 
         def updated(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             nonlocal counted, last
+            self.log.updated_by_hand = None
             if counted() is None or last() is optimizer:
                 counted = weakref.ref(optimizer)
             last = weakref.ref(optimizer)
             if counted() is optimizer and self._stepped(optimizer):
                 raise EnoughSteps
 
+        def updated_by_hand() -> None:
+            if self._stepped(None):
+                raise EnoughSteps
+
+        self.log.updated_by_hand = updated_by_hand
         hook = register_optimizer_step_post_hook(updated)
         try:
             yield
@@ -304,7 +324,8 @@ class Follower:
             hook.remove()
 
     def _stepped(self, optimizer: Any) -> bool:
-        self.log.adopt_optimizer(optimizer)
+        if optimizer is not None:
+            self.log.adopt_optimizer(optimizer)
         self.log.step += 1
         self.progress.updates += 1
         self._processes.look()
@@ -317,9 +338,11 @@ class Follower:
 
     def _exhausted(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
-        if self.progress.updates < self.progress.allowed and self._patience.used < self._patience.most_s:
+        over = self._patience.used >= self._patience.most_s
+        if self.progress.updates < self.progress.allowed and not over:
             return False
-        self.progress.miss(f"what comes after {self.progress.updates} updates")
+        why = f": {self._patience.most_s:.0f} s of processor time are over" if over else ""
+        self.progress.miss(f"what comes after {self.progress.updates} updates{why}")
         return True
 
 
@@ -334,6 +357,13 @@ def _no_lost_states() -> Iterator[None]:
 
     with instead(torch, "set_rng_state", kept), instead(torch.random, "set_rng_state", kept):
         yield
+
+
+def _interruption(error: BaseException | None) -> OutOfPatience | None:
+    """Return the end of patience that an error came of: it may interrupt a context that cannot be left then."""
+    while error is not None and not isinstance(error, OutOfPatience):
+        error = error.__context__
+    return error
 
 
 _EVALUATES = re.compile(rb"no_grad|inference_mode|\.eval\(|evaluat|validat|\.test\(")

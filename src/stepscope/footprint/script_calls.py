@@ -1,4 +1,4 @@
-"""A script as it is followed: its loops go through the follower, and branches on what counts rounds are noted."""
+"""A script as it is followed: its loops ask the follower for rounds; branches on what counts them are noted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-ROUNDS, TAKEN, LEFT, ENUMERATE, PATIENCE = "__rounds__", "__taken__", "__left__", "__enumerate__", "__patience__"
-ANSWERED = "__answered__"
+ROUNDS, BEGIN, MORE = "__rounds__", "__begin__", "__more__"
+TAKEN, LEFT, ANSWERED = "__taken__", "__left__", "__answered__"
+ENUMERATE, NEXT = "__enumerate__", "__following__"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class _Branch:
 
 
 class LoopCalls(ast.NodeTransformer):
-    """Has each `for` go through the follower, and each `while` ask whether it may go on; notes branches on a round."""
+    """Has each `for` go through the follower, and each `while` ask whether it goes on; notes branches on a round."""
 
     def __init__(self) -> None:
         self.places: list[str] = []  # of each loop: its line, and its file where that is not the script's
@@ -43,6 +45,7 @@ class LoopCalls(ast.NodeTransformer):
         self._rests: dict[int, list[ast.stmt]] = {}  # by the id of an `if` that leaves: what comes after it
         self.sources: list[bytes] = []  # of the script and of its own modules
         self._file = ""
+        self._expecting = 0  # bodies around whose `except` knows what to do at the end of an iterator
 
     def transform(self, source: bytes, path: str, of_module: bool = True) -> types.CodeType:
         """Return the code of a script, or of a module of its own."""
@@ -62,21 +65,25 @@ class LoopCalls(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.For:
         """Return the loop over the rounds that are followed."""
+        number = self._visit_loop(node, [node.target])
+        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number)), node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        """Return the loop with its question, behind a note that it begins."""
+        number = ast.Constant(self._visit_loop(node, []))
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(MORE, number), node.test]), node.test)
+        return [ast.copy_location(ast.Expr(_call(BEGIN, number)), node), node]
+
+    def _visit_loop(self, node: ast.For | ast.While, targets: Sequence[ast.expr]) -> int:
         number, inside = len(self.places), list(ast.walk(node))
         self.places.append(self._place(node.lineno))
         self._called.append(_calls(inside))
         counters = [part.target for part in inside if isinstance(part, ast.AugAssign) and _is_name(part.target)]
-        self._open.append((number, _names([node.target, *counters])))
+        self._open.append((number, _names([*targets, *counters])))
         self.generic_visit(node)
         self._open.pop()
-        node.iter = ast.copy_location(_call(ROUNDS, node.iter, ast.Constant(number)), node.iter)
-        return node
-
-    def visit_While(self, node: ast.While) -> ast.While:
-        """Return the loop with its question."""
-        self.generic_visit(node)
-        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(PATIENCE), node.test]), node.test)
-        return node
+        return number
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function; what it calls is known by its name."""
@@ -160,16 +167,36 @@ class LoopCalls(ast.NodeTransformer):
         values = [_looked_up(parameter) for parameter in parameters] if parameters else replaced
         return ast.copy_location(_call(name, ast.Constant(number), test, *values), test)
 
+    def visit_Try(self, node: ast.Try) -> ast.Try:
+        """Return the statement; whether it expects an iterator to end is known within its body."""
+        expects = any(handler.type is None or _names([handler.type]) & _ENDS for handler in node.handlers)
+        self._expecting += expects
+        node.body = [inner for part in node.body for inner in _as_list(self.visit(part))]
+        self._expecting -= expects
+        body, node.body = node.body, []
+        self.generic_visit(node)
+        node.body = body
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call; enumerate() knows the number of a batch after those that were omitted."""
+        """Return the call: of enumerate(), which knows how many batches were omitted, or of next(iterator)."""
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
             node.func.id = ENUMERATE
+        elif isinstance(node.func, ast.Name) and node.func.id == "next" and len(node.args) == 1 > self._expecting:
+            node.func.id = NEXT
         return node
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+_ENDS = frozenset(("StopIteration", "Exception", "BaseException"))
+
+
+def _as_list(visited: Any) -> list[ast.stmt]:
+    return visited if isinstance(visited, list) else [visited]
 
 
 def _is_name(node: ast.AST) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import math
 import sys
 import time
 import types
@@ -26,6 +27,7 @@ from stepscope.record.boundary import INSTALLED
 
 _NOTHING = object()
 _ADDED_UP = 64  # batches at the most whose gradients may add up to an update
+_LOOKED = 6  # passes in which arrays are looked at; those of a loop are in any case
 _LOOKING_S = 2.0  # of processor time, at the samples of a loader
 _STACK = ("default_collate", "default_convert", "default_data_collator")  # samples of one shape, or they fail
 _REWRITTEN = frozenset(("parameter", "gradient", "optimizer", "buffer"))
@@ -40,6 +42,7 @@ class Loaders:
         self.loading = Loading()
         self._progress, self._log = progress, progress.log
         self._loaders: dict[int, _Loader] = {}
+        self._passes = 0  # over any of them
 
     @contextlib.contextmanager
     def own_loaders(self) -> Iterator[None]:
@@ -53,7 +56,11 @@ class Loaders:
             self._known(loader).shortened |= by_library
             return min(whole, _FIRST + 1) if by_library else whole
 
-        batches = instead(DataLoader, "__iter__", lambda loader: self._batches(self._known(loader)))
+        def batches_of(loader: DataLoader[Any]) -> Batches:
+            known = self._known(loader)
+            return Batches(functools.partial(self._batches, known), known.length(plain))
+
+        batches = instead(DataLoader, "__iter__", batches_of)
         with batches, instead(DataLoader, "__len__", length):
             yield
 
@@ -76,7 +83,9 @@ class Loaders:
                 self._progress.miss(f"{known.skipped} batches of a loader {doubt}")
 
     def _batches_of(self, known: _Loader) -> Iterator[Any]:
-        growth, updates, born = Growth(self._progress, at_start=True), self._progress.updates, len(self._log.storages)
+        self._passes += 1
+        growth = Growth(self._progress, at_start=True, looks=self._passes <= _LOOKED)
+        updates, born = self._progress.updates, len(self._log.storages)
 
         def goes_on(number: int) -> bool:
             """Return whether a batch is one of the first, or of those after them whose gradients add up."""
@@ -117,6 +126,38 @@ class Loaders:
         )
 
 
+class Batches:
+    """The batches of a loader that can differ; whoever asks for more by next() gets some as often as there are any."""
+
+    def __init__(self, made: Callable[[], Iterator[Any]], most: float) -> None:
+        self._made, self._most = made, most
+        self._batches, self._count = made(), 0
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._count += 1
+        return batch
+
+    def more(self) -> Any:
+        """Return a batch of those that were omitted."""
+        if self._count < self._most:
+            self._batches = self._made()
+        return next(self)
+
+
+def next_of(iterator: Iterator[Any]) -> Any:
+    """Return the next item, as next() does where nobody expects an end."""
+    try:
+        return next(iterator)
+    except StopIteration:
+        if not isinstance(iterator, Batches):
+            raise
+    return iterator.more()
+
+
 class _Loader:
     """A DataLoader of the script: its workers, and the batches that wait for the training."""
 
@@ -130,6 +171,13 @@ class _Loader:
         self.shortened = False  # whether a library asked for its length, and heard the one that it gets
         self.skipped = 0  # batches of this pass that were omitted
         self._sizes: list[Any] = []  # of its first batches
+
+    def length(self, plain: Callable[[DataLoader[Any]], int]) -> float:
+        """Return how many batches there are."""
+        try:
+            return plain(self.loader)
+        except (TypeError, NotImplementedError):
+            return math.inf
 
     def see(self, batch: Any, most: int = 0) -> None:
         """Note the size of a batch, and the most that there was while it was made, B."""
@@ -221,18 +269,17 @@ class _Order:
         self._samples = 0
         samples = _length(sampler.sampler) if type(sampler) is BatchSampler else None
         if samples is not None:
-            size = int(sampler.batch_size)
-            starts = range(0, samples - size + 1 if sampler.drop_last else samples, size)
-            self._batches: Any = [range(start, min(samples, start + size)) for start in starts]
+            self._batches: Any = _Ranges(samples, int(sampler.batch_size), sampler.drop_last)
+            self._at_least = {0, len(self._batches) - 1}
             self._samples = min(samples, len(data) if hasattr(data, "__len__") else samples)  # it may take some twice
         else:
             self._rest = iter(sampler)
             self._batches = list(_first(self._rest, _length(sampler)))
+            lengths = [len(batch) if hasattr(batch, "__len__") else 0 for batch in self._batches]
+            self._at_least = {len(lengths) - 1, lengths.index(max(lengths))} if lengths else set()
         ahead = next(self._rest, _NOTHING)
         self.goes_on_for_ever = ahead is not _NOTHING
         self._rest = itertools.chain([ahead], self._rest)
-        lengths = [len(batch) if hasattr(batch, "__len__") else 0 for batch in self._batches]
-        self._at_least = {len(lengths) - 1, lengths.index(max(lengths))} if lengths else set()
 
     def __iter__(self) -> Iterator[Any]:
         if self.goes_on_for_ever:
@@ -248,6 +295,19 @@ class _Order:
             number = there + 1
 
 
+class _Ranges:
+    """The batches of so many samples by their places, however many there are: a sampler may say 10**10."""
+
+    def __init__(self, samples: int, size: int, drop_last: bool) -> None:
+        self._starts, self._samples = range(0, samples - size + 1 if drop_last else samples, size), samples
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int) -> range:
+        return range(self._starts[number], min(self._samples, self._starts[number] + self._starts.step))
+
+
 def _length(sampler: Any) -> int | None:
     """Return how many samples or batches a sampler says it has; None where it, or one within it, does not say."""
     try:
@@ -259,7 +319,7 @@ def _length(sampler: Any) -> int | None:
 def _first(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
     """Yield the batches of a sampler: as many as it says, or those of so many samples that it must have an end."""
     samples = 0
-    for batch in batches if most is None else itertools.islice(batches, most):
+    for batch in itertools.islice(batches, _MOST_LISTED if most is None else min(most, _MOST_LISTED)):
         yield batch
         samples += len(batch) if hasattr(batch, "__len__") else 1
         if most is None and samples >= _MOST_LISTED:

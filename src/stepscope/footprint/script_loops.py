@@ -1,21 +1,24 @@
-"""Loops of a script: one in which the optimizer steps, or that evaluates, runs its first rounds and its last.
+"""Loops of a script: a `for` in which the optimizer steps, or that evaluates, runs its first rounds and its last.
 
-Between them those of items that differ from all before are followed: another model, a larger size, a longer text.
+Between them those of items that differ from all before are followed: another model, a larger size, a longer text. A
+`while` has no last round that is known: it ends after so many updates, and what comes after it is followed.
 What runs only in rounds that were omitted is followed in another pass, in a last round, as if its condition were met.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_calls import ANSWERED, ENUMERATE, LEFT, PATIENCE, ROUNDS, TAKEN, LoopCalls
+from stepscope.footprint.script_calls import ANSWERED, BEGIN, ENUMERATE, LEFT, MORE, ROUNDS, TAKEN, LoopCalls
 from stepscope.footprint.script_items import Items, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.units import bytes_
@@ -30,6 +33,8 @@ _Variables = Sequence[Callable[[], Any]]  # that may have no value yet
 _LONGEST_PATH = 10_000  # branches of a round
 _VALUES = 3  # of the names in a test, between two updates
 _KEPT = 1_000_000  # B that a branch keeps that are worth a word
+_UPDATES, _AGAIN = 10, 4  # of a `while` that is followed for the first time, and later
+_KEPT_FOR_EVER = 10_000  # B that each round keeps of a loop that may have a million
 
 
 class Side(NamedTuple):
@@ -50,6 +55,8 @@ class Loops:
         self.calls = LoopCalls()
         self._ended, self._open, self._shortened = cut, 0, False  # `_open`: loops
         self._progress, self._log = progress, progress.log
+        self._runs = Counter[int]()  # of each loop
+        self._whiles: dict[int, _While] = {}
         self._cut: set[int] = set()  # loops of which rounds were omitted
         self._taken: dict[int, set[bool]] = {}
         self._path: list[tuple[int, bool]] = []  # branches in their order, of a round of an outermost loop
@@ -68,7 +75,8 @@ class Loops:
             ANSWERED: self._answer,
             LEFT: self._leave,
             ENUMERATE: self._enumerated,
-            PATIENCE: patience,
+            BEGIN: self._begin,
+            MORE: functools.partial(self._goes_on, patience),
         }
 
     def miss_branches(self) -> None:
@@ -140,6 +148,32 @@ class Loops:
                         held[storage._cdata] = storage.nbytes()
         return held
 
+    def _begin(self, number: int) -> None:
+        known = self._whiles.get(number)
+        most = _AGAIN if known is not None and known.is_last else _UPDATES
+        self._whiles[number] = loop = _While(self._progress, most)
+        self._progress.allowed = max(self._progress.allowed, loop.until + 6 * _UPDATES)
+
+    def _goes_on(self, patience: Callable[[], bool], number: int) -> bool:
+        """Return whether a `while` may go on: to its last round that is followed, and no further."""
+        loop, place = self._whiles[number], self.calls.places[number]
+        if not patience() or self._progress.updates == loop.began:
+            return True
+        loop.growth.note()
+        if self._progress.updates < loop.until:
+            return True
+        if not loop.is_last:
+            loop.is_last = self._progress.cut = True
+            self._cut.add(number)
+            return True
+        self._progress.miss(f"rounds of the loop at {place} after {self._progress.updates - loop.began} updates")
+        if loop.growth.of_each > _KEPT_FOR_EVER:
+            self._progress.miss(f"{bytes_(loop.growth.of_each)} that each of them keeps")
+            self._progress.rest_unknown = True
+        if self._open == 0:
+            self._ended()
+        return False
+
     def _enumerated(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         source = _Source(iterable, self._progress)
         for number, item in enumerate(source, start):
@@ -147,7 +181,9 @@ class Loops:
 
     def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
         """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
-        source, items, growth = _Source(iterable, self._progress), Items(is_short(iterable)), Growth(self._progress)
+        source, items = _Source(iterable, self._progress), Items(is_short(iterable))
+        self._runs[number] += 1
+        growth = Growth(self._progress, looks=self._runs[number] <= _TRAINED)
         trained, evaluated, many, likeness = 0, 0, False, _Likeness()
         idle, ops = 0, -1  # rounds before the first with an op
         self._open += 1
@@ -240,6 +276,14 @@ def _value(looked_up: Callable[[], Any]) -> Any:
     with contextlib.suppress(Exception):  # it may have none
         return looked_up()
     return None
+
+
+class _While:
+    """A `while` from when it began: after so many updates a round is its last that is followed."""
+
+    def __init__(self, progress: Progress, most: int) -> None:
+        self.began, self.until = progress.updates, progress.updates + most
+        self.growth, self.is_last = Growth(progress), False
 
 
 class _Likeness:

@@ -63,8 +63,8 @@ class Growth:
     they keep anew (`bank = torch.cat([bank, rows])`), a round also takes more by that, while it runs.
     """
 
-    def __init__(self, progress: Progress, at_start: bool = False) -> None:
-        """at_start: whether the first note is of the start of the first round, not of its end."""
+    def __init__(self, progress: Progress, at_start: bool = False, looks: bool = True) -> None:
+        """at_start: whether the first note is of the start of the first round, not of its end. looks: at arrays too."""
         self._progress, self._log, self._first = progress, progress.log, int(at_start)
         self._resident = self._ops = 0  # at the end of the first round
         self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
@@ -72,13 +72,14 @@ class Growth:
         self._last: list[_LastRound] = []
         self._work = progress.work
         self._arrays: list[tuple[int, int]] = []  # bytes and number at the ends of the first rounds that did any
+        self._looks = looks
 
     def note(self) -> None:
         """Note the end of a round."""
         self._last.clear()
         if len(self._ends) <= self._first:
             self._resident, self._ops = resident(), self._log.ops
-        if self._progress.work != self._work and len(self._arrays) < _SEEN:
+        if self._looks and self._progress.work != self._work and len(self._arrays) < _SEEN:
             self._work = self._progress.work
             self._arrays.append(self._progress.arrays())
         self._newest.append(self._log.sizes_since(self._ends[-1][1]) if self._ends else Counter())
@@ -94,14 +95,20 @@ class Growth:
         """Return by how much more there is at the end of the last round than one before, B."""
         return self._ends[-1][0] - self._ends[-2][0] if len(self._ends) > 1 else 0
 
+    @property
+    def of_each(self) -> int:
+        """Return what each of the last rounds kept, B; 0 of less than three."""
+        ends = self._ends[-3:]
+        grown = [after - before for (before, _), (after, _) in itertools.pairwise(ends)]
+        return max(0, min(grown)) if len(ends) == 3 else 0
+
     def keep(self, skipped: int) -> None:
         """Count for skipped rounds what each keeps, for as long as what the last but one has kept is there."""
         self._progress.times = max(self._progress.times, skipped / max(1, len(self._ends)))
         self._doubt(skipped)
         self._keep_arrays(skipped)
-        ends = self._ends[-3:]
-        growth = min((after - before for (before, _), (after, _) in itertools.pairwise(ends)), default=0)
-        if growth <= 0 or skipped <= 0 or len(ends) < 3:
+        ends, growth = self._ends[-3:], self.of_each
+        if growth <= 0 or skipped <= 0:
             return
         alive = self._log.alive_bytes()
         gc.collect()  # what lies in cycles goes by itself, some rounds later

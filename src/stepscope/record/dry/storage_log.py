@@ -120,6 +120,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.step = 0
         self.ops = 0
         self.phase: str | None = None  # None: forward, backward or optimizer, as it comes
+        self.updated_by_hand: Callable[[], None] | None = None  # is called as a parameter is, after a backward pass
         self.last_op = ""
         self.last_module: str | None = None
         self._hidden = hidden
@@ -128,7 +129,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._summed: tuple[int, int, int] | None = None  # (op number, storage, events so far) of a sum of gradients
-        self._optimizing = False
+        self._optimizing = self._learned = False
         self._over = False  # what ends after the run was there to its end
         self._hooks: list[Any] = []
         self._saving: Any = None
@@ -299,7 +300,22 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         hidden = self._hidden(func, args, kwargs, out)
         if hidden is not NOTHING:
             self._kernel_held(hidden, out)
+        if self.updated_by_hand is not None:
+            self._look_for_update(func, args, self.updated_by_hand)
         return out
+
+    def _look_for_update(self, func: Any, args: Any, then: Callable[[], None]) -> None:
+        """Call a function where the first op after a backward pass writes to a parameter, and no optimizer does."""
+        if in_backward():
+            self._learned = True
+        elif self._learned and not self._optimizing and args and func._schema.is_mutable:
+            written = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
+            if isinstance(written, Tensor) and written.layout is torch.strided:
+                number = self._alive.get(written.untyped_storage()._cdata)
+                known = number is not None and self.storages[number].category == "parameter"
+                if known or (written.requires_grad and written.is_leaf):
+                    self._learned = False
+                    then()
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _GROUPED and _is_fake(args[0]):
