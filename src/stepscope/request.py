@@ -252,7 +252,7 @@ class Request:
             name: _plain(getattr(self, name)) for name, known in parameters(type(self)).items() if known.option.stored
         }
 
-    def words(self) -> list[str]:
+    def words(self, out: Path | None = None) -> list[str]:
         """Return what would be typed after the name of the command: arguments, then each option that says something."""
         quick = bool(getattr(self, "quick", False))
         arguments: list[str] = []
@@ -265,13 +265,14 @@ class Request:
                 continue
             into = arguments if parameter.option.argument else options
             into += parameter.text(value)
+        options += () if out is None else ("--out", str(out))
         if any(word.startswith("-") for word in arguments):  # of a script: they end the options
             return [*options, "--", *arguments]
         return [*arguments, *options]
 
     def command_line(self, *command: str, out: Path | None = None) -> str:
         """Return the line that asks this again, without the secrets of a script's arguments: it is written down."""
-        return shlex.join(redacted([*command, *self.words(), *(() if out is None else ("--out", str(out)))]))
+        return shlex.join(redacted([*command, *self.words(out)]))
 
 
 def parameters(request: type[Request]) -> Mapping[str, Parameter]:

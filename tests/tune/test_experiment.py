@@ -23,6 +23,7 @@ from stepscope.experiments.tune.arms import FINAL, Arm, Desk, process_interval, 
 from stepscope.experiments.tune.changes import Change, offered, wanted
 from stepscope.experiments.tune.config import read_config
 from stepscope.experiments.tune.judge import gains, judge
+from stepscope.experiments.tune.process import TooShort
 
 
 def test_one_disturbed_pair_does_not_bend_the_ratio() -> None:
@@ -245,6 +246,63 @@ def test_a_loader_that_takes_much_of_the_step_is_tried_first() -> None:
     training.facts["data_share"] = 0.6
     training.tuning()
     assert training.opened[1][0].startswith("workers=")
+
+
+def test_a_block_is_longer_than_what_workers_may_have_loaded_before_it() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Noting(FakeTraining):
+        def open_place(self, changes: Any, facts: Mapping[str, Any]) -> Any:
+            place = super().open_place(changes, facts)
+            plain = place.ask
+
+            def ask(limit_s: float, **command: Any) -> dict[str, Any]:
+                if command["do"] == "block":
+                    asked.append((command["warmup"], command["steps"]))
+                return plain(limit_s, **command)
+
+            place.ask = ask  # type: ignore[method-assign]
+            return place
+
+    training = Noting({"workers=4": 0.5})
+    training.facts |= {"data_share": 0.9, "step_s": 10.0}
+    training.tuning(only=("workers=4",))
+    assert min(warmup for warmup, _ in asked[1:]) >= 4 * 2 + 2
+    assert min(steps for _, steps in asked[1:]) >= 3 * 4 * 2
+
+
+def test_a_training_that_cannot_be_started_again_leaves_what_was_measured() -> None:
+    class Once(FakeTraining):
+        def open_place(self, changes: Any, facts: Mapping[str, Any]) -> Any:
+            if len(self.opened) > 1:
+                raise TooShort("the script ended: the folder is there already")
+            return super().open_place(changes, facts)
+
+    tuned = Once({"fused": 0.7}).tuning(only=("fused",))
+    found = judge(tuned, "t")
+    assert "fused" in found.answer
+    assert any("could not be started again: the script ended: the folder" in note for note in found.notes)
+    broken = Once({})
+    broken.opened = [(), ()]
+    with pytest.raises(TooShort):
+        broken.tuning()
+
+
+def test_the_sentence_says_of_each_change_what_the_table_says() -> None:
+    tuned = FakeTraining({}).tuning(only=("fused",))
+    arm = tuned.arms["fused"]
+    arm.reason = ""
+    for logs, word, said in (
+        ([-0.1, -0.05, -0.12, -0.03], "likely a gain", "Cannot tell yet whether fused helps"),
+        ([-0.5, 0.4, -0.6, 0.8], "cannot tell yet", "Cannot tell yet whether fused helps"),
+        ([0.001, -0.001] * 8, "no gain", "fused is not certain to help: leave the training as it is."),
+        ([0.2, 0.21, 0.22, 0.2, 0.21, 0.2, 0.22], "slower", "fused is not certain to help"),
+    ):
+        arm.pairs = [(log, 0) for log in logs]
+        found = judge(tuned, "t")
+        rows = {row[0]: row[4] for table in found.tables if table.name == "no-gain" for row in table.rows}
+        assert found.answer.startswith(said), (logs, found.answer)
+        assert str(rows["fused"]).startswith(word), (logs, rows)
 
 
 def test_the_order_within_pairs_is_random_and_each_change_has_its_own_as_is_block() -> None:

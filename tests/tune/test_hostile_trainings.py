@@ -274,6 +274,6 @@ def test_a_change_with_which_the_users_step_raises_is_a_result_and_the_others_go
 
 def test_what_nobody_can_put_back_is_refused_before_a_step(breaking: tuple[Any, ...], tmp_path: Path) -> None:
     step, batches, model, optimizer = breaking
-    with pytest.raises(UsageError, match="others: a object cannot be put back"):
+    with pytest.raises(UsageError, match="others: 'object' cannot be put back"):
         stepscope.tune(step, batches, model=model, optimizer=optimizer, others=[object()], out=tmp_path)
     assert model.calls == 0

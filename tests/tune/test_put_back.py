@@ -289,7 +289,7 @@ def test_a_module_among_the_others_is_put_back_and_an_empty_state_is_refused() -
         def load_state_dict(self, state: dict[str, Any]) -> None:
             """Take nothing."""
 
-    with pytest.raises(UsageError, match=r"a Empty cannot be put back: its state_dict\(\) is empty"):
+    with pytest.raises(UsageError, match=r"'Empty' cannot be put back: its state_dict\(\) is empty"):
         State(Targets((), ()), (Empty(),))
 
 

@@ -53,6 +53,11 @@ def tune(
     """
     if callable(training):
         return _tune_step(training, batches, _targets(model, optimizer), tuple(others), out, progress, settings)
+    if not isinstance(training, (str, Path, TuneRequest)):
+        raise UsageError(
+            f"{type(training).__name__!r} cannot be tuned",
+            "give a workload, a script, or a function that makes a step: stepscope.tune(step, batches, model=..., ...)",
+        )
     if isinstance(training, (str, Path)):
         training = TuneRequest.from_settings({"target": str(training), **settings}, "tune")
     findings, _ = answer(training, tune_path(training, None if out is None else Path(out)), progress)
@@ -64,9 +69,11 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
     from stepscope import workloads
     from stepscope.experiments.engine.points import sources_of
     from stepscope.experiments.sweeps.own_training import refuse_no_function
+    from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.process import LastingPlace
 
     orders = request.orders()
+    refuse_unknown((*request.only, *request.not_))
     if request.of_a_script and not Path(request.target).is_file():
         raise no_script(request.target)
     if request.of_a_function:
@@ -190,6 +197,15 @@ def _targets(model: Any, optimizer: Any) -> Any:
             "which model and optimizer does the step train?",
             "stepscope.tune(step, batches, model=model, optimizer=optimizer): they are put back after each block",
         )
+    import torch
+
+    wrong = [part for part in models if not isinstance(part, torch.nn.Module)]
+    wrong += [part for part in optimizers if not hasattr(part, "param_groups")]
+    if wrong:
+        raise UsageError(
+            f"{type(wrong[0]).__name__!r} is given for a model or an optimizer, and is none",
+            "stepscope.tune(step, batches, model=model, optimizer=optimizer)",
+        )
     return Targets(models, optimizers)
 
 
@@ -203,6 +219,7 @@ def _tune_step(
     settings: Mapping[str, Any],
 ) -> Findings:
     from stepscope.experiments.tune.bench import LoopPlace, loop_bench, sources_of_loop
+    from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.state import RandomNumbers
 
     known = {"minutes", "for_", "only", "not_"}
@@ -212,6 +229,7 @@ def _tune_step(
     name = getattr(step, "__name__", "loop")
     request = TuneRequest.from_settings({"target": name, **settings}, "tune")
     refuse_energy(request.for_)
+    refuse_unknown((*request.only, *request.not_))
     drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
     try:
         bench = loop_bench(step, batches, targets, others, _FIXED)

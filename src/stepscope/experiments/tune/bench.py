@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,12 +52,14 @@ class Bench:
         fixed: Sequence[Any],
         *,
         others: tuple[Any, ...] = (),
+        samplers: tuple[Any, ...] = (),
         restored: bool = True,
         divisible: bool = False,
         batch: int | None = None,
     ) -> None:
         self._step, self._targets, self._source, self.fixed = step, targets, source, list(fixed)
-        self._others, self._restored = others, restored
+        self._state = functools.partial(State, targets, others, samplers)
+        self._restored = restored
         self._batches: dict[tuple[tuple[str, Any], ...], Iterator[Any]] = {}
         self._divisible, self._size = divisible, batch
         self._known: dict[str, Change] = {}
@@ -86,7 +88,7 @@ class Bench:
     def block(self, names: Sequence[str], warmup: int, steps: int) -> Block:
         """Make so many timed steps with the changes, after some that are not timed."""
         changes = self.find(names)
-        state = State(self._targets, self._others) if self._restored else None
+        state = self._state() if self._restored else None
         batches = self._batches_for(changes)
         try:
             with switched(changes, self._targets):
@@ -99,7 +101,7 @@ class Bench:
 
     def losses(self, names: Sequence[str], steps: int) -> list[float]:
         """Return the losses of steps on the fixed batches; the state is put back. Empty where the step returns none."""
-        state = State(self._targets, self._others)
+        state = self._state()
         found: list[float] = []
         try:
             with switched(self.find(names), self._targets):
@@ -114,7 +116,7 @@ class Bench:
 
     def memory(self, names: Sequence[str]) -> int | None:
         """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
-        state = State(self._targets, self._others)
+        state = self._state()
         try:
             with switched(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
@@ -152,7 +154,7 @@ class Bench:
 
     def _observe(self) -> Observer:
         """Two steps on the fixed batches, and a batch of the source: the state is put back."""
-        state = State(self._targets, self._others)
+        state = self._state()
 
         def act() -> None:
             batches = self._batches_for(())
@@ -265,15 +267,14 @@ def loop_bench(
     from torch.utils.data import DataLoader
 
     loader = batches if isinstance(batches, DataLoader) else None
-    generators = () if loader is None else _generators(loader)
     if loader is None:
         kept = _some(itertools.islice(batches, fixed))
         return Bench(step, targets, lambda _: BatchCopies(kept), kept, others=others)
-    from stepscope.experiments.tune.state import State
-
     # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
     plain = _with(loader, {}) if loader.persistent_workers else loader
-    state = State(Targets((), ()), generators)  # a loader draws random numbers when it begins
+    drawing = () if loader.generator is None else (loader.generator,)
+    samplers = tuple(part for part in (loader.sampler, loader.batch_sampler) if part is not None)
+    state = State(Targets((), ()), drawing, samplers)  # a loader draws random numbers when it begins
     try:
         kept = _some(itertools.islice(iter(plain), fixed))
     finally:
@@ -282,7 +283,7 @@ def loop_bench(
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return _again_and_again(_with(loader, arguments) if arguments else plain)
 
-    return Bench(step, targets, source, kept, others=(*others, *generators))
+    return Bench(step, targets, source, kept, others=(*others, *drawing), samplers=samplers)
 
 
 def _some(batches: Iterable[Any]) -> list[Any]:
@@ -352,22 +353,6 @@ def _shapes(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_shapes, value))})"
     return type(value).__name__
-
-
-def _generators(loader: Any) -> tuple[Any, ...]:
-    """Return the generators that a loader and its samplers draw from, those within other samplers as well."""
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
-    waiting = [loader, loader.sampler, loader.batch_sampler]
-    while waiting:
-        part = waiting.pop()
-        seen.add(id(part))
-        for value in getattr(part, "__dict__", {}).values():
-            if isinstance(value, (torch.Generator, random.Random)) or hasattr(value, "bit_generator"):
-                found[id(value)] = value
-            elif isinstance(value, torch.utils.data.Sampler) and id(value) not in seen:
-                waiting.append(value)
-    return tuple(found.values())
 
 
 def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:

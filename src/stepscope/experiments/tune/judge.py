@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.arms import AS_IS, COUPLES_DIFFER, FINAL, Arm, tie_groups
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, Tuning
+from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, NO_TIME, Tuning
 from stepscope.units import number, plural
 
 if TYPE_CHECKING:
@@ -128,24 +128,29 @@ def _code_table(best: Arm | None, known: Mapping[str, Change]) -> list[ResultTab
 
 def _useless_table(arms: Sequence[Arm], refuted: Arm | None) -> ResultTable:
     def verdict(arm: Arm) -> str:
-        _, low, high = arm.interval()
-        if arm is refuted:
-            return "refuted by the check at the end"
-        if arm.reason:
-            return arm.reason
-        if low > 1:
-            return "slower"
-        if high - low > 0.1 or math.isnan(high):
-            return _CANNOT_TELL
-        return "no gain" if low > 1 - 2 * LEAST_GAIN else "no certain gain"
+        return "refuted by the check at the end" if arm is refuted else arm.reason or _verdict(arm)
 
     rows = [(arm.name, *_shown(arm), verdict(arm), _pairs(arm)) for arm in arms]
-    rows.sort(key=lambda row: row[4] == _CANNOT_TELL)  # else as they were tried: this is no ranking
+    rows.sort(key=lambda row: row[4] in _OPEN)  # else as they were tried: this is no ranking
     columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
     return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
 
 
 _CANNOT_TELL = "cannot tell yet: run it longer"
+_LIKELY = "likely a gain, not certain yet: run it longer"
+_OPEN = (_LIKELY, _CANNOT_TELL)
+
+
+def _verdict(arm: Arm) -> str:
+    """Return what the pairs of a change that is no winner say of it."""
+    ratio, low, high = arm.interval()
+    if low > 1:
+        return "slower"
+    if high < 1 and ratio < 1 - LEAST_GAIN:
+        return _LIKELY
+    if high - low > 0.1 or math.isnan(high):
+        return _CANNOT_TELL
+    return "no gain" if low > 1 - 2 * LEAST_GAIN else "no certain gain"
 
 
 def _shown(arm: Arm) -> tuple[float | None, float | None, float | None]:
@@ -164,16 +169,20 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     if final is not None and (refuted := tuning.refuted()) is not None:
         return _refuted_answer(refuted, final)
     if best is None:
-        tried = sum(arm.status == "measured" for arm in tuning.arms.values())
-        if not tried:
-            return "Nothing could be tried: see below why."
+        measured = [arm for arm in tuning.arms.values() if arm.status == "measured"]
+        if not measured:
+            return (
+                "Nothing was tried: it was interrupted." if tuning.interrupted else "Nothing could be tried: see why."
+            )
         if tuning.rules.goal == "memory" and not any(arm.memory_bytes for arm in tuning.arms.values()):
             return "Cannot tell: the memory of a step could not be measured here."
-        unclear = [arm.name for arm in tuning.arms.values() if arm.status == "measured" and not _clear(arm)]
-        if len(unclear) == tried:
-            return f"Cannot tell yet whether any of {plural(tried, 'change')} helps: run it longer (--minutes)."
+        unclear = [arm.name for arm in measured if arm not in tuning.winners() and _verdict(arm) in _OPEN]
+        tried = measured[0].name if len(measured) == 1 else f"any of {plural(len(measured), 'change')}"
+        if len(unclear) == len(measured):
+            return f"Cannot tell yet whether {tried} helps: run it longer (--minutes).{_no_time(tuning)}"
         more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
-        return f"None of {plural(tried, 'change')} is certain to help: {_LEAVE}.{more}"
+        none = f"{tried} is not" if len(measured) == 1 else f"None of {plural(len(measured), 'change')} is"
+        return f"{none} certain to help: {_LEAVE}.{more}{_no_time(tuning)}"
     checked = final if final is not None and final.status == "measured" else None
     arm = checked or best
     gain, low, high = gains(arm)
@@ -187,7 +196,8 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
         saved = 100 * (1 - best.memory_bytes / best.as_is_bytes)
         said = f"{best.name}: {saved:.1f} % less memory {'of the process' if best.of_process else 'a step'}; {step}"
-    confirmed = ", measured anew at the end." if checked else "; not checked at the end: no time was left."
+    missing = "it was interrupted" if tuning.interrupted else "no time was left"
+    confirmed = ", measured anew at the end." if checked else f"; not checked at the end: {missing}."
     if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
         confirmed = ", which the check at the end does not confirm: run it longer (--minutes)."
     ranks = tie_groups(helps)
@@ -211,9 +221,9 @@ def _refuted_answer(chosen: Arm, final: Arm) -> str:
 _LEAVE = "leave the training as it is"
 
 
-def _clear(arm: Arm) -> bool:
-    _, low, high = arm.interval()
-    return not math.isnan(high) and (low > 1 - LEAST_GAIN or high < 1)
+def _no_time(tuning: Tuning) -> str:
+    waiting = [arm.name for arm in tuning.arms.values() if arm.status == "not tried" and arm.reason == NO_TIME]
+    return f" Not tried, for no time was left: {', '.join(waiting)}." if waiting else ""
 
 
 def _notes(tuning: Tuning) -> list[str]:
@@ -221,6 +231,10 @@ def _notes(tuning: Tuning) -> list[str]:
     notes = []
     if aside := tuning.quiet.set_aside:
         notes.append(f"{plural(aside, 'pair')} beside more other load than the rest were not counted, and made again.")
+    if tuning.ended_by:
+        notes.append(f"It ended before its time, since the training could not be started again: {tuning.ended_by}.")
+    for why, count in tuning.failures.items():
+        notes.append(f"As it is, {why}: it was started again {plural(count, 'time')}.")
     if tuning.interrupted:
         notes.append("Interrupted: the same command with the same --out goes on.")
     unknown = [arm.name for arm in tuning.winners() if arm.drift is None and not tuning.steady(arm)]

@@ -106,9 +106,15 @@ class Place:
         """Return the last line that the process printed, and how it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(5)
-        printed = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = printed[-1][-300:] if printed else "it printed nothing"
-        return f"the training ended (exit code {self._child.returncode}): {said}"
+        if self._child.returncode is None:
+            return "the training closed the pipe to this process (os.closerange?), and cannot be told what to do"
+        return f"the training ended (exit code {self._child.returncode}): {self.printed or 'it printed nothing'}"
+
+    @property
+    def printed(self) -> str:
+        """Return the last line that the process printed; "" where there is none."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][-300:] if lines else ""
 
 
 class LastingPlace:
@@ -129,21 +135,24 @@ class LastingPlace:
             self._facts = command["facts"]
         if self._gone:
             self._again(limit_s)
-        answer = self._answer_to(limit_s, command)
+        answer, failed = self._answer_to(limit_s, command), ""
         if "over" in answer:
+            failed = str(answer["why"]) if answer.get("raised") and not command.get("changes") else ""
             self._again(limit_s)
             answer = self._answer_to(limit_s, command)
         if "over" in answer:
             self._gone = True
             if self._at_start or command.get("changes"):
                 raise PlaceEnded(f"with it {answer['why']}, after {answer['over']} training steps")
+            few = f"it makes {answer['over']} training steps, too few to tune it"
+            printed = self._place.printed
             raise TooShort(
-                f"{answer['why']}: it makes {answer['over']} training steps, too few to tune it",
+                f"{answer['why']}: {few if answer['over'] or not printed else f'it printed: {printed}'}",
                 "give it arguments with which it trains longer, after --",
             )
         if command["do"] == "facts":
             self._facts = answer
-        return answer
+        return {**answer, "began_again_since": failed} if failed else answer
 
     def close(self) -> None:
         """End the process."""

@@ -38,16 +38,21 @@ def train_script(orders: Mapping[str, Any]) -> None:
     when_imported("torch", lambda _: loop.begin())
     script, arguments = Path(orders["script"]), list(orders.get("arguments", ()))
     sys.argv = [str(script), *arguments]
-    why = "the script ended"
+    why, failed = "the script ended", False
     try:
         _run_script(script)
     except SystemExit as error:
-        why = f"the script ended (exit code {error.code or 0})"
+        why = (
+            f"the script ended: {error.code}"
+            if isinstance(error.code, str)
+            else (f"the script ended (exit code {error.code or 0})")
+        )
     except BaseException as error:
         traceback.print_exc()
+        failed = True
         why = f"the script failed: {type(error).__name__}: {error}"
     with contextlib.suppress(Exception):
-        loop.ended(why)
+        loop.ended(why, failed)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -96,9 +101,10 @@ class _Loop:
         listener.routes = Routes(boundary, listener)
         listener.routes.install()
 
-    def ended(self, why: str) -> None:
+    def ended(self, why: str, raised: bool) -> None:
         """The script is over: whatever is asked from now on has this answer."""
-        over = {"over": self._steps, "why": why if self._steps else f"{why}, and no training step was seen"}
+        why = why if self._steps else f"{why}, and no training step was seen"
+        over = {"over": self._steps, "why": why, "raised": raised}
         if self._block is not None:
             self._commands.answer(**over)
         while True:

@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
@@ -22,7 +24,7 @@ from stepscope.experiments.tune.training import Targets
 _COUNTED = (collections.OrderedDict, collections.defaultdict, collections.Counter)
 _CONTAINERS = (list, dict, set, collections.deque, *_COUNTED)
 _OF_TORCH = frozenset(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
-_OF_OPTIMIZERS = {"state", "param_groups", "defaults"} | {
+_OF_OPTIMIZERS = frozenset(("state", "param_groups", "defaults")) | {
     name for name in vars(torch.optim.SGD([nn.Parameter()])) if name.endswith("_hooks")
 }
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -35,16 +37,18 @@ class _Tensor:
     tensor: torch.Tensor
     memory: torch.Tensor
     content: torch.Tensor
-    version: int = 0
+    learns: bool
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Tensor:
         memory = tensor.data
-        return cls(tensor, memory, memory.clone(memory_format=torch.preserve_format))
+        return cls(tensor, memory, memory.clone(), tensor.requires_grad)
 
     def put_back(self) -> None:
         self.memory.copy_(self.content)
         self.tensor.data = self.memory
+        if self.tensor.is_leaf:
+            self.tensor.requires_grad_(self.learns)
 
 
 class State:
@@ -52,10 +56,11 @@ class State:
 
     others: what else the step changes: objects with `state_dict` and `load_state_dict` (schedulers, a gradient scaler),
     modules, generators and arrays, lists, dictionaries, tensors. Every tensor keeps its object and its memory. What
-    modules and optimizers hold of these is kept as well.
+    modules and optimizers hold of these is kept as well, and which layers, parameters, hooks and groups they have.
+    samplers: of a data loader, whose attributes are put back.
     """
 
-    def __init__(self, targets: Targets, others: tuple[Any, ...] = ()) -> None:
+    def __init__(self, targets: Targets, others: tuple[Any, ...] = (), samplers: tuple[Any, ...] = ()) -> None:
         self._tensors: dict[int, _Tensor] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._parts: dict[int, _Part | None] = {}
@@ -68,6 +73,8 @@ class State:
                 self._keep_part(other, _Container)
             elif isinstance(other, _PLAIN) or not self.keep(other):
                 self._parts[id(other)] = _WithStateDict(other)
+        for sampler in samplers:
+            self._keep_part(sampler, _Sampler)
         self._random = RandomNumbers()
 
     @property
@@ -113,7 +120,7 @@ class State:
         if id(tensor) in self._tensors:
             return
         self._tensors[id(tensor)] = _Tensor.of(tensor.detach() if not tensor.is_leaf else tensor)
-        if tensor.is_leaf and tensor.requires_grad:
+        if tensor.is_leaf:
             self._gradients.append((tensor, tensor.grad))
             if tensor.grad is not None:
                 self._keep(tensor.grad)
@@ -128,6 +135,8 @@ class _Part(Protocol):
 def _kind_of(value: Any) -> Callable[[Any, State], _Part] | None:
     if isinstance(value, Optimizer):
         return _Optimizer
+    if isinstance(value, Sampler):
+        return _Sampler
     if type(value) in _CONTAINERS:
         return _Container
     if isinstance(value, (random.Random, torch.Generator)) and not isinstance(value, random.SystemRandom):
@@ -145,7 +154,8 @@ class _Container:
         self._container = container
         self._content: Any = dict(container) if isinstance(container, dict) else list(container)
         for value in container.values() if isinstance(container, dict) else container:
-            state.keep(value)
+            if not isinstance(value, _PLAIN):  # of which a list of a sampler's may have millions
+                state.keep(value)
 
     def put_back(self) -> None:
         container = self._container
@@ -188,24 +198,39 @@ class _Array:
             self._array[...] = self._content
 
 
-class _Module:
-    """Attributes of a module, its buffers and its mode; what torch itself holds in it, hooks for one, stays."""
+class _Attributes:
+    """The attributes of an object; of those that are torch's own, the content of the containers as well."""
 
-    def __init__(self, module: nn.Module, state: State) -> None:
-        self._module = module
-        self._attributes = dict(vars(module))
+    def __init__(self, owner: Any, state: State, of_torch: frozenset[str] = frozenset()) -> None:
+        self._owner, self._attributes = owner, dict(getattr(owner, "__dict__", {}))
         for name, value in self._attributes.items():
-            if name not in _OF_TORCH:
+            if name not in of_torch:
                 state.keep(value)
-        self._buffers = dict(module._buffers)
+        held = [(name, value) for name, value in self._attributes.items() if name in of_torch]
+        self._contents = [(value, value.copy()) for _, value in held if isinstance(value, (dict, set))]
 
     def put_back(self) -> None:
-        present = vars(self._module)
+        present = getattr(self._owner, "__dict__", {})
         for name in present.keys() - self._attributes.keys():
             del present[name]
         present.update(self._attributes)
-        self._module._buffers.clear()
-        self._module._buffers.update(self._buffers)
+        for container, content in self._contents:
+            container.clear()
+            container.update(content)
+
+
+class _Sampler(_Attributes):
+    """A sampler of a data loader, and those within it: the order of what comes may follow from a count of its own."""
+
+    def __init__(self, sampler: Any, state: State) -> None:
+        super().__init__(sampler, state)
+
+
+class _Module(_Attributes):
+    """A module: its layers, parameters, buffers, hooks, its mode and its own attributes."""
+
+    def __init__(self, module: nn.Module, state: State) -> None:
+        super().__init__(module, state, _OF_TORCH)
 
 
 class _Optimizer:
@@ -223,11 +248,17 @@ class _Optimizer:
             (group, {name: self._kept(value, state) for name, value in group.items() if name != "params"})
             for group in optimizer.param_groups
         ]
-        self._attributes = {name: value for name, value in vars(optimizer).items() if name not in _OF_OPTIMIZERS}
-        for value in self._attributes.values():
-            state.keep(value)
+        self._lists = [(found, list(found)) for found in self._parameter_lists()]
+        self._own = _Attributes(optimizer, state, _OF_OPTIMIZERS)
+
+    def _parameter_lists(self) -> list[list[Any]]:
+        groups = self._optimizer.param_groups
+        return [groups, *(group["params"] for group in groups)]
 
     def put_back(self) -> None:
+        self._own.put_back()
+        for present, before in self._lists:
+            present[:] = before
         self._optimizer.state.clear()
         for key, values, content in self._state:
             values.clear()
@@ -237,10 +268,8 @@ class _Optimizer:
             for name in [name for name in group if name != "params" and name not in values]:
                 del group[name]
             group.update({name: self._value(value) for name, value in values.items()})
-        present = vars(self._optimizer)
-        for name in present.keys() - self._attributes.keys() - _OF_OPTIMIZERS:
-            del present[name]
-        present.update(self._attributes)
+        for group, (params, _) in zip(self._optimizer.param_groups, self._lists[1:], strict=True):
+            group["params"] = params
 
     @classmethod
     def _kept(cls, value: Any, state: State) -> Any:
@@ -264,7 +293,7 @@ class _WithStateDict:
         if not self._content and not idle:
             empty = ": its state_dict() is empty" if known else ""
             raise UsageError(
-                f"others: a {type(other).__name__} cannot be put back{empty}",
+                f"others: {type(other).__name__!r} cannot be put back{empty}",
                 "name tensors, lists, dictionaries, modules, generators, and what has state_dict and load_state_dict",
             )
 
@@ -272,21 +301,48 @@ class _WithStateDict:
         self._other.load_state_dict(copy.deepcopy(self._content))
 
 
-def copy_of_batch(value: Any) -> Any:
-    """Return a batch that a step may alter: its containers are new, and so is the memory of tensors and arrays."""
+def copy_of_batch(value: Any, depth: int = 0) -> Any:
+    """Return a batch that a step may alter: containers, its own objects, memory of tensors and arrays are new."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, (dict, collections.UserDict)):
         found = copy.copy(value)
         for name in found:
-            found[name] = copy_of_batch(found[name])
+            found[name] = copy_of_batch(found[name], depth)
         return found
     if isinstance(value, tuple):
-        items = map(copy_of_batch, value)
+        items = (copy_of_batch(inner, depth) for inner in value)
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return list(map(copy_of_batch, value))
-    return value.copy() if type(value).__module__ == "numpy" and hasattr(value, "copy") else value
+        return [copy_of_batch(inner, depth) for inner in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "copy"):
+        return value.copy()
+    return value if isinstance(value, _NOT_OF_A_BATCH) or depth >= _DEEP else _copy_of_object(value, depth)
+
+
+_DEEP = 3  # objects within objects: what is deeper belongs to no batch, as the data set that one refers to
+_NOT_OF_A_BATCH: tuple[Any, ...] = (*_PLAIN, type, types.ModuleType, Callable, nn.Module, Dataset, DataLoader)
+
+
+def _copy_of_object(value: Any, depth: int) -> Any:
+    """Return a copy of a dataclass, or of a class of the user's; one that cannot be copied is the same."""
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
+    if not (slots or getattr(value, "__dict__", None)):
+        return value
+    try:
+        found = copy.copy(value)
+        for name in slots:
+            object.__setattr__(found, name, copy_of_batch(getattr(value, name), depth + 1))
+    except (TypeError, AttributeError):
+        return value
+    held = getattr(found, "__dict__", {})
+    held.update({name: copy_of_batch(inner, depth + 1) for name, inner in held.items()})
+    return found
+
+
+def _slots(kind: type) -> list[str]:
+    named = vars(kind).get("__slots__", ())
+    return [name for name in ((named,) if isinstance(named, str) else named) if not name.startswith("__")]
 
 
 class BatchCopies:

@@ -35,6 +35,7 @@ from stepscope.experiments.tune.process import PlaceEnded, TooShort
 
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
+NO_TIME = "no time was left for it"
 _CLEAR = 0.0075  # half the width of a CI, as a share, from which on no more pairs are made
 _HOPELESS = 1.1  # slower in each of the first pairs
 _SURE = 0.99  # confidence at which a change is given up early: it is looked at more than once
@@ -42,9 +43,13 @@ _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at 
 _COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
 _MOST_PAIRS = 40
+_MOST_STEPS = 200  # of a block
+_PREFETCHED = 2  # batches ahead by each worker, torch's default
+_BY_AHEAD = 3  # steps of a block for each batch that may have been ready
 _TRIMMED = 0.2  # of the steps of a block, on each side: what preempts one is no part of the difference
 _DOMINATES = 0.75  # a ratio below which what else would help could not be seen beside it
 _LOADING = 0.15  # share of a step that the data takes, from which on its loader is tried first
+_MOSTLY_LOADING = 0.5  # the same, from which on nothing else is tried while there is a loader to try
 _ANSWER_S = 900.0
 _SAME = ("device", "gpu", "threads", "parameters", "conv2d", "blocks", "batch", "optimizers", "autocast")  # facts
 
@@ -73,6 +78,8 @@ class Tuning:
         self.known: dict[str, Change] = {}
         self.arms: dict[str, Arm] = {}
         self.interrupted = False
+        self.ended_by = ""  # why it ended before its time
+        self.failures: dict[str, int] = {}  # of the training as it is, after which it was started again
         self.step_s = math.nan
         self.quiet = QuietLevel()
         self._fresh_losses: list[float] = []  # of the training as is, from its first step on
@@ -85,11 +92,15 @@ class Tuning:
         return (self._spent_s + (monotonic_ns() - self._began_ns) / 1e9) / self.rules.seconds
 
     def run(self) -> None:
-        """Measure until everything is clear or the time is over. Ctrl-C ends it, and what is known is kept."""
+        """Measure until everything is clear or the time is over. Ctrl-C ends it, and what is known is kept.
+
+        So does a training that cannot be started again, once there is a pair.
+        """
         try:
             place = self._begin()
-            if self._apart and self.facts.get("data_share", 0) > _LOADING:
-                place = self._couples(place, _LIVE, ("loader",))
+            share = self.facts.get("data_share", 0)
+            if self._apart and share > _LOADING:
+                place = self._couples(place, _LIVE if share < _MOSTLY_LOADING else _COMBINED, ("loader",))
             self._live(place)
             place = self._couples(place, _START)
             self._live(place, until=_START)
@@ -100,6 +111,10 @@ class Tuning:
             self._final()
         except KeyboardInterrupt:
             self.interrupted = True
+        except (PlaceEnded, TooShort) as error:
+            if not any(arm.pairs for arm in self.arms.values()):
+                raise
+            self.ended_by = str(error)
         finally:
             for place in list(self._places):
                 self._close(place)
@@ -160,7 +175,7 @@ class Tuning:
         self._fresh_peak = place.ask(_ANSWER_S, do="peak")["process_bytes"]
         for change in chosen:
             at_start = (change.name,) if change.at_start and not (change.loader and not self._apart) else ()
-            arm = Arm(change.name, (change.name,), at_start, reason=change.refused or "no time was left for it")
+            arm = Arm(change.name, (change.name,), at_start, reason=change.refused or NO_TIME)
             if at_start and not self._apart and not change.refused:
                 arm.reason = "it needs a process of its own: stepscope tune SCRIPT"
             self.arms[change.name] = arm
@@ -283,8 +298,9 @@ class Tuning:
         sides = [(as_is, tuple(base), False), (changed, arm.live, True)]
         self._shuffle.shuffle(sides)
         times: dict[bool, Mapping[str, Any]] = {}
+        ahead = max(self._loaded_ahead(()), self._loaded_ahead(arm.changes))
         for place, names, is_changed in sides:
-            times[is_changed] = self._block(place, names)
+            times[is_changed] = self._block(place, names, ahead)
         if self.quiet.disturbed((times[False].get("others"), times[True].get("others"))):
             return False
         loads = any(self.known[name].loader for name in arm.changes)
@@ -298,19 +314,29 @@ class Tuning:
         arm.status, arm.reason = "measured", ""
         return True
 
-    def _block(self, place: PlaceLike, names: Sequence[str]) -> dict[str, Any]:
+    def _loaded_ahead(self, names: Sequence[str]) -> int:
+        """Return how many batches workers may have ready from before a block, when nobody waited for them."""
+        arguments = {name: value for change in names for name, value in self.known[change].loader.items()}
+        workers = arguments.get("num_workers", (self.facts.get("loader") or {}).get("workers", 0))
+        return int(workers) * int(arguments.get("prefetch_factor", _PREFETCHED))
+
+    def _block(self, place: PlaceLike, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
         seconds = min(0.5, max(0.04, self.rules.seconds / 600))
-        steps = min(200, max(2 if self.step_s < 1 else 1, math.ceil(seconds / self.step_s)))
+        steps = min(_MOST_STEPS, max(2 if self.step_s < 1 else 1, math.ceil(seconds / self.step_s)))
         warmup = min(20, max(2 if self.step_s < 0.5 else 1, math.ceil(seconds / 3 / self.step_s)))
         key = (id(place), tuple(names))
         if key not in self._warm:
             self._warm.add(key)
             warmup += max(2, min(10, int(0.5 / self.step_s)))
+        if ahead:  # what was loaded while the other side ran is no gain
+            warmup, steps = max(warmup, ahead + 2), max(steps, min(_MOST_STEPS, _BY_AHEAD * ahead))
         if names:
             self._altered.add(id(place))
         answer = place.ask(_ANSWER_S, do="block", changes=list(names), warmup=warmup, steps=steps)
         if not answer["seconds"]:
             raise PlaceEnded("the training ended before the block did")
+        if why := answer.get("began_again_since"):
+            self.failures[why] = self.failures.get(why, 0) + 1
         self.step_s = 0.8 * self.step_s + 0.2 * min(answer["seconds"])
         return answer
 

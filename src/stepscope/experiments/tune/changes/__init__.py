@@ -73,6 +73,14 @@ def offered(facts: Facts) -> dict[str, Change]:
     return found
 
 
+def refuse_unknown(named: Iterable[str]) -> None:
+    """Raise UnknownName for what no training has as a change, before one begins; a number (`threads=3`) is its own."""
+    known = {name for change in offered({}).values() for name in _names(change)}
+    for name in named:
+        if name not in known and "=" not in name:
+            raise UnknownName("change", name, sorted(known))
+
+
 def wanted(known: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
     """Return the changes to try for a goal: all that apply, or those that are named, by name, group or goal.
 
