@@ -19,6 +19,7 @@ from pathlib import Path
 
 from stepscope.clock import anchors
 from stepscope.errors import StepscopeError, no_script
+from stepscope.liveness import identity
 from stepscope.privacy import redacted
 from stepscope.record.allocators import child_environment
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
@@ -54,6 +55,7 @@ def run_script(
         argv=redacted(["stepscope", "run", target, "--", *arguments]),
         script=None if from_stdin else str(script),
         launcher_pid=os.getpid(),
+        **identity(os.getpid()),  # until the training's own process is there
         workload={"name": name},
         clock=anchors(),
         warmup_steps=3,

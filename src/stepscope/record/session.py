@@ -30,6 +30,8 @@ from stepscope.record.settings import Settings, check_settings, parse_memory, pa
 from stepscope.record.step_log import StepLog
 from stepscope.runfolder import RunWriter
 
+_MOST_SAMPLES = 2**53  # of a step
+
 
 class Session:
     """A run that is being recorded: `start`, any number of steps, `close`.
@@ -59,6 +61,7 @@ class Session:
         self._notes: list[tuple[str, str, dict[str, Any]]] = []  # until there is a run to write them into
         self._loss: Any = None
         self._stated_samples: int | None = None
+        self._odd_samples = False
         self.modules_bytes: int | None = None
         self._model_rows: list[dict[str, Any]] | None = None  # as they were last written
         self.closed = False
@@ -202,8 +205,22 @@ class Session:
 
     def _stepped(self, loss: Any, samples: int | None) -> None:
         self._recorder.wait(loss)
-        self._loss, self._stated_samples = loss, samples
+        self._loss, self._stated_samples = loss, self._count_of(samples)
         self.end_step(monotonic_ns())
+
+    def _count_of(self, samples: Any) -> int | None:
+        """Return the samples that the training states of a step; null where they are no count, which is noted once."""
+        if samples is None:
+            return None
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            count = int(samples)
+            if count == samples and 0 <= count <= _MOST_SAMPLES:
+                return count
+        if not self._odd_samples:
+            self._odd_samples = True
+            told = repr(samples)[:40]
+            self.note("no-count", f"samples={told} of step {self.number} is no count: such steps count their own")
+        return None
 
     def _pause(self) -> None:
         if self._recorder.recording:

@@ -180,7 +180,7 @@ def number_in(value: Any) -> float | None:
         return float(struct.unpack(form, plain)[0])
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 

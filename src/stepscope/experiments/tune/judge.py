@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.arms import AS_IS, COUPLES_DIFFER, FINAL, Arm, tie_groups
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, NO_TIME, Tuning
+from stepscope.experiments.tune.tuning import LEAST_GAIN, MOST_DRIFT, MOST_PAIRS, NO_TIME, Tuning
 from stepscope.units import number, plural
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _verdict(arm: Arm) -> str:
         return "slower"
     if high < 1 and ratio < 1 - LEAST_GAIN:
         return _LIKELY
-    if high - low > 0.1 or math.isnan(high):
+    if math.isnan(high) or (high - low > 0.1 and len(arm.pairs) < MOST_PAIRS):
         return _CANNOT_TELL
     return "no gain" if low > 1 - 2 * LEAST_GAIN else "no certain gain"
 
@@ -196,7 +196,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
         saved = 100 * (1 - best.memory_bytes / best.as_is_bytes)
         said = f"{best.name}: {saved:.1f} % less memory {'of the process' if best.of_process else 'a step'}; {step}"
-    missing = "it was interrupted" if tuning.interrupted else "no time was left"
+    missing = "it was interrupted" if tuning.interrupted else "see why" if tuning.ended_by else "no time was left"
     confirmed = ", measured anew at the end." if checked else f"; not checked at the end: {missing}."
     if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
         confirmed = ", which the check at the end does not confirm: run it longer (--minutes)."

@@ -146,10 +146,9 @@ class LastingPlace:
                 raise PlaceEnded(f"with it {answer['why']}, after {answer['over']} training steps")
             few = f"it makes {answer['over']} training steps, too few to tune it"
             printed = self._place.printed
-            raise TooShort(
-                f"{answer['why']}: {few if answer['over'] or not printed else f'it printed: {printed}'}",
-                "give it arguments with which it trains longer, after --",
-            )
+            if answer["over"]:
+                raise TooShort(f"{answer['why']}: {few}", "give it arguments with which it trains longer, after --")
+            raise TooShort(f"{answer['why']}: it printed: {printed or 'nothing'}", "run it by itself: python SCRIPT")
         if command["do"] == "facts":
             self._facts = answer
         return {**answer, "began_again_since": failed} if failed else answer

@@ -42,7 +42,7 @@ _SURE = 0.99  # confidence at which a change is given up early: it is looked at 
 _LIVE, _START, _COMBINED, _LATE = 0.4, 0.68, 0.8, 0.93  # shares of the time at which a phase ends
 _COUPLES, _COUPLE_PAIRS, _FINAL_PAIRS = 3, 4, 5
 _LOSSES = 16  # steps in which losses are compared
-_MOST_PAIRS = 40
+MOST_PAIRS = 40
 _MOST_STEPS = 200  # of a block
 _PREFETCHED = 2  # batches ahead by each worker, torch's default
 _BY_AHEAD = 3  # steps of a block for each batch that may have been ready
@@ -363,7 +363,7 @@ class Tuning:
             ratio, low, high = arm.interval()
             useless = ratio_interval(logs, _SURE)[1] > 1 - LEAST_GAIN
             slower = low > 1
-            arm.over = useless or slower or (high - low) / 2 < _CLEAR * ratio or count >= _MOST_PAIRS
+            arm.over = useless or slower or (high - low) / 2 < _CLEAR * ratio or count >= MOST_PAIRS
 
     # changes that a process begins with
 
@@ -544,7 +544,7 @@ class Tuning:
 
     def _final_here(self, final: Arm) -> None:
         place = self._places[0]
-        while len(final.pairs) < LEAST_PAIRS or (self.used < 1 and len(final.pairs) < _MOST_PAIRS):
+        while len(final.pairs) < LEAST_PAIRS or (self.used < 1 and len(final.pairs) < MOST_PAIRS):
             self._desk.tell(f"as is against the best: {', '.join(final.changes)}", min(1.0, self.used))
             with self._failing(final):
                 self._pair(place, place, final)

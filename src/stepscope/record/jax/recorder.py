@@ -114,7 +114,7 @@ class JaxRecorder:
             return None
         try:
             return float(loss.item() if hasattr(loss, "item") else loss)  # quicker than of an array itself
-        except (TypeError, ValueError, RuntimeError):  # among them: of an array that was deleted
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # among them: of an array that was deleted
             return None
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
