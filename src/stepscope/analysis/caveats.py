@@ -41,6 +41,7 @@ from stepscope.arrays import Floats
 from stepscope.files import CHANGED, MENDED
 from stepscope.quantities import POWER_SENSORS
 from stepscope.runfolder import RunReader
+from stepscope.runfolder.checksums import GONE
 from stepscope.units import percent, plural
 
 if TYPE_CHECKING:
@@ -331,6 +332,8 @@ def _damaged_files(run: RunReader) -> Iterator[NotMeasured]:
         file, _, what = name.partition(": ")
         if what == MENDED:
             yield NotMeasured(file, f"{MENDED}: nothing is lost, but what it lies on may not be sound", group=LOST)
+        elif what == GONE:
+            yield NotMeasured(file, "it was written and is gone: what is shown may differ for it", group=LOST)
         elif what == CHANGED:
             yield NotMeasured(file, f"it is {CHANGED}, by damage or by hand: it may be wrong", group=LOST)
         else:

@@ -19,6 +19,7 @@ from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.containment import analysed
 from stepscope.errors import UsageError
+from stepscope.quantities import SIMULATED_MEANS, simulated_badge
 from stepscope.runfolder import RunReader
 from stepscope.units import duration, percent, plural
 
@@ -50,7 +51,10 @@ class Forecast:
     condition: str | None = None
 
     def value(self, metric: str) -> Measured | None:
-        """A total by its name: time, energy, battery, carbon, temperature; "estimated_energy" of a power model."""
+        """A total by its name: time, energy, battery, carbon, temperature.
+
+        "estimated_energy" of a power model, "simulated_energy" of simulated sensors; None where there is none.
+        """
         return next((total for total in self.totals if total.metric == metric), None)
 
 
@@ -125,7 +129,15 @@ def forecast(
             totals.append(_amount(device, total, metric, factor, unit, note))
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
     condition = _condition(steps, int(numbers[kept][-1]) + 1, time)
-    return Forecast(steps, int(kept.sum()), (*totals, *warm), changes, tuple(notes), condition)
+    badge = simulated_badge(run.meta.get("simulated"))
+    notes[:0] = [f"{badge}: {SIMULATED_MEANS}"] if badge else []
+    named = [time, *(named_for(run, total) for total in (*totals[1:], *warm))]
+    return Forecast(steps, int(kept.sum()), tuple(named), changes, tuple(notes), condition)
+
+
+def named_for(run: RunReader, total: Measured) -> Measured:
+    """Return what sensors said under its name: of simulated ones never that of a measurement."""
+    return total if run.meta.get("simulated") is None else replace(total, metric=f"simulated_{total.metric}")
 
 
 def steps_of(run: RunReader, epochs: float) -> int:

@@ -26,6 +26,7 @@ from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import FEW, lost_steps, profiled_steps, steps_after_warmup, timed_steps, whole_steps
 from stepscope.quantities import simulated_badge
+from stepscope.runfolder.checksums import GONE
 from stepscope.units import duration, number, percent, plural
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _damaged(run: Run) -> Iterator[str]:
     """Yield a caution where files are damaged: what cannot be trusted at all was excluded."""
     if damaged := run.damaged_files():
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        yield f"Damaged: {damaged[0]}{more}."
+        yield f"Damaged or gone: {damaged[0].removesuffix(f': {GONE}')}{more}."
 
 
 def _simulated(run: Run) -> Iterator[str]:

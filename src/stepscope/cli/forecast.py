@@ -131,7 +131,9 @@ def _show(console: Console, said: Forecast) -> None:
     console.print(f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}")
     for total in said.totals:
         of = f", {total.scope}" if total.metric.endswith(("energy", "battery", "carbon")) else ""
-        console.print(labelled(total.metric.removeprefix("estimated_"), f"{_amounts(total)}{of}"))
+        kind = "simulated " if total.metric.startswith("simulated_") else ""
+        name = total.metric.removeprefix("simulated_").removeprefix("estimated_")
+        console.print(labelled(name, f"{kind}{_amounts(total)}{of}"))
     for how in dict.fromkeys(total.note for total in said.totals if total.note):
         console.print(f"- predicted: {how}", style="dim")
     for note in (*said.notes, *([said.condition] if said.condition else [])):

@@ -7,6 +7,7 @@ where each line has a seal, the number of lines is noted.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepscope.files import replace_json, unsealed
 from stepscope.runfolder.validation import MOST_BYTES, read_regular
 
 CHECKSUMS = "checksums.json"
+GONE = "gone"  # a file that was written
 EVENTS = "events.jsonl"
 
 
@@ -39,6 +41,17 @@ def least_events(known: dict[str, Any]) -> int:
     """Return the number of events that was noted, 0 where none was."""
     lines = known.get(EVENTS)
     return lines if isinstance(lines, int) else 0
+
+
+def missing(run: Path, known: dict[str, Any]) -> list[str]:
+    """Return which files of those that were noted are gone; samples that were made coarser lie in another one."""
+    gone = [Path(name) for name in known if name != EVENTS and not (run / name).exists()]
+    return [
+        f"{name.as_posix()}: {GONE}"
+        for name in gone
+        if name.parent.name in ("ops", "memory", "layers")
+        or (name.parent.name == "samples" and not list((run / "samples").glob(f"{glob.escape(name.stem)}*")))
+    ]
 
 
 def _write(run: Path, known: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from stepscope.privacy import cleaned, redacted_sources, without_secrets
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
-from stepscope.runfolder.checksums import CHECKSUMS, agrees, least_events
+from stepscope.runfolder.checksums import CHECKSUMS, agrees, least_events, missing
 from stepscope.runfolder.samples import EVER, LongSensor, SampleFile, Unreadable, checked_samples, described_samples
 from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
@@ -86,6 +86,7 @@ class RunReader:
         """Return what is damaged of all JSON and of what else was read so far."""
         for name in _REPLACED:
             self._json(name)
+        self._found_damaged(*([] if self._grows else missing(self.path, self._checksums)))
         return self.damaged
 
     @property

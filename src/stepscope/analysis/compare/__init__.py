@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from stepscope.analysis.channels import board_computes
 from stepscope.analysis.compare import explanation
 from stepscope.analysis.compare.explanation import (
     RESIDUAL,
@@ -229,9 +230,13 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
             "The interval of a single run covers its own steps, not how much runs differ. Several runs in one folder "
             "are taken as repeats."
         )
-    shared = {run.simulated is not None for group in run_groups for run in group.runs}
-    if True in shared:
-        yield "SIMULATED sensors: power and energy of some of these are of a simulated board, not of a device."
+    simulated = [
+        (letter(side), run) for side, group in enumerate(run_groups) for run in group.runs if run.simulated is not None
+    ]
+    if simulated:
+        sides = ", ".join(dict.fromkeys(side for side, _ in simulated))
+        use = " and the use of its processors" if any(board_computes(run) for _, run in simulated) else ""
+        yield f"SIMULATED sensors of {sides}: power, energy, heat{use} are of a simulated board, not of a device."
     computed = [
         letter(side) for side, group in enumerate(run_groups) if any(memory_is_computed(run) for run in group.runs)
     ]
