@@ -418,7 +418,7 @@ class FitRequest(Request):
     precision: str = option("float32", "float32, or bf16 for everything.")
     malloc: str = option("default", "Allocator: default (glibc), pinned, tcmalloc; on cuda PYTORCH_CUDA_ALLOC_CONF.")
     device: str = option("cpu", "Device of torch whose memory and kernels count: cpu, or cuda (a GPU's own).")
-    threads: int | None = option(None, "Threads that torch computes with.")
+    threads: int | None = option(None, "Threads that torch computes with.", least=1, most=1024)
     options: bool = option(True, "Look for what would make it fit.")
     plan: bool = option(None, "Look for the cheapest combination of changes that fits.")
     prove: bool = option(None, "Train three steps of the plan, under the limit where the kernel can keep it.")

@@ -42,8 +42,10 @@ class RunRequest(Request):
     precision: str | None = option(
         None, "Precision of a workload: fp32 (default), bf16, fp16 or int8 (quantisation-aware)."
     )
-    threads: int | None = option(None, "Threads that torch computes with.", least=1, example="2")
-    seed: int | None = option(None, "Seed of a workload: the same seed repeats the run.")
+    threads: int | None = option(None, "Threads that torch computes with.", least=1, most=1024, example="2")
+    seed: int | None = option(
+        None, "Seed of a workload: the same seed repeats the run.", least=0, most=2**63 - 1, example="1"
+    )
     out: Path = option(Path("runs"), "Folder that the run folder is made in.")
     record: str = option("adaptive", "Steps to profile: adaptive, all, none, first:N or every:N.")
     record_memory: str = option(

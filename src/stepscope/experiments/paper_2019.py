@@ -94,7 +94,9 @@ class Paper2019(StudyRequest):
     )  # fmt: skip
     simulate: str | None = option(None, SIMULATE)
     device: str = option(None, "Train on cpu or cuda. Default: cuda where torch has it.", choices=("cpu", "cuda"))
-    threads: int | None = option(None, "Threads. Default: on a CPU one core is left free.", least=1, example="1")
+    threads: int | None = option(
+        None, "Threads. Default: on a CPU one core is left free.", least=1, most=1024, example="1"
+    )  # fmt: skip
     day_workload: str = option(
         "densenet40-4-c32", "Network of the days: the paper's at a third of its width, or lenet.",
         choices=("densenet40-4-c32", "lenet"),

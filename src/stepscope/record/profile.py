@@ -35,7 +35,9 @@ class Scope:
 
     def __init__(self, session: Session | _Unrecorded, trained: Sequence[Any] = ()) -> None:
         self._session = session
-        self._trained = [weakref.ref(part) for part in trained]  # models and optimizers, which belong to the training
+        self._trained = [
+            weakref.ref(part) for part in trained if _can_be_referred_to(part)
+        ]  # models and optimizers, which belong to the training
 
     @property
     def path(self) -> Path:
@@ -177,6 +179,8 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
     ) -> None:
         if steps not in ("calls", "optimizer"):
             raise UsageError(f"steps='{steps}' is not known", "choose 'calls' or 'optimizer'")
+        if isinstance(model, (str, bytes, int, float)):
+            raise UsageError(f"{model!r} is no model", "stepscope.profile(model, optimizer), or without any")
         self._framework = framework or framework_of(model)
         self._models = model
         self._trained = [*_listed(model), *_listed(optimizer)] if self._framework == "torch" else []
@@ -263,6 +267,10 @@ def _listed(given: Any) -> list[Any]:
     if isinstance(given, dict):
         return list(given.values())
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _can_be_referred_to(part: Any) -> bool:
+    return type(part).__weakrefoffset__ != 0
 
 
 def _is_module(part: Any) -> bool:

@@ -41,6 +41,7 @@ from stepscope.containment import analysed
 from stepscope.errors import RunError, UnknownName, UsageError
 from stepscope.plugins import draw_in_notebook
 from stepscope.quantities import find, in_order
+from stepscope.request import parse_amount
 from stepscope.units import duration, estimate, number, percent, row_label, si
 
 WHAT = {
@@ -420,21 +421,23 @@ class Check:
 def check(
     run: str | Path | Run,
     against: str | Path | Run,
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[str, float | str] | None = None,
     optional: Sequence[str] = (),
     anyway: bool = False,
 ) -> Check:
     """Put a run, or a folder of its repeats, to limits against a baseline: a path, a name in `runs`, "last", or a Run.
 
-    limits: growth allowed of "time", "memory" and "energy", as shares (0.05 is 5 %); those named in `optional` are
-    excluded where a side does not have them. Unless given 5 %, 3 % and 5 %, and energy is optional. UsageError where
-    the two did not train the same on the same device, unless `anyway`; RunError where a run did not end well.
+    limits: growth allowed of "time", "memory" and "energy", as shares or texts (0.05 and "5%" are the same); those
+    named in `optional` are excluded where a side does not have them. Unless given 5 %, 3 % and 5 %, and energy is
+    optional. UsageError for a limit that is none, and where the two did not train the same on the same device, unless
+    `anyway`; RunError where a run did not end well.
     """
     if limits is None:
         limits, optional = LIMITS, ("energy",)
     for what in limits:
         if what not in _METRICS:
             raise UnknownName("limit", what, _METRICS)
+    shares = {what: _share(what, limit) for what, limit in limits.items()}
     sides = [run_group(given_runs) for given_runs in (run, against)]
     for side in sides:
         _refuse_failed(side)
@@ -442,7 +445,7 @@ def check(
         _refuse_unlike(*sides)
     table = quantities([sides[1].runs, sides[0].runs])
     judged, left = [], []
-    for what, limit in limits.items():
+    for what, limit in shares.items():
         row = _ratio_row(table, what)
         if row is None and what in optional:
             left.append(what)
@@ -450,6 +453,16 @@ def check(
             judged.append(_judge_limit(what, limit, row, sides))
     counts = len(sides[0].runs), len(sides[1].runs)
     return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left))
+
+
+def _share(what: str, limit: float | str) -> float:
+    share = parse_amount(what, limit, "share", "%", "5%") if isinstance(limit, str) else limit
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= _MOST_GROWTH:
+        raise UsageError(f"limit of {what}: {limit!r} is no growth", 'a share or a text: 0.05 or "5%"')
+    return float(share)
+
+
+_MOST_GROWTH = 10.0  # 1,000 %
 
 
 def _refuse_failed(side: RunGroup) -> None:

@@ -66,7 +66,7 @@ class DailyTraining(StudyRequest):
     lr: float | None = option(None, LEARNING_RATE)
     data: str | None = option(None, DATA)
     device: str = option("cpu", ANY_DEVICE)
-    threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, example="4")
+    threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, most=1024, example="4")
     simulate: str | None = option(None, SIMULATE)
     time_limit: float = option(3600.0, "Seconds that one training may take.", above=0, unit="s", example="1h")
     quick: bool = option(False, "Five days, three seeds, one batch size.", stored=False)

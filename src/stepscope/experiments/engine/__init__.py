@@ -48,7 +48,7 @@ def _check_board(text: str) -> None:
 
 
 OPTIMIZER = Option("Optimizer. Default: the workload's own.")
-THREADS = Option("Threads. Default: torch's own choice.", least=1, example="4")
+THREADS = Option("Threads. Default: torch's own choice.", least=1, most=1024, example="4")
 DEVICE = Option("cpu or cuda.", choices=("cpu", "cuda"))
 SIMULATE = Option("Read a simulated board's sensors: jetson-tx2, jetson-tx2,launch=1ms.", check=_check_board)
 # Of a study that trains a classifier in its own way.

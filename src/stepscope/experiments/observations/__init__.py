@@ -222,7 +222,7 @@ class Observations(StudyRequest):
         None, "cpu or cuda. Default: cuda where torch has it.", choices=("cpu", "cuda")
     )
     threads: int | None = option(
-        None, "Threads. Default: on a CPU one core is left free.", least=1, example="1"
+        None, "Threads. Default: on a CPU one core is left free.", least=1, most=1024, example="1"
     )  # fmt: skip
     days: int = option(17, "Days of the daily training: 17 (--quick: 10).", least=1, example="10", quick=10)
     only: tuple[int, ...] = option((), "Judge these alone: 1,3,9.", least=1, example="1,3,9", stated=True)

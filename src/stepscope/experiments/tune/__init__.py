@@ -46,7 +46,7 @@ class TuneRequest(Request):
     )
     batch: int | None = option(None, "Samples per step of a workload.", least=1, example="16")
     optimizer: str | None = option(None, "Optimizer of a workload. Default: its own.")
-    threads: int | None = option(None, "Threads of the training as it is.", least=1, example="2")
+    threads: int | None = option(None, "Threads of the training as it is.", least=1, most=1024, example="2")
     device: str | None = option(None, "Device of a workload: cpu (default) or cuda.")
 
     @property
