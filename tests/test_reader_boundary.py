@@ -418,3 +418,15 @@ def test_words_of_any_length_are_looked_at_in_little_time(piece: str) -> None:
     began = time.process_time()
     redacted([word, f"{word}=x", "--lr"])
     assert time.process_time() - began < 20.0, "without bounds it takes minutes"
+
+
+@pytest.mark.parametrize("name", ["ops", "samples"])
+def test_a_file_that_was_written_and_is_gone_is_named(run: Path, name: str) -> None:
+    gone = sorted((run / name).glob("*.parquet"))[0]
+    assert not [said for said in RunReader(run).damaged_files() if "gone" in said]
+    gone.unlink()
+    assert f"{name}/{gone.name}: gone" in RunReader(run).damaged_files()
+    assert "Damaged or gone" in stepscope.text(run)
+    if name == "samples":  # made coarser: it lies in another file
+        (run / name / f"{gone.stem}@100ms-0-9.parquet").write_bytes(b"")
+        assert f"{name}/{gone.name}: gone" not in RunReader(run).damaged_files()

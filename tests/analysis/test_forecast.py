@@ -312,3 +312,17 @@ def test_a_gap_of_the_power_sensor_leaves_the_energy_that_was_taken_known(tmp_pa
     whole, gap = ({total.metric: total.value for total in measured_totals(run)}["energy"] for run in runs)
     assert whole is not None
     assert gap == pytest.approx(whole, rel=0.02)
+
+
+def test_what_a_simulated_board_would_take_has_a_name_of_its_own(tmp_path: Path) -> None:
+    whole = rail("VDD_IN", 5.0, times(60), parent_scope=None)
+    plain = powered(tmp_path / "a", whole, steps=40, device=TX2)
+    board = powered(tmp_path / "b", whole, steps=40, device=TX2, header={"simulated": "jetson-tx2"})
+    measured, simulated = (forecast(run, 1000, battery_j=180_000.0, carbon_g_per_j=1e-4) for run in (plain, board))
+    names = [total.metric for total in measured.totals]
+    assert [total.metric for total in simulated.totals] == [
+        name if name == "time" else f"simulated_{name}" for name in names
+    ]
+    assert "energy" in names
+    assert not any("SIMULATED" in note for note in measured.notes)
+    assert simulated.notes[0].startswith("SIMULATED sensors: jetson-tx2")

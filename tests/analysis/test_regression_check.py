@@ -68,3 +68,11 @@ def test_what_was_trained_otherwise_or_failed_is_refused(tmp_path: Path) -> None
     assert check(other, baseline, {"time": 0.05}, anyway=True).judged
     with pytest.raises(RunError, match="ended as failed"):
         check(fabricate_run(tmp_path / "c", status="failed"), baseline, {"time": 0.05})
+
+
+def test_a_limit_is_a_share_or_a_text_and_nothing_else(tmp_path: Path) -> None:
+    run = fabricate_run(tmp_path / "a", steps=30)
+    assert check(run, run, {"time": "5%"}).judged == check(run, run, {"time": 0.05}).judged
+    for wrong in (float("nan"), -0.5, "fast", True, 11.0):
+        with pytest.raises(UsageError, match="time"):
+            check(run, run, {"time": wrong})

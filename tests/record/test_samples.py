@@ -366,3 +366,22 @@ def test_flops_of_inputs_of_other_lengths_are_said_to_be_of_those_that_were_seen
     said = [entry.what for entry in run.not_measured()]
     assert (others == 0) == padded
     assert ("FLOPs of inputs of all shapes" in said) != padded
+
+
+STATED: list[Any] = [4.0, torch.tensor(4), 2.5, float("nan"), float("inf"), "4", -5, 10**30, [4, 4]]
+
+
+@pytest.mark.parametrize("stated", STATED)
+def test_every_step_is_kept_whatever_its_samples_and_its_loss_are_said_to_be(tmp_path: Path, stated: Any) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with stepscope.profile(model, out=tmp_path) as scope:
+        for _ in range(6):
+            model(torch.randn(4, 4)).sum().backward()
+            optimizer.step()
+            scope.step(loss=10**400, samples=stated)
+    run = RunReader(scope.path)
+    assert run.steps["samples"].to_list() == [4] * 6
+    kinds = [event["kind"] for event in run.events]
+    assert "profiling-failed" not in kinds
+    assert kinds.count("no-count") == int(stated is not STATED[0] and stated is not STATED[1])

@@ -20,10 +20,12 @@ from tests.warm_python import WarmPython
 
 import stepscope
 from stepscope.errors import UsageError
+from stepscope.files import read_json
 from stepscope.record.script import interpreter_options, run_script
 from stepscope.record.settings import Settings
 from stepscope.record.signals import signals_passed_on
-from stepscope.runfolder import RunReader
+from stepscope.report.live.folder import status_of
+from stepscope.runfolder import RunReader, RunWriter
 
 TRAIN = """
 import argparse, sys, torch
@@ -474,3 +476,18 @@ def test_without_room_for_a_witness_a_script_is_still_told(tmp_path: Path, monke
         os.kill(os.getpid(), signal.SIGTERM)
         assert child.wait(HANG_S) == 7
     child.communicate()
+
+
+def test_a_run_whose_training_has_not_begun_yet_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def looked(
+        _orders: object, _target: str, _arguments: object, settings: Settings, writer: RunWriter, *_: str
+    ) -> int:
+        seen.append((RunReader(writer.path).status, status_of(read_json(writer.path / "run.json"))))
+        return 0
+
+    monkeypatch.setattr("stepscope.record.script._trained", looked)
+    (tmp_path / "train.py").write_text("")
+    run_script(str(tmp_path / "train.py"), [], Settings(out=tmp_path / "runs"))
+    assert seen == [("running", "running")]

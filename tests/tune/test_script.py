@@ -9,7 +9,8 @@ import pytest
 from tests.patience import HANG_S
 
 import stepscope
-from stepscope.errors import UsageError
+from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.process import LastingPlace
 
 SCRIPT = """
@@ -160,3 +161,28 @@ def test_no_step_of_a_script_that_makes_its_model_anew_is_shorter_than_it_can_be
         place.close()
     assert len(seconds) == 34
     assert min(seconds) > 0.019
+
+
+def test_the_command_that_goes_on_has_its_folder_before_the_script_s_own_options(tmp_path: Path) -> None:
+    request = TuneRequest("train.py", arguments=("--width", "8"), minutes=0.5)
+    assert request.command_line("stepscope", "tune", out=Path("o")) == (
+        "stepscope tune --minutes 0.5 --out o -- train.py --width 8"
+    )
+    assert TuneRequest("train.py").command_line("stepscope", "tune", out=Path("o")) == "stepscope tune train.py --out o"
+
+
+def test_a_script_that_trains_nothing_is_told_with_what_it_printed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args(['--odd'])\n")
+    place = LastingPlace({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
+    try:
+        with pytest.raises(UsageError, match="no training step was seen: it printed: .*unrecognized arguments: --odd"):
+            place.ask(HANG_S, do="facts")
+    finally:
+        place.close()
+
+
+def test_a_change_that_is_none_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="unknown change 'fusd'"):
+        stepscope.tune("lenet", only=("fusd",), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

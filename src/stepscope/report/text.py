@@ -207,7 +207,9 @@ def dependencies(run: Run) -> list[RenderableType]:
         lanes = f" on {row['lanes']} lanes" if row["lanes"] > 1 else ""
         lines.append(f"{row['what']}{lanes}: saves {saved} ({percent(row['share'])})")
     lines += [
-        f"{row['device']} idle, {row['cause']}: {duration(row['ns'])} ({percent(row['share'])})"
+        f"cores idle, {row['cause']}: {duration(row['ns'])} of core time ({percent(row['share'])} of all cores)"
+        if row["device"] == "cpu"
+        else f"{row['device']} idle, {row['cause']}: {duration(row['ns'])} ({percent(row['share'])})"
         for row in found.idle.iter_rows(named=True)
     ]
     return [labelled("dependencies", *lines)]
