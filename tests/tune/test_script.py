@@ -176,7 +176,7 @@ def test_a_script_that_trains_nothing_is_told_with_what_it_printed(tmp_path: Pat
     script.write_text("import argparse\nargparse.ArgumentParser().parse_args(['--odd'])\n")
     place = LastingPlace({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
     try:
-        with pytest.raises(UsageError, match="no training step was seen: it printed: .*unrecognized arguments: --odd"):
+        with pytest.raises(UsageError, match=r"no training step was seen: it printed: .*unrecognized arguments: --odd"):
             place.ask(HANG_S, do="facts")
     finally:
         place.close()
