@@ -137,7 +137,9 @@ def test_batches_that_are_fetched_one_by_one_end_where_they_end(
     assert followed(tmp_path, monkeypatch, BY_NEXT.format(rounds=10, expected=expected)).missed == ()
     more = "for _ in range(11):\n    next(batches)\n"
     found = followed(tmp_path, monkeypatch, BY_NEXT.format(rounds=10, expected=expected) + more)
-    assert found.missed == ("what comes after 4 updates: line 26: StopIteration: ",)
+    assert len(found.missed) == 1
+    assert found.missed[0].startswith("what comes after 4 updates")
+    assert found.missed[0].endswith("line 26: StopIteration: ")
 
 
 WHILE = """
@@ -159,6 +161,17 @@ def test_what_comes_after_a_while_is_followed(tmp_path: Path, monkeypatch: pytes
     assert live_peak(found.log).high - live_peak(plain.log).high > 5000 * 100 * 4
     assert found.missed == ("rounds of the loop at line 17 after 11 updates",)
     assert not found.rest_unknown
+
+
+def test_what_fails_after_a_while_that_was_ended_early_is_no_fault_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = WHILE.format(test="True", round="pass", after="print(best)").replace(
+        "        break", "        best = loss; break"
+    )
+    found = answered(tmp_path, monkeypatch, body)
+    assert (found.verdict, found.at_least) == ("likely fits", False)
+    assert any("NameError" in why for why in found.unsure)
 
 
 def test_a_while_that_ends_by_itself_is_followed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,7 +287,10 @@ class Follower:
         if self.progress.updates < STEPS:
             raise stop from error
         self.progress.miss(f"what comes after {self.progress.updates} updates: {stop}")
-        self.progress.rest_unknown = True
+        if self.progress.ended_early:  # what its last round would have left is missing: no fault of the rest
+            self._doubt_the_rest()
+        else:
+            self.progress.rest_unknown = True
 
     def _doubt_the_rest(self) -> None:
         """Know that an evaluation may come after what was followed, where the script has one and none was seen."""

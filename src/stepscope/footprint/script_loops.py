@@ -166,6 +166,7 @@ class Loops:
             loop.is_last = self._progress.cut = True
             self._cut.add(number)
             return True
+        self._progress.ended_early = True
         self._progress.miss(f"rounds of the loop at {place} after {self._progress.updates - loop.began} updates")
         if loop.growth.of_each > _KEPT_FOR_EVER:
             self._progress.miss(f"{bytes_(loop.growth.of_each)} that each of them keeps")

@@ -32,6 +32,7 @@ class Progress:
         self.updates, self.allowed, self.jumped = 0, _MOST_UPDATES, 0
         self.rest_unknown = False
         self.cut = False  # whether rounds or batches were omitted
+        self.ended_early = False  # whether a `while` was
         self.times = 0.0  # how many were omitted for each that was followed, at most
         self.missed: list[str] = []
         self.arrays: Callable[[], tuple[int, int]] = lambda: (0, 0)  # of arrays and texts now: bytes and number
