@@ -514,7 +514,9 @@ def test_a_scope_tunes_between_two_steps_and_records_none_of_it(tmp_path: Path) 
             if place == 3:
                 found = scope.tune(step, [torch.randn(4, 8)], minutes=0.005, only=("fused",))
                 assert found.study == "tune"
+                scope.tune(step, [torch.randn(4, 8)], minutes=0.005, only=("foreach",))  # of other settings
     assert len(scope.run.steps) == 6
+    assert {path.parent.name for path in scope.path.glob("*/findings.json")} == {"tune", "tune-2"}
 
 
 @pytest.mark.parametrize(

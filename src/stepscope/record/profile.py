@@ -83,7 +83,9 @@ class Scope:
         alive = [part for part in (reference() for reference in self._trained) if part is not None]
         models = [part for part in alive if _is_module(part)]
         optimizers = [part for part in alive if not _is_module(part)]
-        known = {"model": models, "optimizer": optimizers, "out": self.path / "tune"}
+        names = ["tune", *(f"tune-{number}" for number in range(2, 1000))]  # each call has a folder of its own
+        out = next(path for path in map(self.path.joinpath, names) if not (path / "findings.json").exists())
+        known = {"model": models, "optimizer": optimizers, "out": out}
         self.pause()
         try:
             with self._session.boundary.deaf():
