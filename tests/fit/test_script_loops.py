@@ -732,3 +732,52 @@ def test_arrays_of_zeros_count_as_far_as_their_pages_were_written_to(
     assert (low < 100e6, high) == (True, 400e6)
     low, high = followed(tmp_path, monkeypatch, body.format("ones")).loading.arrays
     assert 395e6 < low <= 400e6 <= high
+
+
+EVALUATION = """
+outputs = []
+with torch.no_grad():
+    for x, y in DataLoader(data, batch_size=50):
+        outputs.append(model[0](x))
+    {join}
+for _ in range(2):
+    update(*data[:50])
+"""
+
+
+@pytest.mark.parametrize(
+    ("join", "times"),
+    [
+        ("whole = torch.cat(outputs)", 1),
+        ("whole = torch.stack(outputs)", 1),
+        ("whole = torch.cat(outputs).softmax(1)", 2),
+        ("whole = torch.cat(outputs).mean()", 1),
+        ("import numpy\n    whole = numpy.concatenate([output.numpy() for output in outputs])", 1),
+        ("import numpy\n    whole = numpy.vstack(tuple(output.numpy() for output in outputs))", 1),
+        ("whole = torch.cat([model[0](data.tensors[0][:50]) for _ in range(4)])", 0),
+    ],
+)
+def test_what_is_joined_of_omitted_rounds_is_as_large_as_all_of_them(
+    join: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 5000 * 200 * 4
+    with_it, without = (most(tmp_path, monkeypatch, EVALUATION.format(join=what)) for what in (join, "pass"))
+    assert with_it - without == pytest.approx(times * whole, abs=0.2 * whole)
+
+
+def test_arrays_that_are_joined_are_as_many_as_all_rounds_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+import numpy
+arrays = []
+with torch.no_grad():
+    for start in range(0, 5000, 50):
+        model(data.tensors[0][start:start + 50])
+        arrays.append(numpy.ones((50, 500)))
+    {join}
+for _ in range(2):
+    update(*data[:50])
+"""
+    with_it, without = (
+        most(tmp_path, monkeypatch, body.format(join=what)) for what in ("numpy.concatenate(arrays)", "pass")
+    )
+    assert with_it - without == pytest.approx(5000 * 500 * 8, rel=0.2)

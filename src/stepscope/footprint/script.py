@@ -34,7 +34,7 @@ from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders, next_of
 from stepscope.footprint.script_loops import Loops, Side
-from stepscope.footprint.script_memory import ScriptMemory, imports_of_script
+from stepscope.footprint.script_memory import ScriptMemory, arrays_joined, imports_of_script
 from stepscope.footprint.script_modules import OwnModules, forget
 from stepscope.footprint.script_processes import Processes
 from stepscope.footprint.script_progress import Progress, instead
@@ -167,7 +167,7 @@ class Follower:
                 OwnModules(self.loops.calls.transform, self._names, files).kept(),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
-                arrays_of_fakes(self._looked),
+                arrays_of_fakes(self._looked), arrays_joined(self.progress),
             ):  # fmt: skip
                 self._execute()
             self.whole = True

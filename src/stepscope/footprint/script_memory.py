@@ -147,6 +147,44 @@ class ScriptMemory:
         return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+@contextlib.contextmanager
+def arrays_joined(progress: Progress) -> Iterator[None]:
+    """Count what numpy joins (`np.concatenate(outputs)`) with what was omitted, as that of `torch.cat` is.
+
+    Arrays of tensors stand for more; of others there are as many as rounds that were followed.
+    """
+    numpy, log = sys.modules.get("numpy"), progress.log
+
+    def omitted(arrays: Any) -> int:
+        if numpy is None or not isinstance(arrays, (list, tuple)) or not arrays:
+            return 0
+        of_tensors = log.more_than([_tensor_of(array) for array in arrays])
+        if of_tensors or not isinstance(arrays[0], numpy.ndarray):
+            return of_tensors
+        return progress.arrays_of_rounds.get(len(arrays), 0)
+
+    def joined(plain: Callable[..., Any], arrays: Any, *more: Any, **options: Any) -> Any:
+        result, size = plain(arrays, *more, **options), omitted(arrays)
+        if size:
+            log.hold(size, f"numpy.{plain.__name__} of rounds that were omitted", result)
+        return result
+
+    with contextlib.ExitStack() as stack:
+        for name in () if numpy is None else ("concatenate", "stack", "vstack", "hstack", "array", "asarray"):
+            watched = functools.partial(joined, getattr(numpy, name))
+            stack.enter_context(instead(numpy, name, functools.wraps(getattr(numpy, name))(watched)))
+        yield
+
+
+def _tensor_of(array: Any) -> Any:
+    """Return the tensor whose memory an array is of (`tensor.numpy()`), or None."""
+    for _ in range(_WITHIN + 2):
+        array = getattr(array, "obj", array) if isinstance(array, memoryview) else getattr(array, "base", None)
+        if hasattr(array, "tensor"):
+            return array.tensor
+    return None
+
+
 _DEEP = 12  # objects within objects
 _MANY = 1000  # objects of a container that are looked at, of more than that
 _NOT_OF_DATA = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, Tensor)

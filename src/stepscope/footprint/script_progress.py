@@ -37,6 +37,7 @@ class Progress:
         self.missed: list[str] = []
         self.arrays: Callable[[], tuple[int, int]] = lambda: (0, 0)  # of arrays and texts now: bytes and number
         self.arrays_kept = 0  # B at most that rounds keep which were omitted
+        self.arrays_of_rounds: dict[int, int] = {}  # the same by how many rounds were followed
 
     @property
     def work(self) -> tuple[int, int]:
@@ -116,6 +117,7 @@ class Growth:
         growth -= (alive - self._log.alive_bytes()) // len(self._ends)
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
+            self._log.stand_for_more(ends[0][1], ends[1][1], skipped)
             self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
         larger, smaller = self._newest[-1] - self._newest[-2], self._newest[-2] - self._newest[-1]
         anew = min(growth, max(larger) - max(smaller)) if larger and smaller else 0
@@ -130,6 +132,7 @@ class Growth:
             return
         anew = len({number for _, number in self._arrays}) == 1  # as many: larger ones, made of those before
         self._progress.arrays_kept += min(grown) * skipped * (2 if anew else 1)
+        self._progress.arrays_of_rounds[len(self._ends) - self._first + 1] = min(grown) * skipped
 
     def _doubt(self, skipped: int) -> None:
         """Say where this process grew within rounds that are seen, by what is no tensor: a replay buffer, a cache."""

@@ -16,7 +16,7 @@ import functools
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ _IN_PLACE = frozenset(
     )
 )  # fmt: skip
 _LOOK = torch.ops.aten._local_scalar_dense.default  # .item(), float(), if
+_JOINS = frozenset((torch.ops.aten.cat.default, torch.ops.aten.stack.default))
 _SHAPED_LIKE = "x"
 
 
@@ -128,6 +129,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, int] = {}
         self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
         self._ends: dict[int, weakref.ref[Any]] = {}
+        self._stands_for: dict[int, int] = {}  # storages of which more like them would be live: how many
+        self._larger: dict[int, float] = {}  # storages that would be larger: by which share of what they are
         self._summed: tuple[int, int, int] | None = None  # (op number, storage, events so far) of a sum of gradients
         self._optimizing = self._learned = False
         self._over = False  # what ends after the run was there to its end
@@ -224,6 +227,41 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         largest = max(alive, key=lambda number: self.storages[number].bytes, default=None)
         return None if largest is None else self._ends[largest]()
 
+    def stand_for_more(self, first: int, end: int, count: int) -> None:
+        """Note that storages born from one number on up to another stand for so many more each, which were omitted.
+
+        What joins them (`torch.cat(outputs)`) is larger by as much, and so is what is computed of it row by row.
+        """
+        alive = [number for number in self._alive.values() if first <= number < end and number in self._ends]
+        self._stands_for.update(dict.fromkeys(alive, count))
+
+    def more_than(self, joined: Sequence[Any]) -> int:
+        """Return how many bytes more tensors would have with those that they stand for."""
+        more = 0
+        for tensor in joined if self._stands_for else ():
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                number = self._alive.get(tensor.untyped_storage()._cdata, -1)
+                more += tensor.nbytes * self._stands_for.get(number, 0)
+        return more
+
+    def _note_larger(self, func: Any, args: Any, out: Tensor) -> None:
+        """Count what a result would be larger by, of storages that stand for more or would be larger themselves."""
+        number = self._alive[out.untyped_storage()._cdata]
+        if number in self._larger or number not in self._ends or not out.nbytes:
+            return
+        if func in _JOINS:
+            more = self.more_than(args[0]) / out.nbytes
+        else:
+            shares = [
+                self._larger.get(self._alive.get(arg.untyped_storage()._cdata, -1), 0.0)
+                for arg in args
+                if isinstance(arg, Tensor) and arg.layout is torch.strided and arg.shape[:1] == out.shape[:1]
+            ]
+            more = max(shares, default=0.0) if out.dim() else 0.0
+        if more > 0:
+            self._larger[number] = more
+            self.hold(round(more * out.nbytes), f"{func} of rounds that were omitted", self._ends[number]())
+
     def sizes_since(self, first: int) -> Counter[int]:
         """Return how many of so many bytes are live, of the storages from one number on."""
         return Counter(self.storages[number].bytes for number in self._alive.values() if number >= first)
@@ -293,6 +331,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(out, Tensor):
             if out.layout is torch.strided:
                 self._seen(out)
+                if self._stands_for or self._larger:
+                    self._note_larger(func, args, out)
         elif isinstance(out, (tuple, list)):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
