@@ -252,12 +252,15 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _JOINS:
             more = self.more_than(args[0]) / out.nbytes
         else:
-            shares = [
-                self._larger.get(self._alive.get(arg.untyped_storage()._cdata, -1), 0.0)
-                for arg in args
-                if isinstance(arg, Tensor) and arg.layout is torch.strided and arg.shape[:1] == out.shape[:1]
-            ]
-            more = max(shares, default=0.0) if out.dim() else 0.0
+            rows, columns = 0.0, 0.0
+            for arg in args if out.dim() else ():
+                if isinstance(arg, Tensor) and arg.layout is torch.strided and arg.dim():
+                    share = self._larger.get(self._alive.get(arg.untyped_storage()._cdata, -1), 0.0)
+                    if arg.shape[0] == out.shape[0]:
+                        rows = max(rows, share)
+                    elif arg.dim() > 1 < out.dim() and arg.shape[-1] == out.shape[-1]:
+                        columns = max(columns, share)  # of a product with something transposed
+            more = (1 + rows) * (1 + columns) - 1
         if more > 0:
             self._larger[number] = more
             self.hold(round(more * out.nbytes), f"{func} of rounds that were omitted", self._ends[number]())
