@@ -16,8 +16,9 @@ from typing import Any
 
 from stepscope.footprint.real_steps import EnoughSteps
 
-MOST_S = 45.0  # of processor time for the whole program
-_MOST_WALL_S = 150.0
+MOST_BEFORE_S = 110.0  # of processor time until the first update: without one there is no answer
+MOST_S = 45.0  # of it from there on
+_MOST_WALL_S = 300.0
 _IDLE_S, _IDLE_CPU_S = 20.0, 0.2  # so long with so little processor time: it waits for something
 _TICK_S = 1.0
 
@@ -37,7 +38,7 @@ class Patience:
     """The time of one script; `check` is called by its loops, and by a timer while it is `kept`."""
 
     def __init__(self, target: str, most_s: float | None = None) -> None:
-        self._target, self.most_s = target, MOST_S if most_s is None else most_s
+        self._target, self.most_s, self._whole = target, MOST_BEFORE_S if most_s is None else most_s, most_s is None
         self._began = self._busy_at = time.monotonic()
         self._began_cpu = self._busy_cpu = time.process_time()
 
@@ -45,6 +46,11 @@ class Patience:
     def used(self) -> float:
         """Processor time so far, s."""
         return time.process_time() - self._began_cpu
+
+    def trains(self) -> None:
+        """The first update was made: from now on there is less time."""
+        if self._whole:
+            self.most_s = self.used + MOST_S
 
     def check(self, frame: Any = None) -> bool:
         """Return True; raise OutOfPatience at the end of it."""

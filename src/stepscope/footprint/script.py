@@ -334,6 +334,7 @@ class Follower:
         self._processes.look()
         if self.progress.updates == 1:
             self._memory.look()
+            self._patience.trains()
         if not self._fake and self.progress.updates >= STEPS:
             self.progress.miss(f"what comes after {STEPS} updates, since fake tensors cannot run it")
             return True

@@ -126,7 +126,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last_module: str | None = None
         self._hidden = hidden
         self._places = ModulePlaces()
-        self._alive: dict[int, int] = {}
+        self._alive: dict[int, int] = {}  # in the order in which they were born
+        self._alive_bytes = 0
         self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
         self._ends: dict[int, weakref.ref[Any]] = {}
         self._stands_for: dict[int, int] = {}  # storages of which more like them would be live: how many
@@ -192,8 +193,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def alive_bytes(self, categories: frozenset[str] | None = None) -> int:
         """Return what is live now, or what of some categories is, B."""
+        if categories is None:
+            return self._alive_bytes
         alive = (self.storages[number] for number in self._alive.values())
-        return sum(storage.bytes for storage in alive if categories is None or storage.category in categories)
+        return sum(storage.bytes for storage in alive if storage.category in categories)
 
     def most_since(self, event: int) -> int:
         """Return the most that was live since an event beyond what was live then, B."""
@@ -213,7 +216,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
         self.events.append((self.step, self.ops, number, +1))
         key = -1 - number  # of no tensor
-        self._alive[key] = number
+        self._live(key, number)
         if holder is not None:
             end = functools.partial(self._end_seen, key, number)
             self._ends[number] = weakref.ref(holder, end)
@@ -267,7 +270,12 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def sizes_since(self, first: int) -> Counter[int]:
         """Return how many of so many bytes are live, of the storages from one number on."""
-        return Counter(self.storages[number].bytes for number in self._alive.values() if number >= first)
+        young = itertools.takewhile(lambda number: number >= first, reversed(self._alive.values()))
+        return Counter(self.storages[number].bytes for number in young)
+
+    def _live(self, key: int, number: int) -> None:
+        self._alive[key] = number
+        self._alive_bytes += self.storages[number].bytes
 
     @contextlib.contextmanager
     def scene(self, name: str) -> Iterator[None]:
@@ -384,6 +392,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for place, size, resident in hidden.kept:
             number = self._seen(out if isinstance(out, Tensor) else out[place])
             storage = self.storages[number]
+            self._alive_bytes += size - storage.bytes
             storage.bytes, storage.low, storage.high = size, resident, resident
             off = round(hidden.asked_of_kept[0] * size) + hidden.asked_of_kept[1]
             storage.bounds = size - off, size + off
@@ -414,7 +423,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op, module = (self.last_op, self.last_module) if category is None else (category, None)
         kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
         self.storages.append(kept)
-        self._alive[key] = number
+        self._live(key, number)
         self._ends[number] = weakref.ref(held, functools.partial(self._end_seen, key, number))
         self.events.append((self.step, self.ops, number, +1))
         return number
@@ -427,6 +436,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if self._alive.get(key) == number:
             del self._alive[key]
+            self._alive_bytes -= self.storages[number].bytes
         end = (self.step, self.ops, number, _FREED)
         if self._summed is not None and self._summed[:2] == (self.ops, number):
             self.events.insert(self._summed[2], end)
