@@ -232,6 +232,7 @@ def _energy_of_layers(run: Run) -> pl.DataFrame:
     names = ("joules", "joules_low", "joules_high", "joules_forward", "joules_backward", "joules_optimizer")
     schema = {"layer": pl.String, **dict.fromkeys(names, pl.Float64), "joules_verdict": pl.String}
     rows = [] if rail is None else module_rows(energy.filter(pl.col("rail") == rail))
+    rows = [row for row in rows if row["verdict"] != "not identifiable"]  # else a number that nobody vouches for
     keys = ("joules_per_step", "low", "high", "forward", "backward", "optimizer", "verdict")
     return pl.DataFrame([[row["name"], *(row[key] for key in keys)] for row in rows], schema=schema, orient="row")
 

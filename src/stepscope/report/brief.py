@@ -12,6 +12,7 @@ import polars as pl
 from stepscope.analysis.answer import headline, setting
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.run import Run
+from stepscope.analysis.summary import energy_kinds
 from stepscope.report.screen import figure_text
 from stepscope.units import bytes_, duration, estimate, percent, row_label, si, visible
 
@@ -62,6 +63,7 @@ def _findings(run: Run) -> Iterator[str]:
 
 
 def _where(run: Run) -> Iterator[str]:
+    kinds = "".join(f"{kind} " for kind in energy_kinds(run))
     shares = [f"{row_label(phase)} {percent(share)}" for phase, share in run.phases().select("phase", "share").rows()]
     if shares:
         yield f"step of {duration(run.step_times.step_ns)} by phase: {', '.join(shares)}"
@@ -69,7 +71,11 @@ def _where(run: Run) -> Iterator[str]:
         known = [
             estimate(row["total_ns"], row["low_ns"], row["high_ns"], "ns"),
             percent(row["share"]),
-            *([f"{estimate(row['joules'], row['joules_low'], row['joules_high'], 'J')}"] if row["joules"] else []),
+            *(
+                [f"{kinds}{estimate(row['joules'], row['joules_low'], row['joules_high'], 'J')}"]
+                if row["joules"]
+                else []
+            ),
             *([f"{bytes_(row['live_bytes'])} live at the peak"] if row["live_bytes"] else []),
             *([si(row["flops_per_s"], "FLOP/s")] if row["flops_per_s"] else []),
             *([f"{percent(row['attained'], 0)} of attainable"] if row["attained"] is not None else []),

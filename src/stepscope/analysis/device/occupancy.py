@@ -231,3 +231,14 @@ def _typical(run: RunReader, quantity: str, span: tuple[int, int] | None) -> flo
         inside = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
         return float(np.median(inside if len(inside) else series.values))
     return None
+
+
+_NOTABLE_WAIT = 0.05  # of the time
+
+
+def wait_for_cores(run: RunReader) -> str:
+    """Return that the training had to wait for this machine's cores, whatever cores were sampled; else ""."""
+    delayed = occupancy(run).delayed
+    if delayed is None or delayed.value < _NOTABLE_WAIT:
+        return ""
+    return f"background CPU load: the training waited for a core {100 * delayed.value:.0f} % of the time"

@@ -343,7 +343,7 @@ _FAMILIES = {
     "pooling": r"pool|^mean$",
     "loss": r"softmax|nll|cross_entropy|mse|smooth_l1",
     "dropout": r"dropout|bernoulli",
-    "embedding": r"embedding|index_select|^index",
+    "embedding and indexing": r"embedding|index_select|^index",
     "sums and products": r"^(add|sub|mul|div|sum|neg|rsub|addcmul|addcdiv|lerp)_?($|\.)|accumulategrad|^_foreach",
     "moving and filling": r"copy|clone|^cat|fill|zero|^empty|^to$|contiguous|stack|as_strided|reshape|^t$|expand|view",
 }

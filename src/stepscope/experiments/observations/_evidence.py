@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series, core_busy_time, resolved_ns, series_of, windows
-from stepscope.analysis.device.occupancy import occupancy
+from stepscope.analysis.device.occupancy import wait_for_cores
 from stepscope.analysis.energy.rails import Line
 from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
@@ -64,7 +64,6 @@ def _empty_frame(name: str) -> pl.DataFrame:
 
 
 BOARDS_GPU = "simulated GPU"  # of a board that computes: the training counts as one on an accelerator
-_NOTABLE_WAIT = 0.05  # of the time
 OWN_TIME = "by the training's own CPU time, because of background CPU load"
 
 
@@ -241,16 +240,8 @@ def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
         f"background CPU load of {number(background[0].value, 2)} cores" if background_warning(background) else None
     )
     if run.board_computes:
-        found["background"] = _waited(run)
+        found["background"] = wait_for_cores(run) or None
     return {name: found.get(name) for name in RUNS if name in found}
-
-
-def _waited(run: Run) -> str | None:
-    """Return that the training had to wait for this machine's cores; those that were sampled are a board's."""
-    delayed = occupancy(run).delayed
-    if delayed is None or delayed.value < _NOTABLE_WAIT:
-        return None
-    return f"background CPU load: the training waited for a core {100 * delayed.value:.0f} % of the time"
 
 
 def _take(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:

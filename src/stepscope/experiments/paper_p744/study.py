@@ -181,6 +181,12 @@ def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findi
     counts = {verdict: sum(made.verdict == verdict for made in said) for verdict in (HOLDS, FAILS, OPEN, UNMEASURED)}
     words = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items() if count)
     answer = f"{len(said)} statements of the project ({words}). {found['heap'].answer}"
+    if request.small or request.batch != 32:
+        side = 32 if request.small else 224
+        notes.append(
+            f"the heap was counted at {side} x {side} in batches of {request.batch}, the project's at 224 x 224 in 32: "
+            "which network holds more can differ between the two"
+        )
     if request.plan_ == "dry":
         notes.append("the plan dry trains nothing: --plan hour times operators and convolutions, and trains in parts")
     return Findings(_TITLE, answer, tuple(tables), notes=(*notes, *_NOTES), frames=frames)
@@ -231,15 +237,19 @@ def _for_each(
     """Whether a call site has this place (0: the most) in each network and kind of step; what is equal shares one."""
     if not sizes:
         return Statement(where, says, "", UNMEASURED, "no network could be counted")
-    others = []
+    others, ties = [], []
     for key, of in sizes.items():
         own = of.get(name, 0.0)
         if own <= 0 or sum(size > own for size in of.values()) != place:
             order = sorted((site for site in of if of[site] > 0), key=lambda site: -of[site])
             others.append(f"{', '.join(key)}: {order[place] if len(order) > place else 'nothing'}")
+        ties += [
+            f"{', '.join(key)}: as much as {site}" for site, size in of.items() if site != name and size == own > 0
+        ]
     if others:
         return Statement(where, says, "", FAILS, "; ".join(others))
-    return Statement(where, says, "", HOLDS, f"in each of {len(sizes)} (network, training or inference)")
+    tied = f"; {'; '.join(ties)}" if ties else ""
+    return Statement(where, says, "", HOLDS, f"in each of {len(sizes)} (network, training or inference){tied}")
 
 
 def _of_operators(found: Mapping[str, Findings]) -> Iterator[Statement]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.device.occupancy import wait_for_cores
 from stepscope.analysis.estimate import change_points
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
@@ -192,7 +193,9 @@ def run_flags(run: Run) -> Iterator[str]:
         by = f"steps took {max(c.ratio for c in slower):.2f}x the time from step {steps['step'][slower[0].step]} on"
         yield f"throttled: {by}, and the clock fell" if _clock_fell(run) else f"slowed down: {by}"
     use = [Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()]
-    if background_warning(use):
+    if run.board_computes:  # the cores that were sampled are the board's: the training's own waiting tells
+        yield from [said] if (said := wait_for_cores(run)) else []
+    elif background_warning(use):
         yield f"background CPU load: {use[0].value:.2g} cores"
     if run.simulated:
         yield f"the power of a simulated {run.simulated}, not of this machine"

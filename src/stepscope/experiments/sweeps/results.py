@@ -6,6 +6,7 @@ For each quantity (speed, energy, cost to a target loss) they name the best sett
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,15 +100,26 @@ def _limits(
         yield "energy and time to a target were not asked for: give --target with a loss"
     if any(cost.repeats == 1 for cost in every):
         yield "settings with a single repeat have the interval within their run alone"
-    flagged = {flag.partition(":")[0]: flag for training in trainings for flag in training.flags}
-    for kind, flag in flagged.items():
-        count = sum(any(flag_text.startswith(kind) for flag_text in training.flags) for training in trainings)
-        yield f"{count} of {len(trainings)} runs: {flag}"
+    flagged: dict[str, list[str]] = {}
+    for training in trainings:
+        for flag in training.flags:
+            flagged.setdefault(flag.partition(":")[0], []).append(flag)
+    for flags in flagged.values():
+        yield f"{len(flags)} of {len(trainings)} runs: {_spread(flags)}"
     for cost in every:
         if cost.status != OK:
             yield f"{question.label(cost.setting)}: {cost.status}: {cost.reason}"
         if cost.reached is not None and cost.reached < cost.repeats:
             yield f"{question.label(cost.setting)}: {cost.reached} of {cost.repeats} trainings reached the target"
+
+
+def _spread(flags: Sequence[str]) -> str:
+    """Return what several runs are flagged for: "1.1 to 1.6 cores" where they differ in a number alone."""
+    numbers = [re.findall(r"\d+(?:\.\d+)?", flag) for flag in flags]
+    if len(set(flags)) == 1 or any(len(found) != 1 for found in numbers):
+        return flags[0] if len(set(flags)) == 1 else f"{flags[0]} (the first)"
+    low, high = (pick((found[0] for found in numbers), key=float) for pick in (min, max))
+    return re.sub(r"\d+(?:\.\d+)?", f"{low} to {high}", flags[0])
 
 
 def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]) -> dict[str, pl.DataFrame]:
@@ -235,8 +247,8 @@ def measured_quantities(found: Sequence[SettingCost]) -> list[Quantity]:
 
 def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
     top, others = best.values[quantity], [cost for cost in having if cost is not best]
-    if top.low is None or top.high is None:
-        return None
+    if top.low is None or top.high is None or any(cost.repeats < 2 for cost in having):
+        return None  # of a single run the interval does not hold how much runs differ
     return tuple(cost for cost in others if overlap(cost.values[quantity], top))
 
 
@@ -416,6 +428,13 @@ def loss_tables(question: Sweep, trainings: Sequence[TrainingRun]) -> tuple[Resu
     return (ResultTable("loss", f"The loss beside {name}", columns, tuple(rows), note),)
 
 
+def _reaching(every: Sequence[SettingCost], below: int, speed: float) -> list[str]:
+    """Return the batches below one whose throughput may be so high."""
+    small = [cost for cost in every if SPEED in cost.values and (cost.setting.batch or 0) < below]
+    highs = {cost.setting.batch or 0: (cost.values[SPEED].high, cost.repeats) for cost in small}
+    return [str(batch) for batch, (high, n) in sorted(highs.items()) if high is None or n < 2 or high >= speed]
+
+
 def _knee(every: Sequence[SettingCost]) -> str:
     """The smallest batch that nearly reaches the highest throughput, and whether all larger ones do."""
     speeds = {cost.setting.batch or 0: cost.values[SPEED].value for cost in every if SPEED in cost.values}
@@ -425,6 +444,10 @@ def _knee(every: Sequence[SettingCost]) -> str:
     knee = min(batch for batch in near if near[batch])
     slower = [str(batch) for batch in sorted(near) if batch > knee and not near[batch]]
     within = f"throughput is within {1 - _ENOUGH:.0%} of the highest"
+    if unclear := _reaching(every, knee, _ENOUGH * max(speeds.values())):
+        return f"From which batch on {within} cannot be told: the CI of batch {', '.join(unclear)} reaches it as well."
+    if knee == max(speeds):
+        return ""
     if slower:
         return f"At batch {knee} {within}, and lower again at batch {', '.join(slower)}."
     return f"From batch {knee} on, {within}."

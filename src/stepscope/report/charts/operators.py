@@ -159,7 +159,7 @@ _FAMILY_COLOURS = {
     "convolution": "forward", "batch norm": "backward", "other norms": "held-buffer", "attention": "held-parameter",
     "recurrent": "held-gradient", "matrix product": "held-workspace", "activation": "data", "pooling": "held-saved",
     "loss": "warn", "dropout": "accent", "data": "gap", "code of the layers": "rule",
-    "embedding": "ink", "sums and products": "held-temporary",
+    "embedding and indexing": "ink", "sums and products": "held-temporary",
     "moving and filling": "muted", "optimizer": "optimizer", "other": "held-other", "framework overhead": "residual",
 }  # fmt: skip
 _BARS = {
