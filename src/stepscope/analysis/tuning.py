@@ -162,10 +162,10 @@ def refuse_other_training(run: Run, target: str, batch: int | None) -> None:
 def _command(run: Run) -> list[str]:
     """Return the command that would measure them."""
     script, arguments = run.meta.get("script"), _script_arguments(run)
-    if script:
+    if script and Path(str(script)).suffix == ".py":  # not torchrun, nor a folder
         return ["stepscope", "tune", str(script), *(["--", *arguments] if arguments else [])]
     workload = run.meta.get("workload") or {}
-    if "domain" not in workload:  # a loop of somebody's
+    if script or "domain" not in workload:  # a loop of somebody's
         return ["stepscope", "tune", "train.py"]
     device = str(workload.get("device") or "cpu")
     words = ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
