@@ -33,7 +33,7 @@ from stepscope.footprint.script_calls import NEXT
 from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders, next_of
-from stepscope.footprint.script_loops import Loops, Side
+from stepscope.footprint.script_loops import Loops, Side, called_by_scripts
 from stepscope.footprint.script_memory import ScriptMemory, arrays_joined, imports_of_script
 from stepscope.footprint.script_modules import OwnModules, forget
 from stepscope.footprint.script_processes import Processes
@@ -137,7 +137,7 @@ def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str],
 
 
 class SecondPass(NamedTuple):
-    """What another pass does: sides of branches that it takes once, by number, in so much processor time."""
+    """Plan of another pass: sides of branches that it takes once, by number, in so much processor time."""
 
     forced: Mapping[int, Side]
     most_s: float
@@ -154,6 +154,7 @@ class Follower:
         self._memory = ScriptMemory(self.progress, target, fake)
         self.loops = Loops(self.progress, self._memory.look_at_loop, {} if second is None else second.forced)
         self._names = {**self.loops.names(self._patience.check), NEXT: next_of}
+        self.progress.last_rounds += second is not None
         self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders = Loaders(self.progress)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
@@ -164,7 +165,7 @@ class Follower:
         try:
             with (
                 self._memory.kept(), quiet(), as_main(self.target, arguments), self._files.kept() as files,
-                OwnModules(self.loops.calls.transform, self._names, files).kept(),
+                OwnModules(self.loops.calls.transform, files).kept(), called_by_scripts(self._names),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked), arrays_joined(self.progress),
@@ -213,7 +214,6 @@ class Follower:
         code = self.loops.calls.transform(Path(self.target).read_bytes(), self.target, of_module=False)
         module = types.ModuleType("__main__")
         module.__dict__.update({"__file__": self.target, "__builtins__": builtins})
-        module.__dict__.update(self._names)
         plain = sys.modules["__main__"]
         sys.modules["__main__"] = module
         try:

@@ -182,9 +182,13 @@ class LoopCalls(ast.NodeTransformer):
         """Return the call: of enumerate(), which knows how many batches were omitted, or of next(iterator)."""
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
-            node.func.id = ENUMERATE
+            name = ENUMERATE
         elif isinstance(node.func, ast.Name) and node.func.id == "next" and len(node.args) == 1 > self._expecting:
-            node.func.id = NEXT
+            name = NEXT
+        else:
+            return node
+        node.args.insert(0, node.func)  # it may be a function of the user's own
+        node.func = ast.copy_location(ast.Name(name, ast.Load()), node.func)
         return node
 
 

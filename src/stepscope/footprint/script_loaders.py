@@ -99,7 +99,7 @@ class Loaders:
             self._progress.cut = True
 
         known.skipped = 0
-        batches = _iterator_of(_alone(known.loader, goes_on, skip, self._progress.miss))
+        batches = _iterator_of(_alone(known.loader, goes_on, skip, self._progress))
         for number in itertools.count():
             growth.note()
             if isinstance(known.loader.dataset, IterableDataset) and not goes_on(number):
@@ -148,12 +148,12 @@ class Batches:
         return next(self)
 
 
-def next_of(iterator: Iterator[Any]) -> Any:
-    """Return the next item, as next() does where nobody expects an end."""
+def next_of(plain: Callable[[Any], Any], iterator: Any) -> Any:
+    """Return the next item, as next() does where nobody expects an end; plain: what the script calls next."""
     try:
-        return next(iterator)
+        return plain(iterator)
     except StopIteration:
-        if not isinstance(iterator, Batches):
+        if not isinstance(iterator, Batches) or plain is not next:
             raise
     return iterator.more()
 
@@ -225,7 +225,7 @@ class _Loader:
 
 
 def _alone(
-    loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callable[[int], None], miss: Callable[[str], None]
+    loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callable[[int], None], progress: Progress
 ) -> DataLoader[Any]:
     """A loader of the same data without workers, of the batches that can differ."""
     same = copy.copy(loader)
@@ -235,8 +235,9 @@ def _alone(
         sampler = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         with unset_fake_temporarily():
             same.__dict__[sampler] = order = _Order(loader.dataset, getattr(loader, sampler), goes_on, skip)
+            order.end_with(progress.last_rounds)
         if order.goes_on_for_ever:
-            miss("a sampler without an end in sight, beyond its first batches")
+            progress.miss("a sampler without an end in sight, beyond its first batches")
     stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
     if stacks and type(loader.dataset) is TensorDataset:
         same.__dict__.update(dataset=_Whole(loader.dataset), collate_fn=list)
@@ -280,6 +281,10 @@ class _Order:
         ahead = next(self._rest, _NOTHING)
         self.goes_on_for_ever = ahead is not _NOTHING
         self._rest = itertools.chain([ahead], self._rest)
+
+    def end_with(self, count: int) -> None:
+        """Hand out so many batches at the end."""
+        self._at_least.update(range(max(0, len(self._batches) - count), len(self._batches)))
 
     def __iter__(self) -> Iterator[Any]:
         if self.goes_on_for_ever:

@@ -7,9 +7,11 @@ What runs only in rounds that were omitted is followed in another pass, in a las
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_calls import ANSWERED, BEGIN, ENUMERATE, LEFT, MORE, ROUNDS, TAKEN, LoopCalls
+from stepscope.footprint.script_calls import ANSWERED, BEGIN, ENUMERATE, LEFT, MORE, NEXT, ROUNDS, TAKEN, LoopCalls
 from stepscope.footprint.script_items import Items, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.units import bytes_
@@ -33,6 +35,7 @@ _Variables = Sequence[Callable[[], Any]]  # that may have no value yet
 _LONGEST_PATH = 10_000  # branches of a round
 _VALUES = 3  # of the names in a test, between two updates
 _KEPT = 1_000_000  # B that a branch keeps that are worth a word
+_ASKED = 64  # rounds of a `while` after each of which the time is looked at
 _UPDATES, _AGAIN = 10, 4  # of a `while` that is followed for the first time, and later
 _KEPT_FOR_EVER = 10_000  # B that each round keeps of a loop that may have a million
 
@@ -74,7 +77,7 @@ class Loops:
             TAKEN: self._take,
             ANSWERED: self._answer,
             LEFT: self._leave,
-            ENUMERATE: self._enumerated,
+            ENUMERATE: self._enumerate,
             BEGIN: self._begin,
             MORE: functools.partial(self._goes_on, patience),
         }
@@ -150,20 +153,23 @@ class Loops:
 
     def _begin(self, number: int) -> None:
         known = self._whiles.get(number)
-        most = _AGAIN if known is not None and known.is_last else _UPDATES
+        most = _AGAIN if known is not None and known.last else _UPDATES
         self._whiles[number] = loop = _While(self._progress, most)
         self._progress.allowed = max(self._progress.allowed, loop.until + 6 * _UPDATES)
 
     def _goes_on(self, patience: Callable[[], bool], number: int) -> bool:
         """Return whether a `while` may go on: to its last round that is followed, and no further."""
         loop, place = self._whiles[number], self.calls.places[number]
-        if not patience() or self._progress.updates == loop.began:
+        loop.rounds += 1
+        if loop.rounds % _ASKED == 1:
+            patience()
+        if self._progress.updates == loop.began:
             return True
         loop.growth.note()
         if self._progress.updates < loop.until:
             return True
-        if not loop.is_last:
-            loop.is_last = self._progress.cut = True
+        if loop.last < self._progress.last_rounds:
+            loop.last, self._progress.cut = loop.last + 1, True
             self._cut.add(number)
             return True
         self._progress.ended_early = True
@@ -174,6 +180,9 @@ class Loops:
         if self._open == 0:
             self._ended()
         return False
+
+    def _enumerate(self, plain: Any, *given: Any, **options: Any) -> Any:
+        return self._enumerated(*given, **options) if plain is enumerate else plain(*given, **options)
 
     def _enumerated(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         source = _Source(iterable, self._progress)
@@ -242,14 +251,16 @@ class Loops:
         if isinstance(iterable, (list, tuple)):
             largest = items.largest(iterable[passed:-1])
         if isinstance(iterable, range):
-            rest = iterable[passed:]
-            waiting, left = max(0, len(rest) - 1), iter(rest[-1:])
-        last, followed, beyond, began = next(left, _NOTHING), 0, 0, time.process_time()
+            rest, ends = iterable[passed:], self._progress.last_rounds
+            self._omit(max(0, len(rest) - ends), growth, number)
+            yield from rest[-ends:]
+            return
+        held, last, followed, beyond, began = _NOTHING, next(left, _NOTHING), 0, 0, time.process_time()
         for after in itertools.islice(left, _MOST_SKIPPED):
             differs = items.differs(last) or last is largest
             if differs and followed < _DIFFERING:
                 growth.keep(waiting)
-                waiting, followed = 0, followed + 1
+                waiting, followed, held = 0, followed + 1, _NOTHING
                 items.follow(last)
                 paused = time.process_time()
                 with self._progress.beside():
@@ -258,6 +269,7 @@ class Loops:
             else:
                 waiting += 1
                 beyond += differs
+                held = last
             last = after
             if time.process_time() - began > _MOST_SKIPPING_S:
                 break
@@ -265,12 +277,49 @@ class Loops:
             self._progress.miss("a loop without an end in sight, beyond its first rounds")
         if beyond:
             self._progress.miss(f"{beyond} rounds of the loop at {self.calls.places[number]}, whose items differ")
-        self._cut.update([number] if waiting or source.jumped else [])
-        if waiting:
+        self._cut.update([number] if source.jumped else [])
+        both = held is not _NOTHING and self._progress.last_rounds > 1
+        self._omit(waiting - both, growth, number)
+        yield from (item for item in ([held, last] if both else [last]) if item is not _NOTHING)
+
+    def _omit(self, rounds: int, growth: Growth, number: int) -> None:
+        if rounds > 0:
+            self._cut.add(number)
             self._progress.cut = True
-            growth.keep(waiting)
-        if last is not _NOTHING:
-            yield last
+            growth.keep(rounds)
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    ROUNDS: lambda iterable, _number: iterable,
+    BEGIN: lambda _number: None,
+    MORE: lambda _number: True,
+    TAKEN: lambda _number, test, *_values: test,
+    ANSWERED: lambda _number, answer, *_values: answer,
+    LEFT: lambda *_given: None,
+    ENUMERATE: lambda plain, *given, **options: plain(*given, **options),
+    NEXT: lambda plain, iterator: plain(iterator),
+}
+
+
+@contextlib.contextmanager
+def called_by_scripts(names: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have transformed code find what it calls in any module, and in none of its own: they are names of Python's.
+
+    Threads beside the one that follows, and those that the script leaves behind, run the code as it was written.
+    """
+    thread = threading.get_ident()
+
+    def call(name: str, *given: Any, **options: Any) -> Any:
+        found = names if threading.get_ident() == thread else _PLAIN
+        return found[name](*given, **options)
+
+    for name in _PLAIN:
+        setattr(builtins, name, functools.partial(call, name))
+    try:
+        yield
+    finally:
+        for name, plain in _PLAIN.items():
+            setattr(builtins, name, plain)
 
 
 def _value(looked_up: Callable[[], Any]) -> Any:
@@ -284,7 +333,8 @@ class _While:
 
     def __init__(self, progress: Progress, most: int) -> None:
         self.began, self.until = progress.updates, progress.updates + most
-        self.growth, self.is_last = Growth(progress), False
+        self.growth, self.rounds = Growth(progress), 0
+        self.last = 0  # rounds that were followed as its last
 
 
 class _Likeness:

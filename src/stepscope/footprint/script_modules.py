@@ -10,10 +10,9 @@ import gc
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from typing import Any
 
 from stepscope.footprint.script_overlay import Overlay
 from stepscope.record.boundary import is_foreign
@@ -36,19 +35,15 @@ class _Loader(SourceFileLoader):
         path = self.get_filename(fullname)
         return self._modules.transform(self.get_data(path), path)
 
-    def exec_module(self, module: types.ModuleType) -> None:
-        vars(module).update(self._modules.names)
-        super().exec_module(module)
-
 
 class OwnModules:
     """Finder of modules that are the user's, and no library's; asked before all others.
 
-    names: what transformed code calls. What nobody else finds the script may have written.
+    What nobody else finds the script may have written. No bytecode is written meanwhile.
     """
 
-    def __init__(self, transform: Transform, names: Mapping[str, Any], files: Overlay) -> None:
-        self.transform, self.names, self._files = transform, names, files
+    def __init__(self, transform: Transform, files: Overlay) -> None:
+        self.transform, self._files = transform, files
         self._found: list[str] = []
 
     def find_spec(
@@ -77,10 +72,12 @@ class OwnModules:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Find them; at the end they are forgotten."""
+        plain, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         sys.meta_path.insert(0, self)
         try:
             yield
         finally:
+            sys.dont_write_bytecode = plain
             sys.meta_path.remove(self)
             for name in self._found:
                 if name in sys.modules:

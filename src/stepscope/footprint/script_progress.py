@@ -33,6 +33,7 @@ class Progress:
         self.rest_unknown = False
         self.cut = False  # whether rounds or batches were omitted
         self.ended_early = False  # whether a `while` was
+        self.last_rounds = 1  # of a loop; 2 where a branch is taken by force: what it changes works in the next round
         self.times = 0.0  # how many were omitted for each that was followed, at most
         self.missed: list[str] = []
         self.arrays: Callable[[], tuple[int, int]] = lambda: (0, 0)  # of arrays and texts now: bytes and number

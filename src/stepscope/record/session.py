@@ -218,8 +218,8 @@ class Session:
                 return count
         if not self._odd_samples:
             self._odd_samples = True
-            told = repr(samples)[:40]
-            self.note("no-count", f"samples={told} of step {self.number} is no count: such steps count their own")
+            shown = repr(samples)[:40]
+            self.note("no-count", f"samples={shown} of step {self.number} is no count: such steps count their own")
         return None
 
     def _pause(self) -> None:

@@ -182,10 +182,9 @@ def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findi
     words = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items() if count)
     answer = f"{len(said)} statements of the project ({words}). {found['heap'].answer}"
     if request.small or request.batch != 32:
-        side = 32 if request.small else 224
+        here = f"{'32 x 32' if request.small else '224 x 224'} in batches of {request.batch}"
         notes.append(
-            f"the heap was counted at {side} x {side} in batches of {request.batch}, the project's at 224 x 224 in 32: "
-            "which network holds more can differ between the two"
+            f"the heap was counted at {here}, the project's at 224 x 224 in 32: which network holds more may differ"
         )
     if request.plan_ == "dry":
         notes.append("the plan dry trains nothing: --plan hour times operators and convolutions, and trains in parts")
@@ -243,9 +242,7 @@ def _for_each(
         if own <= 0 or sum(size > own for size in of.values()) != place:
             order = sorted((site for site in of if of[site] > 0), key=lambda site: -of[site])
             others.append(f"{', '.join(key)}: {order[place] if len(order) > place else 'nothing'}")
-        ties += [
-            f"{', '.join(key)}: as much as {site}" for site, size in of.items() if site != name and size == own > 0
-        ]
+        ties += [f"{', '.join(key)}: as much as {site}" for site in of if site != name and of[site] == own > 0]
     if others:
         return Statement(where, says, "", FAILS, "; ".join(others))
     tied = f"; {'; '.join(ties)}" if ties else ""

@@ -114,12 +114,12 @@ def _limits(
 
 
 def _spread(flags: Sequence[str]) -> str:
-    """Return what several runs are flagged for: "1.1 to 1.6 cores" where they differ in a number alone."""
+    """Return what several runs are flagged for: "between 1.1 and 1.6 cores" where they differ in a number alone."""
     numbers = [re.findall(r"\d+(?:\.\d+)?", flag) for flag in flags]
     if len(set(flags)) == 1 or any(len(found) != 1 for found in numbers):
         return flags[0] if len(set(flags)) == 1 else f"{flags[0]} (the first)"
     low, high = (pick((found[0] for found in numbers), key=float) for pick in (min, max))
-    return re.sub(r"\d+(?:\.\d+)?", f"{low} to {high}", flags[0])
+    return re.sub(r"\d+(?:\.\d+)?", f"between {low} and {high}", flags[0])
 
 
 def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]) -> dict[str, pl.DataFrame]:

@@ -20,7 +20,7 @@ from stepscope.experiments.tune.changes.loop import with_arguments
 from stepscope.experiments.tune.child import obeyed
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.process import PlaceEnded
-from stepscope.experiments.tune.state import BatchCopies, State, copy_of_batch
+from stepscope.experiments.tune.state import BatchCopies, OfLoader, State, copy_of_batch
 from stepscope.experiments.tune.training import Observer, Targets, facts_of, observed
 from stepscope.record.kineto import start_window
 
@@ -52,13 +52,12 @@ class Bench:
         fixed: Sequence[Any],
         *,
         others: tuple[Any, ...] = (),
-        samplers: tuple[Any, ...] = (),
         restored: bool = True,
         divisible: bool = False,
         batch: int | None = None,
     ) -> None:
         self._step, self._targets, self._source, self.fixed = step, targets, source, list(fixed)
-        self._state = functools.partial(State, targets, others, samplers)
+        self._state = functools.partial(State, targets, others)
         self._restored = restored
         self._batches: dict[tuple[tuple[str, Any], ...], Iterator[Any]] = {}
         self._divisible, self._size = divisible, batch
@@ -272,9 +271,9 @@ def loop_bench(
         return Bench(step, targets, lambda _: BatchCopies(kept), kept, others=others)
     # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
     plain = _with(loader, {}) if loader.persistent_workers else loader
-    drawing = () if loader.generator is None else (loader.generator,)
-    samplers = tuple(part for part in (loader.sampler, loader.batch_sampler) if part is not None)
-    state = State(Targets((), ()), drawing, samplers)  # a loader draws random numbers when it begins
+    samplers = tuple(OfLoader(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
+    drawing = samplers if loader.generator is None else (loader.generator, *samplers)
+    state = State(Targets((), ()), drawing)  # a loader draws random numbers when it begins
     try:
         kept = _some(itertools.islice(iter(plain), fixed))
     finally:
@@ -283,7 +282,7 @@ def loop_bench(
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return _again_and_again(_with(loader, arguments) if arguments else plain)
 
-    return Bench(step, targets, source, kept, others=(*others, *drawing), samplers=samplers)
+    return Bench(step, targets, source, kept, others=(*others, *drawing))
 
 
 def _some(batches: Iterable[Any]) -> list[Any]:

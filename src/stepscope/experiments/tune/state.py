@@ -57,10 +57,9 @@ class State:
     others: what else the step changes: objects with `state_dict` and `load_state_dict` (schedulers, a gradient scaler),
     modules, generators and arrays, lists, dictionaries, tensors. Every tensor keeps its object and its memory. What
     modules and optimizers hold of these is kept as well, and which layers, parameters, hooks and groups they have.
-    samplers: of a data loader, whose attributes are put back.
     """
 
-    def __init__(self, targets: Targets, others: tuple[Any, ...] = (), samplers: tuple[Any, ...] = ()) -> None:
+    def __init__(self, targets: Targets, others: tuple[Any, ...] = ()) -> None:
         self._tensors: dict[int, _Tensor] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._parts: dict[int, _Part | None] = {}
@@ -73,8 +72,6 @@ class State:
                 self._keep_part(other, _Container)
             elif isinstance(other, _PLAIN) or not self.keep(other):
                 self._parts[id(other)] = _WithStateDict(other)
-        for sampler in samplers:
-            self._keep_part(sampler, _Sampler)
         self._random = RandomNumbers()
 
     @property
@@ -102,6 +99,8 @@ class State:
                 self._keep(tensor)
             for module in value.modules():
                 self._keep_part(module, _Module)
+        elif isinstance(value, OfLoader):
+            self._keep_part(value.sampler, _Sampler)
         elif isinstance(value, tuple):
             kept = [self.keep(inner) for inner in value]
             return all(kept)
@@ -124,6 +123,13 @@ class State:
             self._gradients.append((tensor, tensor.grad))
             if tensor.grad is not None:
                 self._keep(tensor.grad)
+
+
+@dataclass
+class OfLoader:
+    """A sampler of a data loader, which need not be one of torch's: all that it holds is put back."""
+
+    sampler: Any
 
 
 class _Part(Protocol):
