@@ -183,9 +183,7 @@ def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findi
     answer = f"{len(said)} statements of the project ({words}). {found['heap'].answer}"
     if request.small or request.batch != 32:
         here = f"{'32 x 32' if request.small else '224 x 224'} in batches of {request.batch}"
-        notes.append(
-            f"the heap was counted at {here}, the project's at 224 x 224 in 32: which network holds more may differ"
-        )
+        notes.append(f"the heap is of {here}, the project's of 224 x 224 in 32: which network holds more may differ")
     if request.plan_ == "dry":
         notes.append("the plan dry trains nothing: --plan hour times operators and convolutions, and trains in parts")
     return Findings(_TITLE, answer, tuple(tables), notes=(*notes, *_NOTES), frames=frames)
@@ -245,8 +243,7 @@ def _for_each(
         ties += [f"{', '.join(key)}: as much as {site}" for site in of if site != name and of[site] == own > 0]
     if others:
         return Statement(where, says, "", FAILS, "; ".join(others))
-    tied = f"; {'; '.join(ties)}" if ties else ""
-    return Statement(where, says, "", HOLDS, f"in each of {len(sizes)} (network, training or inference){tied}")
+    return Statement(where, says, "", HOLDS, "; ".join([f"in each of {len(sizes)} (network and kind of step)", *ties]))
 
 
 def _of_operators(found: Mapping[str, Findings]) -> Iterator[Statement]:
