@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fit.test_script import answered, followed
+from tests.fit.test_script_loops import most
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.script import watch_script
@@ -248,3 +249,73 @@ def test_libraries_of_a_user_and_of_debian_are_none_of_the_training() -> None:
     assert is_foreign("/home/user/work/train.py")
     assert not is_foreign("/home/user/.local/lib/python3.10/site-packages/torch/optim/sgd.py")
     assert not is_foreign("/usr/lib/python3/dist-packages/torch/optim/sgd.py")
+
+
+SHADOWED = """
+def next(x):
+    return x + 1
+def enumerate(x):
+    return x * 2
+def doubled(values):
+    return [value * 2 for value in values]
+def loops():
+    total = 0
+    for number in range(4):
+        total += number
+    return total, next(3), enumerate(4)
+"""
+LOOKS = """
+import importlib.util, inspect, runpy, types
+import shadowed
+assert shadowed.loops() == (6, 4, 8)
+assert sorted(name for name, _ in inspect.getmembers(shadowed, inspect.isfunction)) == [
+    "doubled", "enumerate", "loops", "next"]
+assert not [name for name in vars(shadowed) if name in ("__rounds__", "__more__", "__following__")]
+assert runpy.run_module("shadowed")["loops"]() == (6, 4, 8)
+spec = importlib.util.find_spec("shadowed")
+names = {}
+exec(spec.loader.get_code("shadowed"), names)
+assert types.FunctionType(names["doubled"].__code__, {})([1]) == [2]
+spec = importlib.util.spec_from_file_location("by_path", "by/path.py")
+by_path = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(by_path)
+assert by_path.loops() == (6, 4, 8)
+def of(next):
+    return next(3)
+assert of(lambda number: number + 4) == 7
+for _ in range(2):
+    update(*data[:50])
+"""
+
+
+def test_code_that_looks_at_itself_sees_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "by").mkdir()
+    for file in ("shadowed.py", "by/path.py"):
+        (tmp_path / file).write_text(SHADOWED)
+    found = followed(tmp_path, monkeypatch, LOOKS)
+    assert (found.stopped, found.missed) == (None, ())
+    assert not list(tmp_path.rglob("*.pyc"))
+
+
+def test_what_a_branch_at_the_end_of_a_round_changes_works_in_the_round_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+model[0].requires_grad_(False)
+optimizer = torch.optim.Adam(model.parameters())
+rows = 50
+{head}
+    for x, y in DataLoader(data, batch_size=50, shuffle=True):
+        update(x, y)
+    if epoch == {at}:
+        model.append(nn.Linear(10, 200_000))
+        optimizer.add_param_group(dict(params=model[-1].parameters()))
+        model[0].requires_grad_(True)
+"""
+    learned = 4 * 10 * 200_000 * 4  # the weights, their gradients, and both averages of Adam
+    plain = most(tmp_path, monkeypatch, body.format(head="for epoch in range(40):", at=-1))
+    for head in ("for epoch in range(40):", "for epoch in [*range(40)]:"):
+        found = followed(tmp_path, monkeypatch, body.format(head=head, at=5))
+        assert found.later is not None
+        assert live_peak(found.later).high - plain > learned
+        assert len(found.forced) == 1

@@ -259,7 +259,7 @@ class Loops:
         for after in itertools.islice(left, _MOST_SKIPPED):
             differs = items.differs(last) or last is largest
             if differs and followed < _DIFFERING:
-                growth.keep(waiting)
+                self._omit(waiting, growth, number)
                 waiting, followed, held = 0, followed + 1, _NOTHING
                 items.follow(last)
                 paused = time.process_time()
