@@ -319,3 +319,18 @@ rows = 50
         assert found.later is not None
         assert live_peak(found.later).high - plain > learned
         assert len(found.forced) == 1
+
+
+def test_of_updates_that_keep_something_outside_of_any_loop_the_most_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+def step(number):
+    loss = update(*data[:50])
+    return model(data[:50][0]) if {keeps} else loss.item()
+results = list(map(step, range(400)))
+"""
+    found = answered(tmp_path, monkeypatch, body.format(keeps=True))
+    assert (found.verdict, found.at_least) == ("cannot tell", True)
+    assert any("that each update keeps" in why for why in found.unsure)
+    assert answered(tmp_path, monkeypatch, body.format(keeps=False)).verdict == "likely fits"

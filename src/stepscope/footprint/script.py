@@ -33,16 +33,17 @@ from stepscope.footprint.script_calls import NEXT
 from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders, next_of
-from stepscope.footprint.script_loops import Loops, Side, called_by_scripts
+from stepscope.footprint.script_loops import KEPT_FOR_EVER, Loops, Side, called_by_scripts
 from stepscope.footprint.script_memory import ScriptMemory, arrays_joined, imports_of_script
 from stepscope.footprint.script_modules import OwnModules, forget
 from stepscope.footprint.script_processes import Processes
-from stepscope.footprint.script_progress import Progress, instead
+from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
 from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
+from stepscope.units import bytes_
 
 _MOST_FOR_ANOTHER_S = 20.0  # of processor time, for other passes; a first one of longer has none
 _WRITE_BELOW = {
@@ -156,7 +157,7 @@ class Follower:
         self._names = {**self.loops.names(self._patience.check), NEXT: next_of}
         self.progress.last_rounds += second is not None
         self._files = ScriptFiles(self.progress, alone=second is not None)
-        self._loaders = Loaders(self.progress)
+        self._loaders, self._updated = Loaders(self.progress), Growth(self.progress, looks=False)
         self._processes, self._exit = Processes(self.progress), ScriptExit(self.progress)
 
     def run(self, arguments: Sequence[str]) -> None:
@@ -331,6 +332,7 @@ class Follower:
             self.log.adopt_optimizer(optimizer)
         self.log.step += 1
         self.progress.updates += 1
+        self._updated.note()
         self._processes.look()
         if self.progress.updates == 1:
             self._memory.look()
@@ -347,6 +349,9 @@ class Follower:
             return False
         why = f": {self._patience.most_s:.0f} s of processor time are over" if over else ""
         self.progress.miss(f"what comes after {self.progress.updates} updates{why}")
+        if self._updated.of_each > KEPT_FOR_EVER:  # by a function that `map` calls, say: no loop of the script's
+            self.progress.miss(f"{bytes_(self._updated.of_each)} that each update keeps")
+            self.progress.rest_unknown = True
         return True
 
 

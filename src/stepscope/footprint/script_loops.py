@@ -37,7 +37,7 @@ _VALUES = 3  # of the names in a test, between two updates
 _KEPT = 1_000_000  # B that a branch keeps that are worth a word
 _ASKED = 64  # rounds of a `while` after each of which the time is looked at
 _UPDATES, _AGAIN = 10, 4  # of a `while` that is followed for the first time, and later
-_KEPT_FOR_EVER = 10_000  # B that each round keeps of a loop that may have a million
+KEPT_FOR_EVER = 10_000  # B that each round keeps of a loop that may have a million
 
 
 class Side(NamedTuple):
@@ -174,7 +174,7 @@ class Loops:
             return True
         self._progress.ended_early = True
         self._progress.miss(f"rounds of the loop at {place} after {self._progress.updates - loop.began} updates")
-        if loop.growth.of_each > _KEPT_FOR_EVER:
+        if loop.growth.of_each > KEPT_FOR_EVER:
             self._progress.miss(f"{bytes_(loop.growth.of_each)} that each of them keeps")
             self._progress.rest_unknown = True
         if self._open == 0:
