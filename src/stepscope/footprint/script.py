@@ -166,7 +166,7 @@ class Follower:
         try:
             with (
                 self._memory.kept(), quiet(), as_main(self.target, arguments), self._files.kept() as files,
-                OwnModules(self.loops.calls.transform, files).kept(), called_by_scripts(self._names),
+                OwnModules(self.loops.calls.transform, files, self.target).kept(), called_by_scripts(self._names),
                 self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
                 self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
                 arrays_of_fakes(self._looked), arrays_joined(self.progress),

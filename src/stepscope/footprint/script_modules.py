@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib.util
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -42,14 +43,18 @@ class OwnModules:
     What nobody else finds the script may have written. No bytecode is written meanwhile.
     """
 
-    def __init__(self, transform: Transform, files: Overlay) -> None:
+    def __init__(self, transform: Transform, files: Overlay, target: str) -> None:
         self.transform, self._files = transform, files
+        self._folder = Path(target).resolve().parent
         self._found: list[str] = []
+        self._thread = threading.get_ident()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module lies; None of one that is not the script's."""
+        """Return where a module lies; None of one that is not the script's, but another thread's beside it."""
+        if threading.get_ident() != self._thread:
+            return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None:
             spec = self._written(fullname, path)
@@ -71,7 +76,8 @@ class OwnModules:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Find them; at the end they are forgotten."""
+        """Find them; at the end they are forgotten, with others beside the script that it has loaded by path."""
+        before = set(sys.modules)
         plain, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         sys.meta_path.insert(0, self)
         try:
@@ -79,9 +85,13 @@ class OwnModules:
         finally:
             sys.dont_write_bytecode = plain
             sys.meta_path.remove(self)
-            for name in self._found:
-                if name in sys.modules:
+            for name in list(sys.modules):
+                if name in self._found or (name not in before and self._is_beside(sys.modules[name])):
                     forget(sys.modules.pop(name))
+
+    def _is_beside(self, module: types.ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and is_foreign(file) and self._folder in Path(file).resolve().parents
 
 
 def forget(module: types.ModuleType) -> None:
