@@ -33,6 +33,7 @@ from stepscope.experiments.sweeps.results import (
     BestSetting,
     SettingCost,
     _knee,
+    _spread,
     axis_sweep,
     best_settings,
     loss_tables,
@@ -216,11 +217,34 @@ def test_a_real_training_of_two_settings_from_the_command_line(stepscope_cli: Co
     ],
 )
 def test_a_larger_batch_that_is_slower_again_is_named(speeds: dict[int, float], said: str) -> None:
-    costs = [
-        SettingCost(TrainingSetting("net", batch=batch), 2, "ok", None, {SPEED: Estimate(speed)})
+    assert _knee(_costs(speeds, 2, 1.0)) == said
+
+
+def _costs(speeds: dict[int, float], repeats: int, half: float) -> list[SettingCost]:
+    return [
+        SettingCost(
+            TrainingSetting("net", batch=batch), repeats, "ok", None,
+            {SPEED: Estimate(speed, max(0.0, speed - half), speed + half)},
+        )
         for batch, speed in speeds.items()
-    ]
-    assert _knee(costs) == said
+    ]  # fmt: skip
+
+
+def test_from_which_batch_on_it_is_fast_is_said_where_the_intervals_tell() -> None:
+    speeds = {1: 50.0, 8: 96.0, 64: 100.0}
+    within = "throughput is within 5% of the highest"
+    said = f"From which batch on {within} cannot be told: the CI of batch 1 reaches it as well."
+    assert _knee(_costs(speeds, 2, 60.0)) == said
+    assert _knee(_costs(speeds, 1, 1.0)) == said  # of one run the interval is of its own steps
+    assert _knee(_costs({1: 50.0, 8: 60.0, 64: 100.0}, 2, 1.0)) == ""  # the largest is the fastest: nothing beyond it
+
+
+def test_a_single_repeat_names_no_best_and_flags_that_differ_are_a_range() -> None:
+    assert [best.alike for best in best_settings(_costs({1: 50.0, 8: 96.0}, 1, 1.0), [SPEED])] == [None]
+    assert [best.alike for best in best_settings(_costs({1: 50.0, 8: 96.0}, 2, 1.0), [SPEED])] == [()]
+    load = "background CPU load: {} cores"
+    assert _spread([load.format(1.6), load.format(1.1), load.format(1.3)]) == load.format("between 1.1 and 1.6")
+    assert _spread([load.format(1.6)] * 2) == load.format(1.6)
 
 
 @pytest.mark.parametrize(
