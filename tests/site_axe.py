@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ from tests.report.browser import Browser
 from tests.report.test_axe import grave
 
 SITE = Path(__file__).parents[1] / "build" / "site"
-PAGES = sorted(SITE.rglob("*.html"))
+# CI has a limit of time: from then on pages are left out, each day others.
+UNTIL_S = float(os.environ.get("SITE_UNTIL", "inf"))
+DAY = "" if float("inf") == UNTIL_S else str(int(UNTIL_S // 86_400))
+PAGES = sorted(SITE.rglob("*.html"), key=lambda page: (zlib.crc32(f"{page}{DAY}".encode()) if DAY else 0, page))
 _SCHEME = "document.body.setAttribute('data-md-color-scheme', '{}')"
 _STILL = (
     "document.head.append(Object.assign(document.createElement('style'),"
@@ -32,6 +38,8 @@ def test_the_site_was_built() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(SITE)))
 def test_nothing_grave_is_found_on_a_page_of_the_site(chromium: Browser, page: Path) -> None:
+    if time.time() > UNTIL_S:
+        pytest.skip("no time is left for this page: make docs looks at all")
     chromium.open(page)
     chromium.run(_STILL)
     chromium.run(_SCHEME.format("default"))
