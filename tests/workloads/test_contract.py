@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
 
 from stepscope import workloads
 from stepscope.errors import DataUnavailable, MissingDependency, UnknownName, UsageError
-from stepscope.workloads.contract import TIERS, Extra, Training, Workload
+from stepscope.workloads.contract import TIERS, Batch, Extra, Training, Workload
 from stepscope.workloads.data import packaged
 
 ALL = workloads.names()
@@ -192,6 +193,24 @@ def test_a_part_of_the_test_data_gives_the_accuracy_of_that_part(lenet: Workload
     assert part is not None
     assert (part * 10) % 1 == pytest.approx(0, abs=1e-6)
     assert training.evaluate(samples=10**9) == training.evaluate()
+
+
+def test_a_part_of_test_data_in_the_order_of_their_classes_has_all_classes(lenet: Workload) -> None:
+    training = lenet.prepare(batch=64)
+    test = training.splits.test
+    assert test is not None
+    by_class = sorted(range(training.data.test_size), key=lambda number: int(test[number][1]))
+    splits = dataclasses.replace(training.splits, test=Subset(test, by_class))
+    seen: list[int] = []
+
+    def correct(model: nn.Module, batch: Batch) -> Tensor:
+        seen.extend(batch[1].tolist())
+        return torch.tensor(0.0)
+
+    looking = dataclasses.replace(lenet, correct=correct)
+    dataclasses.replace(training, splits=splits, workload=looking).evaluate(samples=100)
+    assert len(seen) == 100
+    assert all(5 <= seen.count(label) <= 15 for label in range(10))
 
 
 def test_evaluation_with_channels_innermost_finds_what_plain_pictures_do() -> None:

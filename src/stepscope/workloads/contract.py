@@ -108,12 +108,16 @@ class Training:
         return loss.detach()
 
     def evaluate(self, samples: int | None = None) -> float | None:
-        """Accuracy on the test data (or its first `samples`), 0 to 1; null without any, or where data is not real."""
+        """Accuracy on the test data, 0 to 1; null without any, or where data is not real.
+
+        `samples` looks at so many, spread evenly: folders of pictures are in the order of their classes.
+        """
         correct, test = self.workload.correct, self.splits.test
         if correct is None or test is None or self.data.kind == "synthetic":
             return None
         size = min(self.data.test_size, samples or self.data.test_size)
-        part = test if size == self.data.test_size else Subset(test, range(size))
+        whole = self.data.test_size
+        part = test if size == whole else Subset(test, [number * whole // size for number in range(size)])
         was_training = self.model.training
         self.model.eval()
         try:

@@ -12,6 +12,7 @@ import polars as pl
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.daily import DailyTraining
+from stepscope.experiments.engine import TEST_SAMPLES
 from stepscope.experiments.engine.engine import (
     AMOUNT,
     ANY,
@@ -21,6 +22,7 @@ from stepscope.experiments.engine.engine import (
     Result,
     energy_name,
     energy_notes,
+    looked_at,
     mean_of,
     overlap,
     plan_of_seeds,
@@ -78,7 +80,8 @@ def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
 def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:
     cell = made[0].cells[0]
     data = cell["data"]
-    yield f"data: {data['name']} ({data['kind']}), judged each evening on all {data['test_size']} test images"
+    tested = looked_at(data["test_size"], request.test_samples)
+    yield f"data: {data['name']} ({data['kind']}), judged each evening on {tested} test images"
     yield from dict.fromkeys(_pretraining(cell["pretrained"], request) for outcome in made for cell in outcome.cells)
     yield "every setting of a seed begins with the same weights and gets the same images each day"
     if "shipped" in cell["pretrained"]:
@@ -126,6 +129,7 @@ class Routine:
     lr: float | None = None
     data: str | None = None
     device: str = "cpu"
+    test_samples: int = TEST_SAMPLES
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _train_days(
         batches(),
         place.settings(training),
         lambda number, batch: training.step(batch),
-        lambda: {"accuracy": accuracy_of(training)},
+        lambda: {"accuracy": accuracy_of(training, routine.test_samples)},
         lambda made: made in set(ends),
     )
 

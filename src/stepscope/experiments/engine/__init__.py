@@ -54,6 +54,8 @@ SIMULATE = Option("Read a simulated board's sensors: jetson-tx2, jetson-tx2,laun
 # Of a study that trains a classifier in its own way.
 OWN_OPTIMIZER = Option("sgd, momentum, adam, adamw or rmsprop.")
 LEARNING_RATE = Option("Learning rate. Default: the optimizer's own.", above=0)
+TEST_SAMPLES = 2000  # a standard error of 1.1 points at most; tests of more would take longer than the training
+LOOKED_AT = Option("Test samples that the accuracy is taken on, each time: 2000.")
 DATA = Option("A data set of the workload, or a folder; the best here.")
 ANY_DEVICE = Option("cpu, cuda or mps.")
 

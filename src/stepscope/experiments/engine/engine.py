@@ -124,6 +124,11 @@ class SettingLike(Protocol):
     def name(self) -> str: ...
 
 
+def looked_at(size: int, samples: int) -> str:
+    """Return how many of the test samples the accuracy is of: "2000 of 10000"."""
+    return f"{size}" if size <= samples else f"{samples} of {size}"
+
+
 def plan_of_seeds(
     request: Any,
     task: str,

@@ -137,7 +137,7 @@ def train_in_session(
 
 
 def accuracy_of(training: Training, samples: int | None = None) -> float:
-    """Return the accuracy on the test data, or on its first `samples`, 0 to 1; UsageError without test data."""
+    """Return the accuracy on the test data, or on `samples` spread over it, 0 to 1; UsageError without test data."""
     found = training.evaluate(samples)
     if found is None:
         raise UsageError(f"'{training.workload.name}' has no accuracy", "take a classifier: stepscope workloads")

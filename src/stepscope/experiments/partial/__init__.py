@@ -16,8 +16,10 @@ from stepscope.experiments.engine import (
     ANY_DEVICE,
     DATA,
     LEARNING_RATE,
+    LOOKED_AT,
     OWN_OPTIMIZER,
     SIMULATE,
+    TEST_SAMPLES,
     StudyRequest,
     check_classifier,
     pinned_data,
@@ -71,6 +73,7 @@ class PartialTraining(StudyRequest):
     optimizer: str | None = option(None, OWN_OPTIMIZER)
     lr: float | None = option(None, LEARNING_RATE)
     data: str | None = option(None, DATA)
+    test_samples: int = option(TEST_SAMPLES, LOOKED_AT, least=1)
     device: str = option("cpu", ANY_DEVICE)
     threads: int | None = option(None, "Threads. Default: torch's choice.", least=1, most=1024, example="4")
     simulate: str | None = option(None, SIMULATE)

@@ -19,6 +19,7 @@ from stepscope.experiments.engine.engine import (
     Result,
     energy_name,
     energy_notes,
+    looked_at,
     mean_of,
     plan_of_seeds,
     trained_settings,
@@ -65,7 +66,7 @@ def partial_settings(request: PartialTraining) -> list[PartialSetting]:
 _LESSON_FIELDS = frozenset(
     (
         "each", "steps", "epochs", "batch", "optimizer", "lr", "data", "device", "transfer", "classes", "checkpoint",
-        "pretrained",
+        "pretrained", "test_samples",
     )
 )  # fmt: skip
 
@@ -144,7 +145,8 @@ def _accuracy(found: SettingOutcome) -> str:
 def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iterator[str]:
     cell = outcomes[0].cells[0]
     data = cell["data"]
-    yield f"data: {data['name']} ({data['kind']}), {data['train_size']} to train, {data['test_size']} to test"
+    tested = looked_at(data["test_size"], request.test_samples)
+    yield f"data: {data['name']} ({data['kind']}), {data['train_size']} to train, {tested} to test"
     yield f"{cell['steps']} steps of {cell['batch']} samples, {cell['optimizer']}; the time of looking is not counted"
     seeds = {len(outcome.cells) for outcome in outcomes}
     if min(seeds) < 2:

@@ -7,7 +7,7 @@ import itertools
 import pickle
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from stepscope import workloads
 from stepscope.analysis.memory.events import memory_over_time
 from stepscope.errors import UsageError
+from stepscope.experiments.engine import TEST_SAMPLES
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
+    Evaluate,
     Place,
     TrainingRecord,
     accuracy_of,
@@ -63,6 +65,7 @@ class Lesson:
     classes: tuple[int, ...]
     checkpoint: str | None
     pretrained: bool = False
+    test_samples: int = TEST_SAMPLES
 
 
 def train_point(orders: Orders) -> dict[str, Any]:
@@ -88,7 +91,8 @@ def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) ->
     training = replace(training, optimizers=optimizers_of(workload, training.model, rule))
     steps = steps_of(lesson, training)
     plan = way.plan(training.model, _terms(training, lesson, steps, seed))
-    done = _run_training(training, plan, steps, before, place)
+    looking = _evaluation(training, before, lesson.test_samples)
+    done = _run_training(training, plan, steps, looking, place)
     cost = step_cost(training, way, [plan(step) for step in probe_steps(steps)], rule)
     notes = [note for note in (note, *cost.notes) if note]
     return {
@@ -129,7 +133,7 @@ def _terms(training: Training, lesson: Lesson, steps: int, seed: int) -> Terms:
     return Terms(lesson.fraction, steps, 1 if lesson.each == "step" else epoch_of(training), seed, gradients)
 
 
-def _run_training(training: Training, plan: Plan, steps: int, before: Training | None, place: Place) -> TrainingRecord:
+def _run_training(training: Training, plan: Plan, steps: int, looking: Evaluate, place: Place) -> TrainingRecord:
     frozen_as: list[Choice] = []
 
     def step(number: int, batch: Batch) -> Tensor:
@@ -143,16 +147,14 @@ def _run_training(training: Training, plan: Plan, steps: int, before: Training |
     places = {round(look * steps / LOOKS) for look in range(1, LOOKS + 1)}
     settings = place.settings(training)
     batches = itertools.islice(training.batches(), steps)
-    return train_in_session(
-        training, batches, settings, step, _evaluation(training, before), lambda made: made in places
-    )
+    return train_in_session(training, batches, settings, step, looking, lambda made: made in places)
 
 
-def _evaluation(training: Training, before: Training | None) -> Callable[[], Mapping[str, float]]:
+def _evaluation(training: Training, before: Training | None, samples: int) -> Evaluate:
     def look() -> dict[str, float]:
-        found = {"accuracy": accuracy_of(training)}
+        found = {"accuracy": accuracy_of(training, samples)}
         if before is not None:  # what it was pre-trained on: how much of that is left
-            found["before"] = accuracy_of(replace(before, model=training.model))
+            found["before"] = accuracy_of(replace(before, model=training.model), samples)
         return found
 
     return look
