@@ -137,7 +137,8 @@ def test_a_board_is_named_with_what_is_wrong_with_it() -> None:
         ("jetson-tx2,average=many", "not a number"),
         ("jetson-tx2,stuck=5s+long", "not a length of time"),
         ("jetson-tx2,repeated=120%", "a share of 1 or more"),
-        ("jetson-tx2,", "average"),
+        ("jetson-tx2,", "a comma without a setting"),
+        ("jetson-tx2,launch=1ms,launch=2ms", "stated twice"),
     ],
 )
 def test_a_setting_that_a_board_does_not_have_is_refused_with_what_it_has(text: str, said: str) -> None:

@@ -37,6 +37,8 @@ class Assistant:
         from stepscope.analysis.run import Run
         from stepscope.report.brief import quoted
 
+        if most < 1:
+            raise UsageError(f"{most} runs are none", "most=1 or more")
         folders = sorted((header.parent for header in self.runs.glob("*/run.json")), reverse=True)
         lines = []
         for folder in folders[: max(1, min(most, MOST_RUNS))]:

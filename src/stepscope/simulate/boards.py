@@ -305,6 +305,7 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
     faults: list[Fault] = []
     for part in parts:
         said, equals, value = (word.strip() for word in part.partition("="))
+        _refuse_text(not part.strip(), f"'{text}' has a comma without a setting")
         if said not in _SAID and said not in get_args(FaultKind):
             raise UnknownName("setting of a simulated board", said, (*_SAID, *get_args(FaultKind)))
         _refuse_text(not equals or not value, f"'{part.strip()}' states no value")
@@ -312,6 +313,7 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
         _refuse_text(said in _OF_A_CHIP and not computes, f"{board_name(name)} does not compute, so it has no {said}")
         if said in _SAID:
             option, unit, factor = _SAID[said]
+            _refuse_text(option in options, f"{said} is stated twice")
             amount = _number(said, value, unit) * factor
             _refuse_text(not math.isfinite(amount), f"{said}={value} is not a finite number")
             _refuse_text(said == "average" and amount != round(amount), f"{said}={value} is not a whole number")
@@ -342,4 +344,4 @@ def _refuse_text(wrong: bool, what: str) -> None:
 
 def _refuse(wrong: bool, what: str) -> None:
     if wrong:
-        raise UsageError(f"this board cannot be simulated: {what}")
+        raise UsageError(f"this board cannot be simulated: {what}", _EXAMPLE)

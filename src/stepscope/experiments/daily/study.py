@@ -265,8 +265,9 @@ def cost_table(made: Sequence[SettingOutcome], request: DailyTraining) -> Result
     if request.charging is not None:
         columns = (*columns, "% of the charging time", "fits while charging")
     if with_energy:
-        columns = (*columns, "J a day" if kind == "measured" else f"{kind} J a day", "low ", "high ")
-        columns = (*columns, "% of the battery") if request.battery is not None else columns
+        kind_of = "" if kind == "measured" else f"{kind} "
+        columns = (*columns, f"{kind_of}J a day", "low ", "high ")
+        columns = (*columns, f"{kind_of}% of the battery") if request.battery is not None else columns
     note = "Of the longest day: with replay of all images every day is longer than the one before."
     return ResultTable("cost", "What a day takes", columns, tuple(rows), note)
 

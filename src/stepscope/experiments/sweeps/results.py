@@ -175,7 +175,7 @@ class Quantity:
 
 
 SPEED = Quantity("samples_per_s", "throughput", "samples/s", True)
-STEP = Quantity("step_time_ms", "step", "ms")
+STEP = Quantity("step_time_ms", "median step", "ms")
 MEMORY = Quantity("peak_process_bytes", "peak memory", "MB")
 STATE = Quantity("state_bytes", "optimizer state", "MB")
 STEPS = Quantity("steps_to_target", "way to the target", "steps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,11 @@ _NAME, _TYPE = 18, 14  # characters: with the numbers as wide as one of two colu
 _MICRO = re.compile(r"(?<=\d )u(?=[sJWV]\b)")
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {"µ": r"$\mu$", "°": r"$^\circ$", "…": r"\ldots{}"}
+_SPECIAL |= {"ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}"}
+_ACCENTS = {
+    chr(0x300 + code): sign
+    for code, sign in zip((0, 1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 39), "`'^~=u.\"rHvc", strict=True)
+}
 _SPECIAL |= {"[": "{[}", "]": "{]}"}  # behind the end of a row a bracket would be an option
 _SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
@@ -48,9 +54,14 @@ def write(excerpt: Excerpt, path: Path) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a text as LaTeX sets it, whatever signs it has; others than printable ASCII are a question mark."""
+    """Return a text as LaTeX sets it; a question mark for what is neither ASCII nor a letter with an accent."""
     micro = _MICRO.sub("\N{MICRO SIGN}", text)  # which a terminal may lack and paper has
-    return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else "?") for sign in micro)
+    return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else _accented(sign)) for sign in micro)
+
+
+def _accented(sign: str) -> str:
+    letter, accent = unicodedata.normalize("NFD", sign)[0], unicodedata.normalize("NFD", sign)[1:]
+    return f"{{\\{_ACCENTS[accent]}{{{letter}}}}}" if letter.isascii() and accent in _ACCENTS else "?"
 
 
 def _headline(run: Run) -> str:
