@@ -277,3 +277,13 @@ def test_what_nobody_can_put_back_is_refused_before_a_step(breaking: tuple[Any, 
     with pytest.raises(UsageError, match="others: 'object' cannot be put back"):
         stepscope.tune(step, batches, model=model, optimizer=optimizer, others=[object()], out=tmp_path)
     assert model.calls == 0
+
+
+def test_a_step_that_takes_more_than_a_batch_is_refused_with_the_way_to_write_it(breaking: tuple[Any, ...]) -> None:
+    _, batches, model, optimizer = breaking
+
+    def step(inputs: Tensor, targets: Tensor) -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match=r"'step' cannot be called with one batch \(missing .*'targets'\)"):
+        stepscope.tune(step, batches, model=model, optimizer=optimizer)  # type: ignore[arg-type]

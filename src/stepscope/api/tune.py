@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import re
 import sys
@@ -209,6 +211,16 @@ def _targets(model: Any, optimizer: Any) -> Any:
     return Targets(models, optimizers)
 
 
+def _refuse_other_arguments(step: Callable[..., Any], name: str) -> None:
+    """UsageError where the function cannot be called with one batch."""
+    with contextlib.suppress(ValueError):  # of a builtin nothing is known
+        try:
+            inspect.signature(step).bind(None)
+        except TypeError as error:
+            hint = "take the batch as it comes: def step(batch): inputs, targets = batch"
+            raise UsageError(f"'{name}' cannot be called with one batch ({error})", hint) from None
+
+
 def _tune_step(
     step: Callable[[Any], Any],
     batches: Iterable[Any],
@@ -227,6 +239,7 @@ def _tune_step(
     if unknown:
         raise UnknownName("setting of a tuned loop", unknown[0], known)
     name = getattr(step, "__name__", "loop")
+    _refuse_other_arguments(step, name)
     request = TuneRequest.from_settings({"target": name, **settings}, "tune")
     refuse_energy(request.for_)
     refuse_unknown((*request.only, *request.not_))
