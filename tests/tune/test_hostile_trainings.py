@@ -282,7 +282,7 @@ def test_what_nobody_can_put_back_is_refused_before_a_step(breaking: tuple[Any, 
 def test_a_step_that_takes_more_than_a_batch_is_refused_with_the_way_to_write_it(breaking: tuple[Any, ...]) -> None:
     _, batches, model, optimizer = breaking
 
-    def step(inputs: Tensor, targets: Tensor) -> None:
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
         raise AssertionError
 
     with pytest.raises(UsageError, match=r"'step' cannot be called with one batch \(missing .*'targets'\)"):
