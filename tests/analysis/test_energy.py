@@ -123,6 +123,33 @@ def test_a_power_that_cannot_be_is_a_gap(tmp_path: Path, value: float) -> None:
     assert row["gap_s"] == pytest.approx(0.11, abs=0.001)
 
 
+@pytest.mark.parametrize(
+    ("period_ms", "window_ns", "locked"), [(16.0, None, True), (10.3, None, False), (16.0, 16_000_000, False)]
+)
+def test_a_gauge_that_reads_one_part_of_every_step_allows_for_the_rest(
+    period_ms: float, window_ns: int | None, locked: bool, tmp_path: Path
+) -> None:
+    t = times(200, period_ms) + 1e6 + np.random.default_rng(0).uniform(0, 3e6, len(times(200, period_ms)))
+    watts = np.where(t / 1e9 % STEP_S < 0.005, np.where(t / 1e9 % STEP_S < 0.003, 12.0, 4.0), 5.0)
+    truth = (12 * 3 + 4 * 2 + 5 * 11) / 16
+    run = powered(tmp_path, rail("VDD_IN", watts, t, window_ns=window_ns), device=TX2, steps=200)
+    row = total(run)
+    said = [note for note in run.energy_tables.notes if "keep step with the training" in note]
+    assert bool(said) == locked
+    if window_ns is None:
+        assert row["low"] <= truth * seconds(200) <= row["high"]
+
+
+def test_what_no_rail_can_draw_is_no_energy_of_an_operator(tmp_path: Path) -> None:
+    t = times(300)
+    watts = np.where(t / 1e9 % STEP_S < STEP_S / 2, 12.0, 4.0)
+    right, glitched = watts.copy(), watts.copy()
+    glitched[::50] = 65_535.0
+    runs = [powered(tmp_path, rail("VDD_IN", each, t), device=TX2, steps=300) for each in (right, glitched)]
+    plain, other = (run.energy("kind") for run in runs)
+    assert other["joules_per_step"].sum() == pytest.approx(plain["joules_per_step"].sum(), rel=0.05)
+
+
 def test_a_measured_zero_is_a_zero_and_nothing_read_is_null(tmp_path: Path) -> None:
     run = powered(tmp_path, rail("VDD_IN", 10, T), rail("VDD_4V0_WIFI", 0, T), device=TX2)
     assert total(run, "other")["joules"] == 0

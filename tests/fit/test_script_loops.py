@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.fit.test_script import answered, followed
 
+from stepscope.errors import StepscopeError
 from stepscope.footprint.script import ScriptLog
 from stepscope.footprint.script_calls import ANSWERED, TAKEN
 from stepscope.footprint.script_loops import Loops
@@ -260,6 +261,39 @@ def test_a_branch_that_fails_does_not_hold_up_the_others(tmp_path: Path, monkeyp
     assert found.missed == ("what runs at line 27 only where step == 50", "what runs at line 29 only where step == 60")
     assert found.forced == ("what runs at line 25 only where step == 40",)
     assert more_of(found) > 0
+
+
+COUNTED = """
+assert {first}, "mine"
+rounds = 0
+waiting = iter(DataLoader(data, batch_size=50))
+for step in range(90):
+    try:
+        x, y = next(waiting)
+    except StopIteration:
+        waiting = iter(DataLoader(data, batch_size=50))
+        x, y = next(waiting)
+    update(x, y)
+    rounds += 1
+assert rounds == 90, rounds
+large = torch.zeros(50_000_000)
+"""
+
+
+def test_an_assertion_on_rounds_that_were_omitted_is_taken_to_hold_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = followed(tmp_path, monkeypatch, COUNTED.format(first=True))
+    assert [words.startswith("line ") for words in found.presumed] == [True]
+    assert (found.missed, found.rest_unknown) == ((), False)
+    assert live_peak(found.log).bytes > 200_000_000
+
+
+def test_an_assertion_that_fails_before_anything_is_omitted_fails_as_in_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StepscopeError, match="AssertionError: mine"):
+        followed(tmp_path, monkeypatch, COUNTED.format(first=False))
 
 
 OUTSIDE = """

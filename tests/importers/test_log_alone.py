@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.sensor_log import CPU, log_sentence, log_table
+from stepscope.analysis.sensor_log import CPU, is_sensor_log, log_sentence, log_table
 from stepscope.importers import Options, import_file
 from stepscope.importers.sensor_logs import Clock
 from stepscope.report import html
@@ -115,3 +116,33 @@ def test_the_energy_of_a_log_with_missing_readings_says_of_what_time_it_is(tmp_p
     assert "260 J from the first reading to the last" in log_sentence(whole)
     holed = _meter_log(tmp_path, [None if number % 5 == 4 else 6.5 for number in range(41)], 1.0)
     assert "156 J in 24 s of the 40 s: in the rest readings are missing" in log_sentence(holed)
+
+
+def test_lines_that_are_not_there_are_as_missing_as_empty_ones(tmp_path: Path) -> None:
+    stamps = [*range(30), *range(90, 121)]
+    lines = [f"{1_700_000_000 + second},5.0" for second in stamps]
+    (tmp_path / "meter.csv").write_text("\n".join(["time_s,power_w", *lines]) + "\n")
+    run = Run(import_file(tmp_path / "meter.csv", out=tmp_path / "runs"))
+    assert "295 J in 59 s of the 2 min: in the rest readings are missing" in log_sentence(run)
+
+
+def test_a_rail_of_which_no_reading_can_be_true_has_no_power_of_0(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(text(20).replace("VDD_IN ", "VDD_IN -"))
+    clock = Clock(interval_ns=1_000_000_000, started=datetime(2024, 1, 1, tzinfo=timezone.utc))
+    run = Run(import_file(tmp_path / "log.txt", out=tmp_path / "runs", options=Options(clock=clock)))
+    assert " 0 W" not in log_sentence(run)
+
+
+def test_an_imported_training_whose_files_are_damaged_is_no_sensor_log(tmp_path: Path) -> None:
+    run = _meter_log(tmp_path, [6.5] * 41, 1.0)
+    header = json.loads((run.path / "run.json").read_text())
+    header["recorder"] |= {"steps_from": "ProfilerStep", "rows": 450}  # as an imported trace has
+    (run.path / "run.json").write_text(json.dumps(header))
+    assert not is_sensor_log(Run(run.path))
+
+
+def test_a_log_whose_readings_are_gone_is_said_so(tmp_path: Path) -> None:
+    run = _meter_log(tmp_path, [6.5] * 41, 1.0)
+    for file in (run.path / "samples").iterdir():
+        file.write_bytes(b"")
+    assert "no reading can be read" in log_sentence(Run(run.path))

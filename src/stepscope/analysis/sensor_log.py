@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series
+from stepscope.analysis.energy.power_sources import integrate_power
 from stepscope.analysis.periods import period_of
 from stepscope.analysis.results import ResultTable, Value
 from stepscope.arrays import Floats
@@ -23,13 +24,15 @@ _NEARLY_ALL = 0.99  # of the time
 _LONGEST = 262_144  # of a longer log the middle
 NOTE = (
     "Means are of the readings. Energy is the trapezoid over the readings, at the middle of the time that each is of; "
-    "two readings with a missing one between them count for no energy. Idle is the share of readings that are 0."
+    "two readings with a missing one between them count for no energy, nor does a silence of 20 readings and half a "
+    "second, nor what no rail can draw. Idle is the share of readings that are 0."
 )
 
 
 def is_sensor_log(run: Run) -> bool:
-    """Return whether a run is the import of a log that holds readings and no step."""
-    return bool(run.meta.get("imported")) and run.steps.is_empty() and bool(run.channels)
+    """Return whether a run is the import of a log that holds readings and no step, and was one before any damage."""
+    imported = bool(run.meta.get("imported")) and not (run.meta.get("recorder") or {}).get("steps_from")
+    return imported and run.steps.is_empty() and bool(run.channels)
 
 
 def log_table(run: Run) -> ResultTable | None:
@@ -61,24 +64,32 @@ def log_sentence(run: Run) -> str:
     assert table is not None
     spans = [run.sensor(name).select("t0_ns", "t1_ns") for name in {str(channel["sensor"]) for channel in run.channels}]
     times = pl.concat(spans)
-    seconds = (int(times["t1_ns"].sort()[-1]) - int(times["t0_ns"].sort()[0])) / 1e9
+    if times.is_empty():
+        return "A log of sensors without a training, of which no reading can be read."
+    seconds = (int(times["t1_ns"].max()) - int(times["t0_ns"].min())) / 1e9  # type: ignore[arg-type]  # not empty
     said = f"A log of sensors, {duration(1e9 * seconds)}, without a training: no step, operator or layer is in it."
     power = [row for row in table.rows if row[0] == "power"]
     total = {line.name for line in run.rails.total or ()}
     chosen = [row for row in power if str(row[1]).removeprefix("rail:") in total] or power[:1]
-    for row in chosen[:1]:
-        energy = "" if row[7] is None else f", {number(float(row[7]))} J {_time_of_energy(run, str(row[1]))}"
-        said += f" {str(row[1]).removeprefix('rail:')}: {number(float(row[4] or 0))} W on average{energy}."
+    name = " + ".join(str(row[1]).removeprefix("rail:") for row in chosen)
+    if chosen and any(row[4] is None for row in chosen):
+        return f"{said} {name}: no reading can be true."
+    if chosen:
+        energy = ""
+        if all(row[7] is not None for row in chosen):
+            energy = (
+                f", {number(sum(float(row[7] or 0) for row in chosen))} J {_time_of_energy(run, str(chosen[0][1]))}"
+            )
+        said += f" {name}: {number(sum(float(row[4] or 0) for row in chosen))} W on average{energy}."
     return said
 
 
 def _time_of_energy(run: Run, scope: str) -> str:
     """Return of what time the energy of a rail is: that between neighbours of which one is missing is not in it."""
     readings = run.samples("power", exact=True).filter(scope=scope).sort("t0_ns")
-    middle = (readings["t0_ns"] + readings["t1_ns"]) / 2
-    known = readings["value"].fill_nan(None).is_not_null()
-    covered = float(middle.diff().filter(known & known.shift(1, fill_value=False)).sum())
-    whole = float(middle[-1] - middle[0])
+    middle = (readings["t0_ns"] + readings["t1_ns"]).to_numpy() / 2
+    growth = integrate_power(middle, readings["value"].cast(pl.Float64).fill_null(float("nan")).to_numpy())
+    covered, whole = float(growth.covered_ns[-1]), float(middle[-1] - middle[0])
     if covered >= _NEARLY_ALL * whole:
         return "from the first reading to the last"
     return f"in {duration(covered)} of the {duration(whole)}: in the rest readings are missing"
@@ -99,9 +110,9 @@ def _row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[
 
 
 def _trapezoid(t_ns: Floats, watts: Floats) -> float | None:
-    """Energy, J, between neighbours that were both read."""
-    parts = (watts[1:] + watts[:-1]) / 2 * np.diff(t_ns) / 1e9
-    return float(parts[np.isfinite(parts)].sum()) if np.isfinite(parts).any() else None
+    """Energy, J, between neighbours that were both read; None of less than two."""
+    growth = integrate_power(t_ns, watts)
+    return float(growth.grown[-1]) if not growth.gap.all() else None
 
 
 def _period_s(t_ns: Floats, values: Floats) -> float | None:

@@ -505,6 +505,9 @@ def predict_script_fit(
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     if log.looks:
         notes.append(_made_up(log.looks))
+    if watched.presumed:
+        where = ", ".join(watched.presumed)
+        notes.append(f"taken to hold, since it fails with rounds omitted or values made up: the assertion at {where}")
     if watched.rest_unknown:
         said = found.verdict if found.verdict in (None, NO_FIT) else words.CANNOT_TELL
         found, options = replace(found, at_least=True, verdict=said), []

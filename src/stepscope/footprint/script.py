@@ -58,7 +58,8 @@ class ScriptLog:
 
     missed: what was not followed, in words; rest_unknown: whether it may take more than what was. imports: modules
     beside torch. loading: of its data. later: the log of another pass, in which what only omitted rounds run was
-    followed once, in a last one, as `forced` names it.
+    followed once, in a last one, as `forced` names it. presumed: places of assertions that failed, and were taken to
+    hold, since rounds were omitted or values made up.
     """
 
     log: StorageLog
@@ -70,6 +71,7 @@ class ScriptLog:
     rest_unknown: bool = False
     later: StorageLog | None = None
     forced: tuple[str, ...] = ()
+    presumed: tuple[str, ...] = ()
 
 
 def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
@@ -96,6 +98,7 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
         imports_of_script(Path(target), follower.imported),
         follower.loading(),
         follower.progress.rest_unknown,
+        presumed=tuple(follower.loops.presumed),
     )
     writes = {name.partition(".")[0] for name in watched.imports} & _WRITE_BELOW  # where nobody hears of it
     if stopped is not None or not follower.loops.unseen or follower.used_s > _MOST_FOR_ANOTHER_S or writes:

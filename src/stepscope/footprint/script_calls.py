@@ -12,6 +12,7 @@ from typing import Any
 ROUNDS, BEGIN, MORE = "__rounds__", "__begin__", "__more__"
 TAKEN, LEFT, ANSWERED = "__taken__", "__left__", "__answered__"
 ENUMERATE, NEXT = "__enumerate__", "__following__"
+ASSERTED = "__asserted__"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,13 @@ class LoopCalls(ast.NodeTransformer):
         if number is not None and self.branches[number].loops and gathers:
             left = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
             node.body.append(ast.copy_location(left, node.body[-1]))
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        """Return the statement, which asks before it fails."""
+        self.generic_visit(node)
+        asks = _call(ASSERTED, ast.Constant(self._place(node.lineno)))
+        node.test = ast.copy_location(ast.BoolOp(ast.Or(), [node.test, asks]), node.test)
         return node
 
     def visit_Return(self, node: ast.Return) -> ast.Return:

@@ -20,7 +20,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_calls import ANSWERED, BEGIN, ENUMERATE, LEFT, MORE, NEXT, ROUNDS, TAKEN, LoopCalls
+from stepscope.footprint.script_calls import (
+    ANSWERED,
+    ASSERTED,
+    BEGIN,
+    ENUMERATE,
+    LEFT,
+    MORE,
+    NEXT,
+    ROUNDS,
+    TAKEN,
+    LoopCalls,
+)
 from stepscope.footprint.script_items import Items, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.units import bytes_
@@ -69,6 +80,7 @@ class Loops:
         self._forced = dict(forced)  # that were not yet
         self.forced: dict[int, str] = {}  # that were, by number, in words
         self.unseen: dict[int, Side] = {}  # by number
+        self.presumed: list[str] = []  # places of assertions that failed here
 
     def names(self, patience: Any) -> dict[str, Any]:
         """Return what the transformed script calls."""
@@ -77,6 +89,7 @@ class Loops:
             TAKEN: self._take,
             ANSWERED: self._answer,
             LEFT: self._leave,
+            ASSERTED: self._presume,
             ENUMERATE: self._enumerate,
             BEGIN: self._begin,
             MORE: functools.partial(self._goes_on, patience),
@@ -128,6 +141,13 @@ class Loops:
 
     def _answer(self, number: int, answer: Any, *values: Any) -> Any:
         return self._take(number, answer, *values) if type(answer) is bool else answer
+
+    def _presume(self, place: str) -> bool:
+        """Return whether an assertion that fails may hold in a training: it may count rounds or look at a loss."""
+        presumed = self._progress.cut or self._progress.jumped > 0 or self._log.looks > 0
+        if presumed and place not in self.presumed:
+            self.presumed.append(place)
+        return presumed
 
     def _leave(self, number: int, *variables: _Variables) -> None:
         alive, updates = self._entered[number]
@@ -294,6 +314,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     BEGIN: lambda _number: None,
     MORE: lambda _number: True,
     TAKEN: lambda _number, test, *_values: test,
+    ASSERTED: lambda _place: False,
     ANSWERED: lambda _number, answer, *_values: answer,
     LEFT: lambda *_given: None,
     ENUMERATE: lambda plain, *given, **options: plain(*given, **options),

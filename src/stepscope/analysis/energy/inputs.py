@@ -13,7 +13,7 @@ from stepscope.analysis.energy.attribution import CONVERSION, Options
 from stepscope.analysis.energy.calibration_store import KnownSource, known_from_json, known_to_json
 from stepscope.analysis.energy.clocks import is_periodic
 from stepscope.analysis.energy.fit_span import Stretch, stretch_of
-from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, power_sources
+from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, plausible_watts, power_sources
 from stepscope.analysis.energy.readings import (
     Readings,
     from_counter,
@@ -278,7 +278,7 @@ def gauge_inputs(
     channel, refresh = source.channel or {}, source.refresh_ns / 1e9 or None
     still = stuck_readings(t0, watts, step)
     stuck_s = float((np.diff(t0) * still[1:] * still[:-1]).sum())
-    watts = np.where(still, np.nan, watts)
+    watts = np.where(still | ~plausible_watts(watts, source.step_size), np.nan, watts)
     floor = resolution_floor(watts[(t0 >= 0) & (t1 <= end)], source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:

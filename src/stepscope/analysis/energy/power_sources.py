@@ -6,7 +6,7 @@ Readings of power are integrated by trapezoids over their own times (Eq. 4 of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from stepscope.analysis.channels import (
     still_spans,
 )
 from stepscope.analysis.time.steps import span_ns
-from stepscope.arrays import Floats, Ints
+from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 
 _TO_SI = {"W": 1.0, "mW": 1e-3, "uW": 1e-6, "J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "Wh": 3600.0}
@@ -45,6 +45,8 @@ class PowerSource:
     window_ns: float = 0.0  # that the hardware averages over
     step_size: float = 0.0  # W of a gauge, J of a counter
     spread_w: float = 0.0  # highest less lowest reading of a gauge
+    read_ns: Floats = field(default_factory=lambda: np.empty(0))  # when a gauge was read
+    read_w: Floats = field(default_factory=lambda: np.empty(0))
     notes: tuple[str, ...] = ()
     channel: dict[str, Any] | None = None  # as channels.json describes it; None of what a power model estimates
     uncertainty: float | None = None  # of an estimate: half of its 95 % CI over its value, where that is known
@@ -102,7 +104,8 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
         growth = integrate_power(t_ns, values, refresh_ns, step)
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
     _, once = np.unique(t_ns, return_index=True)  # of two readings of one moment, one counts
-    seen = np.empty(0) if is_counter else values[once][np.isin(t_ns[once], growth.t_ns)]
+    once = once[:0] if is_counter else once[np.isin(t_ns[once], growth.t_ns)]
+    seen = values[once]
     if kind == "gauge" and not refresh_ns:
         refresh_ns = seen_refresh_ns(growth.t_ns, seen)
     return PowerSource(
@@ -117,6 +120,8 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
         window_ns=float(channel.get("window_ns") or 0),
         step_size=step,
         spread_w=float(np.ptp(seen)) if len(seen) else 0.0,
+        read_ns=t_ns[once],
+        read_w=seen,
         notes=(*_fault_notes(channel, growth), *_stale_notes(channel, growth.t_ns, seen, refresh_ns)),
         channel=channel,
     )
@@ -210,6 +215,11 @@ def _least_w(power_w: Floats, step_w: float) -> float:
     return -max(_OFFSET_STEPS * step_w, _OFFSET * float(plausible.max(initial=0.0)))
 
 
+def plausible_watts(power_w: Floats, step_w: float = 0.0) -> Flags:
+    """Return which readings of power can be true, (n,): not those that no offset explains, or beyond reason."""
+    return np.asarray(np.isfinite(power_w) & (power_w >= _least_w(power_w, step_w)) & (power_w <= MOST_W))
+
+
 def reversed_shunts(run: RunReader) -> Iterator[str]:
     """Yield the id of every gauge of power that reads below 0 nearly always, by more than an offset."""
     for channel in run.channels:
@@ -228,7 +238,7 @@ def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0, step
     t_ns, power_w: (n,), NaN where not read. A gap is where a reading failed, or where none was taken for long;
     not where the sensor had nothing newer to give, which it says by the same NaN: readings two refreshes apart.
     """
-    good = np.isfinite(power_w) & (power_w >= _least_w(power_w, step_w)) & (power_w <= MOST_W)
+    good = plausible_watts(power_w, step_w)
     read = np.flatnonzero(good)
     t, watts = t_ns[read], power_w[read]
     if len(read) < 2:

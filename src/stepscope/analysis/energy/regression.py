@@ -321,7 +321,7 @@ _MOST_HELD = 20  # rounds, each of which holds those that the one before has mov
 
 
 WIDE = 0.004  # s: a stretch of the step without a sample that hides ops
-_BY_CHANCE = 1e-3  # a stretch that is less likely than this among random phases is a lock
+BY_CHANCE = 1e-3  # a stretch that is less likely than this among random phases is a lock
 
 
 @dataclass(frozen=True)
@@ -367,4 +367,4 @@ def phase_check(timeline: Timeline, readings: Readings, lag: float) -> PhaseChec
     limit = max(WIDE, float(np.nanmedian(timeline.piece_seconds)))
     by_chance = len(phase) * np.exp(-len(phase) * empty)  # of the longest of so many random gaps
     wide = unsampled > limit
-    return PhaseCheck(unsampled, wide, bool(wide and by_chance < _BY_CHANCE))
+    return PhaseCheck(unsampled, wide, bool(wide and by_chance < BY_CHANCE))

@@ -27,6 +27,7 @@ from stepscope.analysis.energy.rails import (
     training_stretches,
 )
 from stepscope.analysis.energy.timeline import Timeline
+from stepscope.analysis.energy.unread_phase import unread_phase
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
@@ -87,7 +88,9 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
     if not len(spans) or not tree.lines:
         return EnergyTables(pl.DataFrame(schema=TOTAL_SCHEMA), pl.DataFrame(schema=RAIL_SCHEMA), tree.notes)
     per = _MeanStep.of(run)
+    unread = {line.key: unread_phase(run, line.best) for line in tree.lines}
     of = {line.key: energy_over(line.best, spans) for line in tree.lines}
+    of |= {key: phase.widened(of[key]) for key, phase in unread.items() if phase is not None}
     idle = _idle_power(run, tree)
     simulated = run.meta.get("simulated") is not None
     components = [
@@ -114,7 +117,8 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
         row = _energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))
         at_meter = meter_energy([line], [of[line.key]], run.device, tree.total in (None, (line,)))
         rails.append({**entry, **row, **at_meter})
-    notes = (*tree.notes, *_table_notes(tree, of, spans), *_meter_notes(components), *long_run_notes(run))
+    locked = [phase.sentence(names[key]) for key, phase in unread.items() if phase is not None]
+    notes = (*tree.notes, *locked, *_table_notes(tree, of, spans), *_meter_notes(components), *long_run_notes(run))
     return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
 
 
