@@ -209,8 +209,9 @@ def layers(run: Run) -> pl.DataFrame:
     """Return every layer with all that is known of it, longest first; times and energies are of one step.
 
     Self quantities: what modules inside it do is theirs. `share` is of the step time, `joules` of the rail of the whole
-    device, `live_bytes` at the peak of live tensors, `most_bytes` at any time, `flops_per_s` over its self time,
-    `attained` the share of what this device could do. Null is not measured; a layer without a call has no time.
+    device, `live_bytes` at the peak of live tensors, `most_bytes` at any time, `flops_per_s` over its forward and
+    backward self time, `attained` the share of what this device could do. Null is not measured; a layer without a call
+    has no time.
     """
     frame = run.modules().filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
     if frame.is_empty():
@@ -218,7 +219,7 @@ def layers(run: Run) -> pl.DataFrame:
     frame = frame.rename({"module": "layer"})
     for more in (_energy_of_layers(run), _memory_of_layers(run), _attained_by_layers(run)):
         frame = frame.join(more, on="layer", how="left", maintain_order="left")
-    busy = pl.coalesce("device_ns", "total_ns")
+    busy = pl.coalesce("device_ns", pl.col("total_ns") - pl.col("optimizer_ns").fill_null(0.0))
     rate = pl.when((busy > 0) & pl.col("flops").is_not_null()).then(pl.col("flops") / busy * 1e9)
     frame = frame.with_columns(flops_per_s=rate)
     order = "device_ns" if frame["device_ns"].is_not_null().any() else "total_ns"

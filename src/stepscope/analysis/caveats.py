@@ -198,7 +198,8 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         why = f"{plural(others, 'profiled step')} had inputs of other shapes than the FLOPs and bytes are of"
         yield NotMeasured("FLOPs of inputs of all shapes", why, "inputs padded to one length have them")
     if table["flops"].null_count() == len(table):
-        yield NotMeasured("FLOPs", "no operator states how many it does")
+        why = "no profiled step recorded the shapes of its inputs, or no operator has a count"
+        yield NotMeasured("FLOPs", why, "run longer, or with --record all")
     stated = any(series.scope.startswith("gpu") for series in series_of(run, "utilisation"))
     if bool((table["device"] == CPU).all()) and not stated:
         yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")

@@ -22,6 +22,7 @@ from stepscope.errors import StepscopeError, no_script
 from stepscope.liveness import identity
 from stepscope.privacy import redacted
 from stepscope.record.allocators import child_environment
+from stepscope.record.framework import FLUSH_EVERY_NS
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import Settings, check_settings
@@ -201,7 +202,9 @@ def _status(code: int, claimed: bool) -> tuple[str, str | None]:
         hint = " (by somebody, or by the system when memory ran out)" if -code == signal.SIGKILL else ""
         return "interrupted", "Ctrl-C" if -code == signal.SIGINT else f"ended by {name}{hint}"
     if claimed:
-        return "interrupted", f"the process left without ending its run (os._exit or exec), exit code {code}"
+        missing = f"steps of its last {FLUSH_EVERY_NS / 1e9:g} s are missing"
+        why = f"the process left without ending its run (os._exit or exec), exit code {code}: {missing}"
+        return "interrupted", why
     return ("ok", None) if code == 0 else ("failed", f"exit code {code}")
 
 

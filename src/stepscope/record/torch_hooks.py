@@ -346,7 +346,7 @@ def _nothing(*_: Any) -> None:
 class _ModuleRoute:
     """Module calls: the outermost ones are reported, and each gets a scope while a window records.
 
-    It runs for every module of every step, so that a frame less is a percent of a overhead bound one.
+    It runs for every module of every step, so that a frame less is a percent of an overhead-bound one.
     """
 
     def __init__(self, boundary: Boundary, listener: Listener, routes: Routes) -> None:

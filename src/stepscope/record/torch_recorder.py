@@ -58,7 +58,7 @@ class TorchRecorder:
         self._followed_ns = 0  # to follow unprofiled steps
         self._spent_ns: int | None = None  # in all calls until the last step's end; the first one begins the run
         self._begins_anew = self._anew = False  # recorded from the end of the evaluation at its beginning: will be, is
-        self._inputs = 0  # hash of the shapes that models were called with in a profiled step
+        self._inputs: set[int] = set()  # hashes of the shapes that models were called with in a profiled step
         self._evaluated_first = 0  # steps that were to be recorded and began with evaluation, since one that did not
         self.stepped, self.differs = self._repeats.stepped, self._repeats.differs  # no frame of ours in between
 
@@ -135,7 +135,7 @@ class TorchRecorder:
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
         assert self._ops is not None
-        self._inputs = 0
+        self._inputs.clear()
         recorded = self._ops.before_step(step, elapsed_ns, again)
         self._begins_anew, self._anew = False, again
         return recorded
@@ -147,7 +147,7 @@ class TorchRecorder:
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
         assert self._ops is not None
-        self._ops.after_step(replace(span, inputs=self._inputs))
+        self._ops.after_step(replace(span, inputs=hash(frozenset(self._inputs))))
         if not self._anew:
             self._evaluated_first = 0
 
@@ -200,7 +200,7 @@ class TorchRecorder:
         if self._ops is None or not torch.is_grad_enabled():
             return
         if self._session.profiled:
-            self._inputs = hash((self._inputs, shapes_of((args, kwargs))))
+            self._inputs.add(shapes_of((args, kwargs)))
             self._ops.called(args, kwargs)
             self._look()
         else:

@@ -273,6 +273,8 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     if known.is_empty():
         return []
     rows = known.head(most)
+    if not (rows["optimizer_ns"] > _NOTABLE * rows["total_ns"]).any():
+        rows = rows.with_columns(optimizer_ns=pl.lit(None, pl.Float64))  # "of step" has it, and hardly any
     peak = run.peak()
     named = {"J/step": " ".join([*(f"{kind[:3]}." for kind in energy_kinds(run)), "J/step"])}
     named |= {"live at peak": "computed peak"} if peak is not None and peak.computed else {}
@@ -295,6 +297,7 @@ _COLUMNS = (
     words("type", "type", missing=NOT_MEASURED),
     figures("forward", "forward_ns", duration, wide=8),
     figures("backward", "backward_ns", duration, wide=8),
+    figures("update", "optimizer_ns", duration, wide=8),
     figures("of step", "share", percent, wide=8),
     figures("kernels", "device_ns", duration),
     figures("J/step", "joules", "J"),
@@ -303,6 +306,7 @@ _COLUMNS = (
     figures("attained", "attained", lambda share: percent(share, 0)),
     words("line", "source", short_source, missing=NOT_MEASURED),
 )
+_NOTABLE = 0.1  # of the time of a layer
 _FIRST_TO_GO = ("attained", "live_bytes", "type", "flops_per_s", "source")
 
 

@@ -35,8 +35,9 @@ from stepscope.runfolder import PHASES, Part
 if TYPE_CHECKING:
     from stepscope.record.ops.events import Places
 
-# Recording shapes makes a overhead bound step a quarter slower, so it is done in warm-up steps only. A later step takes
-# the numbers over when it ran the same ops in the same places on as many samples; otherwise they stay null.
+# Recording shapes makes an overhead-bound step a quarter slower, so it is done in warm-up steps only. A later step
+# takes the numbers over when it ran the same ops in the same places on as many samples; or when each op of the same
+# layer on inputs of the same shapes had one cost there (steps of more or fewer micro-batches). Else they stay null.
 
 NOT_KNOWN = -1
 
@@ -67,6 +68,7 @@ class ShapeBook:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int | None, int], tuple[Ints, Ints]] = {}
         self._alike: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}  # of any shapes, the first ones seen
+        self._of_calls: dict[int, _CallCosts] = {}  # by shapes
         self.missed = False  # a step came by whose shapes were never seen: worth another look
         self.other_shapes = 0  # steps of a known signature with shapes of their own: they take over what is alike
 
@@ -84,14 +86,42 @@ class ShapeBook:
             alike, key = (signature, span.samples), (signature, span.samples, span.inputs)
             if window.shapes and key not in self._known:
                 raw = [rows.events.raw[event] for event in rows.order[ops]]
-                self._known[key] = self._alike[alike] = _costs(raw, rows.name[ops], rows.texts)
-            costs = self._known.get(key, self._alike.get(alike))
-            if costs is not None:
-                flops[ops], read[ops] = costs
-                self.other_shapes += key not in self._known
+                self._known[key] = self._alike[alike] = costs = _costs(raw, rows.name[ops], rows.texts)
+                self._of_calls.setdefault(span.inputs, _CallCosts()).learn(rows.name[ops], rows.module[ops], *costs)
+            found = self._known.get(key)
+            if found is None and span.inputs in self._of_calls:
+                found = self._of_calls[span.inputs].look_up(rows.name[ops], rows.module[ops])
+            if found is None and alike in self._alike:
+                found = self._alike[alike]
+                self.other_shapes += 1
+            if found is not None:
+                flops[ops], read[ops] = found
             else:
                 self.missed = True
         return profiles, flops, read
+
+
+class _CallCosts:
+    """FLOPs and bytes of one call by op and layer, where all calls that were seen on inputs of some shapes agree."""
+
+    def __init__(self) -> None:
+        self._flops: dict[tuple[int, int], int | None] = {}  # None: calls differ
+        self._read: dict[tuple[int, int], int] = {}  # NOT_KNOWN where calls differ
+
+    def learn(self, name: Ints, module: Ints, flops: Ints, read: Ints) -> None:
+        """Take over what a step has shown."""
+        calls = zip(name.tolist(), module.tolist(), strict=True)
+        for call, of_flops, of_read in zip(calls, flops.tolist(), read.tolist(), strict=True):
+            self._flops[call] = of_flops if self._flops.get(call, of_flops) == of_flops else None
+            self._read[call] = of_read if self._read.get(call, of_read) == of_read else NOT_KNOWN
+
+    def look_up(self, name: Ints, module: Ints) -> tuple[Ints, Ints] | None:
+        """Return FLOPs and bytes of the calls of a step; None where those of one are not known."""
+        calls = list(zip(name.tolist(), module.tolist(), strict=True))
+        flops = [self._flops.get(call) for call in calls]
+        if None in flops:
+            return None
+        return np.array(flops, dtype=np.int64), np.array([self._read[call] for call in calls], dtype=np.int64)
 
 
 def _costs(raw: list[Any], name: Ints, texts: list[str]) -> tuple[Ints, Ints]:
