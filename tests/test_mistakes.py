@@ -105,6 +105,10 @@ MISTAKES = (
     Mistake("export last --to perfeto", 2, "unknown export 'perfeto'", "did you mean perfetto"),
     Mistake("log last --to wandbb", 2, "unknown logger 'wandbb'", "did you mean wandb?"),
     Mistake("import notes.txt", 2, "'notes.txt' is of no kind that is known", "torch-profiler"),
+    Mistake("import empty.log", 2, "'empty.log' is empty", "once something has been written"),
+    Mistake("import notes.txt --shift 1e10", 2, "--shift 1e10: must be 4e+09 or less", "--shift"),
+    Mistake("import energy.csv --power-column energy_wh", 2, "the unit 'wh' of the column 'power' is not known", "csv"),
+    Mistake("import spring.csv --kind meter-csv", 2, "'4.5.26 10.00' is no time that is known", "meter-csv"),
     Mistake("live nowhere", 4, "no run at 'nowhere'", "--wait"),
     Mistake("brief nowhere", 4, "no run folder at 'nowhere'", "--out"),
     Mistake("check last --against nowhere", 4, "no run folder at 'nowhere'", "--out"),
@@ -121,6 +125,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fabricate_run(place / "runs", steps=20)
     for name in ("train.py", "notes.txt", "taken"):
         (place / name).write_text("print(1)\n", encoding="utf-8")
+    (place / "empty.log").touch()
+    (place / "energy.csv").write_text("time,energy_wh\n1,0.1\n2,0.2\n3,0.3\n", encoding="utf-8")
+    (place / "spring.csv").write_text("time,power\n4.5.26 10.00,5.0\n4.5.26 10.01,5.1\n", encoding="utf-8")
     return place
 
 

@@ -156,7 +156,7 @@ def test_warm_up_counts_what_the_profiler_skipped_and_leaves_enough(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no kind"),
+        ("", "is empty"),
         ("hello", "no kind"),
         ("{", "holds no op"),
         ("{}", "holds no op"),

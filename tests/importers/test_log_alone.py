@@ -146,3 +146,27 @@ def test_a_log_whose_readings_are_gone_is_said_so(tmp_path: Path) -> None:
     for file in (run.path / "samples").iterdir():
         file.write_bytes(b"")
     assert "no reading can be read" in log_sentence(Run(run.path))
+
+
+def test_a_log_in_utf_16_is_read_whole(tmp_path: Path) -> None:
+    clock = Clock(interval_ns=1_000_000_000, started=datetime(2024, 1, 1, tzinfo=timezone.utc))
+    for name, encoding in (("plain.log", "utf-8"), ("shell.log", "utf-16")):
+        (tmp_path / name).write_bytes(text(20).encode(encoding))
+        log_run = Run(import_file(tmp_path / name, out=tmp_path / "runs", options=Options(clock=clock)))
+        table = log_table(log_run)
+        assert table is not None
+        assert {row[:2]: row for row in table.rows}["power", "rail:VDD_IN"][3] == 20
+
+
+def test_energy_of_a_rail_with_a_counter_is_what_that_grew_by(tmp_path: Path) -> None:
+    blocks = [
+        f"*** Sampled system activity (Mon May  4 10:00:0{end} 2026 +0000) ({elapsed}.00ms elapsed) ***\n"
+        f"CPU Power: {power} mW\n"
+        for end, elapsed, power in ((1, 1000, 1500), (2, 1000, 2500), (5, 3000, 500))
+    ]
+    (tmp_path / "pm.txt").write_text("\n".join(blocks))
+    table = log_table(Run(import_file(tmp_path / "pm.txt", out=tmp_path / "runs")))
+    assert table is not None
+    rows = {row[:2]: row for row in table.rows}
+    assert rows["power", "apple:cpu"][7] == pytest.approx(2.5 + 1.5)  # after the first block, whose begin is not read
+    assert rows["energy", "apple:cpu"][4:8] == (None, None, None, None)

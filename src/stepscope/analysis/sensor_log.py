@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series
-from stepscope.analysis.energy.power_sources import integrate_power
+from stepscope.analysis.energy.power_sources import integrate_power, power_sources
 from stepscope.analysis.periods import period_of
 from stepscope.analysis.results import ResultTable, Value
 from stepscope.arrays import Floats
@@ -25,7 +25,8 @@ _LONGEST = 262_144  # of a longer log the middle
 NOTE = (
     "Means are of the readings. Energy is the trapezoid over the readings, at the middle of the time that each is of; "
     "two readings with a missing one between them count for no energy, nor does a silence of 20 readings and half a "
-    "second, nor what no rail can draw. Idle is the share of readings that are 0."
+    "second, nor what no rail can draw; of a rail with a counter it is what that grew by. Idle is the share of "
+    "readings that are 0."
 )
 
 
@@ -44,6 +45,7 @@ def log_table(run: Run) -> ResultTable | None:
     rows: list[tuple[Value, ...]] = []
     means = {name for name in run.coarser_sensors if len(run.sensor(name)) == len(run.sensor_between(name))}
     coarse = {str(channel["quantity"]) for channel in run.channels if str(channel["sensor"]) in means}
+    counted = {part.scope: float(part.growth.grown[-1]) for part in power_sources(run) if part.kind == "counter"}
     for quantity in order:
         frame = run.samples(quantity, exact=True)
         of_scope = [(str(scope), part) for (scope,), part in frame.group_by(["scope"], maintain_order=True)]
@@ -52,6 +54,8 @@ def log_table(run: Run) -> ResultTable | None:
         if quantity == "utilisation" and cores["scope"].n_unique() > 1:
             mean = cores.group_by("t0_ns", "t1_ns", maintain_order=True).agg(pl.col("value").mean())
             of_quantity.append(_row(quantity, CPU, known[quantity], mean))
+        if quantity == "power":
+            of_quantity = [(*row[:7], counted.get(str(row[1]), row[7]), *row[8:]) for row in of_quantity]
         # of means that stand for readings of a very long log, neither their zeros nor their times tell
         rows += [(*row[:-2], None, None) for row in of_quantity] if quantity in coarse else of_quantity
     columns = ("quantity", "of", "unit", "readings", "mean", "least", "most", "energy J", "idle", "period s")
@@ -103,6 +107,8 @@ def _row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[
     known = values[read]
     if not len(known):
         return (quantity, scope, unit, 0, None, None, None, None, None, None)
+    if quantity == "energy":  # a counter: of its values no mean tells anything
+        return (quantity, scope, unit, len(known), None, None, None, None, None, None)
     energy = _trapezoid(middle, values) if quantity == "power" else None
     idle = float((known == 0).mean()) if quantity == "utilisation" else None
     shape = float(known.mean()), float(known.min()), float(known.max())

@@ -27,6 +27,7 @@ from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes,
 from stepscope.request import REQUIRED, Option, Request, option
 from stepscope.run_paths import NEWEST
 
+_MOST_SHIFT_S = 4e9  # a clock that counts from 1970, brought to any time that a clock of this century shows
 _LIMIT = Option("", unit="share", bare="%", least=0, most=10, example="5%")
 
 
@@ -196,7 +197,9 @@ class ImportRequest(Request):
     warmup: int | None = option(None, "Steps at the begin that do not count.", least=0)
     board: str | None = option(None, "The board, by name or as its device tree says it.")
     utc_offset: str | None = option(None, "Zone of stamps without one: +02:00. Default: of this machine.")
-    shift: float = option(0.0, "Seconds that are added to the times of the logs.", unit="s")
+    shift: float = option(
+        0.0, "Seconds that are added to the times of the logs.", unit="s", least=-_MOST_SHIFT_S, most=_MOST_SHIFT_S
+    )
     started: str | None = option(None, "When a log without dates was started (tegrastats, a meter).")
     interval: float | None = option(None, "Its interval: 100ms.", unit="s", above=0, example="100ms")
     time_column: str | None = option(None, "Column of the times in a meter's CSV. Default: by its name.")

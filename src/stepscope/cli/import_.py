@@ -28,19 +28,23 @@ def _import(request: ImportRequest, as_json: AsJson = False) -> None:
         (request.time_column, request.power_column),
     )
     options = Options(request.kind, request.name, request.batch, request.warmup, request.board, clock)
-    _print_summary(import_file(request.file, request.with_, request.out, options), as_json)
+    _print_summary(request, import_file(request.file, request.with_, request.out, options), as_json)
 
 
 import_ = command_of(ImportRequest, _import, "import_")
 
 
-def _print_summary(path: Path, as_json: bool) -> None:
+def _print_summary(request: ImportRequest, path: Path, as_json: bool) -> None:
     """Print what was read and what is lacking, and where the run lies."""
+    from stepscope.analysis.device import OTHER_MACHINE
     from stepscope.analysis.run import Run
     from stepscope.analysis.summary import write_summary
 
     run = Run(path)
     write_summary(run)
+    if request.board is not None and run.board.name == OTHER_MACHINE:
+        why = "so what its rails feed is not known; docs/boards.md lists the boards"
+        typer.echo(f"warning: no board is known as '{request.board}', {why}", err=True)
     stated = run.meta["imported"]
     _warn(stated)
     if as_json:

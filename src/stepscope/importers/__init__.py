@@ -317,7 +317,9 @@ def _kind(path: Path, given: str | None, columns: tuple[str | None, str | None])
         return OWN
     if begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] in (b"{", b"["):
         return TORCH
-    lines = begin.decode("utf-8-sig", errors="replace").splitlines()
+    if not begin.strip():
+        raise UsageError(f"'{path}' is empty", "give the log once something has been written to it")
+    lines = sensor_logs.decoded(begin).splitlines()
     for kind in sensor_logs.KINDS:
         if kind.fits(lines):
             return kind.name
@@ -364,7 +366,8 @@ def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
             raise UsageError(
                 f"the {log.sensor} log lies at another time: {_span(log.t0_ns.min(), log.t1_ns.max())}, and the "
                 f"ops at {_span(begin, end)} (UTC)",
-                "give the zone of its stamps, --utc-offset +02:00, or --shift -3600 (seconds)",
+                "give the zone of stamps that state none (--utc-offset +02:00); of a log that began with the training: "
+                f"--shift {round((begin - int(log.t0_ns.min())) / 1e9)}",
             )
 
 

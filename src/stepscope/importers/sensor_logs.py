@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections import Counter
@@ -73,10 +74,16 @@ def log_text(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"'{path}' is larger than 1 GiB", "cut the log to the time of the training")
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        text = decoded(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error.strerror or error}", "check the path of the log") from error
     return text.rpartition("\n")[0] or text
+
+
+def decoded(content: bytes) -> str:
+    """The text of a log: UTF-8, or UTF-16 where it says so, as what PowerShell writes."""
+    encoding = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    return content.decode(encoding, errors="replace")
 
 
 def in_order(log: SensorLog) -> SensorLog:

@@ -28,7 +28,8 @@ _UNITS = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3, "v": 1.0, "mv": 1e-3, "a"
 _SPELLED = re.compile(
     r"(kilo|milli|micro|nano|[kmnuµμ])?(?:([swvah]|min)|(sec|second|minute|hour|watt|volt|amp|ampere)s?)"
 )
-_OTHERS = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "%", "dbm", "hp", "ps", "d", "day", "days"}
+_NO_POWER = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "hp"}
+_OTHERS = _NO_POWER | {"%", "dbm", "ps", "d", "day", "days"}
 _UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
 _HEAD = re.compile(r"(?P<name>[^(\[]*?)[\s_]*(?:[(\[]\s*(?P<unit>[^)\]]*)\s*[)\]])?")
 _DAY_S = 86400.0
@@ -114,8 +115,22 @@ def _log(
         seconds.append(t_s)
         watts.append(_watts(values, columns.factor))
     if sum(value == value for value in watts) < 2:
-        raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'")
+        example = _unread(texts, numbers, times[0])
+        raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
     return MeterLog(tuple(_spread(seconds)), tuple(watts), times[1], columns.name, skipped)
+
+
+def _unread(
+    texts: Sequence[Sequence[str]], numbers: Sequence[Sequence[float | None]], times: Sequence[float | None]
+) -> str:
+    """Return an example of what could not be read: a time, else a number."""
+    of_time = (text for text, t_s in zip(texts[0], times, strict=True) if text and t_s is None)
+    cells = zip(texts[1:], numbers[1:], strict=True)
+    of_power = (text for column, read in cells for text, value in zip(column, read, strict=True) if value is None)
+    time, power = next(of_time, None), next(filter(None, of_power), None)
+    if time:
+        return f"; '{time}' is no time that is known: 2026-05-04 10:00:00, seconds since 1970, h:m:s"
+    return f"; '{power}' is no number" if power else ""
 
 
 def _spread(t_s: Sequence[float]) -> list[float]:
@@ -243,9 +258,9 @@ def _named(cell: str) -> tuple[str, str]:
     name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
     unit = _unit((matched["unit"] if matched else None) or "")
     stem, _, last = name.rpartition(" ")
-    symbol = _symbol(last)
+    symbol = last if last in _NO_POWER else _symbol(last)
     if not unit and (
-        symbol in _UNITS or (symbol in _TIME_UNITS and stem not in _POWER_NAMES)
+        symbol in _NO_POWER or symbol in _UNITS or (symbol in _TIME_UNITS and stem not in _POWER_NAMES)
     ):  # "power min" is a least
         name, unit = stem or name, symbol
     return name, unit

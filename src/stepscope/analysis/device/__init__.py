@@ -13,6 +13,7 @@ from stepscope.analysis.device.contract import Board, Cluster, Identity, Rail
 from stepscope.plugins import Discovery, discover
 
 ENTRY_POINTS = "stepscope.boards"
+OTHER_MACHINE = "other_machine"  # the board of a machine that no file describes
 _NOT_BOARDS = frozenset({"contract"})
 _CERTAIN = 2  # a match by device tree or name of the board; below that the rails may know better
 _FEW_RAILS = 2
@@ -40,7 +41,7 @@ def identify(device: dict[str, Any], rails: Collection[str] = (), simulated: str
     if simulated is not None and _file_name(simulated) in known:
         return known[_file_name(simulated)]
     strengths = {name: _strength(board.identity, device) for name, board in known.items()}
-    best = max(known.values(), key=lambda board: (strengths[board.name], board.name == "other_machine"))
+    best = max(known.values(), key=lambda board: (strengths[board.name], board.name == OTHER_MACHINE))
     if strengths[best.name][0] >= _CERTAIN:
         return best
     alike = {name: _rails_in_common(board, rails) for name, board in known.items()}
