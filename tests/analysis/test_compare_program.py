@@ -58,7 +58,7 @@ def test_layers_that_one_side_has_alone_or_larger_are_named_without_what_contain
     comparison = compare([fabricated(tmp_path / "a"), other])
     assert [change.name for change in comparison.program().of("layer")] == ["fc (Linear)", "norm (LayerNorm)"]
     (said,) = comparison.sentences()
-    assert "1 layer more (norm (LayerNorm))" in said
+    assert "1 layer added (norm (LayerNorm))" in said
     assert "other parameters in fc (Linear)" in said
 
 
@@ -74,7 +74,7 @@ def test_runs_without_a_whole_profiled_step_have_layers_compared_alone(tmp_path:
     bare = [fabricate_run(tmp_path / name, steps=20, recorded=lambda _: False) for name in ("a", "b")]
     program = compare(bare).program()
     assert (program.changes, program.calls) == ((), None)
-    assert program.reason == "no step of a side was profiled whole"
+    assert program.reason == "one side has no fully profiled step"
     assert program.sentence("B") == ""
 
 

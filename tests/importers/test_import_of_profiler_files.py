@@ -157,7 +157,7 @@ def test_warm_up_counts_what_the_profiler_skipped_and_leaves_enough(
     ("text", "said"),
     [
         ("", "is empty"),
-        ("hello", "no kind"),
+        ("hello", "unknown format"),
         ("{", "holds no op"),
         ("{}", "holds no op"),
         ("[]", "holds no op"),

@@ -122,20 +122,20 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, real: Re
     def steps_of(settings: Settings) -> StepCost:
         return really_trained(replace(real, changed=asdict(settings)).command(_TIMED), settings.allocator)
 
-    with console.status("the step really runs, with few samples"):
+    with console.status("timing small batches"):
         elsewhere = request.board is not None or request.device != "cpu"
         priced = None if elsewhere else measured_step_time(step, question.batch)
-    with console.status("combinations are simulated"):
+    with console.status("simulating combinations"):
         plan = make_plan(question, priced)
     if priced is not None:
-        with console.status("the plan really runs, with its batch"):
+        with console.status("timing the plan"):
             plan = timed(plan, steps_of)
     if not request.prove or plan.chosen is None or question.limit is None:
         return plan
     if elsewhere:
         raise UsageError("--prove trains on this machine's processor", "run it on the board with --memory")
     settings = plan.chosen.settings
-    with console.status("the plan is proven"):
+    with console.status("running the plan under the limit"):
         proof = prove(replace(real, changed=asdict(settings)).command(3), settings.allocator, question.limit)
     return replace(plan, proof=proof)
 
@@ -197,8 +197,8 @@ def _typed(context: typer.Context, name: str) -> bool:
 def _refuse_for_a_script(device: str, **given: Any) -> None:
     if device != "cpu":
         raise UsageError(
-            f"--device {device}: a script is followed for its process alone, not for a GPU",
-            f"of a GPU: stepscope fit module:function --device {device}, or a workload",
+            f"--device {device}: of a script, fit knows the host memory alone",
+            f"for GPU memory: stepscope fit module:function --device {device}, or a workload",
         )
     said = [f"--{name}" for name, value in given.items() if value]
     if said:
@@ -214,7 +214,7 @@ def _calibration(console: Console, job: Job | None, request: FitRequest) -> Devi
         raise UsageError("--calibrate measures this machine, not a board by name", "run it on the board with --here")
     if job is None:
         return calibration.DeviceCalibration()
-    with console.status("the empty process is measured, once for this environment"):
+    with console.status("measuring the empty process, once for this environment"):
         kept = known_of_device(request.board, request.malloc if request.device == "cpu" else "default", job)
     if request.calibrate:
         kept = calibration.measure_calibration(kept, job)
@@ -254,11 +254,11 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
     from stepscope.footprint.prediction import platform_of, predict_script_fit
 
     def environment(imports: Iterable[str]) -> Environment:
-        with console.status("the empty process is measured, once for these imports"):
+        with console.status("measuring the empty process, once for these imports"):
             return measured_environment(request.malloc, imports)
 
     here = None if request.board is not None else environment
-    typer.echo(f"{request.target} is followed on tensors without numbers: losses it prints now are made up", err=True)
+    typer.echo(f"{request.target} runs on tensors without values: losses that it prints now mean nothing", err=True)
     platform = platform_of(request.board, threads=request.threads)
     return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform)
 
@@ -347,7 +347,7 @@ def probe_and_store(console: Console, question: JobQuestion, real: RealSteps, ke
             ratios.append(round(tried.off, 4))
     if tuple(ratios) != kept.ratios:
         kept_file.save_calibration(replace(kept, ratios=tuple(ratios[-_RATIOS_STORED:])), kept_file.calibration_path())
-        console.print("Some peaks lay outside the prediction: later answers on this device allow for that.")
+        console.print("Some peaks lay outside the predicted interval: later predictions on this device allow for it.")
 
 
 def _print_trial(console: Console, tried: Trial) -> None:

@@ -212,7 +212,7 @@ def import_file(
 def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, options: Options) -> Path:
     """An export of our own: the run that it was made of, without what was sampled."""
     if beside:
-        raise UsageError("a log cannot be laid beside an export of Stepscope", "stepscope meter adds one to a run")
+        raise UsageError("a log cannot be combined with an export of Stepscope", "stepscope meter adds one to a run")
     file = read_own_export(source, options.most_bytes)
     workload = {**(file.meta.get("workload") or {})}
     workload["name"] = options.name or workload.get("name") or source.name.partition(".")[0]
@@ -325,7 +325,7 @@ def _kind(path: Path, given: str | None, columns: tuple[str | None, str | None])
             return kind.name
     if any(columns) and any(mark in line for line in lines[:1] for mark in ",;\t"):
         return "meter-csv"  # a table whose columns the user has named
-    raise UsageError(f"'{path}' is of no kind that is known", f"known: {', '.join(NAMES)}; say which: --kind")
+    raise UsageError(f"'{path}' has an unknown format", f"known: {', '.join(NAMES)}; set it with --kind")
 
 
 def _logs(path: Path, kind: str, clock: Clock) -> list[SensorLog]:
@@ -355,8 +355,8 @@ def _origin(logs: list[SensorLog]) -> int:
 def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
     if logs and not file.has_wall_clock:
         raise UsageError(
-            "the times of this torch.profiler file do not count from 1970, so no log can be laid beside it",
-            "import the two apart, or export the file with torch 2.3 or later",
+            "the times of this torch.profiler file do not count from 1970, so no log can be combined with it",
+            "import them separately, or export the file with torch 2.3 or later",
         )
     if not len(file.events.t0):
         return  # marks of steps alone
@@ -364,7 +364,7 @@ def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
     for log in logs:
         if int(log.t1_ns.max()) < begin or int(log.t0_ns.min()) > end:
             raise UsageError(
-                f"the {log.sensor} log lies at another time: {_span(log.t0_ns.min(), log.t1_ns.max())}, and the "
+                f"the {log.sensor} log does not overlap the trace: {_span(log.t0_ns.min(), log.t1_ns.max())}, and the "
                 f"ops at {_span(begin, end)} (UTC)",
                 "give the zone of stamps that state none (--utc-offset +02:00); of a log that began with the training: "
                 f"--shift {round((begin - int(log.t0_ns.min())) / 1e9)}",

@@ -116,7 +116,7 @@ class OpRecorder:
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
-                self._timed(lambda: self._watched(self._memory.look_around), once=True)
+                self._timed(lambda: self._run_memory_watch(self._memory.look_around), once=True)
             self._timed(lambda: self._open(shapes, memory and not large))
         if layers and self._window is None and self.layers.cost is None:
             self._timed(self.layers.rehearse, once=True)
@@ -297,7 +297,7 @@ class OpRecorder:
             self.event_count.step_of_window_ends()
             self._spans.append(span)
             self._stop_noting_sites()
-            self._watched(self._memory.after_step)
+            self._run_memory_watch(self._memory.after_step)
 
     def mark(self, kind: str) -> None:
         """A backward pass begins, an optimizer updates or a batch was fetched: note which line asked for it."""
@@ -327,7 +327,7 @@ class OpRecorder:
     def called(self, args: Any, kwargs: Any) -> None:
         """An outermost module is called with these."""
         if self.recording:
-            self._watched(lambda: self._memory.called(args, kwargs))
+            self._run_memory_watch(lambda: self._memory.called(args, kwargs))
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """An optimizer is about to step: note whose parameters come in which order."""
@@ -335,7 +335,7 @@ class OpRecorder:
         if not self.recording:
             return
         self.mark("optimizer")
-        self._watched(self._memory.before_optimizer)
+        self._run_memory_watch(self._memory.before_optimizer)
         self._calls.updates.append(self._updates.of(optimizer))
 
     def update_shares(self) -> dict[int, float]:
@@ -483,7 +483,7 @@ class OpRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         if memory:
-            self._watched(self._memory.open)
+            self._run_memory_watch(self._memory.open)
         self._spans, self._calls = [], OptimizerCalls()
         self._updates.window_begins()
         self.event_count.window_begins()
@@ -569,7 +569,7 @@ class OpRecorder:
         if self._spans:
             self.event_count.learn_from_steps()
         if window.memory and rows.labelled is not None and self._spans:
-            self._watched(lambda: self._write_memory(caught, window.tree, watched, rows))
+            self._run_memory_watch(lambda: self._write_memory(caught, window.tree, watched, rows))
 
     def _write_memory(self, caught: Window, roots: Any, watched: Watched, rows: Rows) -> None:
         tree, ops = read_tree(roots, caught.shapes), rows.labelled
@@ -578,7 +578,7 @@ class OpRecorder:
         self.bytes_written += self._writer.memory(part) if len(part) else 0
         write_accesses(self._writer, tree, rows.part, caught)
 
-    def _watched(self, action: Callable[[], None]) -> None:
+    def _run_memory_watch(self, action: Callable[[], None]) -> None:
         """Run an action of the memory watch; a failure ends the watch, and nothing else."""
         if self.plan.memory == "off":
             return

@@ -52,7 +52,7 @@ class Program:
         """Return what differs, or that nothing does; empty where that is not known."""
         said = [*self._layers(), *self._totals(), *self._operators()]
         if said:
-            return f"The step of {letter} is not that of A: {'; '.join(said)}."
+            return f"{letter}'s step differs from A's: {'; '.join(said)}."
         if self.calls is None:
             return ""
         return f"A and {letter} make the same {plural(self.calls, 'operator call')} a step, in the same layers."
@@ -66,8 +66,8 @@ class Program:
             yield f"another model, {number(change.other or 0)} layers (A: {number(change.first or 0)})"
         changes = self.of("layer")
         for verb, kept in (
-            ("more", [change for change in changes if change.first is None]),
-            ("fewer", [change for change in changes if change.other is None]),
+            ("added", [change for change in changes if change.first is None]),
+            ("removed", [change for change in changes if change.other is None]),
         ):
             if kept:
                 yield f"{plural(len(kept), 'layer')} {verb} ({_few([change.name for change in kept])})"
@@ -103,7 +103,7 @@ def program_changes(first: Sequence[Run], other: Sequence[Run]) -> Program:
     sides = [_Calls.of(runs) for runs in (first, other)]
     before, after = sides
     if before is None or after is None:
-        return Program(tuple(layers), reason="no step of a side was profiled whole")
+        return Program(tuple(layers), reason="one side has no fully profiled step")
     changes = (*layers, *_flops(before, after), *_operators(before, after))
     return Program(changes, None if changes else round(float(np.median(after.total))))
 

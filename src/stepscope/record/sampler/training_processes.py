@@ -85,7 +85,7 @@ class TrainingProcesses:
                 self._target.training.discard(process.pid)
         self._alive = [process for process in self._alive if not process.ended]
         begun: Begun = {}
-        for part, header in self._changed():
+        for part, header in self._changed_headers():
             found = self._training(part, header)
             if found is not None and len(self._alive) < MOST:
                 self._alive.append(found)
@@ -93,7 +93,7 @@ class TrainingProcesses:
                 begun |= self._sensors(found)
         return begun
 
-    def _changed(self) -> Iterator[tuple[str, dict[str, object]]]:
+    def _changed_headers(self) -> Iterator[tuple[str, dict[str, object]]]:
         """Number and content of every run.json that is new, or was written again before it had a pid."""
         names = ["0"]
         with contextlib.suppress(OSError):
