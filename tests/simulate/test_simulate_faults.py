@@ -136,6 +136,8 @@ def test_a_board_is_named_with_what_is_wrong_with_it() -> None:
         ("jetson-tx2,average", "states no value"),
         ("jetson-tx2,average=many", "not a number"),
         ("jetson-tx2,stuck=5s+long", "not a length of time"),
+        ("jetson-tx2,stuck=-3s", "begins before the training"),
+        ("jetson-tx2,gain=nan", "for example jetson-tx2,average=76"),
         ("jetson-tx2,repeated=120%", "a share of 1 or more"),
         ("jetson-tx2,", "a comma without a setting"),
         ("jetson-tx2,launch=1ms,launch=2ms", "stated twice"),

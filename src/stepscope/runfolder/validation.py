@@ -350,7 +350,8 @@ def read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
     except FileNotFoundError:
         raise RunNotFound(f"'{path}' holds no run.json", _inside(path)) from None
     except (OSError, ValueError) as error:
-        raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}") from error
+        hint = "bring it back from a copy of the run folder; the Parquet files beside it can be read by themselves"
+        raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}", hint) from error
     if not isinstance(header, dict):
         raise RunDamaged(f"'{path / 'run.json'}' does not hold an object")
     damaged += sorted(places("run.json", dropped))

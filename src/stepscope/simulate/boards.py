@@ -322,6 +322,7 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
             options[option] = 1 + amount if said == "gain" else round(amount) if unit in ("", "s") else amount
         else:
             at, plus, length = value.partition("+")
+            _refuse_text(value.startswith("-"), f"{said}={value} begins before the training")
             faults.append(Fault(said, _number(said, at, "s"), _number(said, length, "s") if plus else None))  # type: ignore[arg-type]
     if faults:
         options["faults"] = tuple(faults)
@@ -334,7 +335,10 @@ def _number(said: str, text: str, unit: str) -> float:
         with contextlib.suppress(ValueError):
             return float(text.strip().removesuffix("x" if unit == "times" else unit))
         raise UsageError(f"{said}={text} of a simulated board is not a number", _EXAMPLE)
-    return parse_amount(f"{said} of a simulated board:", text, unit)
+    try:
+        return parse_amount(said, text, unit)
+    except UsageError as error:
+        raise UsageError(f"{said}={text} of a simulated board: {error}", _EXAMPLE) from None
 
 
 def _refuse_text(wrong: bool, what: str) -> None:
