@@ -78,9 +78,7 @@ MISTAKES = (
     Mistake("run lenet --device cuda", 2, "device 'cuda' is not here: this torch", "--device cpu"),
     Mistake("run lenet --device jetson-tx2", 2, "unknown device 'jetson-tx2'", "--simulate"),
     Mistake("run lenet --simulate tx2", 2, "unknown simulated board 'tx2'", "did you mean jetson-tx2?"),
-    Mistake(
-        "run lenet --period 5", 2, "--period 5: 5 s is longer than most steps", "did you mean --period 5ms?"
-    ),
+    Mistake("run lenet --period 5", 2, "--period 5: 5 s is longer than most steps", "did you mean --period 5ms?"),
     Mistake("run lenet --period soon", 2, "--period soon: not a length of time", "--period 5ms"),
     Mistake("run lenet --record always", 2, "cannot record 'always'", "adaptive, all, none"),
     Mistake("run lenet --threads 0", 2, "--threads 0: must be 1 or more", "--threads 2"),
