@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -108,3 +110,16 @@ def test_without_colour_there_is_no_escape_and_with_it_the_same_words(runs: dict
 def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
     ops: tuple[Any, ...] = (Op("aten::[red]x[/nope]", "layer[0]", "forward", 500),)
     assert "layer[0]" in screen(fabricate_run(tmp_path, ops=ops))
+
+
+def test_the_rate_of_a_layer_leaves_its_update_out_and_the_first_screen_shows_it(tmp_path: Path) -> None:
+    convolution = Op("aten::mkldnn_convolution", "features.0", "forward", 3000, flops=6_000_000, bytes=50_000)
+    ops = (
+        Op("nn.Conv2d", "features.0", "forward", 0, (convolution,)),
+        Op("aten::add_", "features.0", "optimizer", 3000),
+    )
+    run = Run(fabricate_run(tmp_path, ops=ops, residual_us=0))
+    (layer,) = run.layers().filter(pl.col("layer") == "features.0").to_dicts()
+    assert layer["flops_per_s"] == pytest.approx(6e6 / layer["forward_ns"] * 1e9)
+    assert layer["total_ns"] > 1.5 * layer["forward_ns"]
+    assert re.search(r"layers \(\d+\).* update ", screen(run.path))
