@@ -99,9 +99,7 @@ def settings_of(request: RunRequest) -> Settings:
 
     if request.period > _LONGEST_PERIOD_S:
         given = f"{request.period:g}"
-        raise UsageError(
-            f"--period {given}: {given} s is longer than most steps", f"did you mean --period {given}ms?"
-        )
+        raise UsageError(f"--period {given}: {given} s is longer than most steps", f"did you mean --period {given}ms?")
     metering = Metering(characterise=request.characterise, dither=request.dither)
     if request.plug or request.meter_command or request.power_model is not None:
         from stepscope.experiments.single_run import parse_metering

@@ -348,31 +348,27 @@ def _shifted(log: SensorLog, shift_ns: int) -> SensorLog:
 
 def _origin(logs: list[SensorLog]) -> int:
     """A whole second before the first reading: one of 0 W that begins and ends at 0 would be a row of zeros."""
-    first = min(min(log.t0_ns.min(), log.t1_ns.min() - 1) for log in logs)
-    return int(first) // 1_000_000_000 * 1_000_000_000
+    return int(min(min(log.t0_ns.min(), log.t1_ns.min() - 1) for log in logs)) // 1_000_000_000 * 1_000_000_000
 
 
 def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
     if logs and not file.has_wall_clock:
-        raise UsageError(
-            "the times of this torch.profiler file do not count from 1970, so no log can be combined with it",
-            "import them separately, or export the file with torch 2.3 or later",
-        )
+        said = "the times of this torch.profiler file do not count from 1970, so no log can be combined with it"
+        raise UsageError(said, "import them separately, or export the file with torch 2.3 or later")
     if not len(file.events.t0):
         return  # marks of steps alone
     begin, end = int(file.events.t0.min()), int(file.events.t1.max())
     for log in logs:
-        if int(log.t1_ns.max()) < begin or int(log.t0_ns.min()) > end:
-            raise UsageError(
-                f"the {log.sensor} log does not overlap the trace: {_span(log.t0_ns.min(), log.t1_ns.max())}, and the "
-                f"ops at {_span(begin, end)} (UTC)",
-                "give the zone of stamps that state none (--utc-offset +02:00); of a log that began with the training: "
-                f"--shift {round((begin - int(log.t0_ns.min())) / 1e9)}",
-            )
+        first, last = int(log.t0_ns.min()), int(log.t1_ns.max())
+        if last < begin or first > end:
+            said = f"the {log.sensor} log does not overlap the trace: {_span(first, last)}, and the ops at "
+            shift = f"of a log that began with the training: --shift {round((begin - first) / 1e9)}"
+            hint = f"give the zone of stamps that state none (--utc-offset +02:00); {shift}"
+            raise UsageError(f"{said}{_span(begin, end)} (UTC)", hint)
 
 
-def _span(t0_ns: Any, t1_ns: Any) -> str:
-    begin, end = (np.datetime64(int(t) // 1_000_000_000, "s") for t in (t0_ns, t1_ns))
+def _span(t0_ns: int, t1_ns: int) -> str:
+    begin, end = (np.datetime64(t // 1_000_000_000, "s") for t in (t0_ns, t1_ns))
     return f"{begin} to {end}"
 
 
