@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 Clock = Callable[[], int]
+PERIOD_NS = 10_000_000  # of the sampler, where no other is asked for
 monotonic_ns: Clock = time.monotonic_ns
 _unix_ns: Clock = time.time_ns
 _boottime_ns: Clock | None = None

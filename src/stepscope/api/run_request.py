@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.clock import PERIOD_NS
 from stepscope.record.settings import LEAST_DISK
 from stepscope.request import REQUIRED, Request, option
 
@@ -56,7 +57,7 @@ class RunRequest(Request):
         "default", "C allocator: default, pinned (glibc's mmap threshold: smaller, slower) or tcmalloc.", advanced=True
     )
     period: float = option(
-        "10ms",
+        f"{PERIOD_NS / 1e6:g}ms",
         "Period of the sampler, for example 10ms, 5ms or 1ms.",
         above=0,
         unit="s",

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import stepscope
+from stepscope.clock import PERIOD_NS
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.integrations._library import Listener, listen, try_call
 from stepscope.record.boundary import Boundary
@@ -43,7 +44,7 @@ class TrainingRun:
     def __init__(self, **options: Any) -> None:
         parse_schedule(options.get("record", "adaptive"))
         parse_memory(options.get("memory", "off"))
-        if sampling_period_ns(options.get("period", 0.01), options.get("period_ms")) < 1_000_000:
+        if sampling_period_ns(options.get("period", PERIOD_NS / 1e9), options.get("period_ms")) < 1_000_000:
             raise UsageError("the sampling period must be 1 ms or more", 'for example period="5ms"')
         stepscope.profile(None, **options)  # what is refused is refused here, not after an hour of preparation
         self._options = options

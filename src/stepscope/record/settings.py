@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepscope.clock import PERIOD_NS
 from stepscope.errors import UsageError
 from stepscope.record.sensors.contract import Meter
 from stepscope.request import parse_amount
@@ -33,7 +34,7 @@ class Settings:
     name: str = "loop"
     record: str | Schedule = "adaptive"
     memory: str = "auto"  # steps whose allocations are recorded, see `schedule.MEMORY_CHOICES`
-    period_ns: int = 10_000_000
+    period_ns: int = PERIOD_NS
     steps_from: str = "calls"
     optimizer_steps_per_step: int | None = None
     samples_per_step: int | None = None

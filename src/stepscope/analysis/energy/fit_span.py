@@ -17,11 +17,11 @@ import polars as pl
 from stepscope.analysis.energy.attribution import Attribution
 from stepscope.analysis.result_cache import once_a_run
 from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup, steps_made
+from stepscope.clock import PERIOD_NS
 from stepscope.runfolder import RunReader
 
 MOST_READINGS = 50_000  # of a rail: 8 minutes at 10 ms
 MOST_PIECES = 3_000_000  # of self time, filled-in steps among them
-_USUAL_PERIOD_NS = 10_000_000
 _MARGIN_NS = 2_000_000_000  # of readings before the first and after the last step
 
 
@@ -56,7 +56,7 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
     profiled = profiled_steps(run)
     if steps.is_empty() or profiled.is_empty():
         return None
-    period_ns = float((run.meta.get("sampler") or {}).get("period_ns") or _USUAL_PERIOD_NS)
+    period_ns = float((run.meta.get("sampler") or {}).get("period_ns") or PERIOD_NS)
     rows = int(run.scan_ops().select(pl.len()).collect().item())
     step_ns = max(float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / steps_made(run)), 1.0)
     most = max(min(MOST_READINGS * period_ns / step_ns, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stepscope.clock import PERIOD_NS
 from stepscope.record.boundary import is_ours
 from stepscope.record.processes.children import join_children, when_imported
 
@@ -349,7 +350,7 @@ class Orders:
     name: str
     record: str = "adaptive"
     memory: str = "auto"
-    period_ns: int = 10_000_000
+    period_ns: int = PERIOD_NS
     optimizer_steps_per_step: int | None = None
     samples_per_step: int | None = None
     threads: int | None = None

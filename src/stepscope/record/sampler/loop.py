@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import stepscope
-from stepscope.clock import Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
+from stepscope.clock import PERIOD_NS, Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
 from stepscope.privacy import without_secrets
@@ -234,7 +234,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--pid", type=int, required=True, help="process that trains, or starts those that do")
     parser.add_argument("--starter", type=int, help="process that started this one, which then leaves its family")
-    parser.add_argument("--period-ns", type=int, default=10_000_000)
+    parser.add_argument("--period-ns", type=int, default=PERIOD_NS)
     parser.add_argument("--root", type=Path, default=Path(os.environ.get("STEPSCOPE_ROOT") or "/"))
     parser.add_argument("--cpu", type=int, help="core to run on")
     parser.add_argument("--dither", action=on_or_off, default=True, help="spread the deadlines over the period")

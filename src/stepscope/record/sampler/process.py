@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import stepscope
+from stepscope.clock import PERIOD_NS
 from stepscope.errors import SamplerFailed
 from stepscope.liveness import is_running, start_time
 from stepscope.record.sensors.contract import content
@@ -95,7 +96,7 @@ class Sampler:
 
 def start_sampler(
     run: str | Path,
-    period_ns: int = 10_000_000,
+    period_ns: int = PERIOD_NS,
     root: str | Path | None = None,
     cpu: int | None = None,
     timeout_s: float = 30.0,
