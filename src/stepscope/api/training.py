@@ -13,7 +13,6 @@ import stepscope
 from stepscope import workloads
 from stepscope.analysis.summary import write_summary
 from stepscope.api.requests import RunRequest
-from stepscope.clock import PERIOD_NS
 from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
@@ -44,7 +43,7 @@ def measure(
     seed: int = 0,
     record: str | Schedule = "adaptive",
     memory: str = "auto",
-    period: float | str = PERIOD_NS / 1e9,
+    period: float | str = 0.01,
     period_ms: float | None = None,
     plugs: Sequence[str] = (),
     meter_commands: Sequence[str] = (),

@@ -14,7 +14,6 @@ from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import stepscope
-from stepscope.clock import PERIOD_NS
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.boundary import fault_text, is_ours
 from stepscope.record.facts import status_of
@@ -167,7 +166,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
         record: str | Schedule = "adaptive",
         schedule: Schedule | None = None,
         memory: str = "auto",
-        period: float | str = PERIOD_NS / 1e9,
+        period: float | str = 0.01,
         period_ms: float | None = None,
         steps: str = "calls",
         samples: int | None = None,
