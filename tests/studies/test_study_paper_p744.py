@@ -205,6 +205,21 @@ def test_what_training_a_part_loses_and_saves_is_judged_by_both_intervals() -> N
     assert next(of for name, of in harder.items() if name.startswith("figure 12"))[0] == HOLDS
 
 
+def test_the_drop_of_a_hard_set_is_judged_for_the_projects_code_and_for_its_words() -> None:
+    rows = (
+        ("all", 5, 100.0, 43.0, 42.0, 44.0, 1.0, 1.0, 1.0, 9.0, None),
+        ("filters 20 %", 5, 20.0, 41.0, 40.0, 42.0, 1.0, 1.0, 1.0, 9.0, None),
+        ("cumulative 20 %", 5, 20.0, 31.0, 30.0, 32.0, 1.0, 1.0, 1.0, 9.0, None),
+    )
+    parts = Findings("p", "", (_table("ways", (*WAY_COLUMNS, "unbeaten in"), *rows),), notes=("data: cifar-10",))
+    said = verdicts({"heap": heap_findings(PaperP744(), results()), "figure-11": parts})
+    judged = {name: of[0] for name, of in said.items() if name.startswith("figure 11")}
+    assert {name.partition("(")[2]: verdict for name, verdict in judged.items()} == {
+        "filters 20 %, as it describes)": FAILS,
+        "cumulative 20 %, as its code does)": HOLDS,
+    }
+
+
 def test_options_of_measuring_plans_are_refused_where_nothing_is_measured() -> None:
     with pytest.raises(UsageError, match="--import belongs to a plan that measures"):
         PaperP744(import_=Path("tables"))

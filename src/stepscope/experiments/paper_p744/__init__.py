@@ -97,8 +97,8 @@ class PaperP744(StudyRequest):
         }  # fmt: skip
         if self.plan_ == "night":
             found["figure-11"] = PartialTraining(
-                workload="resnet18-c32", ways=("all", "filters", "layers"), fractions=(0.2, 0.4), data=self.data,
-                time_limit=6 * 3600.0, **shared,
+                workload="resnet18-c32", ways=("all", "filters", "cumulative", "layers"), fractions=(0.2, 0.4),
+                data=self.data, time_limit=6 * 3600.0, **shared,
             )  # fmt: skip
         return found
 

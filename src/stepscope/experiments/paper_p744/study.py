@@ -350,9 +350,10 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
         ("figure-12", "figure 12", "transfer: training 20 or 60 % of the filters loses much", "a significant drop"),
     ):
         part = found.get(name)
-        ways = [row["way"] for row in _rows(part, "ways") if row["way"].startswith("filters")]
+        ways = [row["way"] for row in _rows(part, "ways") if row["way"].startswith(("filters", "cumulative"))]
         for way in ways:
-            loss = _loses(part, where, f"{subject} ({way})", printed, way, 5.0)
+            as_is = "as its code does" if way.startswith("cumulative") else "as it describes"
+            loss = _loses(part, where, f"{subject} ({way}, {as_is})", printed, way, 5.0)
             opposite = {HOLDS: FAILS, FAILS: HOLDS}.get(loss.verdict, loss.verdict)
             yield replace(loss, verdict=opposite)
         if not ways:
