@@ -93,7 +93,7 @@ def _time_of_energy(run: Run, scope: str) -> str:
     readings = run.samples("power", exact=True).filter(scope=scope).sort("t0_ns")
     middle = (readings["t0_ns"] + readings["t1_ns"]).to_numpy() / 2
     growth = integrate_power(middle, readings["value"].cast(pl.Float64).fill_null(float("nan")).to_numpy())
-    covered, whole = float(growth.covered_ns[-1]), float(middle[-1] - middle[0])
+    covered, whole = float(growth.covered_ns[-1]) if len(growth.t_ns) else 0.0, float(middle[-1] - middle[0])
     if covered >= _NEARLY_ALL * whole:
         return "from the first reading to the last"
     return f"in {duration(covered)} of the {duration(whole)}: in the rest readings are missing"

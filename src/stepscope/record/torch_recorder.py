@@ -147,7 +147,7 @@ class TorchRecorder:
     def after_step(self, span: StepSpan) -> None:
         """A profiled step has ended."""
         assert self._ops is not None
-        self._ops.after_step(replace(span, inputs=hash(frozenset(self._inputs))))
+        self._ops.after_step(replace(span, inputs=hash(frozenset(self._inputs)) if self._inputs else 0))
         if not self._anew:
             self._evaluated_first = 0
 

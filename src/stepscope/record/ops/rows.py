@@ -89,7 +89,7 @@ class ShapeBook:
                 self._known[key] = self._alike[alike] = costs = _costs(raw, rows.name[ops], rows.texts)
                 self._of_calls.setdefault(span.inputs, _CallCosts()).learn(rows.name[ops], rows.module[ops], *costs)
             found = self._known.get(key)
-            if found is None and span.inputs in self._of_calls:
+            if found is None and span.inputs and span.inputs in self._of_calls:
                 found = self._of_calls[span.inputs].look_up(rows.name[ops], rows.module[ops])
             if found is None and alike in self._alike:
                 found = self._alike[alike]
@@ -307,7 +307,10 @@ assert max(NO_MODULE, NO_PARENT, NOT_KNOWN) < 0  # which a part has for null
 
 @dataclass(frozen=True)
 class StepSpan:
-    """A profiled step; times in ns of the monotonic clock; inputs: a hash of what models were called with."""
+    """A profiled step; times in ns of the monotonic clock; inputs: a hash of the shapes that models were called with.
+
+    0 where nothing is known of them.
+    """
 
     step: int
     t0_ns: int
