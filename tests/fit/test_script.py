@@ -75,7 +75,7 @@ def test_a_larger_batch_of_the_evaluation_decides_and_the_whole_program_is_follo
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("assert torch.rand(1).item() < 1\n{evaluation}", "AssertionError"),  # numbers are made up
+        ("if torch.rand(1).item() >= 1:\n    raise ValueError\n{evaluation}", "ValueError"),  # numbers are made up
         ("import io\nio.FileIO('raw', 'w')\n{evaluation}", "a way that is not answered for"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_loop_without_an_end_in_which_nothing_is_evaluated_is_likely_known(
 
 
 def test_a_part_of_a_script_that_is_too_large_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "for _ in range(3):\n    update(*data[:32])\nassert torch.rand(1).item() < 1\n"
+    body = "for _ in range(3):\n    update(*data[:32])\nif torch.rand(1).item() >= 1:\n    raise ValueError\n"
     found = answered(tmp_path, monkeypatch, body, "10MB")
     assert (found.verdict, found.fits, found.at_least) == ("does not fit", False, True)
 

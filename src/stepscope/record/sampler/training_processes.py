@@ -117,8 +117,8 @@ class TrainingProcesses:
     def _training(self, part: str, header: dict[str, object]) -> _Process | None:
         """The process of a part; None where it is the watched one, has ended, or its number is another's by now."""
         pid = header.get("pid")
-        if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
-            return None
+        if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0 or pid == header.get("launcher_pid"):
+            return None  # nothing trains yet: whoever started it stands there until then
         self._seen[part] = pid
         if pid == self._target.pid or pid in self._target.training:
             return None
