@@ -21,7 +21,6 @@ from stepscope.record.plan import Plan
 from stepscope.record.settings import Settings
 from stepscope.runfolder import RunWriter
 
-FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
 Loss = float | Callable[[], float | None] | None  # what reads it later, from an accelerator; None: not said
 Ended = tuple[int, Loss]  # when a step ended, and its loss
 

@@ -19,9 +19,10 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.boundary import Boundary, Undisturbed
-from stepscope.record.framework import FLUSH_EVERY_NS, Ended
+from stepscope.record.framework import Ended
 from stepscope.record.listeners import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED, Listener
 from stepscope.record.sample_count import batch_size, telling_tensor
+from stepscope.record.settings import FLUSH_EVERY_NS
 
 _ALIKE = 2  # steps in a row, before the next ones are only looked at; more after each disappointment
 _MOST_ALIKE = 64

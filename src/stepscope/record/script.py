@@ -22,10 +22,9 @@ from stepscope.errors import StepscopeError, no_script
 from stepscope.liveness import identity
 from stepscope.privacy import redacted
 from stepscope.record.allocators import child_environment
-from stepscope.record.framework import FLUSH_EVERY_NS
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
-from stepscope.record.settings import Settings, check_settings
+from stepscope.record.settings import FLUSH_EVERY_NS, Settings, check_settings
 from stepscope.record.signals import signals_passed_on
 from stepscope.runfolder import RunWriter
 

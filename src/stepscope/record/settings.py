@@ -13,6 +13,8 @@ from stepscope.errors import UsageError
 from stepscope.record.sensors.contract import Meter
 from stepscope.request import parse_amount
 
+FLUSH_EVERY_NS = 500_000_000  # between two times that steps are brought to the disk: what a kill may cost
+
 
 @dataclass(frozen=True)
 class Metering:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from stepscope.record.framework import FLUSH_EVERY_NS, Loss
+from stepscope.record.framework import Loss
+from stepscope.record.settings import FLUSH_EVERY_NS
 from stepscope.runfolder import RunWriter
 
 _KEPT = 512  # that can still be joined
