@@ -44,7 +44,7 @@ def main(folder: Path, out: Path, steps: str = "600", minutes: str = "1") -> Non
     front = (HERE.parent / "index.md").read_text(encoding="utf-8")
     shown = "\n".join(["```text", *lines, "```"])
     front = re.sub(r"```text\n.*?```", lambda _: shown, front, count=1, flags=re.DOTALL)
-    front = re.sub(r"\*\*[\d.]+ \w+ a step.*?\n\n", lambda _: f"{_summary(path)}\n\n", front, count=1, flags=re.DOTALL)
+    front = re.sub(_SUMMARY, lambda _: f"{_summary(path)}\n\n", front, count=1, flags=re.DOTALL)
     (out / "index.md" if out != HERE else HERE.parent / "index.md").write_text(front, encoding="utf-8")
 
 
@@ -65,6 +65,9 @@ def _picture(page: Path, png: Path) -> None:
     Image.open(png).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(png, optimize=True)
 
 
+_SUMMARY = r"One training step of LeNet takes \*\*.*?\n\n"
+
+
 def _summary(path: Path) -> str:
     """The first paragraph of the docs: the step, where it goes, and what there is to gain."""
     run = stepscope.Run(path)
@@ -72,14 +75,14 @@ def _summary(path: Path) -> str:
     shares = {row["phase"]: percent(row["share"], 0) for row in run.phases().iter_rows(named=True)}
     layer = run.layers().row(0, named=True)
     gain = re.search(r"(\w+): .*?, ([\d.]+) % \[", what_to_change(run).sentence)
+    machine = f"{machine_name(run)} {'virtual machine' if run.device.get('virtual_machine') else 'machine'}"
     text = (
-        f"**{figure_text(step).replace('/step', ' a step')}**, {shares['forward']} of it forward, "
-        f"{shares['backward']} backward, {percent(layer['share'], 0)} in one layer (`{layer['layer']}`, "
-        f"`{short_source(layer['source'])}`)"
-        + (f", and {float(gain[2]):.0f} % to be gained with `{gain[1]}`, measured" if gain else "")
-        + f": what one training step of LeNet costs on {os.cpu_count()} cores of an {machine_name(run)} "
-        f"{'virtual machine' if run.device.get('virtual_machine') else 'machine'}, and what to do about it. "
-        "Stepscope says the same of your training on your device, and joules where a power sensor answers."
+        f"One training step of LeNet takes **{figure_text(step).replace('/step', '')}** on {os.cpu_count()} cores "
+        f"of an {machine}: "
+        f"{shares['forward']} of it forward, {shares['backward']} backward, {percent(layer['share'], 0)} in one layer "
+        f"(`{layer['layer']}`, `{short_source(layer['source'])}`). "
+        + (f"`{gain[1]}` would save {float(gain[2]):.0f} %, measured. " if gain else "")
+        + "Stepscope says the same of your training on your device, and joules where there is a power sensor."
     )
     return textwrap.fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
 

@@ -306,4 +306,4 @@ def test_a_script_is_not_answered_for_a_gpu(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
     assert main(["fit", "train.py", "--memory", "8GB", "--device", "cuda"]) == 2
-    assert "for its process alone, not for a GPU" in capsys.readouterr().err
+    assert "of a script, fit knows the host memory alone" in capsys.readouterr().err

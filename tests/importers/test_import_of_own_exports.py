@@ -115,7 +115,7 @@ def test_a_changed_export_is_refused_and_leaves_nothing(was: str, now: str, tmp_
 
 def test_a_log_beside_it_is_refused(tmp_path: Path) -> None:
     path = exported(fabricate_run(tmp_path / "a"), tmp_path)
-    with pytest.raises(UsageError, match="beside an export"):
+    with pytest.raises(UsageError, match="combined with an export"):
         import_file(path, [path], out=tmp_path / "b")
 
 
