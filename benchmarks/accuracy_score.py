@@ -39,7 +39,7 @@ def true_energy(run: Any, truth: Any, rail: str) -> pl.DataFrame:
     """True energy per step, J, of each op's own time (name, module, phase) and of the time between."""
     steps = run.steps.slice(run.warmup_steps)
     ops = run.ops.filter(pl.col("step") >= steps["step"][0])
-    own = truth.own_energy(
+    own = truth.self_energy(
         rail,
         ops["t0_ns"].to_numpy(),
         ops["t1_ns"].to_numpy(),

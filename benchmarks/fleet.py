@@ -24,7 +24,7 @@ from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import Hosts, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import running_pid
-from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch, fleet_sweep
+from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch, fleet_sweep
 from stepscope.experiments.suite.plan import Rules
 
 BOARD = "bench"

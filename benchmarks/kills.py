@@ -192,7 +192,7 @@ TICKS = 10
 
 def counting_sensor(sensor: str) -> Any:
     """A sensor that gives 1, 2, 3 and the same below zero: what is invented shows."""
-    from stepscope.record.sensors.contract import Channel, Found
+    from stepscope.record.sensors.contract import Channel, OpenSensor
 
     count = [0]
 
@@ -201,7 +201,7 @@ def counting_sensor(sensor: str) -> Any:
         return [float(count[0]), -float(count[0])]
 
     channels = tuple(Channel(f"{sensor}.{n}", sensor, "power", "W", "gauge", "device", "-") for n in ("up", "down"))
-    return Found(channels, read, lambda: None)
+    return OpenSensor(channels, read, lambda: None)
 
 
 def sample(folder: Path, say: Say) -> None:
@@ -448,9 +448,9 @@ def look_at_whole_study(folder: Path) -> list[str]:
 
 
 def _local_store(folder: Path) -> Any:
-    from stepscope.store import open_place
+    from stepscope.store import open_store
 
-    return open_place(folder / "store")
+    return open_store(folder / "store")
 
 
 def two_runs(folder: Path) -> None:

@@ -39,9 +39,9 @@ spent()
 """
 _STORE = """
 import resource, sys, time
-from stepscope.store import listed, open_place
+from stepscope.store import listed, open_store
 began, wall = time.process_time(), time.perf_counter()
-assert len(listed(open_place(sys.argv[1]))) == int(sys.argv[2])
+assert len(listed(open_store(sys.argv[1]))) == int(sys.argv[2])
 print(time.process_time() - began, time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -86,11 +86,11 @@ def _fill(runs: Path, count: int) -> None:
 
 def _fill_store(store: Path, count: int) -> None:
     from stepscope.store import manifest as manifests
-    from stepscope.store import open_place
+    from stepscope.store import open_store
     from stepscope.store.index import FOLDER, write_index
     from stepscope.store.manifest import FileEntry, Manifest
 
-    place = open_place(store)
+    opened = open_store(store)
     (store / FOLDER).mkdir(parents=True, exist_ok=True)
     for number in range(count):
         facts: dict[str, str | int | float | bool | None] = {
@@ -102,7 +102,7 @@ def _fill_store(store: Path, count: int) -> None:
         files = (FileEntry("run.json", 2, f"{number:064x}"),)
         name, content = manifests.to_file(Manifest(f"20260101T000000Z-lenet-{number:06x}", files, facts, (), 0.0, 0))
         (store / FOLDER / name).write_bytes(content)
-    write_index(place)
+    write_index(opened)
 
 
 def _looks(script: str, folder: Path, count: int) -> list[tuple[float, float, int]]:

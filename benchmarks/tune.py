@@ -28,7 +28,7 @@ from stepscope.analysis.results import Findings
 from stepscope.experiments.tune import TuneRequest
 from stepscope.experiments.tune.arms import process_interval, ratio_interval
 from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.process import LastingPlace, Place, PlaceEnded
+from stepscope.experiments.tune.process import RestartingTraining, TrainingEnded, TrainingProcess
 from stepscope.files import replaced
 from stepscope.record.device import describe_device
 
@@ -86,8 +86,10 @@ class Target:
         self.known: dict[str, Change] = offered(self.facts)
         self.changes = [change for change in wanted(self.known.values(), "time", (), ()) if not change.refused]
 
-    def _open(self, name: str, environment: dict[str, str], at_start: Sequence[str]) -> Place | LastingPlace:
-        kind = LastingPlace if "script" in self._orders else Place
+    def _open(
+        self, name: str, environment: dict[str, str], at_start: Sequence[str]
+    ) -> TrainingProcess | RestartingTraining:
+        kind = RestartingTraining if "script" in self._orders else TrainingProcess
         return kind(self._orders, self._folder / f"{name}.txt", environment, at_start)
 
     def couple(self, names: Sequence[str]) -> list[float]:
@@ -104,7 +106,7 @@ class Target:
             for place in places:
                 place.close()
 
-    def _turn(self, places: Sequence[Place | LastingPlace], live: Sequence[str], turn: int) -> float:
+    def _turn(self, places: Sequence[TrainingProcess | RestartingTraining], live: Sequence[str], turn: int) -> float:
         steps = max(2, min(_MOST_STEPS, math.ceil(_TURN_S / self.facts["step_s"])))
         warmup = max(3, min(20, math.ceil(1.0 / self.facts["step_s"]))) if turn == 0 else 1
         sides = [(places[0], []), (places[1], list(live))]
@@ -161,7 +163,7 @@ def _measure(target: Target, found: Answer, name: str, couples: int, keep: Calla
     while name not in found.failed and len(found.truth.get(name, ())) < couples:
         try:
             measured = target.couple([name])
-        except PlaceEnded as error:
+        except TrainingEnded as error:
             found.failed[name] = str(error)
         else:
             found.truth.setdefault(name, []).append(measured)

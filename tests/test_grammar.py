@@ -171,7 +171,7 @@ def test_a_function_of_a_module_is_run_and_tuned_as_a_script_that_trains_it(
     (tmp_path / "mine.py").write_text("")
     monkeypatch.chdir(tmp_path)
     orders = TuneRequest("mine:training", batch=16).orders()
-    assert Path(orders["script"]).name == "own_training.py"
+    assert Path(orders["script"]).name == "user_training.py"
     assert orders["arguments"] == ["mine:training", "16"]
     assert TuneRequest("mine:training").subject == "mine-training"
     asked: list[object] = []

@@ -87,7 +87,7 @@ def test_a_push_leaves_out_what_is_to_be_left_out_and_changes_nothing_here(tmp_p
     assert (run / "run.json").read_bytes() == before
     assert [path.name for path in run.parent.iterdir() if path != alive] == [run.name]
     assert alive.exists()
-    (pulled,) = store.pull(store.open_place(place), [run.name], tmp_path / "pulled")
+    (pulled,) = store.pull(store.open_store(place), [run.name], tmp_path / "pulled")
     assert not RunReader(pulled).damaged
     assert RunReader(pulled).steps.equals(RunReader(run).steps)
     assert RunReader(pulled).ops.height == RunReader(run).ops.height > 0
@@ -97,7 +97,7 @@ def test_a_push_redacts_the_parts_of_other_processes_too(tmp_path: Path) -> None
     run = planted(tmp_path / "runs")
     rank = run / "ranks/1/run.json"
     rank.write_text(json.dumps({**json.loads(rank.read_text()), "argv": ["train.py", "--api-key", "hunter2"]}))
-    store.push(store.open_place(tmp_path / "store"), [run])
+    store.push(store.open_store(tmp_path / "store"), [run])
     assert found_in(tmp_path / "store", "hunter2") == []
 
 
@@ -214,7 +214,7 @@ def test_what_an_earlier_version_wrote_of_a_failure_is_redacted_where_it_is_read
     assert exit_code(["report", str(run), "--html", "--out", str(page)]) == 0
     assert SECRET not in capsys.readouterr().out
     assert found_in(page, SECRET) == []
-    store.push(store.open_place(place), [run])
+    store.push(store.open_store(place), [run])
     assert found_in(place, SECRET) == []
     assert RunReader(run).damaged == []
     assert (run / "events.jsonl").read_text().splitlines()[:-1] == before[:-1], "what has no secret stays"
@@ -242,14 +242,14 @@ def test_no_file_of_an_experiment_has_the_secrets_of_a_script_s_arguments(tmp_pa
     )
     folder = tmp_path / "tune"
     for _ in range(2):  # the second goes on
-        findings, _ = _answer(request, FakeTraining({"channels_last": 0.8}).open_place, folder, False, apart=True)
+        findings, _ = _answer(request, FakeTraining({"channels_last": 0.8}).open_training, folder, False, apart=True)
     assert {"study.json", "findings.json", "page.html"} <= {path.name for path in folder.iterdir()}
     assert found_in(folder, SECRET) == []
     assert "--password '[redacted]'" in findings.command
     stored = json.loads((folder / "study.json").read_text())
     stored["settings"]["arguments"] = list(ARGUMENTS)  # as an earlier version wrote them
     (folder / "study.json").write_text(json.dumps(stored))
-    _answer(request, FakeTraining({"channels_last": 0.8}).open_place, folder, False, apart=True)
+    _answer(request, FakeTraining({"channels_last": 0.8}).open_training, folder, False, apart=True)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_run_that_another_tool_wrote_with_secrets_is_read_and_pushed_without(t
     (run / "sources.json").write_text(json.dumps({"step": 1, "sources": [f"/x/{token}.py:8"], "rows": rows}))
     assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).sources.to_dicts())
     assert RunReader(run).sources["name"].to_list() == ["aten::mm"]
-    store.push(store.open_place(place), [run])
+    store.push(store.open_store(place), [run])
     assert found_in(place, SECRET) == []
     assert not RunReader(run).damaged
 
@@ -377,7 +377,7 @@ def test_a_file_of_any_size_and_name_that_says_a_secret_is_not_pushed(tmp_path: 
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(b"x" * (9 << 20) + b' "password": "Q4711Zabc"\n' + b"x" * (1 << 20))
     (run / "plain.txt").write_text("nothing")
-    store.push(store.open_place(place), [run])
+    store.push(store.open_store(place), [run])
     assert found_in(place, SECRET) == []
     assert (run / name).exists()
 
@@ -436,7 +436,7 @@ def test_what_nobody_can_look_into_is_not_pushed_and_the_rest_is(
     assert Path(name).name not in there
     assert there >= {"report.html", "trace.json.gz", "trace.pftrace.gz", "run.json"}
     assert (run / name).exists()
-    (pulled,) = store.pull(store.open_place(place), [run.name], tmp_path / "pulled")
+    (pulled,) = store.pull(store.open_store(place), [run.name], tmp_path / "pulled")
     assert RunReader(pulled).ops.equals(RunReader(run).ops)
     assert RunReader(pulled).part_folders
 
@@ -445,7 +445,7 @@ def test_a_packed_file_that_says_a_secret_is_read_and_nothing_beside_the_run_is_
     run, place = fabricate_run(tmp_path / "runs"), tmp_path / "store"
     (run / "trace.pftrace.gz").write_bytes(gzip.compress(b"\0" * (9 << 20) + b'"password": "Q4711Zabc"'))
     (run / "report.html").write_text("<p>nothing</p>")
-    (pushed,) = store.push(store.open_place(place), [run])
+    (pushed,) = store.push(store.open_store(place), [run])
     assert pushed.left == ("report.html", "trace.pftrace.gz")
     assert not [*place.rglob("*.html"), *place.rglob("*.gz")]
 
@@ -460,15 +460,15 @@ def test_a_secret_is_found_in_a_file_wherever_it_lies(text: str) -> None:
 def test_a_page_that_says_a_secret_stays_where_it_is_when_its_run_is_pushed(tmp_path: Path, said: str) -> None:
     run, place = fabricate_run(tmp_path / "runs"), tmp_path / "store"
     (run / "report.html").write_text("<p>nothing</p>")
-    store.push(store.open_place(place), [run])
+    store.push(store.open_store(place), [run])
     assert [path.name for path in place.rglob("report.html")] == ["report.html"]
     header = json.loads((run / "run.json").read_text())
     if "hunter" in said:  # the page is of an earlier version, as is the command line
         (run / "run.json").write_text(json.dumps({**header, "argv": ["train.py", "--password", "hunter4711Z"]}))
     (run / "report.html").write_text(f"<p><span>{said}")
     for _ in range(2):  # the second finds the command line redacted
-        store.push(store.open_place(place), [run])
-        store.collect(store.open_place(place), 0)
+        store.push(store.open_store(place), [run])
+        store.collect(store.open_store(place), 0)
         assert found_in(place, "4711Z") == []
     assert "4711Z" in (run / "report.html").read_text()
     assert not RunReader(run).damaged

@@ -18,7 +18,7 @@ from stepscope.record.sampler import rows as row_files
 from stepscope.record.sampler.loop import AFTER_NS, PartPacking, part_bytes
 from stepscope.record.sampler.rows import EventLog, PartTurn, RowFile
 from stepscope.record.sampler.stream import Stream
-from stepscope.record.sensors.contract import Channel, Found, Target
+from stepscope.record.sensors.contract import Channel, OpenSensor, Target
 from stepscope.runfolder import RunReader, RunWriter, keep
 from stepscope.runfolder.pack import pack
 
@@ -36,7 +36,7 @@ class Clocked:
         self.turn = PartTurn(run / "samples", self.clock, most_bytes)
         channel = Channel("counting.up", self.NAME, "energy", "J", "counter", "device", "-")
         (run / "channels.json").write_text(json.dumps({"channels": [asdict(channel)]}))
-        found = Found((channel,), self._read, lambda: None)
+        found = OpenSensor((channel,), self._read, lambda: None)
         file = RowFile(run / "samples" / "counting.rows", 1, self.turn)
         events = EventLog(run / "events.jsonl", self.clock)
         self.stream = Stream(self, found, Target(1, clock=self.clock), run, file, events, _PERIOD)

@@ -205,8 +205,8 @@ def redacted(words: Iterable[str]) -> list[str]:
         elif before in ("-p", "-P") and users and _is_password(word):  # -u me -p X
             found.append(REDACTED)
         else:
-            said = f"{name}={_brief_value(name, value)}" if equals else _brief_value(before, word)
-            found.append(redacted_text(said))
+            text = f"{name}={_brief_value(name, value)}" if equals else _brief_value(before, word)
+            found.append(redacted_text(text))
             option = word.startswith("-") and not equals
             secret, several = option and _is_secret(word), option and _is_several(word)
     return found

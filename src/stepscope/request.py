@@ -138,13 +138,13 @@ class Parameter:
     def _filled(self, text: str, parts: list[str]) -> Iterator[int]:
         """`1,2,8`, and `1,2,4,...,256`, which goes on by the same factor or difference."""
         found: list[int] = []
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if part != "...":
                 found.append(self._bounded(part, self._single(part)))
                 continue
-            if len(found) < 2 or place + 1 >= len(parts):
+            if len(found) < 2 or index + 1 >= len(parts):
                 raise UsageError(f"{self.flag} {text}: '...' goes between numbers", f"{self.flag} 1,2,4,...,256")
-            found += _between(found[-2], found[-1], self._single(parts[place + 1]))
+            found += _between(found[-2], found[-1], self._single(parts[index + 1]))
         yield from found
 
     def _single(self, value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.energy.power_sources import integrate_power, seen_refresh_ns
+from stepscope.analysis.energy.power_sources import integrate_power, observed_refresh_ns
 
 MS = 1e6
 T = (np.arange(300) * 100 * MS).astype(np.float64)
@@ -13,16 +13,16 @@ T = (np.arange(300) * 100 * MS).astype(np.float64)
 
 def test_a_gauge_that_moves_once_a_second_is_seen_to() -> None:
     watts = (9.0 + (np.arange(300) + 4) // 10).astype(np.float64)
-    assert seen_refresh_ns(T, watts) == 1000 * MS
+    assert observed_refresh_ns(T, watts) == 1000 * MS
 
 
 def test_one_change_alone_tells_the_longer_of_its_two_sides() -> None:
-    assert seen_refresh_ns(T, np.where(np.arange(300) < 100, 9.0, 14.0)) == pytest.approx(19_900 * MS)
+    assert observed_refresh_ns(T, np.where(np.arange(300) < 100, 9.0, 14.0)) == pytest.approx(19_900 * MS)
 
 
 @pytest.mark.parametrize("watts", [np.full(300, 9.0), np.arange(300) * 0.1, np.arange(300) // 2 * 1.0])
 def test_a_gauge_that_never_moves_or_with_nearly_every_reading_tells_nothing(watts: np.ndarray) -> None:
-    assert seen_refresh_ns(T, watts) == 0.0
+    assert observed_refresh_ns(T, watts) == 0.0
 
 
 def test_several_readings_under_one_stamp_leave_no_gap_at_the_next_one() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.analysis.parts import START_NS, join, mm, write_part
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.processes import Held, own_scope, watched_trains
+from stepscope.analysis.process_scopes import HeldReadings, watched_trains, writer_scope
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
 from stepscope.report import text
@@ -205,7 +205,7 @@ def test_a_first_process_that_starts_the_others_and_trains_itself_is_rank_0(tmp_
     others = {key: load for key, load in RANKS.items() if key[0] == "rank:1"}
     run = pair(tmp_path, LAUNCHER | CHILDREN | others, pid=PIDS[0])
     assert watched_trains(run)
-    assert own_scope(run) == "process"
+    assert writer_scope(run) == "process"
     assert run.rank_table()["peak_memory_bytes"].to_list() == [200 * MB, 530 * MB]
     assert run.rank_table()["cpu_cores"].to_list() == pytest.approx([0.01, 0.9], abs=1e-6)
     assert value(run, "peak_memory", "launcher") is None
@@ -224,7 +224,7 @@ def test_a_run_of_one_process_keeps_its_scopes(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path))
     assert value(run, "peak_memory", "process") is not None
     assert value(run, "peak_memory", "processes") is None
-    assert own_scope(run) == "process"
+    assert writer_scope(run) == "process"
     assert "Peak memory of the training process" in page(run)
 
 
@@ -241,8 +241,8 @@ def test_a_damaged_list_of_channels_leaves_the_ranks_without_figures_and_the_rep
 
 
 def test_a_reading_holds_until_the_next_and_not_for_ever() -> None:
-    held = Held(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 3.0]), 3)
+    held = HeldReadings(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 3.0]), 3)
     assert held.at(np.array([9.0, 10.0, 29.0, 30.0, 60.0, 61.0])).tolist() == [0, 1, 2, 3, 3, 0]
-    once = Held(np.array([10.0]), np.array([1.0]), 1)
+    once = HeldReadings(np.array([10.0]), np.array([1.0]), 1)
     assert once.at(np.array([9.0, 10.0, 11.0])).tolist() == [0, 1, 0]
     assert once.at(np.array([9.0, 10.0, 11.0]), until_ns=11.0).tolist() == [0, 1, 1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.fit import jobs
 
-from stepscope.footprint import calibration, patience
+from stepscope.footprint import calibration, time_limit
 
 
 @pytest.fixture(autouse=True)
@@ -28,5 +28,5 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Follow a script however long the machine takes for it, and however seldom this process gets to run."""
-    monkeypatch.setattr(patience, "_MOST_WALL_S", 1e9)
-    monkeypatch.setattr(patience, "_IDLE_S", 1e9)
+    monkeypatch.setattr(time_limit, "_MOST_WALL_S", 1e9)
+    monkeypatch.setattr(time_limit, "_IDLE_S", 1e9)

@@ -11,7 +11,7 @@ import pytest
 from tests.fit.test_script import EPOCHS, followed
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.footprint import patience
+from stepscope.footprint import time_limit
 from stepscope.record.dry.storage_log import peak_of
 
 LOOP = """
@@ -153,9 +153,9 @@ def test_workers_of_loaders_that_run_one_after_another_are_not_added_up(
 def test_a_script_without_an_end_is_left_and_the_answer_says_why(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "MOST_S", 5.0)
-    monkeypatch.setattr(patience, "MOST_BEFORE_S", 5.0)
-    monkeypatch.setattr(patience, "_TICK_S", 0.05)
+    monkeypatch.setattr(time_limit, "MOST_S", 5.0)
+    monkeypatch.setattr(time_limit, "MOST_BEFORE_S", 5.0)
+    monkeypatch.setattr(time_limit, "_TICK_S", 0.05)
     with pytest.raises(UsageError, match=r"no optimizer step when 5 s of processor time are over, at line \d+"):
         followed(tmp_path, monkeypatch, "import time\n" + body)
     watched = followed(tmp_path, monkeypatch, "for n in range(2):\n    update(*data[:5])\n" + body)
@@ -167,7 +167,7 @@ def test_what_waits_for_something_is_left_and_sleep_is_not_waited_for(
 ) -> None:
     body = "import threading, time\ntime.sleep(100_000)\nupdate(*data[:5])\nupdate(*data[:5])\n"
     assert followed(tmp_path, monkeypatch, body).missed == ()
-    monkeypatch.setattr(patience, "_IDLE_S", 3.0)
+    monkeypatch.setattr(time_limit, "_IDLE_S", 3.0)
     watched = followed(tmp_path, monkeypatch, body + "threading.Event().wait()\n")
     assert watched.missed[0].startswith("what comes after 2 updates: it waits for something, at line")
 

@@ -21,7 +21,7 @@ from torch import nn
 from stepscope.footprint import script_files, script_overlay
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.script_progress import Progress
-from stepscope.footprint.script_saved import saved
+from stepscope.footprint.script_tensor_files import saved
 from stepscope.record.dry.storage_log import StorageLog, nothing_hidden, peak_of
 
 BEFORE = b"before" * 2
@@ -177,7 +177,7 @@ def test_what_pathlib_writes_by_itself_changes_no_file_of_the_user(
     accessor = SimpleNamespace(open=io.open, scandir=os.scandir)
     monkeypatch.setattr(pathlib, "_NormalAccessor", accessor, raising=False)
     (tmp_path / "kept").write_bytes(BEFORE)
-    with script_files.ScriptFiles(Progress(StorageLog()), alone=False).kept():
+    with script_files.ScriptFiles(Progress(StorageLog()), alone=False).intercept():
         with accessor.open(tmp_path / "kept", "w", -1, None, None, None) as file:
             file.write("after")
         (tmp_path / "added").write_text("some")
@@ -193,7 +193,7 @@ def test_a_model_of_torch_script_is_saved_in_the_folder_that_is_thrown_away(
     monkeypatch.chdir(tmp_path)
     jit: Any = torch.jit
     model: Any = jit.script(nn.Linear(3, 2))
-    with script_files.ScriptFiles(Progress(StorageLog()), alone=False).kept():
+    with script_files.ScriptFiles(Progress(StorageLog()), alone=False).intercept():
         jit.save(model, "one.pt")
         model.save("two.pt")
         assert [jit.load(name).weight.shape for name in ("one.pt", "two.pt")] == [(2, 3), (2, 3)]
@@ -311,7 +311,7 @@ def test_what_a_script_leaves_for_its_exit_and_to_threads_changes_no_file_of_the
 def test_a_tensor_that_shares_a_file_changes_none_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("kept").write_bytes(BEFORE)
-    with script_files.ScriptFiles(Progress(StorageLog()), alone=False).kept():
+    with script_files.ScriptFiles(Progress(StorageLog()), alone=False).intercept():
         shared = torch.from_file("kept", shared=True, size=12, dtype=torch.uint8)
         shared.fill_(1)
         torch.from_file("new", shared=True, size=4, dtype=torch.uint8).fill_(2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.fit.test_script import followed
 
-from stepscope.footprint.script_items import tensors_of
+from stepscope.footprint.script_loop_items import tensors_of
 
 SAMPLERS = """
 import itertools

@@ -11,7 +11,7 @@ from tests.fit.test_script_loops import most
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.script import watch_script
-from stepscope.footprint.script_items import Items
+from stepscope.footprint.script_loop_items import Items
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.storage_log import nothing_hidden
@@ -232,11 +232,11 @@ def test_updates_by_hand_count_as_those_of_an_optimizer(
 
 def test_an_end_of_patience_that_breaks_a_context_is_still_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = """
-from stepscope.footprint.patience import OutOfPatience
+from stepscope.footprint.time_limit import TimeLimitReached
 update(*data[:50])
 update(*data[:50])
 try:
-    raise OutOfPatience("45 s are over", 7)
+    raise TimeLimitReached("45 s are over", 7)
 finally:
     raise RuntimeError("no mode was active")
 """

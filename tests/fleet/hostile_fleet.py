@@ -24,9 +24,9 @@ from stepscope.experiments.fleet.certificates import (
     GATHERER,
     Identity,
     admit,
+    device_public_key,
     keep_certificate,
     make_certificates,
-    own_public_key,
     sign,
 )
 from stepscope.experiments.fleet.hosts import SchedulerAddress
@@ -129,7 +129,7 @@ class HostileFleet:
         """A device with its own key, and a certificate for its name and board."""
         own = self.folder / "devices" / name
         own.mkdir(parents=True)
-        certificate = admit(self.tls, Identity(DEVICE, name, board or name), own_public_key(own))
+        certificate = admit(self.tls, Identity(DEVICE, name, board or name), device_public_key(own))
         keep_certificate(own, (self.tls / CA).read_text(), certificate)
         return FakeDevice(own, name, board or name)
 

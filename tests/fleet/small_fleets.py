@@ -15,7 +15,7 @@ from tests.suite.small_sweeps import entry
 from stepscope.experiments.engine.points import Grid
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.hosts import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
-from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch, fleet_sweep
+from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch, fleet_sweep
 from stepscope.experiments.suite.plan import Rules
 
 CHILD = (str(Path(__file__).with_name("fleet_child.py")),)

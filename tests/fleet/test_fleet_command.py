@@ -22,7 +22,7 @@ from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import read_hosts
 from stepscope.experiments.fleet.processes import running_pid
-from stepscope.experiments.fleet.sweep import FleetFolder
+from stepscope.experiments.fleet.scheduling import FleetFolder
 
 asyncssh = pytest.importorskip("asyncssh")
 

@@ -28,7 +28,7 @@ from stepscope.experiments.fleet.hosts import (
     scheduler_of_hosts,
 )
 from stepscope.experiments.fleet.processes import running_pid, stop_process
-from stepscope.experiments.fleet.sweep import FleetFolder, FleetIncomplete, FleetWatch, fleet_results
+from stepscope.experiments.fleet.scheduling import FleetFolder, FleetIncomplete, FleetWatch, fleet_results
 from stepscope.runfolder import RunReader
 
 DEVICES = {"x": "pair", "y": "pair", "z": "solo"}

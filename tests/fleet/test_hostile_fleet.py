@@ -22,7 +22,7 @@ from tests.patience import until
 from stepscope import __version__
 from stepscope.__main__ import main
 from stepscope.experiments.fleet import certificates
-from stepscope.experiments.fleet import sweep as sweep_module
+from stepscope.experiments.fleet import scheduling as sweep_module
 from stepscope.experiments.fleet.certificates import (
     CERTIFICATE,
     GATHERER,
@@ -31,15 +31,15 @@ from stepscope.experiments.fleet.certificates import (
     NotAdmitted,
     admit,
     admitted,
+    device_public_key,
     make_certificates,
-    own_public_key,
     revoke,
     signed_by,
     tls_context,
 )
 from stepscope.experiments.fleet.devices import devices
 from stepscope.experiments.fleet.protocol import MOST_BODY_BYTES, FleetUnreachable, open_link
-from stepscope.experiments.fleet.sweep import FleetIncomplete
+from stepscope.experiments.fleet.scheduling import FleetIncomplete
 
 Orders = dict[str, Any]
 
@@ -243,7 +243,7 @@ def test_a_device_that_is_revoked_is_cut_off_and_stays_out(fleet: HostileFleet) 
     with pytest.raises(FleetUnreachable):
         fleet.do(lost.serve(fleet.url))
     with pytest.raises(NotAdmitted, match="was revoked"):
-        admit(fleet.tls, Identity("device", "lost", "lost"), own_public_key(lost.folder))
+        admit(fleet.tls, Identity("device", "lost", "lost"), device_public_key(lost.folder))
 
 
 def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> Non
     assert make_certificates(fleet.tls, rotate=True)
     with pytest.raises(NotAdmitted):
         signed_by(fleet.tls / "ca.pem", (old.folder / CERTIFICATE).read_text(), signature, b"x")
-    admit(fleet.tls, Identity("device", "old", "old"), own_public_key(old.folder, rotate=True))
+    admit(fleet.tls, Identity("device", "old", "old"), device_public_key(old.folder, rotate=True))
     with pytest.raises(NotAdmitted, match="revoked or replaced"):
         admitted(fleet.tls, der)
     fleet.loop.close()
@@ -265,7 +265,7 @@ def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> Non
 def test_a_certificate_ends_and_is_renewed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = HostileFleet(tmp_path)
     device, holder = fleet.device("old"), Identity("device", "old", "old")
-    pem, key = (device.folder / CERTIFICATE).read_text(), own_public_key(device.folder)
+    pem, key = (device.folder / CERTIFICATE).read_text(), device_public_key(device.folder)
     assert admit(fleet.tls, holder, key) == pem, "what lasts is left as it is"
     now = datetime.datetime.now(datetime.timezone.utc)
     monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=366))

@@ -21,7 +21,7 @@ _SOURCE = "def broken(*args, **kwargs):\n    raise RuntimeError('a fault of ours
 _UNNAMED = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>")  # run where they stand
 MODULES = (
     "arrays", "clock", "errors", "files", "liveness", "part_names", "privacy", "request",
-    "record.access", "record.allocators", "record.boundary", "record.call_samples", "record.device",
+    "record.access", "record.c_allocators", "record.boundary", "record.call_samples", "record.device",
     "record.empty_process", "record.event_cost",
     "record.facts", "record.framework", "record.gradient_threads", "record.kineto", "record.layer_times",
     "record.listeners", "record.memory.rows", "record.memory.tree", "record.memory.watch", "record.meters",

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
-from stepscope.record import allocators, empty_process
+from stepscope.record import c_allocators, empty_process
 from stepscope.record.dry.allocator_costs import compare_allocators, measured_steps, report
 
-glibc = pytest.mark.skipif(allocators.in_force()["library"] is None, reason="needs glibc")
-_SAYS = "import json; from stepscope.record import allocators as a; {}; print(json.dumps(a.in_force()))"
+glibc = pytest.mark.skipif(c_allocators.in_force()["library"] is None, reason="needs glibc")
+_SAYS = "import json; from stepscope.record import c_allocators as a; {}; print(json.dumps(a.in_force()))"
 
 
 def said_by_child(code: str, **environment: str) -> dict[str, object]:
@@ -49,12 +49,12 @@ def test_a_pinned_threshold_gives_freed_memory_back_at_once() -> None:
     """Two blocks of 1 MB, the lower one freed first: unless pinned the second pair stays in the heap."""
     code = """
 import ctypes
-from stepscope.record import allocators
+from stepscope.record import c_allocators
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
 {}
-read = allocators.reserved_reader()
+read = c_allocators.reserved_reader()
 libc.free(libc.malloc(8 << 20))  # raises the threshold of an unpinned malloc to 8 MB
 before = read()
 blocks = [libc.malloc(4 << 20) for _ in range(4)]
@@ -63,9 +63,9 @@ for block in blocks[:3]:
 print(read() - before)
 """
     sizes = []
-    for pin in ("", "allocators.pin()"):
+    for pin in ("", "c_allocators.pin()"):
         command = [sys.executable, "-c", code.format(pin)]
-        environment = allocators.child_environment("default")
+        environment = c_allocators.child_environment("default")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         sizes.append(int(ended.stdout))
     loose, pinned = sizes
@@ -75,30 +75,30 @@ print(read() - before)
 def test_a_child_gets_its_allocator_and_keeps_the_rest_of_its_environment(tmp_path: Path) -> None:
     library = installed_tcmalloc(tmp_path)
     inherited = {"A": "1", "LD_PRELOAD": "libx.so:/old/libtcmalloc.so.4", "GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
-    pinned = allocators.child_environment("pinned", tmp_path, inherited)
+    pinned = c_allocators.child_environment("pinned", tmp_path, inherited)
     assert pinned["LD_PRELOAD"] == "libx.so"
     assert pinned["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=65536"
-    preloaded = allocators.child_environment("tcmalloc", tmp_path, {**inherited, **pinned})
+    preloaded = c_allocators.child_environment("tcmalloc", tmp_path, {**inherited, **pinned})
     assert preloaded["LD_PRELOAD"] == f"{library}:libx.so"
     assert preloaded["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
-    assert allocators.child_environment("default", tmp_path, {"A": "1"}) == {"A": "1"}
+    assert c_allocators.child_environment("default", tmp_path, {"A": "1"}) == {"A": "1"}
 
 
 def test_the_minimal_tcmalloc_is_taken_before_the_full_one(tmp_path: Path) -> None:
     installed_tcmalloc(tmp_path, "libtcmalloc.so.4")
     minimal = installed_tcmalloc(tmp_path)
-    assert allocators.tcmalloc_library(tmp_path) == minimal
+    assert c_allocators.tcmalloc_library(tmp_path) == minimal
 
 
 def test_a_tcmalloc_that_is_not_there_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match="tcmalloc is not installed") as caught:
-        allocators.use("tcmalloc", tmp_path)
+        c_allocators.use("tcmalloc", tmp_path)
     assert "libtcmalloc-minimal4" in (caught.value.hint or "")
 
 
 def test_an_unknown_allocator_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName) as caught:
-        allocators.use("tcmaloc")
+        c_allocators.use("tcmaloc")
     assert "did you mean tcmalloc?" in (caught.value.hint or "")
 
 
@@ -112,21 +112,21 @@ def test_the_process_starts_anew_with_the_library_before_it_and_never_twice(
         started.append((arguments, environment))
 
     monkeypatch.setattr(os, "execve", exec_instead)
-    allocators.use("tcmalloc", tmp_path)
+    c_allocators.use("tcmalloc", tmp_path)
     ((arguments, environment),) = started
     assert arguments == [sys.executable, *sys.orig_argv[1:]]
     assert environment["LD_PRELOAD"].split(":")[0] == str(library)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(UsageError, match="does not load"):
-        allocators.use("tcmalloc", tmp_path)
+        c_allocators.use("tcmalloc", tmp_path)
 
 
 def test_a_loaded_tcmalloc_is_seen_in_the_maps_of_the_process() -> None:
     path = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4.5.10"
     maps = f"7f00-7f01 r-xp 00000000 08:01 42    {path}\n7f02-7f03 rw-p 00000000 00:00 0 \n"
-    assert allocators.tcmalloc_in(maps) == path
-    assert allocators.tcmalloc_in("7f02-7f03 rw-p 00000000 00:00 0 [heap]\n") is None
+    assert c_allocators.tcmalloc_in(maps) == path
+    assert c_allocators.tcmalloc_in("7f02-7f03 rw-p 00000000 00:00 0 [heap]\n") is None
 
 
 def test_steps_are_measured_and_reported_as_the_trade_reads_them() -> None:

@@ -17,7 +17,7 @@ from tests.patience import HANG_S
 import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.framework import Recorder, framework_of
-from stepscope.record.jax.programs import BACKWARD, FORWARD, OTHER, place_of, read_program
+from stepscope.record.jax.programs import BACKWARD, FORWARD, OTHER, parse_op_name, read_program
 from stepscope.record.jax.rows import Call, read_trace, rows_of
 from stepscope.record.ops.rows import StepSpan
 
@@ -111,7 +111,7 @@ def test_an_unknown_framework_names_those_that_are_known(tmp_path: Path) -> None
     ],
 )
 def test_the_name_of_an_instruction_tells_layer_and_phase(op_name: str, layer: Any, phase: str) -> None:
-    place = place_of(op_name)
+    place = parse_op_name(op_name)
     assert (place.layer, place.phase) == (layer, phase)
 
 
@@ -124,8 +124,8 @@ def test_the_name_of_an_instruction_tells_layer_and_phase(op_name: str, layer: A
     ],
 )
 def test_gradients_of_each_sample_have_their_phases_within_vmap(op_name: str, phase: str) -> None:
-    assert place_of(op_name).phase == phase
-    assert place_of(op_name).layer == ("first",)
+    assert parse_op_name(op_name).phase == phase
+    assert parse_op_name(op_name).layer == ("first",)
 
 
 def test_a_loss_that_was_deleted_is_waited_for_as_if_none_was_given() -> None:

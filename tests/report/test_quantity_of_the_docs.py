@@ -23,7 +23,7 @@ from stepscope.analysis.compare import compare
 from stepscope.analysis.energy import operators
 from stepscope.analysis.run import Run
 from stepscope.quantities import Quantity
-from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.report import html, text
 from stepscope.report.comparison import render as compared
 from stepscope.report.exports import perfetto
@@ -53,7 +53,7 @@ def channel(tmp_path: Path) -> dict[str, Any]:
     module = types.ModuleType("dram")
     exec(compile(SENSOR, "add-a-quantity.md", "exec"), module.__dict__)
     found = module.SENSORS[0].discover(tmp_path / "root", Target(1))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     assert list(found.read()) == [8 * GB, 4 * GB]
     found.close()
     described = found.channels[0]

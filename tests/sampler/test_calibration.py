@@ -27,7 +27,7 @@ from stepscope.record.sampler.calibration import (
     with_calibrations,
 )
 from stepscope.record.sensors import Survey
-from stepscope.record.sensors.contract import Channel, Found, Missing
+from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor
 
 GAIN, OFFSET_W, DELAY_S, WINDOW_S = 0.95, -1.2, 0.04, 0.1
 SECONDS = 60.0
@@ -124,7 +124,7 @@ def test_a_calibration_is_kept_for_the_device_and_goes_into_the_channels_and_doc
     found, _ = calibrate_channels(_recorded(_sensor()), [CHANNEL], _plug(), "plug", 0.01)
     path = save_calibrations(tmp_path, found)
     assert load_calibrations(tmp_path) == found
-    seen = Survey({"ina3221": Found((CHANNEL,), lambda: [1.0], lambda: None)}, {})
+    seen = Survey({"ina3221": OpenSensor((CHANNEL,), lambda: [1.0], lambda: None)}, {})
     (channel,) = with_calibrations(seen, tmp_path).found["ina3221"].channels
     assert channel.calibration == asdict(found[CHANNEL.id])
     assert diagnose(tmp_path)[0]["calibrated"] == {CHANNEL.id: asdict(found[CHANNEL.id])}
@@ -139,7 +139,7 @@ def test_calibrate_keeps_what_the_minute_showed_and_refuses_without_meter_or_sen
     monkeypatch.setenv("STEPSCOPE_ROOT", str(tmp_path))
     log = tmp_path / "plug.csv"
     log.write_text("time,power\n" + "".join(f"{t / 1e9 + 900:.1f},{watts}\n" for t, watts in _plug(0.0)))
-    monkeypatch.setattr(api, "survey", lambda root, target: Survey({}, {"shelly": Missing("failed", "no route")}))
+    monkeypatch.setattr(api, "survey", lambda root, target: Survey({}, {"shelly": NoSensor("failed", "no route")}))
     with pytest.raises(UsageError, match="no sensor of power"):
         stepscope.calibrate(meter_csv=log)
     with pytest.raises(UsageError, match="does not answer: shelly: no route"):
@@ -148,7 +148,7 @@ def test_calibrate_keeps_what_the_minute_showed_and_refuses_without_meter_or_sen
         stepscope.calibrate()
     with pytest.raises(UsageError, match="no meter log"):
         stepscope.calibrate(meter_csv=tmp_path / "none.csv")
-    seen = Survey({"ina3221": Found((CHANNEL,), lambda: [1.0], lambda: None)}, {})
+    seen = Survey({"ina3221": OpenSensor((CHANNEL,), lambda: [1.0], lambda: None)}, {})
     monkeypatch.setattr(api, "survey", lambda root, target: seen)
     monkeypatch.setattr(api, "record_square", lambda *asked: _recorded(_sensor()))
     assert stepscope.calibrate(meter_csv=log, dry=True)[CHANNEL.id]["gain"] == pytest.approx(GAIN, rel=0.01)
@@ -162,7 +162,7 @@ def test_the_square_load_is_recorded_by_real_processes(monkeypatch: pytest.Monke
     from stepscope.record.sensors.contract import Target
 
     said: list[str] = []
-    found = {"ina3221": Found((CHANNEL,), lambda: [3.0], lambda: None)}
+    found = {"ina3221": OpenSensor((CHANNEL,), lambda: [3.0], lambda: None)}
     recorded = calibration.record_square(found, Target(1), 0.2, said.append)
     assert len(recorded.power[CHANNEL.id]) >= 3
     assert said

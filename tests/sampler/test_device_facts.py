@@ -21,7 +21,7 @@ from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.sampler.characterise import Observation, Progress, observe, recall_or_measure
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors import battery
-from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.sensors.contract import OpenSensor, Target
 
 CPU = "sys/devices/system/cpu"
 
@@ -132,7 +132,7 @@ def test_a_battery_on_mains_measures_no_energy_and_is_not_characterised(tmp_path
 def test_a_run_on_mains_loads_no_cores_to_characterise_a_battery(tmp_path: Path) -> None:
     target = Target(os.getpid())
     sensor = battery.discover(laptop(tmp_path, "Charging"), target)
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     announced: list[float] = []
     events = EventLog(tmp_path / "events.jsonl")
     assert recall_or_measure(tmp_path, {"battery": sensor}, target.clock, announced.append, events) == {}
@@ -172,7 +172,7 @@ def test_doctor_characterises_shows_a_table_draws_a_picture_and_keeps_the_result
     assert "read_cost_ns" in next(c for c in kept["channels"] if c["sensor"] == "rapl")["measured"]
 
 
-def briefly(found: Mapping[str, Found], clock: Clock, progress: Progress | None = None) -> Observation:
+def briefly(found: Mapping[str, OpenSensor], clock: Clock, progress: Progress | None = None) -> Observation:
     return observe(found, clock, seconds=0.05, progress=progress)
 
 

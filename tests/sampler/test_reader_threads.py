@@ -17,15 +17,15 @@ from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.stream import ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sensors import NO_ANSWER, Survey, load, survey
-from stepscope.record.sensors.contract import Channel, Found, Missing, Target
+from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Target
 from stepscope.runfolder import RunReader
 
 PERIOD_NS = 1_000_000
 
 
-def sensor_of(name: str, read: Callable[[], Sequence[float]], blocking: bool, cost_ns: int = 1000) -> Found:
+def sensor_of(name: str, read: Callable[[], Sequence[float]], blocking: bool, cost_ns: int = 1000) -> OpenSensor:
     channel = Channel(f"{name}.x", name, "power", "W", "gauge", "system", "x", read_cost_ns=cost_ns)
-    return Found((channel,), read, lambda: None, blocking=blocking)
+    return OpenSensor((channel,), read, lambda: None, blocking=blocking)
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ class Named:
     def __init__(self, name: str) -> None:
         self.NAME = name
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
-        return Missing("absent", "gone")
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
+        return NoSensor("absent", "gone")
 
 
-def streams_of(run: Path, found: dict[str, Found]) -> tuple[list[Stream], list[ReaderThread], EventLog, Target]:
+def streams_of(run: Path, found: dict[str, OpenSensor]) -> tuple[list[Stream], list[ReaderThread], EventLog, Target]:
     target = Target(1)
     events = EventLog(run / "events.jsonl")
     streams, readers = StreamOpener(run, run, target, events, PERIOD_NS).open(Survey(found, {}), {})
@@ -146,7 +146,7 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
     closed: list[bool] = []
 
     class Stuck(Named):
-        def discover(self, root: Path, target: Target) -> Found | Missing:
+        def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
             let_go.wait(HANG_S)
             found = sensor_of("stuck", lambda: [math.nan], blocking=True)
             return replace(found, close=lambda: closed.append(True))
@@ -156,7 +156,7 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
     monkeypatch.setattr("stepscope.record.sensors._GRACE_S", 0.01)
     seen = survey(tmp_path, Target(1), patience_s=0.02)
     assert set(seen.found) == {"sampler"}
-    assert seen.missing == {"stuck": Missing("failed", NO_ANSWER)}
+    assert seen.missing == {"stuck": NoSensor("failed", NO_ANSWER)}
     let_go.set()
     until(lambda: closed)
     assert closed == [True]  # what it found too late holds no file open

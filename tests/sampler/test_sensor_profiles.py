@@ -31,7 +31,7 @@ from stepscope.record.sampler.characterise import (
 )
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.sensor_response import load_schedule, loaders
-from stepscope.record.sensors.contract import Channel, Found
+from stepscope.record.sensors.contract import Channel, OpenSensor
 
 MS = 1_000_000
 GAUGE = Channel("rail.A.power", "m", "power", "W", "gauge", "rail:A", "/sys/x")
@@ -39,8 +39,8 @@ COUNTER = Channel("zone.energy", "m", "energy", "J", "counter", "zone", "/sys/y"
 PROFILE = SensorProfile(50_000, 90_000, 250_000, 100 * MS, 0.038, "running average", 420 * MS)
 
 
-def sensor(read: Callable[[], Sequence[float]], *channels: Channel) -> Found:
-    return Found(channels, read, lambda: None)
+def sensor(read: Callable[[], Sequence[float]], *channels: Channel) -> OpenSensor:
+    return OpenSensor(channels, read, lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from stepscope.record.sampler.loop import SHORT_S, Sampling, StreamOpener, sleep
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import RETRY_NS, Stream
 from stepscope.record.sensors import Survey, distinct, load
-from stepscope.record.sensors.contract import Channel, Found, Missing, Pace, Target, decoded_later
+from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Pace, Target, decoded_later
 from stepscope.runfolder import RunReader
 
 
@@ -32,12 +32,12 @@ class Wobbly:
         self.broken = False
         self.order = ["a", "b"]
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
         if self.broken:
-            return Missing("absent", "unplugged")
+            return NoSensor("absent", "unplugged")
         order = list(self.order)
         channels = tuple(Channel(f"wobbly.{n}", self.NAME, "power", "W", "gauge", "system", "x") for n in order)
-        return Found(channels, lambda: self._read(order), lambda: None)
+        return OpenSensor(channels, lambda: self._read(order), lambda: None)
 
     def _read(self, order: Sequence[str]) -> list[float]:
         if self.broken:
@@ -53,7 +53,7 @@ class Bench:
         self.target = Target(1, clock=lambda: self.now)
         self.events = EventLog(run / "events.jsonl", clock=lambda: self.now)
         found = self.sensor.discover(run, self.target)
-        assert isinstance(found, Found)
+        assert isinstance(found, OpenSensor)
         (run / "run.json").write_text('{"schema": 1}')
         columns = [asdict(channel) for channel in found.channels]
         (run / "channels.json").write_text(json.dumps({"channels": columns}))
@@ -168,7 +168,7 @@ def test_one_failing_sensor_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_garbage_is_found_when_rows_are_made_and_what_was_read_after_it_is_dropped(bench: Bench) -> None:
     texts = iter([b"1", b"garbage", b"3"])
     found = bench.sensor.discover(bench.run, bench.target)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     found = decoded_later(found.channels, lambda: next(texts), lambda text: [float(text)] * 2, lambda: None)
     stream = Stream(bench.sensor, found, bench.target, bench.run, bench.file, bench.events, 10)
     for _ in range(3):
@@ -189,7 +189,7 @@ def test_what_was_read_before_a_loss_comes_before_it(bench: Bench) -> None:
         return bytes(answer)
 
     found = bench.sensor.discover(bench.run, bench.target)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     found = decoded_later(found.channels, fetch, lambda text: [float(text)] * 2, lambda: None)
     stream = Stream(bench.sensor, found, bench.target, bench.run, bench.file, bench.events, 10)
     Sampling([stream], bench.events, Pace(), 10).tick(0)
@@ -288,7 +288,7 @@ def test_a_change_to_summer_time_or_of_the_time_zone_is_no_event(
 
 def test_a_slow_power_sensor_has_dithered_deadlines_of_its_own(bench: Bench) -> None:
     found = bench.sensor.discover(bench.run, bench.target)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     slow = replace(found, every_ns=100_000_000)
     stream = Stream(bench.sensor, slow, bench.target, bench.run, bench.file, bench.events, 10, dither=True)
     times: list[int] = []
@@ -303,7 +303,7 @@ def test_a_slow_power_sensor_has_dithered_deadlines_of_its_own(bench: Bench) -> 
 
 def test_one_dear_read_stretches_no_pause_and_two_in_a_row_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     found = bench.sensor.discover(bench.run, bench.target)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     slow = replace(found, every_ns=100_000_000)
     stream = Stream(bench.sensor, slow, bench.target, bench.run, bench.file, bench.events, 10)
     spent = iter([0, 1_000, 0, 50_000_000, 0, 1_000, 0, 50_000_000, 0, 50_000_000])  # CPU time before and after a read
@@ -319,7 +319,7 @@ def test_one_dear_read_stretches_no_pause_and_two_in_a_row_do(bench: Bench, monk
 
 def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: Bench) -> None:
     found = bench.sensor.discover(bench.run, bench.target)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     both = distinct({"first": found, "wobbly": found})
     assert [channel.id for channel in both["first"].channels] == ["wobbly.a", "wobbly.b"]
     assert [channel.id for channel in both["wobbly"].channels] == ["wobbly.wobbly.a", "wobbly.wobbly.b"]
@@ -337,7 +337,7 @@ def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: B
 def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
     target = Target(os.getpid())
     found = load()["sampler"].discover(tmp_path, target)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     events = EventLog(tmp_path / "events.jsonl")
     streams, _ = StreamOpener(tmp_path, tmp_path, target, events, 10_000_000).open(Survey({"sampler": found}, {}), {})
     sampling = Sampling(streams, events, target.pace, 10_000_000)

@@ -20,7 +20,7 @@ from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import ReaderThread, Stream
 from stepscope.record.sampler.training_processes import MOST, TrainingProcesses
 from stepscope.record.sensors import processes
-from stepscope.record.sensors.contract import Found, Missing, Pace, ProcessEnded, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Pace, ProcessEnded, Target
 from stepscope.runfolder import RunReader
 
 LAUNCHER = 4711
@@ -61,7 +61,9 @@ class Machine:
 
     def read(self) -> dict[str, list[float]]:
         """Names and readings of the sensors that are new."""
-        found = {name: answer for name, (_, answer) in self.processes.collect().items() if isinstance(answer, Found)}
+        found = {
+            name: answer for name, (_, answer) in self.processes.collect().items() if isinstance(answer, OpenSensor)
+        }
         self.found = found
         return {name: list(answer.read()) for name, answer in found.items()}
 
@@ -162,9 +164,9 @@ def test_files_that_may_not_be_read_are_told_as_denied(machine: Machine) -> None
     machine.part(1, {"pid": 50})
     begun = machine.processes.collect()
     answer = begun["training_pss-1"][1]
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason != "absent"
-    assert isinstance(begun["training-1"][1], Found)
+    assert isinstance(begun["training-1"][1], OpenSensor)
 
 
 def test_hundreds_of_restarts_leave_no_file_open_and_no_more_streams_than_processes(machine: Machine) -> None:
@@ -172,7 +174,7 @@ def test_hundreds_of_restarts_leave_no_file_open_and_no_more_streams_than_proces
     for number in range(1, 301):
         machine.process(1000 + number)
         machine.part(number, {"pid": 1000 + number})
-        found = [answer for _, answer in machine.processes.collect().values() if isinstance(answer, Found)]
+        found = [answer for _, answer in machine.processes.collect().values() if isinstance(answer, OpenSensor)]
         assert len(found) == 2
         for answer in found:
             answer.close()
@@ -190,7 +192,7 @@ def test_more_training_processes_than_can_be_read_are_left_to_the_sum(machine: M
     assert len(found) == 2 * MOST
     assert len(machine.target.training) == MOST
     for _, answer in found.values():
-        assert isinstance(answer, Found)
+        assert isinstance(answer, OpenSensor)
         answer.close()
 
 
@@ -204,7 +206,7 @@ def test_a_part_that_has_not_changed_is_not_read_again(machine: Machine, monkeyp
 def _streams(machine: Machine, events: EventLog) -> dict[str, Stream]:
     streams = {}
     for name, (sensor, answer) in machine.processes.collect().items():
-        assert isinstance(answer, Found)
+        assert isinstance(answer, OpenSensor)
         file = RowFile(machine.run / f"samples/{name}.rows", len(answer.channels))
         streams[name] = Stream(sensor, answer, machine.target, machine.root, file, events, 10_000_000)
     return streams
@@ -244,7 +246,7 @@ def test_of_hundreds_of_workers_few_files_stay_open_and_all_are_counted(tmp_path
     (tasks / "children").write_text(" ".join(map(str, pids)))
     before, now = open_files(), [0]
     sensor = processes.discover_children(machine.root, Target(LAUNCHER, clock=lambda: now[0]))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     assert list(sensor.read()) == [count * 168 * TICK_NS, count * 2048 * PAGE]
     assert open_files() - before == processes.MOST_HELD
     for pid in pids:
@@ -264,7 +266,7 @@ def test_proportional_memory_of_children_leaves_out_those_with_streams_of_their_
         machine.process(pid)
     (tasks / "children").write_text(" ".join(map(str, pids[:3])))  # the third has ended meanwhile
     sensor = processes.discover_memory(machine.root, machine.target)
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     assert list(sensor.read()) == [2 * 6_144_000]
     machine.target.training.add(pids[0])
     assert list(sensor.read()) == [6_144_000]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 LINES = Path(__file__).parent / "lines"
 RANGE_UJ = 262143328850  # of a Core
@@ -74,19 +74,19 @@ def watching(now_ns: Callable[[], int] = lambda: 0) -> Target:
     return Target(os.getpid(), clock=now_ns)
 
 
-def found(answer: Found | Missing) -> Found:
+def found(answer: OpenSensor | NoSensor) -> OpenSensor:
     """The sensor, or a failed test that shows why not."""
-    assert isinstance(answer, Found), answer
+    assert isinstance(answer, OpenSensor), answer
     return answer
 
 
-def missing(answer: Found | Missing) -> Missing:
+def missing(answer: OpenSensor | NoSensor) -> NoSensor:
     """The reason, or a failed test."""
-    assert isinstance(answer, Missing), answer
+    assert isinstance(answer, NoSensor), answer
     return answer
 
 
-def by_id(sensor: Found) -> dict[str, float]:
+def by_id(sensor: OpenSensor) -> dict[str, float]:
     """One reading by channel id."""
     return dict(zip([channel.id for channel in sensor.channels], sensor.read(), strict=True))
 

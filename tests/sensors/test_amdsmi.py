@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.sensors.pc_trees import write
 
 from stepscope.record.sensors import amdsmi
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 RESOLUTION_UJ = 15.3
@@ -106,13 +106,13 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amdsmi, "time", SimpleNamespace(monotonic=lambda: NOW_S[0], sleep=sleep))
 
 
-def discover(monkeypatch: pytest.MonkeyPatch, board: ModuleType | None) -> Found | Missing:
+def discover(monkeypatch: pytest.MonkeyPatch, board: ModuleType | None) -> OpenSensor | NoSensor:
     monkeypatch.setitem(sys.modules, "amdsmi", board)
     return amdsmi.discover(ROOT, Target(1))
 
 
-def values(sensor: Found | Missing) -> dict[str, float]:
-    assert isinstance(sensor, Found), sensor
+def values(sensor: OpenSensor | NoSensor) -> dict[str, float]:
+    assert isinstance(sensor, OpenSensor), sensor
     return dict(zip([channel.id for channel in sensor.channels], sensor.read(), strict=True))
 
 
@@ -129,7 +129,7 @@ def test_a_card_is_read_in_si_units_and_what_is_not_available_is_left_out(monkey
         "gpu.amd0.frequency": 2.4e9,
         "gpu.amd0.memory_frequency": 1e9,
     }
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     power = next(channel for channel in sensor.channels if channel.quantity == "power")
     assert "average" in str(power.filter)
     sensor.close()
@@ -159,21 +159,21 @@ def test_an_energy_counter_without_a_power_to_check_it_is_no_channel(monkeypatch
 def test_a_card_that_answers_nothing_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board({"power": {"current_socket_power": "N/A", "average_socket_power": 0xFFFF}})
     answer = discover(monkeypatch, board)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "unsupported"
     assert board.open == 0
 
 
 def test_a_library_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = discover(monkeypatch, Board(broken="AMDSMI_STATUS_DRIVER_NOT_LOADED"))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "failed"
     assert "DRIVER_NOT_LOADED" in answer.detail
 
 
 def test_without_the_module_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = discover(monkeypatch, None)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "absent"
 
 
@@ -184,7 +184,7 @@ def test_a_module_whose_library_is_missing_keeps_off_stdout(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
     answer = amdsmi.discover(ROOT, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "absent"
     assert "Unable to find libamd_smi.so" in answer.detail
     assert capsys.readouterr().out == ""
@@ -193,7 +193,7 @@ def test_a_module_whose_library_is_missing_keeps_off_stdout(
 def test_a_call_that_starts_to_fail_is_a_gap_and_all_of_them_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = dict(NAVI)
     sensor = discover(monkeypatch, Board(gpu))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     del gpu["power"]
     read = values(sensor)
     assert math.isnan(read["gpu.amd0.power"])
@@ -213,7 +213,7 @@ def test_a_card_that_tells_its_address_has_the_scope_that_hwmon_gives_it(monkeyp
     board = Board({"power": {"average_socket_power": 100}})
     board.amdsmi_get_gpu_device_bdf = lambda _: "0000:03:00.0"  # type: ignore[attr-defined]
     found = discover(monkeypatch, board)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     assert {channel.scope for channel in found.channels} == {"gpu:0000:03:00.0"}
 
 
@@ -223,7 +223,7 @@ def test_the_power_of_an_apu_is_that_of_its_package(monkeypatch: pytest.MonkeyPa
     board = Board(NAVI)
     board.amdsmi_get_gpu_device_bdf = lambda _: "0000:08:00.0"  # type: ignore[attr-defined]
     found = discover(monkeypatch, board)
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     scopes = {channel.quantity: (channel.scope, channel.rail) for channel in found.channels}
     assert scopes["power"] == scopes["energy"] == ("rapl:package-0", "package-0")
     assert scopes["utilisation"] == ("gpu:0000:08:00.0", None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stepscope.record.sensors import android
 from stepscope.record.sensors.android import parse_battery
-from stepscope.record.sensors.contract import Found, Meter, Missing, Target
+from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 LINES = Path(__file__).parent / "lines"
@@ -44,8 +44,8 @@ def a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
 
 
-def missing(answer: Found | Missing) -> Missing:
-    assert isinstance(answer, Missing), answer
+def missing(answer: OpenSensor | NoSensor) -> NoSensor:
+    assert isinstance(answer, NoSensor), answer
     return answer
 
 
@@ -130,7 +130,7 @@ def test_a_phone_beside_the_machine_is_read_through_adb(tmp_path: Path, monkeypa
     (tmp_path / "answer").write_text(DISCHARGING + UEVENT)
     a_program(tmp_path, monkeypatch, "adb", f'test "$2" = R58M && cat {tmp_path / "answer"}')
     sensor = android.discover(ROOT, PHONE)
-    assert isinstance(sensor, Found), sensor
+    assert isinstance(sensor, OpenSensor), sensor
     read = dict(zip([channel.id for channel in sensor.channels], sensor.read(), strict=True))
     assert read["battery.adb-R58M.power"] == pytest.approx(1.982)
     assert read["battery.adb-R58M.discharging"] == 1.0
@@ -147,7 +147,7 @@ def test_a_phone_beside_the_machine_is_read_through_adb(tmp_path: Path, monkeypa
 def test_the_phone_itself_is_found_by_its_termux_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_program(tmp_path, monkeypatch, android.TERMUX, f"echo '{json.dumps(TERMUX)}'")
     sensor = android.discover(ROOT, Target(1))
-    assert isinstance(sensor, Found), sensor
+    assert isinstance(sensor, OpenSensor), sensor
     assert {channel.scope for channel in sensor.channels} == {"battery:phone"}
 
 

@@ -17,7 +17,7 @@ from tests.patience import until
 
 from stepscope.record.sensors import apple
 from stepscope.record.sensors.apple import parse
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 LINES = Path(__file__).parent / "lines"
@@ -42,7 +42,7 @@ def test_each_part_that_the_chip_reports_is_a_counter_in_joules(monkeypatch: pyt
     metrics = SimpleNamespace(**M1, dram_mj=None)
     zeus(monkeypatch, metrics)
     sensor = apple.discover(ROOT, Target(1))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     read = dict(zip([(channel.scope, channel.parent_scope) for channel in sensor.channels], sensor.read(), strict=True))
     assert read == {
         ("apple:cpu", "board"): 5.0,
@@ -59,7 +59,7 @@ def test_each_part_that_the_chip_reports_is_a_counter_in_joules(monkeypatch: pyt
 def test_a_chip_that_reports_nothing_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     zeus(monkeypatch, SimpleNamespace(cpu_total_mj=None))
     answer = apple.discover(ROOT, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "unsupported"
 
 
@@ -76,19 +76,19 @@ def test_a_monitor_that_cannot_start_and_one_that_fails_later_say_why(monkeypatc
     module.AppleEnergyMonitor = lambda: SimpleNamespace(get_cumulative_energy=cumulative)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", module)
     sensor = apple.discover(ROOT, Target(1))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     state["broken"] = True
     with pytest.raises(OSError, match="CreateSamples"):
         sensor.read()
     answer = apple.discover(ROOT, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "failed"
 
 
 def test_a_mac_without_the_library_is_told_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
     answer = apple.discover(ROOT, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.remedy == "pip install zeus-apple-silicon"
 
 
@@ -154,7 +154,7 @@ def test_a_streaming_powermetrics_gives_power_and_adds_up_energy(
 ) -> None:
     a_sudo(tmp_path, monkeypatch, f"cat '{LINES / 'powermetrics-macos12-m1.txt'}'; exec sleep 30")
     sensor = apple.discover_powermetrics(ROOT, Target(1, clock=lambda: 0))
-    assert isinstance(sensor, Found), sensor
+    assert isinstance(sensor, OpenSensor), sensor
     ids = [channel.id for channel in sensor.channels]
     read: dict[str, float] = {}
 
@@ -175,7 +175,7 @@ def test_a_streaming_powermetrics_gives_power_and_adds_up_energy(
 def test_a_child_that_ends_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_sudo(tmp_path, monkeypatch, f"cat '{LINES / 'powermetrics-macos26-m2.txt'}'; echo killed >&2; exit 3")
     sensor = apple.discover_powermetrics(ROOT, Target(1))
-    assert isinstance(sensor, Found), sensor
+    assert isinstance(sensor, OpenSensor), sensor
     assert [channel.scope for channel in sensor.channels[::2]] == [
         "apple:cpu",
         "apple:gpu",
@@ -200,7 +200,7 @@ def test_without_a_password_free_sudo_the_reason_is_denied_and_the_remedy_is_a_c
 ) -> None:
     a_sudo(tmp_path, monkeypatch, "echo 'sudo: a password is required' >&2; exit 1")
     answer = apple.discover_powermetrics(ROOT, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "denied"
     assert "NOPASSWD" in str(answer.remedy)
 
@@ -209,7 +209,7 @@ def test_a_powermetrics_that_prints_no_power_is_unsupported(tmp_path: Path, monk
     monkeypatch.setattr(apple, "FIRST_BLOCK_S", 0.05)
     a_sudo(tmp_path, monkeypatch, "echo 'Machine model: Mac99,9'; exec sleep 30")
     answer = apple.discover_powermetrics(ROOT, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "unsupported"
 
 

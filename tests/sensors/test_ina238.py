@@ -15,7 +15,7 @@ from tests.sensors.jetson_trees import refusing, thor
 from tests.sensors.test_sensor_readings import found, write
 
 from stepscope.record.sensors import hwmon
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 ME = Target(1)
 CHIP = "sys/class/hwmon/hwmon5"
@@ -76,7 +76,7 @@ def test_a_closed_file_is_denied_with_its_remedy(tmp_path: Path, monkeypatch: py
     file = thor(tmp_path) / CHIP / "power1_input"
     monkeypatch.setattr(os, "open", refusing([file], errno.EACCES))
     answer = hwmon.discover_ina238(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert (answer.reason, answer.remedy) == ("denied", f"sudo chmod a+r {file}")
 
 
@@ -87,7 +87,7 @@ def test_no_content_crashes_the_sensor_or_invents_a_power(content: bytes, which:
         root = thor(Path(folder))
         (root / CHIP / which).write_bytes(content)
         answer = hwmon.discover_ina238(root, ME)
-        if isinstance(answer, Found):
+        if isinstance(answer, OpenSensor):
             power = answer.read()[0]
             answer.close()
             stated = content.strip().isdigit() and which == "power1_input"

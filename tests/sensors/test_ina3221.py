@@ -34,8 +34,8 @@ from stepscope.record.access import natural, signed
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import ina3221
-from stepscope.record.sensors.contract import Found, Missing, Target
-from stepscope.record.sensors.ina3221 import configured_timing, most_milliampere, stated_timing
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
+from stepscope.record.sensors.ina3221 import configured_timing, max_milliampere, stated_timing
 
 MS, SECOND = 1_000_000, 1_000_000_000
 WATTS = {
@@ -66,31 +66,31 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def opened() -> Iterator[list[Found]]:
+def opened() -> Iterator[list[OpenSensor]]:
     """Sensors that are closed after the test."""
-    sensors: list[Found] = []
+    sensors: list[OpenSensor] = []
     yield sensors
     for sensor in sensors:
         sensor.close()
 
 
-Discover = Callable[[Path], Found]
+Discover = Callable[[Path], OpenSensor]
 
 
 @pytest.fixture
-def discover(clock: Clock, opened: list[Found]) -> Discover:
+def discover(clock: Clock, opened: list[OpenSensor]) -> Discover:
     """Discover the sensor, which has to be there."""
 
-    def look(root: Path) -> Found:
+    def look(root: Path) -> OpenSensor:
         answer = ina3221.discover(root, Target(1, clock=clock))
-        assert isinstance(answer, Found), answer
+        assert isinstance(answer, OpenSensor), answer
         opened.append(answer)
         return answer
 
     return look
 
 
-def read(sensor: Found, quantity: str = "power") -> dict[str, float]:
+def read(sensor: OpenSensor, quantity: str = "power") -> dict[str, float]:
     """One read, by rail name."""
     pairs = zip(sensor.channels, sensor.read(), strict=True)
     return {channel.scope.removeprefix("rail:"): value for channel, value in pairs if channel.quantity == quantity}
@@ -179,7 +179,7 @@ def test_the_register_of_the_chip_is_read_as_its_data_sheet_says() -> None:
         "none: one conversion a round",
     )
     assert stated_timing(None, 7).refresh_ns is None
-    assert most_milliampere(0.002) == pytest.approx(81_900)
+    assert max_milliampere(0.002) == pytest.approx(81_900)
 
 
 def test_a_hwmon_voltage_is_read_every_tenth_time_and_the_current_each_time(
@@ -289,7 +289,7 @@ def test_a_closed_file_is_denied_with_the_command_that_opens_it(
     folder = tmp_path / ORIN_DRIVER / "1-0040/hwmon/hwmon1"
     monkeypatch.setattr(os, "open", refusing([folder / "curr1_input"], errno.EACCES))
     answer = ina3221.discover(tmp_path, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "denied"
     assert answer.remedy is not None
     assert answer.remedy.startswith(f"sudo chmod a+r {folder}/curr1_input {folder}/in1_input")
@@ -314,7 +314,7 @@ def test_a_board_whose_rails_give_no_number_is_missing_and_leaves_nothing_open(t
     folder = hwmon(tmp_path, "1-0040", 3, [("VDD_IN", 5000, 10)])
     (folder / "curr1_input").write_text("")
     answer = ina3221.discover(tmp_path, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "failed"
     assert str(folder) in answer.detail
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -374,7 +374,7 @@ def test_silence_counts_only_while_it_lasts(tmp_path: Path, discover: Discover) 
 def stream_over(root: Path, folder: Path, clock: Clock) -> Stream:
     target = Target(1, clock=clock)
     answer = ina3221.discover(root, target)
-    assert isinstance(answer, Found)
+    assert isinstance(answer, OpenSensor)
     file = RowFile(folder / "ina3221.rows", len(answer.channels))
     return Stream(ina3221, answer, target, root, file, EventLog(folder / "events.jsonl", clock), 10 * MS)
 
@@ -419,7 +419,7 @@ def test_no_content_of_a_hwmon_file_crashes_the_sensor_or_invents_a_power(conten
         root = orin_nano(Path(folder))
         (root / ORIN_DRIVER / "1-0040/hwmon/hwmon1" / which).write_bytes(content)
         answer = ina3221.discover(root, Target(1))
-        if isinstance(answer, Missing):
+        if isinstance(answer, NoSensor):
             return
         values = answer.read()
         answer.close()
@@ -439,7 +439,7 @@ def test_no_content_of_ui_input_crashes_the_sensor_or_invents_a_power(content: b
         root = nano(Path(folder))
         (root / JP4_DRIVER / "6-0040/iio:device0/ui_input_0").write_bytes(content)
         answer = ina3221.discover(root, Target(1))
-        assert isinstance(answer, Found)
+        assert isinstance(answer, OpenSensor)
         power = answer.read()[0]
         answer.close()
     words = content[:64].split()

@@ -15,7 +15,7 @@ from tests.sensors.jetson_trees import BOARDS, compatible, gpu, orin_nano, refus
 from tests.sensors.test_sensor_readings import found, write
 
 from stepscope.record.sensors import load, number_files
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 jetson_gpu, jetson_memory, jetson_emc = (load()[name] for name in ("jetson_gpu", "jetson_memory", "jetson_emc"))
 ME = Target(4711)
@@ -63,14 +63,14 @@ def test_without_the_class_of_devfreq_the_known_places_are_searched(device: str,
 def test_another_devfreq_device_is_no_gpu(tmp_path: Path) -> None:
     gpu(tmp_path, "platform/31d0000.emc", "emc", 1000, 204_000_000)
     answer = jetson_gpu.discover(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "absent"
 
 
 def test_a_gpu_without_a_load_is_left_to_nvml(tmp_path: Path) -> None:
     (gpu(tmp_path, "platform/gpu-gpc-0", "gb10b", 0, 1_000_000_000) / "load").unlink()
     answer = jetson_gpu.discover(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "unsupported"
     assert "NVML" in answer.detail
 
@@ -99,7 +99,7 @@ def test_a_gpu_that_leaves_is_lost_and_a_closed_one_denied(tmp_path: Path, monke
     load = tmp_path / "sys/class/devfreq/17000000.gpu/device/load"
     monkeypatch.setattr(os, "open", refusing([load], errno.EACCES))
     answer = jetson_gpu.discover(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "denied"
     assert answer.remedy is not None
     assert str(load) in answer.remedy
@@ -133,12 +133,12 @@ def test_a_closed_debugfs_is_denied_on_a_jetson_and_nothing_elsewhere(
     monkeypatch.setattr(os, "open", refusing(closed, errno.EACCES))
     for sensor in (jetson_emc, jetson_memory):
         answer = sensor.discover(tmp_path, ME)
-        assert isinstance(answer, Missing)
+        assert isinstance(answer, NoSensor)
         assert answer.reason == "absent"
     compatible(tmp_path, "nvidia,p3767-0005", "nvidia,tegra234")
     for sensor in (jetson_emc, jetson_memory):
         answer = sensor.discover(tmp_path, ME)
-        assert isinstance(answer, Missing)
+        assert isinstance(answer, NoSensor)
         assert answer.reason == "denied"
         assert answer.remedy is not None
         assert answer.remedy.startswith("sudo mount -o remount,mode=755 /sys/kernel/debug")
@@ -190,7 +190,7 @@ def test_no_content_crashes_gpu_or_memory_controller_or_invents_a_value(content:
         digits = content[:64].strip()
         for sensor in (jetson_gpu, jetson_emc):
             answer = sensor.discover(root, ME)
-            assert isinstance(answer, Found)
+            assert isinstance(answer, OpenSensor)
             share, clock = answer.read()
             answer.close()
             assert math.isnan(share) or 0 <= share <= 1

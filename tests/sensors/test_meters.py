@@ -17,7 +17,7 @@ from stepscope.errors import UsageError
 from stepscope.record import meter_csv
 from stepscope.record.meters import parse_meters
 from stepscope.record.sensors import meter_command
-from stepscope.record.sensors.contract import Found, Meter, Missing, Target
+from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 
@@ -151,13 +151,13 @@ def commands(*texts: str, clock: Callable[[], int] = time.monotonic_ns) -> Targe
     return Target(1, clock, meters=tuple(Meter("command", text, f"m{n}") for n, text in enumerate(texts)))
 
 
-def start(*texts: str, clock: Callable[[], int] = time.monotonic_ns) -> Found:
+def start(*texts: str, clock: Callable[[], int] = time.monotonic_ns) -> OpenSensor:
     sensor = meter_command.discover(ROOT, commands(*texts, clock=clock))
-    assert isinstance(sensor, Found), sensor
+    assert isinstance(sensor, OpenSensor), sensor
     return sensor
 
 
-def read_until(sensor: Found, wanted: Callable[[list[float]], bool]) -> list[float]:
+def read_until(sensor: OpenSensor, wanted: Callable[[list[float]], bool]) -> list[float]:
     rows: list[list[float]] = []
 
     def read() -> bool:
@@ -235,7 +235,7 @@ def test_a_header_before_the_first_reading_does_not_disturb() -> None:
 )
 def test_a_command_that_gives_no_reading_is_missing_with_a_reason(command: str, reason: str, said: str) -> None:
     answer = meter_command.discover(ROOT, commands(command))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert (answer.reason, said in answer.detail) == (reason, True), answer
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.record.sensors import nvml
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 NOT_SUPPORTED, NOT_FOUND, LOST = 3, 6, 15
@@ -111,17 +111,17 @@ def put(monkeypatch: pytest.MonkeyPatch, board: ModuleType | None) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", board)
 
 
-def found(answer: Found | Missing) -> Found:
-    assert isinstance(answer, Found), answer
+def found(answer: OpenSensor | NoSensor) -> OpenSensor:
+    assert isinstance(answer, OpenSensor), answer
     return answer
 
 
-def missing(answer: Found | Missing) -> Missing:
-    assert isinstance(answer, Missing), answer
+def missing(answer: OpenSensor | NoSensor) -> NoSensor:
+    assert isinstance(answer, NoSensor), answer
     return answer
 
 
-def values(sensor: Found) -> dict[str, float]:
+def values(sensor: OpenSensor) -> dict[str, float]:
     return dict(zip([channel.id for channel in sensor.channels], sensor.read(), strict=True))
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stepscope.record.meters import parse_address, parse_shelly, parse_tasmota
 from stepscope.record.sensors import smart_plugs
-from stepscope.record.sensors.contract import Found, Meter, Missing, Target
+from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Target
 from stepscope.record.sensors.smart_plugs import discover_plugs
 
 ROOT = Path("/")
@@ -100,13 +100,13 @@ def named(*addresses: str, kind: str = "shelly") -> Target:
     return Target(1, meters=tuple(Meter(kind, address, f"{kind}-{n}") for n, address in enumerate(addresses)))
 
 
-def values(sensor: Found | Missing) -> dict[str, float]:
-    assert isinstance(sensor, Found), sensor
+def values(sensor: OpenSensor | NoSensor) -> dict[str, float]:
+    assert isinstance(sensor, OpenSensor), sensor
     return dict(zip([channel.id for channel in sensor.channels], sensor.read(), strict=True))
 
 
-def missing(answer: Found | Missing) -> Missing:
-    assert isinstance(answer, Missing), answer
+def missing(answer: OpenSensor | NoSensor) -> NoSensor:
+    assert isinstance(answer, NoSensor), answer
     return answer
 
 
@@ -233,7 +233,7 @@ def test_a_shelly_gives_power_energy_voltage_and_current(device: Device) -> None
         "wall.shelly-0.voltage": 230.0,
         "wall.shelly-0.current": 0.05,
     }
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     assert sensor.blocking
     assert sensor.every_ns == 1_000_000_000
     assert {channel.scope for channel in sensor.channels} == {"wall:shelly-0"}
@@ -338,7 +338,7 @@ def test_a_plug_that_starts_to_answer_later_is_read_then(device: Device) -> None
 def test_a_plug_that_fails_in_mid_run_ends_the_read_and_comes_back(device: Device) -> None:
     device.pages[GEN2_PAGE] = (200, '{"apower":7.5}')
     sensor = discover_plugs(smart_plugs.SHELLY, ROOT, named(device.address))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     device.pages[GEN2_PAGE] = (500, "")
     with pytest.raises(OSError, match="500"):
         sensor.read()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.record.sensors import cgroup, scheduling
-from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.sensors.contract import OpenSensor, Target
 
 _PID = 4711
 
@@ -29,7 +29,7 @@ def test_a_quota_of_a_group_above_is_counted_from_the_first_read(tmp_path: Path)
     _write(tmp_path / "sys/fs/cgroup/job/cpu.max", "40000 100000\n")
     _quota(tmp_path, 2)
     found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     names = [channel.quantity for channel in found.channels]
     assert dict(zip(names, found.read(), strict=True))["cpu_quota"] == 0.4
     _quota(tmp_path, 7)
@@ -42,7 +42,7 @@ def test_a_quota_that_a_group_is_given_is_seen_within_ten_seconds(tmp_path: Path
     _write(tmp_path / "sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
     _write(tmp_path / f"proc/{_PID}/cgroup", "0::/job\n")
     found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID, clock=lambda: now_ns))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     _write(tmp_path / "sys/fs/cgroup/job/cpu.max", "40000 100000\n")
     assert math.isnan(found.read()[-1])
     now_ns = 10_000_000_000
@@ -55,7 +55,7 @@ def test_a_process_that_moves_into_a_group_of_version_1_is_followed(tmp_path: Pa
     _write(tmp_path / f"proc/{_PID}/cgroup", "2:cpu,cpuacct:/\n1:memory:/\n")
     (groups / "cpu").mkdir(parents=True)
     found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     assert math.isnan(found.read()[-1])
     _write(groups / "cpu/job/cpu.cfs_quota_us", "50000")
     _write(groups / "cpu/job/cpu.cfs_period_us", "100000")
@@ -81,7 +81,7 @@ def test_a_hit_of_the_memory_limit_is_counted_once_however_deep_the_group_lies(t
 
     hit(0)
     found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     hit(3)
     assert found.read()[3] == 3
     found.close()
@@ -95,7 +95,7 @@ def test_each_memory_group_of_version_1_is_counted_once(tmp_path: Path) -> None:
     for place in places:
         _write(place, "0\n")
     found = cgroup.CgroupCpu().discover(tmp_path, Target(_PID))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     for hits, place in zip((1, 20, 300), places, strict=True):
         _write(place, f"{hits}\n")
     assert found.read()[3] == 321
@@ -135,7 +135,7 @@ def test_what_a_thread_sleeps_in_is_told_by_its_system_call_or_the_kernel_functi
 
 def test_the_main_thread_of_this_process_has_run_and_never_runs_back(tmp_path: Path) -> None:
     found = scheduling.TrainingThread().discover(Path("/"), Target(os.getpid()))
-    if not isinstance(found, Found):
+    if not isinstance(found, OpenSensor):
         pytest.skip(found.detail)
     before = found.read()
     after = found.read()
@@ -158,7 +158,7 @@ def _cooling(root: Path, *devices: tuple[str, int, int]) -> dict[str, dict[str, 
             _write(place / name, f"{value}\n")
     (sensor,) = (sensor for sensor in scheduling.SENSORS if sensor.NAME == "cpu_limits")
     found = sensor.discover(root, Target(_PID))
-    assert isinstance(found, Found)
+    assert isinstance(found, OpenSensor)
     read: dict[str, dict[str, float]] = {}
     for channel, reading in zip(found.channels, found.read(), strict=True):
         read.setdefault(channel.quantity, {})[channel.scope.removeprefix("cooling:")] = float(reading)

@@ -13,8 +13,8 @@ import pytest
 from stepscope.record.sensors import ask, load, survey, with_read_cost
 from stepscope.record.sensors.contract import (
     Channel,
-    Found,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Sensor,
     Target,
     as_seen_below,
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 def test_a_sensor_on_an_empty_root_says_why_it_is_missing(name: str, tmp_path: Path) -> None:
     answer = SENSORS[name].discover(tmp_path, Target(os.getpid()))
     if name == "sampler":  # reads itself: there is no machine without it
-        assert isinstance(answer, Found)
+        assert isinstance(answer, OpenSensor)
     else:
-        assert isinstance(answer, Missing)
+        assert isinstance(answer, NoSensor)
         assert answer.reason == "absent"
         assert str(tmp_path) in answer.detail
 
@@ -46,7 +46,7 @@ def test_paths_of_a_root_are_told_as_the_machine_has_them() -> None:
 @pytest.mark.parametrize("name", SENSORS)
 def test_a_sensor_on_this_machine_reads_one_float_a_channel(name: str) -> None:
     answer = SENSORS[name].discover(Path("/"), Target(os.getpid()))
-    if isinstance(answer, Missing):
+    if isinstance(answer, NoSensor):
         assert answer.detail
         return
     assert len(answer.read()) == len(answer.channels) > 0
@@ -58,7 +58,7 @@ def test_a_sensor_on_this_machine_reads_one_float_a_channel(name: str) -> None:
 def test_a_sensor_leaves_no_descriptor_open_after_close(name: str) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     answer = SENSORS[name].discover(Path("/"), Target(os.getpid()))
-    if isinstance(answer, Found):
+    if isinstance(answer, OpenSensor):
         answer.read()
         answer.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -84,13 +84,13 @@ def test_a_survey_measures_what_a_read_costs() -> None:
 class Broken:
     NAME = "broken"
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
         raise RuntimeError("the driver is upset")
 
 
 def test_a_sensor_file_that_raises_is_missing_and_not_a_crash(tmp_path: Path) -> None:
     sensor: Sensor = Broken()
-    assert ask(sensor, tmp_path, Target(1)) == Missing("failed", "RuntimeError: the driver is upset")
+    assert ask(sensor, tmp_path, Target(1)) == NoSensor("failed", "RuntimeError: the driver is upset")
 
 
 def test_a_sensor_file_that_cannot_be_imported_costs_itself_alone(
@@ -100,7 +100,7 @@ def test_a_sensor_file_that_cannot_be_imported_costs_itself_alone(
     sensors = load()
     assert set(sensors) == set(SENSORS)
     answer = sensors["battery"].discover(tmp_path, Target(1))
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "failed"
     assert "battery.py cannot be imported" in answer.detail
 
@@ -112,8 +112,8 @@ def test_a_sensor_that_is_found_but_cannot_be_read_is_missing() -> None:
         raise OSError(5, "Input/output error")
 
     channel = Channel("x", "x", "temperature", "degC", "gauge", "zone:x", "x")
-    answer = with_read_cost(Found((channel,), read, lambda: closed.append(True)), Target(1))
-    assert isinstance(answer, Missing)
+    answer = with_read_cost(OpenSensor((channel,), read, lambda: closed.append(True)), Target(1))
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "failed"
     assert closed == [True]
 
@@ -133,14 +133,14 @@ def test_the_sensor_of_the_guide_reads_as_the_guide_says(tmp_path: Path) -> None
     exec(page.split("```python\n")[1].split("```")[0], module)
     (sensor,) = module["SENSORS"]
     empty = ask(sensor, tmp_path, Target(1))
-    assert isinstance(empty, Missing)
+    assert isinstance(empty, NoSensor)
     assert empty.reason == "absent"
     for number, level in enumerate(("255\n", "fast\n")):
         folder = tmp_path / f"sys/class/hwmon/hwmon{number}"
         folder.mkdir(parents=True)
         (folder / "pwm1").write_text(level)
     fans = ask(sensor, tmp_path, Target(1))
-    assert isinstance(fans, Found)
+    assert isinstance(fans, OpenSensor)
     assert [(channel.scope, channel.quantity) for channel in fans.channels] == [
         ("fan:0", "fan_load"),
         ("fan:1", "fan_load"),

@@ -19,7 +19,7 @@ from tests.sensors.pc_trees import BATTERY, hwmon, powercap, uevent, write, zone
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors import ask, load
-from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.sensors.contract import OpenSensor, Target
 
 PID = 4242
 CPU = "sys/devices/system/cpu"
@@ -83,9 +83,9 @@ def files_of(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def answers(root: Path) -> dict[str, Found]:
+def answers(root: Path) -> dict[str, OpenSensor]:
     asked = {name: ask(sensor, root, Target(PID, clock=lambda: 0)) for name, sensor in load().items()}
-    return {name: found for name, found in asked.items() if isinstance(found, Found) and name != "sampler"}
+    return {name: found for name, found in asked.items() if isinstance(found, OpenSensor) and name != "sampler"}
 
 
 @trees
@@ -168,7 +168,7 @@ def test_no_bytes_in_any_file_crash_a_stream_or_give_an_infinite_or_negative_pow
         stream.close()
 
 
-def opened(name: str, found: Found, root: Path, rows: Path) -> Stream:
+def opened(name: str, found: OpenSensor, root: Path, rows: Path) -> Stream:
     """The sensor as the sampling process reads it."""
     file = RowFile(rows / f"{name}.rows", len(found.channels))
     target = Target(PID, clock=lambda: 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.record.access import word_after
 from stepscope.record.sensors import cpu, load, number_files, processes
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 cpu_frequency, process_memory, process_memory_map, system_memory, temperature = (
     load()[name] for name in ("cpu_frequency", "process_memory", "process_memory_map", "system_memory", "temperature")
@@ -47,8 +47,8 @@ def cpuidle(root: Path, idle_us: dict[int, list[int]]) -> Path:
     return write(root, files)
 
 
-def found(answer: Found | Missing) -> Found:
-    assert isinstance(answer, Found), answer
+def found(answer: OpenSensor | NoSensor) -> OpenSensor:
+    assert isinstance(answer, OpenSensor), answer
     return answer
 
 
@@ -184,7 +184,7 @@ def test_available_memory_and_used_swap_come_from_meminfo(tmp_path: Path) -> Non
 
 def test_a_kernel_without_memavailable_is_unsupported(tmp_path: Path) -> None:
     answer = system_memory.discover(write(tmp_path, {"proc/meminfo": "MemFree: 1 kB\n"}), ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "unsupported"
 
 
@@ -293,7 +293,7 @@ def test_a_zone_that_cannot_be_opened_or_has_no_name_costs_no_other(tmp_path: Pa
         (tmp_path / f"sys/class/thermal/thermal_zone{number}/temp").write_text(f"4{number}000\n")
     (tmp_path / "sys/class/thermal/thermal_zone1/type").write_text("cpu\n")
     sensor = temperature.discover(tmp_path, Target(1))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     names = [channel.id for channel in sensor.channels]
     assert dict(zip(names, sensor.read(), strict=True)) == {
         "zone.cpu.temperature": 41.0,
@@ -309,7 +309,7 @@ def test_a_policy_without_its_list_of_cores_costs_no_other(tmp_path: Path) -> No
         (policy / "related_cpus").write_text(cores)
         (policy / "scaling_cur_freq").write_text("1800000\n")
     sensor = cpu_frequency.discover(tmp_path, Target(1))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     assert list(sensor.read()) == [1.8e9, 1.8e9]
     sensor.close()
 
@@ -333,7 +333,7 @@ def test_a_child_whose_numbers_are_garbage_is_not_one_that_has_ended(tmp_path: P
         (tmp_path / f"proc/{pid}/task/{pid}/children").write_text(below)
         (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} {numbers}")
     sensor = processes.discover_children(tmp_path, Target(1, clock=lambda: 0))
-    assert isinstance(sensor, Found)
+    assert isinstance(sensor, OpenSensor)
     before = list(sensor.read())
     (tmp_path / "proc/7/stat").write_text("7 (w) garbage\n")
     assert all(value != value for value in sensor.read())

@@ -18,7 +18,7 @@ from tests.patience import HANG_S, until
 from tests.sensors.jetson_trees import orin_nano
 
 from stepscope.record.sensors import tegrastats
-from stepscope.record.sensors.contract import Found, Missing, Target
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 from stepscope.record.sensors.tegrastats import Core, Engine, Memory, Rail, TegrastatsLine, Zone, parse
 
 MEBI = 1024**2
@@ -199,9 +199,9 @@ def program(root: Path, line: str, before: str = ":") -> Path:
 
 
 @pytest.fixture
-def opened() -> Iterator[list[Found]]:
+def opened() -> Iterator[list[OpenSensor]]:
     """Sensors that are closed after the test."""
-    sensors: list[Found] = []
+    sensors: list[OpenSensor] = []
     yield sensors
     for sensor in sensors:
         sensor.close()
@@ -215,7 +215,7 @@ def ended(process: int) -> bool:
         return True
 
 
-def read_until(sensor: Found, enough: Callable[[list[float]], bool]) -> list[list[float]]:
+def read_until(sensor: OpenSensor, enough: Callable[[list[float]], bool]) -> list[list[float]]:
     """Rows until one is enough; fails where none ever is."""
     rows: list[list[float]] = []
 
@@ -227,14 +227,16 @@ def read_until(sensor: Found, enough: Callable[[list[float]], bool]) -> list[lis
     return rows
 
 
-def discover(root: Path, opened: list[Found]) -> Found:
+def discover(root: Path, opened: list[OpenSensor]) -> OpenSensor:
     answer = tegrastats.discover(root, ME)
-    assert isinstance(answer, Found), answer
+    assert isinstance(answer, OpenSensor), answer
     opened.append(answer)
     return answer
 
 
-def test_the_rails_of_a_line_become_channels_and_unconnected_ones_do_not(tmp_path: Path, opened: list[Found]) -> None:
+def test_the_rails_of_a_line_become_channels_and_unconnected_ones_do_not(
+    tmp_path: Path, opened: list[OpenSensor]
+) -> None:
     program(tmp_path, "RAM 1/2MB GPU@30.5C GPU 463/463 NC 0mW/0mW VDD_MUX 10/10 VDD_MUX $i/20 NC 0mW/0mW")
     sensor = discover(tmp_path, opened)
     assert [channel.id for channel in sensor.channels] == [
@@ -248,7 +250,7 @@ def test_the_rails_of_a_line_become_channels_and_unconnected_ones_do_not(tmp_pat
     assert rows[-1][:2] == [0.463, 0.01]
 
 
-def test_a_line_is_a_reading_once_and_then_nothing_is(tmp_path: Path, opened: list[Found]) -> None:
+def test_a_line_is_a_reading_once_and_then_nothing_is(tmp_path: Path, opened: list[OpenSensor]) -> None:
     program(tmp_path, "RAM 1/2MB VDD_IN $i/1", before="[ $i -le 3 ] || sleep 100")
     sensor = discover(tmp_path, opened)
     rows = read_until(sensor, lambda row: row[0] == 0.003)
@@ -257,7 +259,7 @@ def test_a_line_is_a_reading_once_and_then_nothing_is(tmp_path: Path, opened: li
     assert measured == sorted(set(measured))
 
 
-def test_of_several_new_lines_the_newest_counts(tmp_path: Path, opened: list[Found]) -> None:
+def test_of_several_new_lines_the_newest_counts(tmp_path: Path, opened: list[OpenSensor]) -> None:
     go, printed_all = tmp_path / "go", tmp_path / "printed"
     hold = f"[ $i -ne 2 ] || while [ ! -e {go} ]; do sleep 0.01; done"
     program(tmp_path, "RAM 1/2MB VDD_IN $i/1", before=f"{hold}; [ $i -ne 4 ] || {{ touch {printed_all}; sleep 100; }}")
@@ -267,7 +269,7 @@ def test_of_several_new_lines_the_newest_counts(tmp_path: Path, opened: list[Fou
     assert sensor.read()[0] == 0.003
 
 
-def test_negative_and_missing_rails_are_not_read(tmp_path: Path, opened: list[Found]) -> None:
+def test_negative_and_missing_rails_are_not_read(tmp_path: Path, opened: list[OpenSensor]) -> None:
     program(
         tmp_path, "RAM 1/2MB VDD_IN 5000/1 $rail", before='[ $i -eq 1 ] && rail="VDD_SOC 3/3" || rail="VDD_GPU -4/1"'
     )
@@ -278,7 +280,7 @@ def test_negative_and_missing_rails_are_not_read(tmp_path: Path, opened: list[Fo
     assert math.isnan(tegrastats.rail_watts(content, {"VDD_IN": ("VDD_IN", 0)})[0])
 
 
-def test_a_child_that_has_ended_is_a_lost_sensor(tmp_path: Path, opened: list[Found]) -> None:
+def test_a_child_that_has_ended_is_a_lost_sensor(tmp_path: Path, opened: list[OpenSensor]) -> None:
     program(tmp_path, "RAM 1/2MB VDD_IN 5000/1", before="[ $i -le 2 ] || exit 3")
     sensor = discover(tmp_path, opened)
 
@@ -295,7 +297,7 @@ def test_a_child_that_has_ended_is_a_lost_sensor(tmp_path: Path, opened: list[Fo
 def test_rails_that_can_be_read_directly_are_not_reported_twice(tmp_path: Path) -> None:
     program(orin_nano(tmp_path), ORIN)
     answer = tegrastats.discover(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == "absent"
     assert "not needed" in answer.detail
 
@@ -318,7 +320,7 @@ def test_a_program_that_prints_no_rail_says_why_and_leaves_no_child(
     program(tmp_path, line)
     before = len(list(Path("/proc/self/fd").iterdir()))
     answer = tegrastats.discover(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == reason
     assert said in answer.detail
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -332,11 +334,11 @@ def test_a_program_that_cannot_run_is_missing(mode: int, text: str, tmp_path: Pa
     path.write_text(text)
     path.chmod(mode)
     answer = tegrastats.discover(tmp_path, ME)
-    assert isinstance(answer, Missing)
+    assert isinstance(answer, NoSensor)
     assert answer.reason == ("denied" if mode == 0o644 else "failed")
 
 
-def test_it_steps_back_when_the_rails_are_opened_in_mid_run(tmp_path: Path, opened: list[Found]) -> None:
+def test_it_steps_back_when_the_rails_are_opened_in_mid_run(tmp_path: Path, opened: list[OpenSensor]) -> None:
     program(tmp_path, "RAM 1/2MB VDD_IN 5000/1")
     sensor = discover(tmp_path, opened)
     orin_nano(tmp_path)

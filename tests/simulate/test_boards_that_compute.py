@@ -22,7 +22,7 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.observations import Observations
 from stepscope.record.device import describe_device
 from stepscope.record.sensors import load
-from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_options
 from stepscope.simulate.chip import RASPBERRY_PI_5, TX2, Activity, Changed, activity, governed_hz
 from stepscope.simulate.marks import FIXED, HOST, IDLE, State, StateLog, StateReader
@@ -295,7 +295,7 @@ def test_a_board_in_the_frost_shows_degrees_below_zero(tmp_path: Path) -> None:
 
 def values(board: Hand, sensor: str) -> dict[str, float]:
     found = load()[sensor].discover(board.root, Target(os.getpid()))
-    assert isinstance(found, Found), found
+    assert isinstance(found, OpenSensor), found
     read = found.read()
     found.close()
     return dict(zip((channel.id for channel in found.channels), read, strict=True))

@@ -12,7 +12,7 @@ import pytest
 from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
 from stepscope.record.sensors import load
-from stepscope.record.sensors.contract import Found, Target
+from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.simulate import BOARDS
 from stepscope.simulate.boards import BOARDS as SIMULATED
 from stepscope.simulate.layouts import BUILDS
@@ -35,9 +35,9 @@ def tx2(tmp_path: Path) -> Iterator[Hand]:
         yield board
 
 
-def discovered(board: Hand, name: str) -> Found:
+def discovered(board: Hand, name: str) -> OpenSensor:
     found = load()[name].discover(board.root, Target(os.getpid()))
-    assert isinstance(found, Found), found
+    assert isinstance(found, OpenSensor), found
     return found
 
 

@@ -37,7 +37,7 @@ def test_outside_the_simulation_nothing_is_known(truth: Truth) -> None:
 def test_own_energies_leave_children_out_and_add_up_to_the_whole(truth: Truth) -> None:
     t0 = np.array([10, 11, 12, 11]) * S
     t1 = np.array([14, 13, 13, 12]) * S
-    own = truth.own_energy("all", t0, t1, np.array([-1, 0, 1, 1]))
+    own = truth.self_energy("all", t0, t1, np.array([-1, 0, 1, 1]))
     assert own.tolist() == pytest.approx([7, 0, 10, 10])
     assert own.sum() == pytest.approx(27)
 
@@ -45,9 +45,9 @@ def test_own_energies_leave_children_out_and_add_up_to_the_whole(truth: Truth) -
 def test_parents_count_within_their_step_and_other_lanes_run_beside(truth: Truth) -> None:
     t0, t1 = np.array([10, 10, 12, 12]) * S, np.array([12, 11, 14, 13]) * S
     parent, step = np.array([-1, 0, -1, 0]), np.array([4, 4, 7, 7])
-    assert truth.own_energy("all", t0, t1, parent, step).tolist() == pytest.approx([10, 2, 5, 10])
+    assert truth.self_energy("all", t0, t1, parent, step).tolist() == pytest.approx([10, 2, 5, 10])
     lane = np.array([0, 1, 0, 0])
-    assert truth.own_energy("all", t0, t1, parent, step, lane).tolist() == pytest.approx([12, 2, 5, 10])
+    assert truth.self_energy("all", t0, t1, parent, step, lane).tolist() == pytest.approx([12, 2, 5, 10])
 
 
 def test_what_was_saved_is_read_again_from_file_or_folder(truth: Truth, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_recorded_run_has_rails_to_read_and_a_true_energy_for_each_of_its_ops(
     ops = run.ops
     step, t0_ns, t1_ns = (ops[name].cast(pl.Int64).to_numpy() for name in ("step", "t0_ns", "t1_ns"))
     parent = ops["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    own = truth.own_energy("VDD_IN", t0_ns, t1_ns, parent, step)
+    own = truth.self_energy("VDD_IN", t0_ns, t1_ns, parent, step)
     whole = truth.energy_between("VDD_IN", run.steps["t0_ns"].to_numpy(), run.steps["t1_ns"].to_numpy())
     assert own.min() > -1e-9
     assert 0.05 * whole.sum() < own.sum() < whole.sum()

@@ -22,7 +22,7 @@ from stepscope import store
 from stepscope.errors import MissingDependency, OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
 from stepscope.liveness import identity
 from stepscope.runfolder import RunReader, RunWriter
-from stepscope.store import Choice, Place, open_place
+from stepscope.store import Choice, Store, open_store
 from stepscope.store import index as store_listing
 from stepscope.store import manifest as manifests
 from stepscope.store.storage import within
@@ -42,64 +42,64 @@ def make_run(out: Path, workload: str = "lenet", started_s: float = 1.7e9, batch
 
 
 @pytest.fixture(params=["folder", "file://", "memory://"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     name = uuid.uuid4().hex
     address = {"folder": str(tmp_path / name), "file://": f"file://{tmp_path}/{name}", "memory://": f"memory://{name}"}
-    return open_place(address[request.param])
+    return open_store(address[request.param])
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Place:
+def local(tmp_path: Path) -> Store:
     (tmp_path / "store").mkdir()
-    return open_place(tmp_path / "store")
+    return open_store(tmp_path / "store")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_pulled_run_is_the_run_that_was_pushed(place: Place, tmp_path: Path) -> None:
+def test_a_pulled_run_is_the_run_that_was_pushed(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    store.push(place, [run])
-    [pulled] = store.pull(place, [run.name], tmp_path / "pulled")
+    store.push(opened, [run])
+    [pulled] = store.pull(opened, [run.name], tmp_path / "pulled")
     assert files_of(pulled) == files_of(run)
     assert RunReader(pulled).steps.equals(RunReader(run).steps)
 
 
-def test_pushing_a_run_twice_leaves_one_and_says_so(place: Place, tmp_path: Path) -> None:
+def test_pushing_a_run_twice_leaves_one_and_says_so(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    first, second = store.push(place, [run])[0], store.push(place, [run])[0]
+    first, second = store.push(opened, [run])[0], store.push(opened, [run])[0]
     assert (first.outcome, second.outcome) == ("pushed", "already there")
-    assert store.listed(place)["id"].to_list() == [run.name]
+    assert store.listed(opened)["id"].to_list() == [run.name]
 
 
-def test_a_run_that_was_removed_can_be_pushed_again(place: Place, tmp_path: Path) -> None:
+def test_a_run_that_was_removed_can_be_pushed_again(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    store.push(place, [run])
-    store.remove(place, [run.name])
-    assert store.push(place, [run])[0].outcome == "pushed"
-    [pulled] = store.pull(place, [run.name], tmp_path / "pulled")
+    store.push(opened, [run])
+    store.remove(opened, [run.name])
+    assert store.push(opened, [run])[0].outcome == "pushed"
+    [pulled] = store.pull(opened, [run.name], tmp_path / "pulled")
     assert files_of(pulled) == files_of(run)
 
 
-def test_a_run_that_has_gained_a_file_replaces_itself_and_keeps_its_tags(place: Place, tmp_path: Path) -> None:
+def test_a_run_that_has_gained_a_file_replaces_itself_and_keeps_its_tags(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    store.push(place, [run], ["baseline"])
+    store.push(opened, [run], ["baseline"])
     (run / "report.html").write_text("page", encoding="utf-8")
-    assert store.push(place, [run])[0].outcome == "replaced"
-    [row] = store.listed(place).to_dicts()
+    assert store.push(opened, [run])[0].outcome == "replaced"
+    [row] = store.listed(opened).to_dicts()
     assert (row["tags"], row["revision"]) == (["baseline"], 2)
-    assert (store.pull(place, [run.name], tmp_path / "pulled")[0] / "report.html").exists()
+    assert (store.pull(opened, [run.name], tmp_path / "pulled")[0] / "report.html").exists()
 
 
-def test_the_index_is_a_parquet_file_that_is_queried_in_place(local: Place, tmp_path: Path) -> None:
+def test_the_index_is_a_parquet_file_that_is_queried_in_place(local: Store, tmp_path: Path) -> None:
     store.push(local, [make_run(tmp_path / "runs", batch=8), make_run(tmp_path / "runs", "resnet18", 1.8e9)])
     index = pl.scan_parquet(Path(local.root) / "index.parquet")
     found = index.filter(pl.col("batch_size") < 16).select("workload", "step_time_ns", "steps").collect()
     assert found.rows() == [("lenet", 900.0, 2)]
 
 
-def test_what_a_run_does_not_say_is_null_in_the_index(local: Place, tmp_path: Path) -> None:
+def test_what_a_run_does_not_say_is_null_in_the_index(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     (run / "summary.json").write_text("{}", encoding="utf-8")
     for steps in run.glob("steps.*"):
@@ -109,7 +109,7 @@ def test_what_a_run_does_not_say_is_null_in_the_index(local: Place, tmp_path: Pa
     assert (row["step_time_ns"], row["energy_per_step_j"], row["steps"]) == (None, None, None)
 
 
-def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_index(local: Place, tmp_path: Path) -> None:
+def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_index(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     (run / "summary.json").unlink()
     store.push(local, [run])
@@ -131,7 +131,7 @@ def test_a_run_without_a_report_has_its_steps_and_their_time_in_the_index(local:
     ],
 )
 def test_runs_are_listed_newest_first_and_by_filters(
-    local: Place, tmp_path: Path, choice: Choice, wanted: list[str]
+    local: Store, tmp_path: Path, choice: Choice, wanted: list[str]
 ) -> None:
     store.push(local, [make_run(tmp_path / "runs", "early", 1.6e9, 8)], ["first"])
     store.push(
@@ -141,40 +141,40 @@ def test_runs_are_listed_newest_first_and_by_filters(
 
 
 @pytest.mark.parametrize("where", ["nonsense >", "no_such_column = 1", "1=1 UNION SELECT 1"])
-def test_a_condition_that_cannot_be_understood_is_refused_with_the_columns(local: Place, where: str) -> None:
+def test_a_condition_that_cannot_be_understood_is_refused_with_the_columns(local: Store, where: str) -> None:
     with pytest.raises(UsageError) as refused:
         store.listed(local, Choice(where=where))
     assert "condition" in str(refused.value) or "batch_size" in str(refused.value.hint)
 
 
 def test_a_push_that_breaks_off_is_not_listed_and_the_next_one_goes_on(
-    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, send, sent = make_run(tmp_path / "runs"), Place.send, list[str]()
+    run, send, sent = make_run(tmp_path / "runs"), Store.send, list[str]()
 
-    def breaks(self: Place, path: str, pieces: Any) -> None:
+    def breaks(self: Store, path: str, pieces: Any) -> None:
         if len(sent) == 2:
             raise StoreError("the network is gone")
         sent.append(path)
         send(self, path, pieces)
 
-    monkeypatch.setattr(Place, "send", breaks)
+    monkeypatch.setattr(Store, "send", breaks)
     with pytest.raises(StoreError, match="network"):
         store.push(local, [run])
     assert store.listed(local).is_empty()
     with pytest.raises(RunNotFound):
         store.pull(local, [run.name], tmp_path / "pulled")
 
-    def counts(self: Place, path: str, pieces: Any) -> None:
+    def counts(self: Store, path: str, pieces: Any) -> None:
         sent.append(path)
         send(self, path, pieces)
 
-    monkeypatch.setattr(Place, "send", counts)
+    monkeypatch.setattr(Store, "send", counts)
     assert store.push(local, [run])[0].outcome == "pushed"
     assert len(sent) == len(set(sent)) == len(files_of(run))
 
 
-def test_half_a_manifest_lists_nothing(local: Place, tmp_path: Path) -> None:
+def test_half_a_manifest_lists_nothing(local: Store, tmp_path: Path) -> None:
     store.push(local, [make_run(tmp_path / "runs")])
     [file] = (Path(local.root) / "manifests").iterdir()
     file.write_bytes(file.read_bytes()[:100])
@@ -182,7 +182,7 @@ def test_half_a_manifest_lists_nothing(local: Place, tmp_path: Path) -> None:
     assert store.listed(local).is_empty()
 
 
-def test_an_index_that_is_lost_damaged_or_behind_changes_nothing_of_the_list(local: Place, tmp_path: Path) -> None:
+def test_an_index_that_is_lost_damaged_or_behind_changes_nothing_of_the_list(local: Store, tmp_path: Path) -> None:
     index = Path(local.root) / "index.parquet"
     store.push(local, [make_run(tmp_path / "runs", "one")])
     old = index.read_bytes()
@@ -193,31 +193,31 @@ def test_an_index_that_is_lost_damaged_or_behind_changes_nothing_of_the_list(loc
 
 
 def test_listing_opens_the_index_alone_however_many_runs_there_are(
-    local: Place, monkeypatch: pytest.MonkeyPatch
+    local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(local, 300)
     opened: list[str] = []
-    read = Place.read
+    read = Store.read
 
-    def noting(self: Place, path: str, most_bytes: int) -> bytes:
+    def noting(self: Store, path: str, most_bytes: int) -> bytes:
         opened.append(path)
         return read(self, path, most_bytes)
 
-    monkeypatch.setattr(Place, "read", noting)
+    monkeypatch.setattr(Store, "read", noting)
     assert len(store.listed(local)) == 300
     assert opened == ["index.parquet"]
 
 
-def fill(place: Place, count: int) -> None:
+def fill(opened: Store, count: int) -> None:
     """So many runs by their manifests alone."""
     file = manifests.FileEntry("run.json", 2, hashlib.sha256(b"{}").hexdigest())
     for number in range(count):
         name, content = manifests.to_file(manifests.Manifest(f"run-{number}", (file,), {"started_s": float(number)}))
-        place.write(f"manifests/{name}", content)
-    store_listing.write_index(place)
+        opened.write(f"manifests/{name}", content)
+    store_listing.write_index(opened)
 
 
-def test_a_run_that_is_still_written_is_not_pushed(local: Place, tmp_path: Path) -> None:
+def test_a_run_that_is_still_written_is_not_pushed(local: Store, tmp_path: Path) -> None:
     import os
 
     run = make_run(tmp_path / "runs")
@@ -228,7 +228,7 @@ def test_a_run_that_is_still_written_is_not_pushed(local: Place, tmp_path: Path)
         store.push(local, [run])
 
 
-def test_another_run_of_the_same_name_is_refused(local: Place, tmp_path: Path) -> None:
+def test_another_run_of_the_same_name_is_refused(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     header = json.loads((run / "run.json").read_text(encoding="utf-8"))
@@ -237,34 +237,34 @@ def test_another_run_of_the_same_name_is_refused(local: Place, tmp_path: Path) -
         store.push(local, [run])
 
 
-def test_a_folder_with_a_link_is_not_pushed(local: Place, tmp_path: Path) -> None:
+def test_a_folder_with_a_link_is_not_pushed(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     (run / "samples" / "passwords").symlink_to("/etc/passwd")
     with pytest.raises(RunDamaged, match="no plain file"):
         store.push(local, [run])
 
 
-def test_tags_are_added_and_dropped_and_a_bad_one_is_refused(place: Place, tmp_path: Path) -> None:
+def test_tags_are_added_and_dropped_and_a_bad_one_is_refused(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    store.push(place, [run])
-    assert store.tag(place, [run.name], ["a", "power=15W"]) == {run.name: ("a", "power=15W")}
-    assert store.tag(place, [run.name], drop=["a"]) == {run.name: ("power=15W",)}
-    assert store.listed(place)["tags"].to_list() == [["power=15W"]]
+    store.push(opened, [run])
+    assert store.tag(opened, [run.name], ["a", "power=15W"]) == {run.name: ("a", "power=15W")}
+    assert store.tag(opened, [run.name], drop=["a"]) == {run.name: ("power=15W",)}
+    assert store.listed(opened)["tags"].to_list() == [["power=15W"]]
     with pytest.raises(StoreError, match="no tag"):
-        store.tag(place, [run.name], ["../x y"])
+        store.tag(opened, [run.name], ["../x y"])
 
 
-def test_a_removed_run_is_gone_with_its_files(place: Place, tmp_path: Path) -> None:
+def test_a_removed_run_is_gone_with_its_files(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    store.push(place, [run])
-    assert store.remove(place, [run.name]) == [run.name]
-    assert store.listed(place).is_empty()
-    assert place.sizes("runs") == {}
+    store.push(opened, [run])
+    assert store.remove(opened, [run.name]) == [run.name]
+    assert store.listed(opened).is_empty()
+    assert opened.sizes("runs") == {}
     with pytest.raises(RunNotFound, match="holds no run"):
-        store.remove(place, [run.name])
+        store.remove(opened, [run.name])
 
 
-def test_collecting_removes_what_no_manifest_names_once_it_is_old(local: Place, tmp_path: Path) -> None:
+def test_collecting_removes_what_no_manifest_names_once_it_is_old(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     local.write("runs/broken/0123456789abcdef/run.json", b"{}")
@@ -279,14 +279,14 @@ def test_collecting_removes_what_no_manifest_names_once_it_is_old(local: Place, 
 def test_collecting_in_a_folder_that_is_no_store_touches_no_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     before = files_of(run)
-    assert store.collect(open_place(tmp_path), 0.0).removed == ()
+    assert store.collect(open_store(tmp_path), 0.0).removed == ()
     assert files_of(run) == before
 
 
 def test_a_file_that_stops_in_the_midst_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, release = open_place(f"memory://{uuid.uuid4().hex}", timeout_s=HANG_S), threading.Event()
+    opened, release = open_store(f"memory://{uuid.uuid4().hex}", timeout_s=HANG_S), threading.Event()
     run = make_run(tmp_path / "runs")
-    store.push(place, [run])
+    store.push(opened, [run])
 
     class Stuck:
         def read(self, _: int) -> bytes:
@@ -295,20 +295,20 @@ def test_a_file_that_stops_in_the_midst_is_given_up_in_time(tmp_path: Path, monk
         def close(self) -> None:
             release.set()
 
-    monkeypatch.setattr(place.fs, "open", lambda *_: Stuck())
+    monkeypatch.setattr(opened.fs, "open", lambda *_: Stuck())
     with pytest.raises(StoreError, match="did not answer"):
-        store.pull(dataclasses.replace(place, timeout_s=0.02), [run.name], tmp_path / "pulled")
+        store.pull(dataclasses.replace(opened, timeout_s=0.02), [run.name], tmp_path / "pulled")
     assert list((tmp_path / "pulled").iterdir()) == []
 
 
 def test_without_fsspec_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(MissingDependency) as refused:
-        open_place(tmp_path)
+        open_store(tmp_path)
     assert "stepscope[store]" in str(refused.value.hint)
 
 
-def test_a_content_that_was_replaced_is_collected(local: Place, tmp_path: Path) -> None:
+def test_a_content_that_was_replaced_is_collected(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     (run / "report.html").write_text("page", encoding="utf-8")
@@ -317,7 +317,7 @@ def test_a_content_that_was_replaced_is_collected(local: Place, tmp_path: Path) 
     assert store.pull(local, [run.name], tmp_path / "pulled")[0].is_dir()
 
 
-def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Place, tmp_path: Path) -> None:
+def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     _, manifest = store_listing.find(local, run.name)
@@ -328,7 +328,7 @@ def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Place
     assert list((tmp_path / "pulled").iterdir()) == []
 
 
-def test_a_file_that_is_missing_in_the_store_is_said(local: Place, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_in_the_store_is_said(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     _, manifest = store_listing.find(local, run.name)
@@ -339,7 +339,7 @@ def test_a_file_that_is_missing_in_the_store_is_said(local: Place, tmp_path: Pat
     store.pull(local, [run.name], tmp_path / "pulled")
 
 
-def test_a_link_in_a_store_is_not_followed(local: Place, tmp_path: Path) -> None:
+def test_a_link_in_a_store_is_not_followed(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     _, manifest = store_listing.find(local, run.name)
@@ -350,7 +350,7 @@ def test_a_link_in_a_store_is_not_followed(local: Place, tmp_path: Path) -> None
         store.pull(local, [run.name], tmp_path / "pulled")
 
 
-def write_hostile(place: Place, change: Callable[[dict[str, Any]], None]) -> None:
+def write_hostile(opened: Store, change: Callable[[dict[str, Any]], None]) -> None:
     sha = hashlib.sha256(b"{}").hexdigest()
     stated: dict[str, Any] = {
         **{"format": 1, "id": "bad-run", "facts": {}, "tags": [], "pushed_s": 0.0, "revision": 1},
@@ -358,7 +358,7 @@ def write_hostile(place: Place, change: Callable[[dict[str, Any]], None]) -> Non
     }
     change(stated)
     content = json.dumps(stated).encode()
-    place.write(f"manifests/bad-run~{hashlib.sha256(content).hexdigest()[:16]}.json", content)
+    opened.write(f"manifests/bad-run~{hashlib.sha256(content).hexdigest()[:16]}.json", content)
 
 
 SHA = "0" * 64
@@ -367,7 +367,7 @@ SHA = "0" * 64
 @pytest.mark.parametrize(
     "path", ["../evil", "/etc/cron.d/x", "a/../../x", "a\\..\\x", "C:/x", ".hidden", "a//b", "x\n", "a/" * 9 + "b", ""]
 )
-def test_a_path_that_leads_out_of_the_folder_is_refused(local: Place, tmp_path: Path, path: str) -> None:
+def test_a_path_that_leads_out_of_the_folder_is_refused(local: Store, tmp_path: Path, path: str) -> None:
     write_hostile(local, lambda stated: stated["files"].append({"path": path, "bytes": 1, "sha256": SHA}))
     with pytest.raises(StoreError, match="no path of a run folder"):
         store.pull(local, ["bad-run"], tmp_path / "pulled")
@@ -386,7 +386,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(local: Place, tmp_path: 
         ({"path": "\u202ex", "bytes": 1, "sha256": SHA}, "no path"),
     ],
 )
-def test_a_manifest_that_could_harm_is_refused(local: Place, tmp_path: Path, entry: dict[str, Any], said: str) -> None:
+def test_a_manifest_that_could_harm_is_refused(local: Store, tmp_path: Path, entry: dict[str, Any], said: str) -> None:
     write_hostile(local, lambda stated: stated["files"].append(entry))
     with pytest.raises(StoreError, match=said):
         store.pull(local, ["bad-run"], tmp_path / "pulled")
@@ -415,7 +415,7 @@ def _a_pipe(path: Path) -> None:
     ],
 )
 def test_a_hostile_manifest_costs_no_run_of_another(
-    local: Place, tmp_path: Path, change: Callable[[Any], None]
+    local: Store, tmp_path: Path, change: Callable[[Any], None]
 ) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
@@ -437,7 +437,7 @@ def test_a_hostile_manifest_costs_no_run_of_another(
 
 
 @pytest.mark.parametrize("column", ["id", "workload", "verdict", "tags"])
-def test_an_index_that_somebody_else_wrote_steers_no_terminal(local: Place, tmp_path: Path, column: str) -> None:
+def test_an_index_that_somebody_else_wrote_steers_no_terminal(local: Store, tmp_path: Path, column: str) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     said = "\x1b]0;mine\x07\x9b\u202e"
@@ -449,14 +449,14 @@ def test_an_index_that_somebody_else_wrote_steers_no_terminal(local: Place, tmp_
     assert said not in str(row)
 
 
-def test_texts_of_a_manifest_do_not_steer_the_terminal(local: Place) -> None:
+def test_texts_of_a_manifest_do_not_steer_the_terminal(local: Store) -> None:
     write_hostile(local, lambda stated: stated.update(facts={"workload": "\x1b]0;mine\x07\x9b\u202e" + "x" * 9999}))
     (row,) = store.listed(local).to_dicts()
     assert row["workload"].isprintable()
     assert len(row["workload"]) < 2000
 
 
-def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(local: Place, tmp_path: Path) -> None:
+def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(local: Store, tmp_path: Path) -> None:
     write_hostile(local, lambda _: None)
     [manifest] = store_listing.read_all(local, local.names("manifests")).values()
     local.write(f"{manifest.folder}/run.json", b"{}" * 1000)
@@ -464,7 +464,7 @@ def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(loc
         store.pull(local, ["bad-run"], tmp_path / "pulled")
 
 
-def test_a_run_with_a_name_of_any_script_is_pushed_listed_and_pulled(local: Place, tmp_path: Path) -> None:
+def test_a_run_with_a_name_of_any_script_is_pushed_listed_and_pulled(local: Store, tmp_path: Path) -> None:
     names = ["größe", "gro\u0308ße", "训练模型", "x" * 400]
     runs = [make_run(tmp_path / "runs", name) for name in names]
     assert [run.name.split("-")[1] for run in runs[:3]] == ["größe", "größe", "训练模型"]
@@ -474,7 +474,7 @@ def test_a_run_with_a_name_of_any_script_is_pushed_listed_and_pulled(local: Plac
     assert [files_of(path) for path in pulled] == [files_of(run) for run in runs]
 
 
-def test_a_run_that_is_refused_does_not_keep_the_others_from_the_store(local: Place, tmp_path: Path) -> None:
+def test_a_run_that_is_refused_does_not_keep_the_others_from_the_store(local: Store, tmp_path: Path) -> None:
     refused = make_run(tmp_path / "runs")
     (refused / "link.json").symlink_to("run.json")
     whole = [make_run(tmp_path / "runs", f"net{number}") for number in range(2)]
@@ -486,19 +486,19 @@ def test_a_run_that_is_refused_does_not_keep_the_others_from_the_store(local: Pl
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".x", "x~y", "x" * 300, "a\u202eb", "o\u0308", "a\nb", "训" * 80])
-def test_a_name_that_is_no_run_is_refused(local: Place, tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_no_run_is_refused(local: Store, tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="no name of a run"):
         store.pull(local, [name], tmp_path)
 
 
-def test_a_run_above_the_limit_is_refused_before_anything_is_read(local: Place, tmp_path: Path) -> None:
+def test_a_run_above_the_limit_is_refused_before_anything_is_read(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     with pytest.raises(StoreError, match="more than 10"):
         store.pull(local, [run.name], tmp_path / "pulled", most_bytes=10)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing(local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     usage = shutil.disk_usage(tmp_path)
@@ -509,7 +509,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(local: Place, tmp_path: Path, mo
     assert list((tmp_path / "pulled").iterdir()) == []
 
 
-def test_pulling_twice_is_harmless_and_other_content_is_never_overwritten(local: Place, tmp_path: Path) -> None:
+def test_pulling_twice_is_harmless_and_other_content_is_never_overwritten(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     [pulled] = store.pull(local, [run.name], tmp_path / "pulled")
@@ -527,7 +527,7 @@ def test_a_store_that_does_not_answer_is_said_in_time() -> None:
     assert "--timeout" in str(refused.value.hint)
 
 
-def test_what_a_store_complains_of_is_passed_on(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_store_complains_of_is_passed_on(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(13, "Access Denied")
 
@@ -538,17 +538,17 @@ def test_what_a_store_complains_of_is_passed_on(local: Place, monkeypatch: pytes
 
 def test_an_address_of_no_known_kind_is_refused() -> None:
     with pytest.raises(UsageError, match="no address"):
-        open_place("nosuchthing://x")
+        open_store("nosuchthing://x")
 
 
 def test_a_plain_folder_of_runs_can_be_listed_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
-    assert store.listed(open_place(tmp_path / "runs"))["id"].to_list() == [run.name]
+    assert store.listed(open_store(tmp_path / "runs"))["id"].to_list() == [run.name]
 
 
 def test_of_a_plain_folder_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = open_place(tmp_path / "runs")
+    folder = open_store(tmp_path / "runs")
     first, second = (make_run(tmp_path / "runs", started_s=1.7e9 + number) for number in range(2))
     going_on = RunWriter.create(tmp_path / "runs", "lenet")
     going_on.update(**identity(os.getpid()))
@@ -579,7 +579,7 @@ def test_of_a_plain_folder_only_what_has_changed_is_read_again(tmp_path: Path, m
     assert store.listed(folder).equals(now)
 
 
-def test_collecting_removes_nothing_through_a_link(local: Place, tmp_path: Path) -> None:
+def test_collecting_removes_nothing_through_a_link(local: Store, tmp_path: Path) -> None:
     store.push(local, [make_run(tmp_path / "runs")])
     theirs = tmp_path / "elsewhere" / "0123456789abcdef"
     theirs.mkdir(parents=True)
@@ -592,23 +592,23 @@ def test_collecting_removes_nothing_through_a_link(local: Place, tmp_path: Path)
 
 
 @pytest.mark.parametrize("planted", ["file", "content", "run"])
-def test_a_push_writes_nothing_through_a_link(local: Place, tmp_path: Path, planted: str) -> None:
+def test_a_push_writes_nothing_through_a_link(local: Store, tmp_path: Path, planted: str) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     (content,) = Path(local.at(f"runs/{run.name}")).iterdir()
     theirs = tmp_path / "elsewhere"
     theirs.mkdir()
     (theirs / "run.json").write_text("dear")
-    place = {"file": content / "run.json", "content": content, "run": content.parent}[planted]
-    place.rename(tmp_path / "moved")
-    place.symlink_to(theirs / "run.json" if planted == "file" else theirs)
+    opened = {"file": content / "run.json", "content": content, "run": content.parent}[planted]
+    opened.rename(tmp_path / "moved")
+    opened.symlink_to(theirs / "run.json" if planted == "file" else theirs)
     with pytest.raises(StoreError, match="is a link"):
         store.push(local, [run])
     assert [path.name for path in theirs.iterdir()] == ["run.json"]
     assert (theirs / "run.json").read_text() == "dear"
 
 
-def test_a_circle_of_links_in_a_store_is_not_walked(local: Place, tmp_path: Path) -> None:
+def test_a_circle_of_links_in_a_store_is_not_walked(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     (content,) = Path(local.at(f"runs/{run.name}")).iterdir()
@@ -618,7 +618,7 @@ def test_a_circle_of_links_in_a_store_is_not_walked(local: Place, tmp_path: Path
     assert verified.wrong == dict.fromkeys("abcd", "no manifest names it")
 
 
-def test_a_push_redacts_what_an_earlier_version_wrote(local: Place, tmp_path: Path) -> None:
+def test_a_push_redacts_what_an_earlier_version_wrote(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     header = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**header, "argv": ["train.py", "--api-key", "hunter2"]}))
@@ -628,30 +628,30 @@ def test_a_push_redacts_what_an_earlier_version_wrote(local: Place, tmp_path: Pa
     assert not any(b"hunter2" in content for content in pushed)
 
 
-def test_verifying_names_every_file_that_is_not_what_was_pushed(place: Place, tmp_path: Path) -> None:
+def test_verifying_names_every_file_that_is_not_what_was_pushed(opened: Store, tmp_path: Path) -> None:
     names = [make_run(tmp_path / "runs", f"net{number}", 1.7e9 + number).name for number in range(3)]
-    store.push(place, [tmp_path / "runs" / name for name in names])
-    assert [run.wrong for run in store.verify(place)] == [{}, {}, {}]
-    _, manifest = store.find(place, names[1])
+    store.push(opened, [tmp_path / "runs" / name for name in names])
+    assert [run.wrong for run in store.verify(opened)] == [{}, {}, {}]
+    _, manifest = store.find(opened, names[1])
     first, second, *_ = manifest.files
-    flipped = bytearray(place.read(f"{manifest.folder}/{first.path}", 1 << 20))
+    flipped = bytearray(opened.read(f"{manifest.folder}/{first.path}", 1 << 20))
     flipped[len(flipped) // 2] ^= 1
-    place.write(f"{manifest.folder}/{first.path}", bytes(flipped))
-    place.remove(f"{manifest.folder}/{second.path}")
-    place.write(f"{manifest.folder}/more.txt", b"more")
+    opened.write(f"{manifest.folder}/{first.path}", bytes(flipped))
+    opened.remove(f"{manifest.folder}/{second.path}")
+    opened.write(f"{manifest.folder}/more.txt", b"more")
     told: list[str] = []
-    found = {run.id: run.wrong for run in store.verify(place, done=lambda run: told.append(run.id))}
+    found = {run.id: run.wrong for run in store.verify(opened, done=lambda run: told.append(run.id))}
     assert told == sorted(names)
     assert found[names[0]] == found[names[2]] == {}
     assert sorted(found[names[1]]) == sorted([first.path, second.path, "more.txt"])
     assert "SHA-256" in found[names[1]][first.path]
     assert found[names[1]][second.path] == "missing"
-    assert store.verify(place, [names[0]])[0].files == len(manifest.files)
+    assert store.verify(opened, [names[0]])[0].files == len(manifest.files)
     with pytest.raises(RunNotFound):
-        store.verify(place, ["no-such-run"])
+        store.verify(opened, ["no-such-run"])
 
 
-def test_a_damaged_manifest_is_a_run_that_is_not_what_was_pushed(local: Place, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_a_run_that_is_not_what_was_pushed(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
     (name,) = local.names("manifests")
@@ -660,7 +660,7 @@ def test_a_damaged_manifest_is_a_run_that_is_not_what_was_pushed(local: Place, t
 
 
 def test_a_folder_that_refuses_a_file_refuses_the_push_with_a_sentence(
-    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "runs")
     opened = local.fs.open

@@ -17,7 +17,7 @@ from stepscope.experiments.daily.study import Routine
 from stepscope.experiments.daily.training import _chunks, _images, _lessons, _pretrain, _shipped, train_life
 from stepscope.experiments.engine import chosen
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
-from stepscope.experiments.engine.training import Place
+from stepscope.experiments.engine.training import Environment
 from stepscope.experiments.partial import PartialTraining
 from stepscope.report.charts.comparison import daily_charts
 from stepscope.report.study_results import render, save_figures
@@ -54,10 +54,10 @@ def test_a_rest_of_one_image_joins_the_batch_before() -> None:
 
 def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
-    one = train_life(lenet, ROUTINE, 0, place)
-    other = train_life(lenet, replace(ROUTINE, batch=16, replay="all"), 0, place)
+    one = train_life(lenet, ROUTINE, 0, environment)
+    other = train_life(lenet, replace(ROUTINE, batch=16, replay="all"), 0, environment)
     assert [day["day"] for day in one["days"]] == [0, 1, 2]
     assert one["days"][0]["accuracy"] == other["days"][0]["accuracy"]
     assert all(day["time_s"] > 0 for day in one["days"][1:])
@@ -66,22 +66,22 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
     assert one["pretrained"]["accuracy"] >= 0.15
     assert one["pretrained"]["images"] + one["pretrained"]["looked_at"] == 2000
     with pytest.raises(UsageError, match="too few for 200 days"):
-        train_life(lenet, replace(ROUTINE, days=200), 0, place)
+        train_life(lenet, replace(ROUTINE, days=200), 0, environment)
 
 
 def test_days_begin_with_the_weights_that_ship_and_every_image_is_new_to_them(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
     routine = replace(ROUTINE, start=None, data="fashion-mnist-6k")
-    lives = [train_life(lenet, routine, seed, place) for seed in (0, 1)]
+    lives = [train_life(lenet, routine, seed, environment) for seed in (0, 1)]
     assert not (tmp_path / "pretrained").exists()
     shipped = packaged.WEIGHTS["lenet"]
     assert lives[0]["days"][0]["accuracy"] == lives[1]["days"][0]["accuracy"] == lives[0]["pretrained"]["accuracy"]
     assert lives[0]["pretrained"]["accuracy"] == pytest.approx(shipped.accuracy, abs=0.002)
     assert lives[0]["days"][1]["accuracy"] != lives[1]["days"][1]["accuracy"]
     with pytest.raises(UsageError, match="5000 training images are too few for 251 days"):
-        train_life(lenet, replace(routine, days=251), 0, place)
+        train_life(lenet, replace(routine, days=251), 0, environment)
 
 
 @pytest.mark.parametrize(

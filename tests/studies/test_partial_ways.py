@@ -16,7 +16,7 @@ from torch import nn
 from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments import partial
-from stepscope.experiments.engine.training import Place
+from stepscope.experiments.engine.training import Environment
 from stepscope.experiments.partial import PartialTraining, ways
 from stepscope.experiments.partial.training import (
     Absent,
@@ -24,8 +24,8 @@ from stepscope.experiments.partial.training import (
     OptimizerRule,
     StepCost,
     _terms,
+    load_weights,
     probe_steps,
-    put_weights,
     read_weights,
     split_classes,
     splits_of_classes,
@@ -197,12 +197,12 @@ def test_a_checkpoint_fits_with_another_last_layer_and_with_nothing_else(tmp_pat
     model, other = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5))
     torch.save({"state_dict": {f"module.{name}": value for name, value in other.state_dict().items()}}, tmp_path / "w")
     weights = read_weights(tmp_path / "w")
-    note = put_weights(model, weights, "w")
+    note = load_weights(model, weights, "w")
     assert note is not None
     assert "last layer is new" in note
     assert model.get_parameter("0.weight").equal(other.get_parameter("0.weight"))
     with pytest.raises(UsageError, match=r"lacks 2\.bias"):
-        put_weights(nn.Sequential(*model, nn.Linear(2, 2)), weights, "w")
+        load_weights(nn.Sequential(*model, nn.Linear(2, 2)), weights, "w")
 
 
 def test_classes_are_divided_and_an_absent_one_is_named(training: Training) -> None:
@@ -216,10 +216,10 @@ def test_classes_are_divided_and_an_absent_one_is_named(training: Training) -> N
 
 
 def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path) -> None:
-    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
-    first = train_lesson(lenet, replace(LESSON, transfer=True), 0, place)
-    second = train_lesson(lenet, replace(LESSON, transfer=True, way="last"), 0, place)
+    first = train_lesson(lenet, replace(LESSON, transfer=True), 0, environment)
+    second = train_lesson(lenet, replace(LESSON, transfer=True, way="last"), 0, environment)
     assert first["data"]["train_size"] == 2000
     assert [row["step"] for row in first["curve"]] == [0, 1, 2, 3]
     assert first["curve"][0]["before"] == second["curve"][0]["before"]
@@ -227,16 +227,16 @@ def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path
     assert first["curve"][3]["time_s"] > first["curve"][1]["time_s"] > 0
     assert len(list((tmp_path / "runs").glob("*/steps.parquet"))) == 2
     with pytest.raises(Absent, match="no batch normalisation"):
-        train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, place)
+        train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, environment)
 
 
 def test_weights_that_ship_begin_a_transfer_to_other_data(tmp_path: Path) -> None:
-    place = Place(tmp_path / "runs", tmp_path / "pretrained")
+    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     resnet8 = workloads.find("resnet8-c32")
     lesson = replace(LESSON, pretrained=True, data="fashion-mnist-6k", steps=1)
     known, other = (
-        train_lesson(resnet8, lesson, 0, place),
-        train_lesson(resnet8, replace(lesson, data="mnist-5k"), 0, place),
+        train_lesson(resnet8, lesson, 0, environment),
+        train_lesson(resnet8, replace(lesson, data="mnist-5k"), 0, environment),
     )
     assert known["curve"][0]["accuracy"] == pytest.approx(packaged.WEIGHTS["resnet8-c32"].accuracy, abs=0.002)
     assert other["curve"][0]["accuracy"] < 0.5  # digits are no clothes

@@ -13,7 +13,7 @@ from stepscope.__main__ import main
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import answer_study
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
-from stepscope.experiments.sweeps.own_training import TASK, _End, filled, is_own
+from stepscope.experiments.sweeps.user_training import TASK, _End, filled, is_user_training
 from stepscope.request import is_function
 from stepscope.runfolder import RunReader
 
@@ -155,7 +155,7 @@ def test_a_script_in_a_folder_whose_name_has_a_colon_is_a_script(
     ("target", "own"), [("train.py", True), ("mine:training", True), ("mine.py:NET", False), ("lenet", False)]
 )
 def test_what_is_a_workload_and_what_is_ones_own_is_told_by_its_name(target: str, own: bool) -> None:
-    assert is_own(target) == own
+    assert is_user_training(target) == own
     assert is_function(target) == (target == "mine:training")
 
 
@@ -167,4 +167,4 @@ def test_the_script_ends_before_the_update_that_is_one_too_many_of_its_first_opt
     with pytest.raises(SystemExit) as over:
         end(first, (), {})
     assert over.value.code == 0
-    assert TASK.endswith(":train_own")
+    assert TASK.endswith(":train_user_training")

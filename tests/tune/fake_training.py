@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.experiments.tune.arms import Desk, Rules
 from stepscope.experiments.tune.changes import Change
-from stepscope.experiments.tune.process import PlaceEnded
+from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.tuning import Tuning
 
 FACTS: dict[str, Any] = {
@@ -55,7 +55,7 @@ class FakeTraining:
             self.at_s += found[-1]
         return found
 
-    def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+    def open_training(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
         names = tuple(change.name for change in changes)
         self.opened.append(names)
         return FakePlace(self, names)
@@ -70,7 +70,7 @@ class FakeTraining:
     def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
         desk = more.pop("desk", None)
         apart = more.pop("apart", True)
-        tuned = Tuning(self.open_place, Rules(seconds, **more), desk or Desk(), apart=apart)
+        tuned = Tuning(self.open_training, Rules(seconds, **more), desk or Desk(), apart=apart)
         tuned.run()
         return tuned
 
@@ -82,7 +82,7 @@ class FakePlace:
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
         training, names = self.training, (*self.at_start, *command.get("changes", ()))
         if any({*broken.split(" + ")} <= {*names} for broken in training.broken):
-            raise PlaceEnded("it crashed")
+            raise TrainingEnded("it crashed")
         ratio = training.ratio(names)
         match command["do"]:
             case "facts":

@@ -80,10 +80,10 @@ class OtherAtTheEnd(FakeTraining):
         super().__init__(ratios)
         self.at_end = at_end, broken
 
-    def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+    def open_training(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
         if self.opened:
             self.ratios, self.broken = self.at_end
-        return super().open_place(changes, facts)
+        return super().open_training(changes, facts)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_a_block_is_longer_than_what_workers_may_have_loaded_before_it() -> None
     asked: list[tuple[int, int]] = []
 
     class Noting(FakeTraining):
-        def open_place(self, changes: Any, facts: Mapping[str, Any]) -> Any:
-            place = super().open_place(changes, facts)
+        def open_training(self, changes: Any, facts: Mapping[str, Any]) -> Any:
+            place = super().open_training(changes, facts)
             plain = place.ask
 
             def ask(limit_s: float, **command: Any) -> dict[str, Any]:
@@ -273,10 +273,10 @@ def test_a_block_is_longer_than_what_workers_may_have_loaded_before_it() -> None
 
 def test_a_training_that_cannot_be_started_again_leaves_what_was_measured() -> None:
     class Once(FakeTraining):
-        def open_place(self, changes: Any, facts: Mapping[str, Any]) -> Any:
+        def open_training(self, changes: Any, facts: Mapping[str, Any]) -> Any:
             if len(self.opened) > 1:
                 raise TooShort("the script ended: the folder is there already")
-            return super().open_place(changes, facts)
+            return super().open_training(changes, facts)
 
     tuned = Once({"fused": 0.7}).tuning(only=("fused",))
     found = judge(tuned, "t")
@@ -332,10 +332,10 @@ def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
 
 
 class InterruptedAtTheEnd(FakeTraining):
-    def open_place(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+    def open_training(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
         if self.opened:
             raise KeyboardInterrupt
-        return super().open_place(changes, facts)
+        return super().open_training(changes, facts)
 
 
 def test_a_combination_that_was_not_checked_before_ctrl_c_is_answered_with_its_times() -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.bench import Bench, LoopPlace, _with, loop_bench
+from stepscope.experiments.tune.bench import Bench, LocalTraining, _with, loop_bench
 from stepscope.experiments.tune.changes import offered, switched
 from stepscope.experiments.tune.child import bench_of
 from stepscope.experiments.tune.state import State
@@ -186,7 +186,7 @@ def test_others_are_put_back_schedulers_generators_and_dictionaries() -> None:
     optimizer.step()
     scheduler.step()
     counters["steps"], counters["list"] = 7, [9]
-    state.put_back()
+    state.restore()
     assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], counters) == (0, 0.1, {"steps": 1, "list": [1]})
     assert torch.equal(torch.rand(3, generator=generator), expected[0])
     assert (own.random(), numpy_generator.random()) == expected[1:]
@@ -228,7 +228,7 @@ def test_tuples_arrays_and_generators_of_a_module_are_put_back() -> None:
     state = State(Targets((model,), ()))
     for _ in range(3):
         model(values)
-    state.put_back()
+    state.restore()
     assert _same(model.told(), expected.told())
 
 
@@ -262,7 +262,7 @@ def test_an_optimizer_within_an_optimizer_and_what_it_keeps_are_put_back() -> No
     state = State(Targets((), (around,)))
     step()
     step()
-    state.put_back()
+    state.restore()
     assert _same([weight.detach(), inner.state[weight]["momentum_buffer"], around.slow[0]], before)
     assert around.history == {"losses": [1.0]}
 
@@ -279,7 +279,7 @@ def test_a_module_among_the_others_is_put_back_and_an_empty_state_is_refused() -
     metric = _Metric()
     state = State(Targets((), ()), (metric, torch.amp.GradScaler("cpu", enabled=False)))
     metric.right += 5
-    state.put_back()
+    state.restore()
     assert metric.right.item() == 0
 
     class Empty:
@@ -401,7 +401,7 @@ def test_a_step_may_consume_and_alter_its_batch(made: Callable[[Any, Any], Any])
 
     batch = made(torch.full((4, 8), 255.0), torch.ones(4, 1))
     before = copy.deepcopy(batch)
-    place = LoopPlace(loop_bench(step, [batch], Targets((model,), (optimizer,)), (), 1))
+    place = LocalTraining(loop_bench(step, [batch], Targets((model,), (optimizer,)), (), 1))
     losses = place.ask(9, do="losses", changes=[], steps=3)["losses"]
     assert losses == place.ask(9, do="losses", changes=[], steps=3)["losses"]
     assert len(place.ask(9, do="block", changes=["foreach"], warmup=2, steps=3)["seconds"]) == 3
@@ -490,7 +490,7 @@ def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_lo
         return step(batch)
 
     loader = DataLoader(Stream(), batch_size=4, drop_last=True, num_workers=1)
-    place = LoopPlace(loop_bench(watched, loader, Targets((model,), (optimizer,)), (), 2))
+    place = LocalTraining(loop_bench(watched, loader, Targets((model,), (optimizer,)), (), 2))
     changes = offered({**place.ask(9, do="facts"), "data_share": 0.5})
     assert "iterable data set" in changes["workers=2"].refused
     assert not changes["prefetch=4"].refused

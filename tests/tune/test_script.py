@@ -11,7 +11,7 @@ from tests.patience import HANG_S
 import stepscope
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import TuneRequest
-from stepscope.experiments.tune.process import LastingPlace
+from stepscope.experiments.tune.process import RestartingTraining
 
 SCRIPT = """
 import json, sys, torch
@@ -50,7 +50,7 @@ def test_a_script_is_given_as_text_or_as_a_path(kind: type, tmp_path: Path) -> N
 def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: Path, tmp_path: Path) -> None:
     noted = tmp_path / "seen.json"
     orders = {"script": str(script), "arguments": ["80", str(noted)], "facts": {}, "threads": 2}
-    place = LastingPlace(orders, tmp_path / "log.txt", {})
+    place = RestartingTraining(orders, tmp_path / "log.txt", {})
     try:
         facts = place.ask(HANG_S, do="facts")
         assert facts["optimizers"][0]["kind"] == "SGD"
@@ -91,7 +91,7 @@ while True:
 def test_the_memory_of_a_script_s_step_is_measured_as_is_and_changed(tmp_path: Path) -> None:
     script = tmp_path / "blocks.py"
     script.write_text(BLOCKS, encoding="utf-8")
-    place = LastingPlace({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
+    place = RestartingTraining({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
     try:
         assert place.ask(HANG_S, do="facts")["blocks"] == 6
         as_is, changed, again = (
@@ -126,7 +126,7 @@ def test_loading_that_a_step_shows_is_not_forgotten_for_later_ones_that_do_not(t
     script = tmp_path / "slow.py"
     script.write_text(SLOW_LOADER, encoding="utf-8")
     orders = {"script": str(script), "arguments": [], "facts": {}, "threads": 1}
-    place = LastingPlace(orders, tmp_path / "log.txt", {})
+    place = RestartingTraining(orders, tmp_path / "log.txt", {})
     try:
         place.ask(HANG_S, do="facts")
         place.ask(HANG_S, do="block", changes=[], warmup=1, steps=6)
@@ -152,7 +152,7 @@ def test_no_step_of_a_script_that_makes_its_model_anew_is_shorter_than_it_can_be
     script = tmp_path / "folds.py"
     script.write_text(FOLDS, encoding="utf-8")
     orders = {"script": str(script), "arguments": [], "facts": {}, "threads": 1}
-    place, seconds = LastingPlace(orders, tmp_path / "log.txt", {}), list[float]()
+    place, seconds = RestartingTraining(orders, tmp_path / "log.txt", {}), list[float]()
     try:
         for steps in (3, 4, 5, 4, 3, 5, 4, 6):
             assert place.ask(HANG_S, do="facts")["step_s"] > 0
@@ -174,7 +174,7 @@ def test_the_command_that_goes_on_has_its_folder_before_the_script_s_own_options
 def test_a_script_that_trains_nothing_is_told_with_what_it_printed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import argparse\nargparse.ArgumentParser().parse_args(['--odd'])\n")
-    place = LastingPlace({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
+    place = RestartingTraining({"script": str(script), "facts": {}, "threads": 1}, tmp_path / "log.txt", {})
     try:
         with pytest.raises(UsageError, match=r"no training step was seen: it printed: .*unrecognized arguments: --odd"):
             place.ask(HANG_S, do="facts")

@@ -19,7 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.files import read_json, replace_json
 from stepscope.report.view import listing as listing_module
 from stepscope.report.view.listing import Listing
-from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_loopback, own_name
+from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_local_host, is_loopback
 
 HERE = {"Host": "localhost:8321"}
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -333,4 +333,4 @@ def shown_rows(site: Site) -> list[dict[str, Any]]:
 )
 def test_what_is_loopback(host: str, here: bool) -> None:
     assert is_loopback(host) is here
-    assert own_name("[::1]")
+    assert is_local_host("[::1]")

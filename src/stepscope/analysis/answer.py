@@ -16,7 +16,7 @@ import polars as pl
 from stepscope.analysis.channels import series_of
 from stepscope.analysis.device.throttling import throttling
 from stepscope.analysis.memory.events import peak_by_module
-from stepscope.analysis.processes import ALL, OWN
+from stepscope.analysis.process_scopes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
@@ -54,7 +54,7 @@ def setting(run: Run) -> list[str]:
     about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
     stated = {"batch": about.get("batch_size"), "optimizer": about.get("optimizer")}
     if None in stated.values():
-        stated = {name: stated[name] or value for name, value in setting_seen(run).items()}
+        stated = {name: stated[name] or value for name, value in observed_setting(run).items()}
     batch, threads = stated["batch"], run.meta.get("threads")
     facts = [
         about.get("name") or run.id,
@@ -69,7 +69,7 @@ def setting(run: Run) -> list[str]:
     return [str(fact) for fact in facts if fact]
 
 
-def setting_seen(run: Run) -> dict[str, Any]:
+def observed_setting(run: Run) -> dict[str, Any]:
     """Return what a script does not state and its steps show: batch and optimizer; null where they do not."""
     samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
     names = run.self_times["name"].str.extract(r"^Optimizer\.step#(.+)\.step$").drop_nulls().unique().sort()

@@ -15,7 +15,7 @@ from stepscope.analysis.energy.power_model import power_model_gaps
 from stepscope.analysis.energy.power_sources import reversed_shunts
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.metrics import Measured, metric_frame
-from stepscope.analysis.processes import (
+from stepscope.analysis.process_scopes import (
     ALL,
     CHILDREN,
     RANK,
@@ -140,8 +140,8 @@ def _why_not(run: Run, process: Process, metric: str) -> str:
 def _step_gaps(run: RunReader) -> Iterator[NotMeasured]:
     count = len(run.steps)
     if count == 0:
-        said = [str(event.get("message", "")) for event in run.events if event.get("kind") == "no-steps"]
-        yield NotMeasured("steps", said[-1] if said else "the run holds no training step")
+        parts = [str(event.get("message", "")) for event in run.events if event.get("kind") == "no-steps"]
+        yield NotMeasured("steps", parts[-1] if parts else "the run holds no training step")
     elif steps_after_warmup(run).is_empty():
         which = "the only step is" if count == 1 else f"all {count} steps are"
         why = f"{which} warm-up (the first {run.warmup_steps} are excluded)"
@@ -302,9 +302,9 @@ def _energy_gaps(run: Run, meters: list[dict[str, Any]]) -> Iterator[NotMeasured
     closed = [entry for entry in meters if entry.get("reason") != "absent"]
     remedies = [str(entry["remedy"]) for entry in closed if entry.get("remedy")]
     enable = _ENABLE if run.rails.lines else f"{_ENABLE}{_ESTIMATE}"  # lines that are left here are estimates
-    said = "; ".join(["no sensor of this run measures power", *_unreadable_sensors(closed), *_absent_sensors(absent)])
+    text = "; ".join(["no sensor of this run measures power", *_unreadable_sensors(closed), *_absent_sensors(absent)])
     there = f"looked for and not found: {', '.join(absent)}" if absent else ""
-    yield NotMeasured("energy", said, "; or ".join([*remedies[:1], enable]), ENERGY, there)
+    yield NotMeasured("energy", text, "; or ".join([*remedies[:1], enable]), ENERGY, there)
 
 
 def _unreadable_sensors(entries: list[dict[str, Any]]) -> Iterator[str]:

@@ -17,8 +17,8 @@ from stepscope.analysis.metrics import Measured
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
-from stepscope.containment import analysed
 from stepscope.errors import UsageError
+from stepscope.fault_isolation import analysed
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
 from stepscope.runfolder import RunReader
 from stepscope.units import duration, percent, plural

@@ -32,12 +32,12 @@ from stepscope.analysis.estimate import (
     share_interval,
 )
 from stepscope.analysis.periods import period_of
-from stepscope.analysis.processes import (
+from stepscope.analysis.process_scopes import (
     ALL,
     CHILDREN,
     LAUNCHER,
     WATCHED,
-    Held,
+    HeldReadings,
     cpu_of_all,
     gauges,
     proportional_of_all,
@@ -368,7 +368,7 @@ def peak_memory(run: RunReader) -> list[Measured]:
     return rows
 
 
-def _of_all(run: RunReader) -> Iterator[tuple[str, Held, str]]:
+def _of_all(run: RunReader) -> Iterator[tuple[str, HeldReadings, str]]:
     """Source, readings of all processes together, and what is counted how often."""
     for source, held, counted in (
         ("rss", resident_of_all(run), "a page that processes share counts in each of them"),
@@ -413,7 +413,7 @@ def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterat
 
 
 def _median_of(
-    scope: str, held: Held, span: tuple[int, int] | None, source: str, note: str | None
+    scope: str, held: HeldReadings, span: tuple[int, int] | None, source: str, note: str | None
 ) -> Iterator[Measured]:
     if span is None:
         return

@@ -26,7 +26,7 @@ def period_of(series: Series, t0_ns: float, t1_ns: float, step_ns: float) -> tup
     peak = _first_peak(likeness)
     if peak is None or likeness[peak] < _CLEAR:
         return None, None
-    return _peak_place(likeness, peak) * spacing, float(likeness[peak])
+    return _peak_position(likeness, peak) * spacing, float(likeness[peak])
 
 
 def _autocorrelation(values: Floats, most: int) -> Floats:
@@ -47,7 +47,7 @@ def _first_peak(likeness: Floats) -> int | None:
     return int(peaks[likeness[peaks] >= 0.85 * likeness[peaks].max()][0])
 
 
-def _peak_place(values: Floats, peak: int) -> float:
+def _peak_position(values: Floats, peak: int) -> float:
     """Place of a peak to a fraction of a sample, by the parabola through its neighbours."""
     left, top, right = values[peak - 1 : peak + 2]
     bend = left - 2 * top + right

@@ -266,9 +266,9 @@ def _mixture(
     kernel = np.diag(noise / blocks.count + 1e-10)
     toward, own = np.zeros(len(observed)), 0.0
     if sd:
-        kernel += sd**2 * _alike(blocks.spans, blocks.spans, forgets)
-        toward = sd**2 * _alike(blocks.spans, targets.spans, forgets) @ targets.weights
-        own = sd**2 * float(targets.weights @ _alike(targets.spans, targets.spans, forgets) @ targets.weights)
+        kernel += sd**2 * _mean_kernel(blocks.spans, blocks.spans, forgets)
+        toward = sd**2 * _mean_kernel(blocks.spans, targets.spans, forgets) @ targets.weights
+        own = sd**2 * float(targets.weights @ _mean_kernel(targets.spans, targets.spans, forgets) @ targets.weights)
     root = np.linalg.cholesky(kernel)
     k, c = len(drifts.sd), len(changes.sd)
     columns = np.vstack([observed, toward, np.ones(len(observed)), drifts.at_blocks, changes.at_blocks])
@@ -306,7 +306,7 @@ def _mixture(
     return prior - 0.5 * (misfit + volume), mean, variance
 
 
-def _alike(left: Floats, right: Floats, forgets: float) -> Floats:
+def _mean_kernel(left: Floats, right: Floats, forgets: float) -> Floats:
     """Mean of exp(-|x - y| / forgets) over x in each span of `left` (n, 2) and y in each of `right` (m, 2): (n, m)."""
 
     def twice_integrated(away: Floats) -> Floats:

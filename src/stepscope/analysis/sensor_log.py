@@ -71,21 +71,21 @@ def log_sentence(run: Run) -> str:
     if times.is_empty():
         return "A log of sensors without a training, of which no reading can be read."
     seconds = (int(times["t1_ns"].max()) - int(times["t0_ns"].min())) / 1e9  # type: ignore[arg-type]  # not empty
-    said = f"A log of sensors, {duration(1e9 * seconds)}, without a training: no step, operator or layer is in it."
+    text = f"A log of sensors, {duration(1e9 * seconds)}, without a training: no step, operator or layer is in it."
     power = [row for row in table.rows if row[0] == "power"]
     total = {line.name for line in run.rails.total or ()}
     chosen = [row for row in power if str(row[1]).removeprefix("rail:") in total] or power[:1]
     name = " + ".join(str(row[1]).removeprefix("rail:") for row in chosen)
     if chosen and any(row[4] is None for row in chosen):
-        return f"{said} {name}: no reading can be true."
+        return f"{text} {name}: no reading can be true."
     if chosen:
         energy = ""
         if all(row[7] is not None for row in chosen):
             energy = (
                 f", {number(sum(float(row[7] or 0) for row in chosen))} J {_time_of_energy(run, str(chosen[0][1]))}"
             )
-        said += f" {name}: {number(sum(float(row[4] or 0) for row in chosen))} W on average{energy}."
-    return said
+        text += f" {name}: {number(sum(float(row[4] or 0) for row in chosen))} W on average{energy}."
+    return text
 
 
 def _time_of_energy(run: Run, scope: str) -> str:

@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
 from stepscope.analysis.energy.rail_fits import CLAIM, COARSE, RESOLVED
-from stepscope.analysis.processes import OWN
+from stepscope.analysis.process_scopes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
@@ -178,19 +178,19 @@ def module_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _module_row(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    joules, seconds = _sum_if_known(parts, "joules_per_step"), _sum_if_known(parts, "seconds_per_step")
+    joules, seconds = _sum_or_none(parts, "joules_per_step"), _sum_or_none(parts, "seconds_per_step")
     by_phase = {part["phase"]: part["joules_per_step"] for part in parts}
     worst = max(parts, key=lambda part: part["joules_per_step"] or 0.0)
-    low, high = _sum_if_known(parts, "low"), _sum_if_known(parts, "high")
+    low, high = _sum_or_none(parts, "low"), _sum_or_none(parts, "high")
     return {
         "name": name,
         **{phase: by_phase.get(phase) for phase in _PHASES},
         "joules_per_step": joules,
         "low": low,
         "high": high,
-        "share": _sum_if_known(parts, "share"),
+        "share": _sum_or_none(parts, "share"),
         "watts": joules / seconds if joules is not None and seconds else None,
-        "above_idle": _sum_if_known(parts, "above_idle"),
+        "above_idle": _sum_or_none(parts, "above_idle"),
         "verdict": _verdict_of_sum(joules, low, high, worst),
         "reason": worst["reason"],
     }
@@ -205,7 +205,7 @@ def _verdict_of_sum(joules: float | None, low: float | None, high: float | None,
     return "resolved" if half <= RESOLVED * least else "coarse" if half <= COARSE * least else "not identifiable"
 
 
-def _sum_if_known(parts: list[dict[str, Any]], name: str) -> float | None:
+def _sum_or_none(parts: list[dict[str, Any]], name: str) -> float | None:
     known = [part[name] for part in parts if part[name] is not None]
     return sum(known) if len(known) == len(parts) else None
 
@@ -240,9 +240,9 @@ def _resolution_sentence(row: dict[str, Any]) -> str:
         return f"{rail}: everything is below sensor resolution: {locked}{row['note']}"
     shortest = row["shortest_op_s"]
     reach = f", operators from {duration(shortest * 1e9)}" if shortest is not None else ""
-    said = f"{rail}: {percent(row['resolved_share'], 0)} of the energy is within 10 %{reach}"
-    said = f"{said}; {_steps_note(row)}" if row["resolved_share"] < 0.9 else said
-    return f"{said}; CIs are wider since {row['note']}" if row["note"] else said
+    text = f"{rail}: {percent(row['resolved_share'], 0)} of the energy is within 10 %{reach}"
+    text = f"{text}; {_steps_note(row)}" if row["resolved_share"] < 0.9 else text
+    return f"{text}; CIs are wider since {row['note']}" if row["note"] else text
 
 
 def _stuck_note(row: dict[str, Any]) -> str:
@@ -322,8 +322,8 @@ def _module_energy(run: Run) -> tuple[pl.DataFrame, str]:
     rail = main_rail(rows)
     if rail is None:
         return pl.DataFrame(schema=_SELF_SCHEMA), ""
-    said = f"{rail}, by '{run.attribution}'"
-    return rows.filter(pl.col("rail") == rail).select(module="name", phase="phase", value="joules_per_step"), said
+    text = f"{rail}, by '{run.attribution}'"
+    return rows.filter(pl.col("rail") == rail).select(module="name", phase="phase", value="joules_per_step"), text
 
 
 def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:

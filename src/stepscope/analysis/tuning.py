@@ -67,8 +67,8 @@ def _what_to_change(run: Run) -> WhatToChange:
     if not untried:
         return WhatToChange("No change that Stepscope knows is seen to apply to this run.", command)
     names = ", ".join(name for name, _ in untried)
-    said = f"Not measured yet: {names} could apply. `{command}` tries them on this training and measures each."
-    return WhatToChange(said, command, untried=untried)
+    text = f"Not measured yet: {names} could apply. `{command}` tries them on this training and measures each."
+    return WhatToChange(text, command, untried=untried)
 
 
 def _table(kept: Mapping[str, Any]) -> ResultTable:

@@ -24,7 +24,14 @@ from stepscope.analysis.metrics import (
 from stepscope.analysis.sensor_log import is_sensor_log, log_sentence
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
-from stepscope.analysis.time.steps import FEW, lost_steps, profiled_steps, steps_after_warmup, timed_steps, whole_steps
+from stepscope.analysis.time.steps import (
+    FEW,
+    missing_steps_file,
+    profiled_steps,
+    steps_after_warmup,
+    timed_steps,
+    whole_steps,
+)
 from stepscope.quantities import simulated_badge
 from stepscope.runfolder.checksums import GONE
 from stepscope.units import duration, number, percent, plural
@@ -129,7 +136,7 @@ def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
         why, cautions = _without_ops(run), (*_damaged(run), *_simulated(run))
-        none = _LOST_STEPS if lost_steps(run) else _NO_STEPS
+        none = _LOST_STEPS if missing_steps_file(run) else _NO_STEPS
         following = _LOG_ALONE if is_sensor_log(run) else none if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
     found = bottleneck(run)
@@ -241,14 +248,14 @@ def _uneven(run: Run) -> Iterator[str]:
     rows = {row.metric: row.value for row in (*step_time(run), *throughput(run))}
     median, rate = rows.get("step_time"), rows.get("step_rate")
     if median and rate and median / 1e9 * rate < _EVEN:
-        said = f"a mean step takes {duration(1e9 / rate)}, the median step {duration(median)}"
+        text = f"a mean step takes {duration(1e9 / rate)}, the median step {duration(median)}"
         lengths = timed_steps(run)[0]["length_ns"].to_numpy()
         long = lengths[lengths > _LONG * median]
         of_time = long.sum() / max(lengths.sum(), 1)
         if of_time >= NOTABLE:
             few = f"{percent(len(long) / len(lengths), 0)} of the steps"
-            said += f", and {few}, each longer than twice that, hold {percent(of_time, 0)} of their time"
-        yield f"Steps vary: {said}."
+            text += f", and {few}, each longer than twice that, hold {percent(of_time, 0)} of their time"
+        yield f"Steps vary: {text}."
 
 
 def _profiled_slowdown(run: Run) -> float | None:
@@ -262,8 +269,8 @@ def _profiled_slowdown(run: Run) -> float | None:
 
 def _background(run: Run) -> Iterator[str]:
     if not run.part_folders:  # what the other ranks use is no other program's
-        said = background_warning(background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])).strip()
-        yield from (said,) if said else ()
+        text = background_warning(background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])).strip()
+        yield from (text,) if text else ()
 
 
 def _without_ops(run: Run) -> str:
@@ -273,7 +280,7 @@ def _without_ops(run: Run) -> str:
     count = len(run.steps)
     if is_sensor_log(run):
         return log_sentence(run)
-    if lost := lost_steps(run):
+    if lost := missing_steps_file(run):
         return f"The steps of this run cannot be read: {lost}."
     if count == 0:
         return "No training step was recorded: the run ended before its first step did."
@@ -284,7 +291,7 @@ def _without_ops(run: Run) -> str:
 def _dominant(run: Run) -> str:
     """Return the longest phase and the type of module with most time; on an accelerator, by kernel time."""
     phase = run.phases().filter(pl.col("phase") != FRAMEWORK_OVERHEAD).sort("share", descending=True).row(0, named=True)
-    said = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
+    text = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
     named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())
     kernels = run.self_times.filter(pl.col("device") != CPU)["self_ns"].sum() / max(len(profiled_steps(run)), 1)
     if kernels and named["device_ns"].is_not_null().any():
@@ -292,10 +299,10 @@ def _dominant(run: Run) -> str:
     types = named.group_by("type").agg(pl.col("share").sum(), pl.len()).sort("share", "type", descending=[True, False])
     unseen = named["forward_ns"].null_count() == len(named)  # so what they take is not known
     if types.is_empty() or types["share"][0] <= 0 or unseen:
-        return f"{said}."
+        return f"{text}."
     kind, share, count = types.row(0)
     dearest = named.filter(pl.col("type") == kind).row(0, named=True)
     name = f"module '{dearest['module']}'" if dearest["module"] else "(the model)"
     which = f"{name} ({kind})" if count == 1 else f"the {count} {kind} modules"
     of = " of the accelerator's time" if dearest["device_ns"] is not None else ""
-    return f"{said}, {which} {percent(share, 0)}{of}."
+    return f"{text}, {which} {percent(share, 0)}{of}."

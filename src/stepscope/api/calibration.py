@@ -22,7 +22,7 @@ from stepscope.record.sampler.calibration import (
     save_calibrations,
 )
 from stepscope.record.sensors import survey
-from stepscope.record.sensors.contract import Channel, Found, Meter, Target
+from stepscope.record.sensors.contract import Channel, Meter, OpenSensor, Target
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
             "no channel follows the load: " + "; ".join(f"{channel}: {why}" for channel, why in refused.items()),
             "close what else runs, or take longer: --seconds 120s",
         )
-    return Calibrated(found_, refused, None if request.dry else _kept(root, found_))
+    return Calibrated(found_, refused, None if request.dry else _save(root, found_))
 
 
 _NAMES = ("shelly", "tasmota", "android", "adb", "termux", "meter_command")
 
 
-def _apart(found: Mapping[str, Found], meters: tuple[Meter, ...]) -> tuple[list[Channel], list[Channel]]:
+def _apart(found: Mapping[str, OpenSensor], meters: tuple[Meter, ...]) -> tuple[list[Channel], list[Channel]]:
     """The meter's channels of power, and the channels of power and energy of the device's own sensors."""
     theirs, own, names = [], [], {meter.name for meter in meters}
     for sensor in found.values():
@@ -117,7 +117,7 @@ def _log(path: Path | None, recorded: Recorded) -> Readings:
     return lay_log(log.t_s, log.power_w, log.clock == "unix", recorded.load, recorded.end_ns)
 
 
-def _kept(root: Path, calibrations: Mapping[str, Calibration]) -> Path:
+def _save(root: Path, calibrations: Mapping[str, Calibration]) -> Path:
     try:
         return save_calibrations(root, calibrations)
     except (OSError, RuntimeError) as error:

@@ -23,8 +23,8 @@ from stepscope.analysis.energy.alignment import align
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
 from stepscope.api.requests import DoctorRequest, ForecastRequest
-from stepscope.containment import analysed
 from stepscope.errors import UnknownName, UsageError
+from stepscope.fault_isolation import analysed
 from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
 from stepscope.record.diagnosis import characterise_sensors, diagnose
@@ -174,8 +174,8 @@ def forecast(
     or where the steps of an epoch are not known; RunError where the run cannot be read.
     """
     if battery_wh is not None or carbon_g_per_kwh is not None:
-        said = 'battery_wh and carbon_g_per_kwh are battery="50Wh" and carbon="400g/kWh" now'
-        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        sentence = 'battery_wh and carbon_g_per_kwh are battery="50Wh" and carbon="400g/kWh" now'
+        warnings.warn(sentence, DeprecationWarning, stacklevel=2)
     request = ForecastRequest.from_settings({
         "target": str(run), "steps": steps, "epochs": epochs,
         "battery": battery if battery_wh is None else f"{battery_wh}Wh",

@@ -224,8 +224,8 @@ class DoctorRequest(Request):
         if self.picture is not None and not self.characterise:
             raise UsageError("--picture belongs to --characterise", "add --characterise")
         if self.simulate is not None and self.characterise:
-            said = "--characterise: a simulated board follows a training, not the load that this would make"
-            raise UsageError(said, f"look at it alone: stepscope doctor --simulate {self.simulate}")
+            text = "--characterise: a simulated board follows a training, not the load that this would make"
+            raise UsageError(text, f"look at it alone: stepscope doctor --simulate {self.simulate}")
 
 
 @dataclass(frozen=True)

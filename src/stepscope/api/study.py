@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.engine.folder import SweepFolder
     from stepscope.experiments.engine.points import SweepPoint
     from stepscope.experiments.fleet.gatherer import Device
-    from stepscope.experiments.fleet.sweep import FleetFolder, FleetWatch
+    from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch
     from stepscope.report.study_results import Charts
 
 
@@ -139,7 +139,7 @@ def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetWatch]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from stepscope.experiments.fleet.sweep import FleetWatch
+    from stepscope.experiments.fleet.scheduling import FleetWatch
 
     if not wanted:
         yield FleetWatch()

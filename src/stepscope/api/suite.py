@@ -90,7 +90,7 @@ def table(path: str | Path, runs: bool = False) -> pl.DataFrame:
     """
     folder = Path(path)
     if (folder / "fleet.json").exists():
-        from stepscope.experiments.fleet.sweep import FleetFolder, fleet_results
+        from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
 
         if runs:
             raise UsageError("the runs of a fleet are of its boards", f"for example {folder / 'boards'}")
@@ -135,7 +135,7 @@ def listed(below: str | Path = "suites") -> dict[str, Any]:
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
     from stepscope.experiments.engine.engine import CHILD
     from stepscope.experiments.fleet.hosts import require_libraries, scheduler_address
-    from stepscope.experiments.fleet.sweep import fleet_sweep, new_fleet, resume_fleet
+    from stepscope.experiments.fleet.scheduling import fleet_sweep, new_fleet, resume_fleet
 
     require_libraries()
     where = scheduler_address(str(request.fleet), request.tls)
@@ -184,12 +184,12 @@ def results_heading(results: Results) -> list[str]:
     name = device.get("board") or "unnamed board"
     cores = len(device.get("cores") or [])
     rules = [form(value) for key, form in _RULES.items() if (value := content["rules"].get(key))]
-    said = ", ".join([*rules, f"seed {content['rules']['seed']}"])
+    text = ", ".join([*rules, f"seed {content['rules']['seed']}"])
     limited = [f"memory limit: {content['limits']['memory']}"] if content["limits"]["memory"] else []
     lines = [
         f"{results.name}: {name}, {device.get('cpu') or device.get('machine')}, {plural(cores, 'core')}",
         f"{', '.join(f'{key} {value}' for key, value in content['versions'].items())}",
-        f"rules: {said}",
+        f"rules: {text}",
         *limited,
     ]
     return [visible(" ".join(line.split())) for line in lines]  # a device of a fleet can say anything

@@ -20,7 +20,7 @@ from stepscope.privacy import redacted_texts
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
-    from stepscope.experiments.tune.arms import PlaceLike
+    from stepscope.experiments.tune.arms import TunableTraining
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.tuning import Tuning
     from stepscope.report.study_results import Charts
@@ -70,9 +70,9 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
     """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
     from stepscope.experiments.engine.points import sources_of
-    from stepscope.experiments.sweeps.own_training import refuse_no_function
+    from stepscope.experiments.sweeps.user_training import refuse_no_function
     from stepscope.experiments.tune.changes import refuse_unknown
-    from stepscope.experiments.tune.process import LastingPlace
+    from stepscope.experiments.tune.process import RestartingTraining
 
     orders = request.orders()
     refuse_unknown((*request.only, *request.not_))
@@ -86,12 +86,14 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
         return what_if(request, folder, progress), None
     count = itertools.count()
 
-    def open_place(changes: Sequence[Change], facts: Mapping[str, Any]) -> PlaceLike:
+    def open_training(changes: Sequence[Change], facts: Mapping[str, Any]) -> TunableTraining:
         environment = {name: value for change in changes for name, value in change.environment.items()}
         log = folder / "runs" / f"{next(count)}.txt"
-        return LastingPlace({**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes])
+        return RestartingTraining(
+            {**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes]
+        )
 
-    return _answer(request, open_place, folder, progress, apart=True, sources=sources_of(request.target))
+    return _answer(request, open_training, folder, progress, apart=True, sources=sources_of(request.target))
 
 
 def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
@@ -102,7 +104,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.arms import Desk
-    from stepscope.experiments.tune.process import LastingPlace
+    from stepscope.experiments.tune.process import RestartingTraining
     from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of
 
     assert request.what_if is not None
@@ -115,7 +117,7 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     kept = StudyFolder(folder, STUDY, settings, where=measured_on())
     with kept.locked(), _progress(progress) as tell:
         found = WhatIf(
-            lambda: LastingPlace(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
+            lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
             Desk(tell=tell),
         )  # fmt: skip
         found.run()
@@ -133,7 +135,7 @@ def tune_path(request: TuneRequest, out: Path | None) -> Path:
 
 def _answer(
     request: TuneRequest,
-    open_place: Callable[[Sequence[Change], Mapping[str, Any]], PlaceLike],
+    open_training: Callable[[Sequence[Change], Mapping[str, Any]], TunableTraining],
     folder: Path,
     progress: bool,
     *,
@@ -150,7 +152,7 @@ def _answer(
     kept = StudyFolder(folder, "tune", settings, sources, measured_on())
     rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
     with kept.locked(), _progress(progress) as tell:
-        tuning = Tuning(open_place, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
+        tuning = Tuning(open_training, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
         tuning.run()
     title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
     gpu = tuning.facts.get("gpu")
@@ -230,7 +232,7 @@ def _tune_step(
     progress: bool,
     settings: Mapping[str, Any],
 ) -> Findings:
-    from stepscope.experiments.tune.bench import LoopPlace, loop_bench, sources_of_loop
+    from stepscope.experiments.tune.bench import LocalTraining, loop_bench, sources_of_loop
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.state import RandomNumbers
 
@@ -246,13 +248,13 @@ def _tune_step(
     drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
     try:
         bench = loop_bench(step, batches, targets, others, _FIXED)
-        place, sources = LoopPlace(bench), sources_of_loop(step, batches, targets, bench)
+        place, sources = LocalTraining(bench), sources_of_loop(step, batches, targets, bench)
         folder = tune_path(request, None if out is None else Path(out))
         findings, tuning = _answer(
             request, lambda changes, facts: place, folder, progress, apart=False, sources=sources
         )
     finally:
-        drawn.put_back()
+        drawn.restore()
     if tuning.interrupted:
         raise KeyboardInterrupt
     return findings

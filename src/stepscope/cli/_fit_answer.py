@@ -55,8 +55,8 @@ def _facts(found: FitResult) -> Iterator[RenderableType]:
     """Peak of the process, the largest batch, and who reaches the peak."""
     ends = bracketed(bytes_(found.process.low), bytes_(found.process.high))
     name = "process peak" if found.live.reserved is None else "GPU memory"
-    said = f"at least {bytes_(found.process.low)}" if found.at_least else f"{bytes_(found.process.middle)} {ends}"
-    yield labelled(name, f"{said}, {bytes_(found.peak_bytes)} of it tensors")
+    text = f"at least {bytes_(found.process.low)}" if found.at_least else f"{bytes_(found.process.middle)} {ends}"
+    yield labelled(name, f"{text}, {bytes_(found.peak_bytes)} of it tensors")
     if found.live.reserved is not None:
         yield labelled("reserved", f"{interval(*found.live.reserved, 'B')} by the caching allocator")
     if found.largest_batch is not None:
@@ -244,12 +244,12 @@ def _step_pictures(found: FitResult) -> Iterator[Picture]:
 
     series, limit_mb = step_series(found.events), _tensor_limit(found)
     near = limit_mb if limit_mb is not None and limit_mb <= _NEAR * found.peak_bytes / 1e6 else None
-    said = f"{found.name}, batch {found.batch}" if found.batch else found.name
-    yield "fit-step", lambda width: memory.build_dry_step(series, width, near), f"{said}: live tensors over a step"
+    text = f"{found.name}, batch {found.batch}" if found.batch else found.name
+    yield "fit-step", lambda width: memory.build_dry_step(series, width, near), f"{text}: live tensors over a step"
     reached = peak(found.events)
     if reached is not None:
         modules = live_by_module(reached.tensors)
-        yield "fit-modules", lambda width: memory.build_treemap(modules, width), f"{said}: the peak by module"
+        yield "fit-modules", lambda width: memory.build_treemap(modules, width), f"{text}: the peak by module"
 
 
 def _model_pictures(question: JobQuestion, beside: Sequence[Job]) -> Iterator[Picture]:
@@ -281,8 +281,8 @@ def _option_pictures(found: FitResult, question: JobQuestion) -> Iterator[Pictur
         return
     names = [option.name for option in found.options if "accumulated" not in option.name]
     rows = chart_data.options_by_batch(question, question.limit, names, chart_data.batches_around(question.batch))
-    said = f"{found.name}: peak of the process against a limit of {bytes_(question.limit.bytes)}"
-    yield "fit-options", lambda width: memory.build_options(rows, width), said
+    text = f"{found.name}: peak of the process against a limit of {bytes_(question.limit.bytes)}"
+    yield "fit-options", lambda width: memory.build_options(rows, width), text
 
 
 def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Iterator[Picture]:
@@ -291,8 +291,8 @@ def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Itera
 
     rows = trade_frame(traded)
     if not rows.is_empty():
-        said = f"{found.name}: what each allocator costs, measured"
-        yield "fit-allocators", lambda width: memory.build_allocators(rows, width), said
+        text = f"{found.name}: what each allocator costs, measured"
+        yield "fit-allocators", lambda width: memory.build_allocators(rows, width), text
 
 
 def _plan_pictures(found: FitResult) -> Iterator[Picture]:

@@ -123,12 +123,12 @@ def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
     from stepscope.record.script import run_script
 
     if request.malloc != "default":
-        from stepscope.record import allocators
+        from stepscope.record import c_allocators
 
-        allocators.check(request.malloc)
+        c_allocators.check(request.malloc)
     refuse_logs_without_a_folder(request.meter_csv)
     if is_function(request.target) and not request.module:
-        from stepscope.experiments.sweeps.own_training import run_function
+        from stepscope.experiments.sweeps.user_training import run_function
 
         _refuse_for_a_script(replace(request, steps=None), "a function decides that itself")
         if request.arguments:

@@ -17,7 +17,7 @@ class ScriptCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and let options pass that are not known where a script takes them."""
         takes_value = values_of(self.params)
-        place = place_of_target(args, takes_value)
+        place = target_index(args, takes_value)
         takes_words = ctx.allow_extra_args or any(option.name == "arguments" for option in self.params)
         if takes_words and place < len(args) and is_script(args[place]):
             ctx.ignore_unknown_options = True
@@ -35,7 +35,7 @@ def values_of(params: Sequence[Any]) -> dict[str, bool]:
     }
 
 
-def place_of_target(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
+def target_index(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
     """Return where the first word stands that is neither an option nor the value of one."""
     place = 0
     while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):

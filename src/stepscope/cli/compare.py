@@ -34,7 +34,7 @@ def _compare(
     check_page_options(html, as_json, out, open_page)
     if html or as_json:
         whole = "a page has all ways to divide" if html else "JSON has all parts"
-        _refuse_given({"--by": request.by if html else None, "--top": top}, f"on a terminal; {whole}")
+        _refuse_options({"--by": request.by if html else None, "--top": top}, f"on a terminal; {whole}")
     from stepscope.analysis.compare import WHAT
     from stepscope.analysis.compare import compare as compared
 
@@ -49,14 +49,14 @@ def _compare(
         if len(comparison.settings) > 1:
             of_layers = len(comparison.run_groups) > 2
             given = {"--by": request.by, "--what": request.what, "--top": None if of_layers else top}
-            _refuse_given(given, "of one setting; a page and JSON explain the differences of each")
+            _refuse_options(given, "of one setting; a page and JSON explain the differences of each")
         print_wide(render(comparison, request.by, top, request.what, verbose))
 
 
 compare = command_of(CompareRequest, _compare, "compare")
 
 
-def _refuse_given(options: dict[str, Any], where: str) -> None:
+def _refuse_options(options: dict[str, Any], where: str) -> None:
     """Raise UsageError if options were given that choose nothing here; where: what they are for."""
     given = [name for name, value in options.items() if value is not None]
     if given:

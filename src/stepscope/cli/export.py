@@ -37,13 +37,13 @@ def _announcement(plan: ExportPlan) -> str:
 
 def _missing_parts(part: Excerpt) -> list[str]:
     """Return a line for each thing that the export lacks."""
-    said = []
+    parts = []
     if part.run.status == "running":
-        said.append("the run has not ended: what is on disk now is exported")
+        parts.append("the run has not ended: what is on disk now is exported")
     if part.op_count == 0:
-        said.append("no operator was recorded in these steps: the file shows steps and samples only")
+        parts.append("no operator was recorded in these steps: the file shows steps and samples only")
     if part.sample_count == 0:
-        said.append("nothing was sampled in these steps: the file has no counters")
+        parts.append("nothing was sampled in these steps: the file has no counters")
     if part.run.damaged:
-        said.append(f"damaged: {', '.join(part.run.damaged)}")
-    return said
+        parts.append(f"damaged: {', '.join(part.run.damaged)}")
+    return parts

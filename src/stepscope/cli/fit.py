@@ -200,22 +200,22 @@ def _refuse_for_a_script(device: str, **given: Any) -> None:
             f"--device {device}: of a script, fit knows the host memory alone",
             f"for GPU memory: stepscope fit module:function --device {device}, or a workload",
         )
-    said = [f"--{name}" for name, value in given.items() if value]
-    if said:
-        raise UsageError(f"a script chooses that itself: {', '.join(said)}", "give the script's own options after --")
+    parts = [f"--{name}" for name, value in given.items() if value]
+    if parts:
+        raise UsageError(f"a script chooses that itself: {', '.join(parts)}", "give the script's own options after --")
 
 
 def _calibration(console: Console, job: Job | None, request: FitRequest) -> DeviceCalibration:
     """Return what is known of this device; of another board nothing is."""
     from stepscope.footprint import calibration
-    from stepscope.footprint.prediction import known_of_device
+    from stepscope.footprint.prediction import device_measurements
 
     if request.board is not None and request.calibrate:
         raise UsageError("--calibrate measures this machine, not a board by name", "run it on the board with --here")
     if job is None:
         return calibration.DeviceCalibration()
     with console.status("measuring the empty process, once for this environment"):
-        kept = known_of_device(request.board, request.malloc if request.device == "cpu" else "default", job)
+        kept = device_measurements(request.board, request.malloc if request.device == "cpu" else "default", job)
     if request.calibrate:
         kept = calibration.measure_calibration(kept, job)
         calibration.save_calibration(kept, calibration.calibration_path())
@@ -351,9 +351,9 @@ def probe_and_store(console: Console, question: JobQuestion, real: RealSteps, ke
 
 
 def _print_trial(console: Console, tried: Trial) -> None:
-    said = f"predicted [{bytes_(tried.predicted.low)}, {bytes_(tried.predicted.high)}]"
+    text = f"predicted [{bytes_(tried.predicted.low)}, {bytes_(tried.predicted.high)}]"
     if tried.peak_bytes is None:
-        console.print(f"batch {tried.batch}: failed ({tried.failure}); {said}")
+        console.print(f"batch {tried.batch}: failed ({tried.failure}); {text}")
         return
     held = "within" if tried.off == 1.0 else f"off by {percent(tried.off - 1)}"
-    console.print(f"batch {tried.batch}: measured {bytes_(tried.peak_bytes)}; {said}: {held}")
+    console.print(f"batch {tried.batch}: measured {bytes_(tried.peak_bytes)}; {text}: {held}")

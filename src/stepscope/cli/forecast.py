@@ -88,18 +88,18 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
         process, folder = start_training([request.target, "--steps", str(steps), *sized], request.out)
     else:
         steps = requested_steps(Run(folder), request)
-    said = None
+    update = None
     try:
-        for said in follow_forecasts(folder, steps, request.battery, request.carbon):
-            console.print(f"after {said.made} steps: {_in_a_line(said.forecast)}")
+        for update in follow_forecasts(folder, steps, request.battery, request.carbon):
+            console.print(f"after {update.made} steps: {_in_a_line(update.forecast)}")
     except KeyboardInterrupt:
         if process is not None:
             process.terminate()
         raise
-    if said is None:
+    if update is None:
         raise UsageError("the run ended before 20 steps were measured", "leave out --watch")
-    _print_check(console, said.forecast, measured_totals(folder))
-    return said.forecast
+    _print_check(console, update.forecast, measured_totals(folder))
+    return update.forecast
 
 
 def _in_a_line(said: Forecast) -> str:

@@ -52,7 +52,7 @@ def _state(folder: Path) -> dict[str, Any]:
     with contextlib.closing(Watch(folder)) as follows:
         now = follows.look()
     named = {name: dict(getattr(now, name)) for name in ("cores", "accelerators", "rails", "temperatures", "clocks")}
-    return {**asdict(now), **named, "left_s": now.left_s, "left_j": now.left_j}
+    return {**asdict(now), **named, "left_s": now.remaining_s, "left_j": now.remaining_j}
 
 
 @contextlib.contextmanager

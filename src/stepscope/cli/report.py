@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.cli._options import check_page_options, private, show_page
-from stepscope.containment import contained
 from stepscope.errors import OutputNotWritable
+from stepscope.fault_isolation import contained
 from stepscope.run_paths import NEWEST
 
 if TYPE_CHECKING:

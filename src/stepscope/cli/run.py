@@ -88,7 +88,7 @@ def _run(
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
     from stepscope.experiments.tune.config import TO_SCRIPTS, note_of, refuse_no_parts
-    from stepscope.record import allocators
+    from stepscope.record import c_allocators
     from stepscope.runfolder import RunWriter
     from stepscope.simulate import sensor_root
 
@@ -97,7 +97,7 @@ def _run(
     if config is not None and of_a_script:
         refuse_no_parts(config)
     if not of_a_script:
-        allocators.use(request.malloc)
+        c_allocators.use(request.malloc)
         refuse_logs_without_a_folder(request.meter_csv)
     settings = settings_of(request)
     board = request.simulate

@@ -16,7 +16,7 @@ from stepscope.request import parse_amount
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.store import Place
+    from stepscope.store import Store
     from stepscope.store.transfer import Pushed
     from stepscope.store.verification import Verified
 
@@ -49,7 +49,7 @@ def _list(
     from stepscope.store import Choice, listed
 
     choice = Choice(request.workload, request.board, request.status, request.tag, request.since, request.where)
-    frame = listed(_place(request.store, request.timeout), choice)
+    frame = listed(_open(request.store, request.timeout), choice)
     if as_json:
         typer.echo(frame.head(request.most).write_json())
         if len(frame) > request.most:
@@ -69,7 +69,7 @@ def show(
 
     from stepscope.store.index import find
 
-    _, manifest = find(_place(store, timeout), run)
+    _, manifest = find(_open(store, timeout), run)
     print_json({**asdict(manifest), "digest": manifest.digest, "folder": manifest.folder})
 
 
@@ -86,7 +86,7 @@ def tag(
         raise UsageError("no tag was given", "--add baseline, or --drop baseline")
     from stepscope.store import tag as tagged
 
-    found = tagged(_place(store, timeout), names, add or (), drop or ())
+    found = tagged(_open(store, timeout), names, add or (), drop or ())
     if as_json:
         print_json([{"id": run_id, "tags": list(tags)} for run_id, tags in found.items()])
         return
@@ -104,10 +104,10 @@ def rm(
     """Remove runs from a store for good."""
     from stepscope.store import remove
 
-    place = _place(store, timeout)
+    opened = _open(store, timeout)
     if not yes:
-        typer.confirm(f"remove {len(names)} run(s) from {place.address} for good?", abort=True, err=as_json)
-    gone = list(remove(place, names))
+        typer.confirm(f"remove {len(names)} run(s) from {opened.address} for good?", abort=True, err=as_json)
+    gone = list(remove(opened, names))
     if as_json:
         print_json({"removed": gone})
         return
@@ -128,7 +128,7 @@ def push(
 
     found: list[Pushed] = []
     try:
-        pushed(_place(store, timeout), _folders(folders), tag or (), found.append if as_json else _print_pushed)
+        pushed(_open(store, timeout), _folders(folders), tag or (), found.append if as_json else _print_pushed)
     finally:  # also where some were refused
         if as_json:
             print_json([vars(run) for run in found])
@@ -145,7 +145,7 @@ def pull(
     """Pull runs out of a store, every checksum verified before a run is seen."""
     from stepscope.store import pull as pulled
 
-    paths = pulled(_place(store, timeout), names, out, round(parse_amount("--max-size", max_size, "B")))
+    paths = pulled(_open(store, timeout), names, out, round(parse_amount("--max-size", max_size, "B")))
     if as_json:
         print_json({"written": list(paths)})
         return
@@ -164,7 +164,7 @@ def verify(
     from stepscope.store import verify as verified
     from stepscope.units import bytes_
 
-    found = verified(_place(store, timeout), names or None, None if as_json else _print_verified)
+    found = verified(_open(store, timeout), names or None, None if as_json else _print_verified)
     damaged = [run.id for run in found if run.wrong]
     files, read = sum(run.files for run in found), sum(run.bytes for run in found)
     if as_json:
@@ -189,7 +189,7 @@ def gc(
     from stepscope.store import collect
     from stepscope.units import bytes_
 
-    found = collect(_place(store, timeout), older_than * 3600, dry_run)
+    found = collect(_open(store, timeout), older_than * 3600, dry_run)
     if as_json:
         print_json({**vars(found), "dry_run": dry_run})
         return
@@ -212,13 +212,13 @@ SUBCOMMANDS = {
 }
 
 
-def _place(store: str | None, timeout_s: float) -> Place:
+def _open(store: str | None, timeout_s: float) -> Store:
     address = store or os.environ.get(ENVIRONMENT)
     if not address:
         raise UsageError("no store was given", f"--store FOLDER or s3://bucket/runs, or set {ENVIRONMENT}")
-    from stepscope.store import open_place
+    from stepscope.store import open_store
 
-    return open_place(address, timeout_s)
+    return open_store(address, timeout_s)
 
 
 def _folders(paths: list[Path]) -> list[Path]:

@@ -161,7 +161,7 @@ def print_fleet(path: Path, against: str | None, models: bool, json: bool, html:
     """The table of all boards; pages, scores and the table of models are of one board."""
     from rich.console import Console
 
-    from stepscope.experiments.fleet.sweep import FleetFolder, fleet_results
+    from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
     from stepscope.report.suite_tables import notes, results_table
 
     folder = FleetFolder(path)

@@ -169,14 +169,14 @@ def count_model(orders: Mapping[str, Any]) -> dict[str, Any]:
     from stepscope import workloads
     from stepscope.analysis.memory.limits import LIKELY_FITS, NO_FIT, limit_of_board
     from stepscope.footprint.jobs import workload_job
-    from stepscope.footprint.prediction import known_of_device, platform_of
+    from stepscope.footprint.prediction import device_measurements, platform_of
     from stepscope.footprint.result import LivePeak
     from stepscope.footprint.simulator import Simulator, live_peak
     from stepscope.record.dry.dry_run import DryRunStopped
 
     limit, board = limit_of_board(orders["board"], orders["memory"]), orders["board"]
     job = workload_job(workloads.find(orders["workload"]))
-    simulator = Simulator(platform_of(board), known_of_device(board, "default", None), "default")
+    simulator = Simulator(platform_of(board), device_measurements(board, "default", None), "default")
     verdicts: dict[str, str | None] = {}
     live: dict[int, LivePeak] = {}
     sure, likely = simulator.largest(job, limit, LARGEST, live)

@@ -13,7 +13,7 @@ from stepscope.analysis.memory.limits import UNMEASURED, Environment
 from stepscope.errors import MissingDependency, OutputNotWritable, StepscopeError
 from stepscope.files import read_object, replace_json, user_cache
 from stepscope.footprint.script_memory import imports_of_script
-from stepscope.record.allocators import child_environment
+from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.probes import CallBook, probe_all
@@ -143,6 +143,6 @@ def measure_calibration(
     try:
         dry_run(job, _SAMPLES, book, steps=1)
     except DryRunStopped as stop:
-        said = f"--calibrate: no dry run shows the operators of {job.name}: {stop}"
-        raise StepscopeError(said, "leave --calibrate out: it is measured") from stop
+        text = f"--calibrate: no dry run shows the operators of {job.name}: {stop}"
+        raise StepscopeError(text, "leave --calibrate out: it is measured") from stop
     return replace(kept, probed={**kept.probed, **probe_all(book.calls, progress)})

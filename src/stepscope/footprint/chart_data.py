@@ -115,7 +115,7 @@ def options_by_batch(question: JobQuestion, limit: Limit, names: Sequence[str], 
     cells: list[_Cell] = []
     for batch in batches:
         cells += _column(simulator, question.job, batch, names, same_batch)
-    order = {name: place for place, name in enumerate((AS_IT_IS, *names))}
+    order = {name: index for index, name in enumerate((AS_IT_IS, *names))}
     sure = not unsure_of(question) and not any(simulator.workspaces.not_modelled.values())
     rows = [(batch, name, *_judged(process, limit, sure)) for batch, name, process in cells]
     return pl.DataFrame(sorted(rows, key=lambda row: order[row[1]]), schema=_BY_OPTION, orient="row")

@@ -73,14 +73,14 @@ def job_of_function(target: str, numbers: bool = True) -> Job:
         if missing in (module_name, module_name.partition(".")[0]):
             raise UsageError(f"there is no module '{module_name}' here", "run in the folder of its file") from error
         hint = f'it fails without Stepscope too: python -c "import {module_name}"'
-        raise UsageError(f"the module '{module_name}' raised {_said(error)}", hint) from error
+        raise UsageError(f"the module '{module_name}' raised {_describe_error(error)}", hint) from error
     finally:
         sys.path.remove("")
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"'{module_name}' has no function '{function_name}'", f"it has: {', '.join(known) or 'none'}")
-    made = _Made(function, target)
+    made = _Built(function, target)
     made.check(numbers)
     return Job(target, made.build, made.batch, plain_step(made.loss), DEFAULT_BATCH, made.loss, module_name)
 
@@ -93,7 +93,7 @@ def is_script(target: str) -> bool:
 def loss_of(loss: Any) -> Loss:
     """A function of (model, batch) from whatever users call a loss."""
     if loss is None:
-        return _own_loss
+        return _model_loss
     if isinstance(loss, nn.Module) or _takes_outputs(loss):
         return functools.partial(_loss_of_outputs, loss)
     if not callable(loss):
@@ -113,7 +113,7 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (), dict(vars(batch))
 
 
-class _Made:
+class _Built:
     """Parts that a user's function returned last: batch and loss are of the model that was built last."""
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
@@ -156,12 +156,12 @@ class _Made:
         return self._last[3](model, batch)
 
     def _parts(self) -> JobParts:
-        model, optimizers, make_batch, loss = _parts(_made(self._function, self._name), self._name)
+        model, optimizers, make_batch, loss = _parts(_call_user_function(self._function, self._name), self._name)
         _check(model, optimizers, make_batch)
         return model, optimizers, make_batch, loss
 
 
-def _made(function: Callable[[], Any], name: str) -> Any:
+def _call_user_function(function: Callable[[], Any], name: str) -> Any:
     """Return what the user's function returns; UsageError, with the line, where it raises or exits."""
     try:
         return function()
@@ -170,10 +170,10 @@ def _made(function: Callable[[], Any], name: str) -> Any:
     except (Exception, SystemExit) as error:
         module, _, called = name.partition(":")
         hint = f'it fails without Stepscope too: python -c "import {module}; {module}.{called}()"'
-        raise UsageError(f"'{name}' raised {_said(error)}", hint) from error
+        raise UsageError(f"'{name}' raised {_describe_error(error)}", hint) from error
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return "TypeError: text (train.py:3)", with the last line that is neither ours nor a library's."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"  # it names its line
@@ -222,7 +222,7 @@ def _loss_of_outputs(criterion: Callable[..., Tensor], model: nn.Module, batch: 
     return criterion(model(batch[0]), batch[1])
 
 
-def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+def _model_loss(model: nn.Module, batch: Any) -> Tensor:
     args, kwargs = inputs_of(batch)
     output = model(*args, **kwargs)
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)

@@ -22,7 +22,7 @@ from stepscope.analysis.memory.limits import ACCOUNTS, ADDRESSES, ALLOCATORS, DA
 from stepscope.errors import StepscopeError
 from stepscope.footprint.result import FitResult
 from stepscope.footprint.simulator import Simulator
-from stepscope.record.allocators import child_environment
+from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry.allocator_costs import AllocatorCost, StepCost, compare_allocators
 from stepscope.units import bytes_
 
@@ -139,13 +139,13 @@ def trained_under(
 
     StepscopeError where the training fails.
     """
-    with _kept_by_kernel(limit, root) as kind:
+    with _memory_account(limit, root) as kind:
         wrapped = () if kind is None else (sys.executable, "-c", _UNDER, kind, str(limit.bytes))
         return kind, really_trained(command, allocator, wrapped)
 
 
 @contextlib.contextmanager
-def _kept_by_kernel(limit: Limit, root: Path) -> Iterator[str | None]:
+def _memory_account(limit: Limit, root: Path) -> Iterator[str | None]:
     """The account that a resource limit keeps, or the folder of a new control group; None where neither can be."""
     if limit.account in (ADDRESSES, DATA):
         yield limit.account

@@ -35,7 +35,7 @@ from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import CHANGES, Settings
-from stepscope.record.allocators import child_environment
+from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.dry_run import DryRunStopped, model_of
 

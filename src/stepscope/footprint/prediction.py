@@ -100,7 +100,7 @@ def question_of(
         requested_limit(memory, board, here=memory is None and board is None),
         allocator,
         platform=platform_of(board),
-        kept=known_of_device(board, allocator, job),
+        kept=device_measurements(board, allocator, job),
         has_bf16=board_has_bf16(board),
         options=options,
     )
@@ -115,7 +115,7 @@ def platform_of(board: str | None, kind: str = "cpu", threads: int | None = None
     )
 
 
-def known_of_device(board: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
+def device_measurements(board: str | None, allocator: str, job: Job | None) -> DeviceCalibration:
     """Return what is known of this machine, its empty process measured where it was not yet; of a board nothing is."""
     if board is not None:
         return DeviceCalibration()
@@ -286,8 +286,8 @@ def _measure_small_batches(job: Job, batch: int, reserve: Reserve | None) -> Bat
     except StepscopeError:
         raise
     except Exception as error:  # a user's model or batch maker may raise anything
-        said = f"{type(error).__name__}: {error}"
-        raise StepscopeError(f"{job.name} fails on real tensors too: {said}", "run a step of it by itself") from error
+        text = f"{type(error).__name__}: {error}"
+        raise StepscopeError(f"{job.name} fails on real tensors too: {text}", "run a step of it by itself") from error
 
 
 def _largest_on(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
@@ -353,10 +353,10 @@ def _option(
 ) -> Option:  # fmt: skip
     """Return an option beside the answer as it is, by the account that decides there; costs: in words, and FLOPs."""
     peak = process(RESIDENT if as_it_is.limit is None else as_it_is.limit.account)
-    said = None if limit is None else worst_verdict(process, limit, not as_it_is.unsure)[0]
+    verdict = None if limit is None else worst_verdict(process, limit, not as_it_is.unsure)[0]
     before = as_it_is.process.middle
     gain = before - peak.middle
-    return Option(name, live.bytes, peak, said, gain, gain / before, *costs)
+    return Option(name, live.bytes, peak, verdict, gain, gain / before, *costs)
 
 
 def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | None:
@@ -368,7 +368,7 @@ def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | 
         return None
 
 
-def _made_up(looks: int) -> str:
+def _made_up_note(looks: int) -> str:
     often = plural(looks, "time")
     return f"the loop reads values of tensors ({often}, as loss.item() does): a dry run has none and made them up"
 
@@ -376,7 +376,7 @@ def _made_up(looks: int) -> str:
 def _notes(question: JobQuestion, plain: DryRun) -> list[str]:
     notes = []
     if plain.log.looks:
-        notes.append(_made_up(plain.log.looks))
+        notes.append(_made_up_note(plain.log.looks))
     parameters = sum(s.bytes for s in plain.log.storages if s.category == "parameter")
     limit = question.limit
     if limit is not None and parameters > limit.bytes:
@@ -504,7 +504,7 @@ def predict_script_fit(
     ]
     notes = ["the batch is the script's own: for the largest batch and more ways, give module:function"]
     if log.looks:
-        notes.append(_made_up(log.looks))
+        notes.append(_made_up_note(log.looks))
     if watched.presumed:
         where = ", ".join(watched.presumed)
         notes.append(f"taken to hold, since it fails with rounds omitted or values made up: the assertion at {where}")

@@ -68,7 +68,7 @@ def script_steps(target: str, arguments: Sequence[str], steps: int) -> StepCost:
     """Measure steps of a script's own loop, from one update of its first optimizer to the next, then end it."""
     offer_to_be_killed_first()
     clock = StepClock(steps)
-    with contextlib.suppress(EnoughSteps), as_main(target, arguments), until_enough_steps(lambda _: clock.stepped()):
+    with contextlib.suppress(EndOfSteps), as_main(target, arguments), until_enough_steps(lambda _: clock.stepped()):
         runpy.run_path(target, run_name="__main__")
         raise UsageError(
             f"'{target}' ended before it had made enough optimizer steps to be measured",
@@ -86,19 +86,19 @@ def offer_to_be_killed_first() -> None:
 # Only torch is imported here: what measures a script's memory must not add to it.
 
 
-class EnoughSteps(BaseException):
+class EndOfSteps(BaseException):
     """Ends the script from within its own loop; no `except Exception` of the script's catches it."""
 
 
 @contextlib.contextmanager
 def until_enough_steps(stepped: Callable[[Any], bool]) -> Iterator[None]:
-    """Ends the script with EnoughSteps once `stepped`, called after each update of its first optimizer, says so."""
+    """Ends the script with EndOfSteps once `stepped`, called after each update of its first optimizer, says so."""
     first: list[int] = []
 
     def updated(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         first.append(id(optimizer))
         if id(optimizer) == first[0] and stepped(optimizer):
-            raise EnoughSteps
+            raise EndOfSteps
 
     hook = register_optimizer_step_post_hook(updated)
     try:

@@ -27,18 +27,18 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import StepscopeError, UsageError, no_script
-from stepscope.footprint.patience import OutOfPatience, Patience
-from stepscope.footprint.real_steps import EnoughSteps, as_main
+from stepscope.footprint.real_steps import EndOfSteps, as_main
 from stepscope.footprint.script_calls import NEXT
 from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders, next_of
 from stepscope.footprint.script_loops import KEPT_FOR_EVER, Loops, Side, called_by_scripts
 from stepscope.footprint.script_memory import ScriptMemory, arrays_joined, imports_of_script
-from stepscope.footprint.script_modules import OwnModules, forget
+from stepscope.footprint.script_modules import UserModules, forget
 from stepscope.footprint.script_processes import Processes
 from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
+from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached
 from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
@@ -154,10 +154,10 @@ class Follower:
         self.log, self.progress = log, Progress(log)
         self.target, self._fake = target, fake
         self.whole = False  # whether it came to its end, or made as many updates as it may
-        self._patience = Patience(target, None if second is None else second.most_s)
+        self._time_limit = TimeLimit(target, None if second is None else second.most_s)
         self._memory = ScriptMemory(self.progress, target, fake)
         self.loops = Loops(self.progress, self._memory.look_at_loop, {} if second is None else second.forced)
-        self._names = {**self.loops.names(self._patience.check), NEXT: next_of}
+        self._names = {**self.loops.names(self._time_limit.check), NEXT: next_of}
         self.progress.last_rounds += second is not None
         self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders, self._updated = Loaders(self.progress), Growth(self.progress, looks=False)
@@ -168,17 +168,17 @@ class Follower:
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
-                self._memory.kept(), quiet(), as_main(self.target, arguments), self._files.kept() as files,
-                OwnModules(self.loops.calls.transform, files, self.target).kept(), called_by_scripts(self._names),
-                self._loaders.own_loaders(), self._memory.own_imports(), self._processes.kept(), self._compiled(),
-                self._exit.kept(), _no_lost_states(), self._updates(), mode, self.log, self._patience.kept(),
-                arrays_of_fakes(self._looked), arrays_joined(self.progress),
+                self._memory.measure(), quiet(), as_main(self.target, arguments), self._files.intercept() as files,
+                UserModules(self.loops.calls.transform, files, self.target).intercept(), called_by_scripts(self._names),
+                self._loaders.followed_loaders(), self._memory.split_imports(), self._processes.intercept(),
+                self._compiled(), self._exit.intercept(), _keep_random_states(), self._updates(), mode, self.log,
+                self._time_limit.limit(), arrays_of_fakes(self._looked), arrays_joined(self.progress),
             ):  # fmt: skip
                 self._execute()
             self.whole = True
-        except OutOfPatience as end:
+        except TimeLimitReached as end:
             self._give_up(end)
-        except EnoughSteps:
+        except EndOfSteps:
             self.whole = True
             self._doubt_the_rest()
         except SystemExit as end:
@@ -202,7 +202,7 @@ class Follower:
     @property
     def used_s(self) -> float:
         """Return the processor time that it took, s."""
-        return self._patience.used
+        return self._time_limit.used
 
     @property
     def imported(self) -> set[str]:
@@ -277,7 +277,7 @@ class Follower:
                 shown,
             ) from error
 
-    def _give_up(self, end: OutOfPatience) -> None:
+    def _give_up(self, end: TimeLimitReached) -> None:
         if self.progress.updates == 0:
             raise UsageError(
                 f"'{self.target}' had made no optimizer step when {end}",
@@ -317,11 +317,11 @@ class Follower:
                 counted = weakref.ref(optimizer)
             last = weakref.ref(optimizer)
             if counted() is optimizer and self._stepped(optimizer):
-                raise EnoughSteps
+                raise EndOfSteps
 
         def updated_by_hand() -> None:
             if self._stepped(None):
-                raise EnoughSteps
+                raise EndOfSteps
 
         self.log.updated_by_hand = updated_by_hand
         hook = register_optimizer_step_post_hook(updated)
@@ -339,7 +339,7 @@ class Follower:
         self._processes.look()
         if self.progress.updates == 1:
             self._memory.look()
-            self._patience.trains()
+            self._time_limit.trains()
         if not self._fake and self.progress.updates >= STEPS:
             self.progress.miss(f"what comes after {STEPS} updates, since fake tensors cannot run it")
             return True
@@ -347,10 +347,10 @@ class Follower:
 
     def _exhausted(self) -> bool:
         """Return whether it was followed for long enough; then what comes is missed."""
-        over = self._patience.used >= self._patience.most_s
+        over = self._time_limit.used >= self._time_limit.most_s
         if self.progress.updates < self.progress.allowed and not over:
             return False
-        why = f": {self._patience.most_s:.0f} s of processor time are over" if over else ""
+        why = f": {self._time_limit.most_s:.0f} s of processor time are over" if over else ""
         self.progress.miss(f"what comes after {self.progress.updates} updates{why}")
         if self._updated.of_each > KEPT_FOR_EVER:  # by a function that `map` calls, say: no loop of the script's
             self.progress.miss(f"{bytes_(self._updated.of_each)} that each update keeps")
@@ -359,21 +359,21 @@ class Follower:
 
 
 @contextlib.contextmanager
-def _no_lost_states() -> Iterator[None]:
+def _keep_random_states() -> Iterator[None]:
     """Keep the state of torch's random numbers where one without numbers is to be set, of a file that was loaded."""
     plain = torch.random.set_rng_state
 
-    def kept(state: Tensor) -> None:
+    def keep(state: Tensor) -> None:
         with contextlib.suppress(RuntimeError):
             plain(state)
 
-    with instead(torch, "set_rng_state", kept), instead(torch.random, "set_rng_state", kept):
+    with instead(torch, "set_rng_state", keep), instead(torch.random, "set_rng_state", keep):
         yield
 
 
-def _interruption(error: BaseException | None) -> OutOfPatience | None:
-    """Return the end of patience that an error came of: it may interrupt a context that cannot be left then."""
-    while error is not None and not isinstance(error, OutOfPatience):
+def _interruption(error: BaseException | None) -> TimeLimitReached | None:
+    """Return the end of its time that an error came of: it may interrupt a context that cannot be left then."""
+    while error is not None and not isinstance(error, TimeLimitReached):
         error = error.__context__
     return error
 

@@ -58,9 +58,9 @@ class LoopCalls(ast.NodeTransformer):
         """Return the script; what comes after an `if` that leaves is its other branch."""
         for part in ast.walk(node):
             for _, statements in ast.iter_fields(part):
-                for place, statement in enumerate(statements if isinstance(statements, list) else ()):
+                for index, statement in enumerate(statements if isinstance(statements, list) else ()):
                     if isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVES):
-                        self._rests[id(statement)] = statements[place + 1 :]
+                        self._rests[id(statement)] = statements[index + 1 :]
         self.generic_visit(node)
         return node
 
@@ -78,7 +78,7 @@ class LoopCalls(ast.NodeTransformer):
 
     def _visit_loop(self, node: ast.For | ast.While, targets: Sequence[ast.expr]) -> int:
         number, inside = len(self.places), list(ast.walk(node))
-        self.places.append(self._place(node.lineno))
+        self.places.append(self._at_line(node.lineno))
         self._called.append(_calls(inside))
         counters = [part.target for part in inside if isinstance(part, ast.AugAssign) and _is_name(part.target)]
         self._open.append((number, _names([*targets, *counters])))
@@ -117,7 +117,7 @@ class LoopCalls(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         """Return the statement, which asks before it fails."""
         self.generic_visit(node)
-        asks = _call(ASSERTED, ast.Constant(self._place(node.lineno)))
+        asks = _call(ASSERTED, ast.Constant(self._at_line(node.lineno)))
         node.test = ast.copy_location(ast.BoolOp(ast.Or(), [node.test, asks]), node.test)
         return node
 
@@ -164,10 +164,10 @@ class LoopCalls(ast.NodeTransformer):
         parameters = tuple(name for name in compared if "." in name or len(self._parameters) > 1)
         if not (loops or parameters) or not any(sides):
             return None
-        self.branches.append(_Branch(self._place(line), ast.unparse(test), loops, *sides, parameters, changes))
+        self.branches.append(_Branch(self._at_line(line), ast.unparse(test), loops, *sides, parameters, changes))
         return len(self.branches) - 1
 
-    def _place(self, line: int) -> str:
+    def _at_line(self, line: int) -> str:
         return f"line {line}{self._file}"
 
     def _note(self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = ()) -> ast.expr:
@@ -249,10 +249,14 @@ def _replaced(statements: Iterable[ast.stmt]) -> list[ast.expr]:
     for part in parts:
         if isinstance(part, ast.Assign):
             places = [target for target in part.targets if isinstance(target, ast.Subscript)]
-            put += [part.value for place in places if not given.issuperset(_held_by(place))]
-        elif isinstance(part, ast.Call) and _calls([part]) & _GATHERING and not given.issuperset(_held_by(part.func)):
+            put += [part.value for place in places if not given.issuperset(_aliased_variables(place))]
+        elif (
+            isinstance(part, ast.Call)
+            and _calls([part]) & _GATHERING
+            and not given.issuperset(_aliased_variables(part.func))
+        ):
             put += [*part.args, *(keyword.value for keyword in part.keywords)]
-    kept = {name for value in put for name in _held_by(value)}
+    kept = {name for value in put for name in _aliased_variables(value)}
     return [_looking_up(given - kept), _looking_up(kept)]
 
 
@@ -265,17 +269,17 @@ def _looked_up(name: str) -> ast.expr:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.parse(name, mode="eval").body)
 
 
-def _held_by(value: ast.expr) -> Iterator[str]:
+def _aliased_variables(value: ast.expr) -> Iterator[str]:
     """Yield the variables whose memory a value may share: `x`, `x.detach()`, `(x, y[0])`, but not `model(x)`."""
     if isinstance(value, ast.Name):
         yield value.id
     elif isinstance(value, ast.Call):
-        yield from () if _calls([value]) & _REDUCING else _held_by(value.func)
+        yield from () if _calls([value]) & _REDUCING else _aliased_variables(value.func)
     elif isinstance(value, (ast.Attribute, ast.Subscript, ast.Starred)):
-        yield from _held_by(value.value)
+        yield from _aliased_variables(value.value)
     elif not isinstance(value, (ast.Compare, ast.BinOp, ast.UnaryOp)):  # these make a new tensor
         for inner in ast.iter_child_nodes(value):
-            yield from _held_by(inner) if isinstance(inner, ast.expr) else ()
+            yield from _aliased_variables(inner) if isinstance(inner, ast.expr) else ()
 
 
 def _looks_up(statements: Iterable[ast.stmt], test: ast.expr) -> bool:

@@ -25,7 +25,7 @@ class ScriptExit:
         self._registered: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def intercept(self) -> Iterator[None]:
         """Answer for atexit, and for ends of this process that ask nobody."""
         plain, forget, process = atexit.register, atexit.unregister, os.getpid()
         ends = {name: getattr(os, name) for name in ("_exit", "abort")}

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_guard import guarded
 from stepscope.footprint.script_overlay import Overlay
 from stepscope.footprint.script_progress import Progress, instead
-from stepscope.footprint.script_saved import saved
+from stepscope.footprint.script_tensor_files import saved
+from stepscope.footprint.script_write_guard import guarded
 from stepscope.record.dry.storage_log import SAVING
 
 _RECORDS = 1024  # B of a saved file beside its tensors, at the least
@@ -46,7 +46,7 @@ class ScriptFiles:
         self._progress, self._log, self._alone = progress, progress.log, alone
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[Overlay]:
+    def intercept(self) -> Iterator[Overlay]:
         """Answer the calls that open, write, move and delete files, and those that save and load."""
         with tempfile.TemporaryDirectory(prefix="stepscope-fit-") as folder, contextlib.ExitStack() as stack:
             files = Overlay(Path(folder), self._progress)
@@ -106,8 +106,8 @@ class ScriptFiles:
                     files.open(f, "wb").close()
                 except FileNotFoundError:
                     raise RuntimeError(f"Parent directory {Path(f).parent} does not exist.") from None  # torch's
-                files.saved[files.place(f)] = saved(content)
-                files.sized(files.place(f), size + _RECORDS)
+                files.saved[files.writable_path(f)] = saved(content)
+                files.sized(files.writable_path(f), size + _RECORDS)
                 return
             if isinstance(f, io.BytesIO):  # it holds it all
                 self._log.hold(size, "saved", f)
@@ -124,7 +124,7 @@ class ScriptFiles:
 
 def _load(files: Overlay, plain: Callable[..., Any], f: Any, *more: Any, **options: Any) -> Any:
     if isinstance(f, (str, os.PathLike)):
-        f = files.place(f)
+        f = files.writable_path(f)
         found = files.saved.get(f)
     else:
         found = files.saved_in.get(f) if isinstance(f, io.BytesIO) else files.saved.get(files.name_of(f))
@@ -135,7 +135,7 @@ def _shared(
     files: Overlay, plain: Callable[..., Any], filename: Any, shared: bool | None = None, size: int = 0, **more: Any
 ) -> Tensor:
     """Return a tensor on a file as torch.from_file does, which writes to one that is shared."""
-    place = files.place(filename, "a" if shared else "r")
+    place = files.writable_path(filename, "a" if shared else "r")
     try:
         return cast(Tensor, plain(place, shared, size, **more))
     except NotImplementedError:  # fake tensors have no files
@@ -170,14 +170,14 @@ def _of_system(files: Overlay) -> _Calls:
     numbers = {name: functools.partial(files.numbers(getattr(os, name), name != "lstat")) for name in ("stat", "lstat")}
     for_all: dict[str, Callable[..., Any]] = {
         **numbers,
-        "remove": files.removed, "unlink": files.removed, "rmdir": files.folder_removed, "mkdir": files.made,
+        "remove": files.removed, "unlink": files.removed, "rmdir": files.folder_removed, "mkdir": files.make_folder,
         "rename": files.moved, "replace": files.moved, "link": files.linked, "symlink": files.pointed,
         "readlink": files.read_link, "listdir": files.listed, "scandir": files.scanned, "access": files.accessible,
         "truncate": files.cut, "getcwd": files.here, "chown": files.unnoticed, "lchown": files.unnoticed,
         **{name: functools.partial(files.changed(getattr(os, name))) for name in ("chmod", "utime")},
     }  # fmt: skip
     of_os: dict[str, Callable[..., Any]] = {
-        "open": files.opened, "chdir": files.gone_to, "getcwdb": files.here_in_bytes,
+        "open": files.opened, "chdir": files.change_folder, "getcwdb": files.here_in_bytes,
         "statvfs": functools.partial(files.numbers(os.statvfs)),
     }  # fmt: skip
     calls: _Calls = [(os, name, value) for name, value in {**for_all, **of_os}.items() if hasattr(os, name)]

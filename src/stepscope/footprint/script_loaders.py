@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate
 
-from stepscope.footprint.script_items import batch_sizes, tensors_of
+from stepscope.footprint.script_loop_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
 from stepscope.footprint.script_progress import Growth, Progress, instead
 from stepscope.footprint.simulator import Loading
@@ -45,7 +45,7 @@ class Loaders:
         self._passes = 0  # over any of them
 
     @contextlib.contextmanager
-    def own_loaders(self) -> Iterator[None]:
+    def followed_loaders(self) -> Iterator[None]:
         """Hand out the batches that can differ, in this process whatever the workers."""
         plain = DataLoader.__len__
 
@@ -53,18 +53,18 @@ class Loaders:
             """Tell a library as many batches as it gets: it evaluates after the last. The script hears the truth."""
             whole = plain(loader)
             by_library = not isinstance(loader.dataset, IterableDataset) and _is_library(sys._getframe(1))
-            self._known(loader).shortened |= by_library
+            self._state(loader).shortened |= by_library
             return min(whole, _FIRST + 1) if by_library else whole
 
         def batches_of(loader: DataLoader[Any]) -> Batches:
-            known = self._known(loader)
+            known = self._state(loader)
             return Batches(functools.partial(self._batches, known), known.length(plain))
 
         batches = instead(DataLoader, "__iter__", batches_of)
         with batches, instead(DataLoader, "__len__", length):
             yield
 
-    def _known(self, loader: DataLoader[Any]) -> _Loader:
+    def _state(self, loader: DataLoader[Any]) -> _Loader:
         if id(loader) not in self._loaders:
             self._loaders[id(loader)] = _Loader(loader)
         return self._loaders[id(loader)]
@@ -109,7 +109,7 @@ class Loaders:
             batch = next(batches, _NOTHING)
             if batch is _NOTHING:
                 return
-            known.see(batch, self._log.most_since(events))
+            known.see(batch, self._log.growth_since(events))
             self._note_workers()
             yield batch
 
@@ -141,7 +141,7 @@ class Batches:
         self._count += 1
         return batch
 
-    def more(self) -> Any:
+    def omitted_batch(self) -> Any:
         """Return a batch of those that were omitted."""
         if self._count < self._most:
             self._batches = self._made()
@@ -155,7 +155,7 @@ def next_of(plain: Callable[[Any], Any], iterator: Any) -> Any:
     except StopIteration:
         if not isinstance(iterator, Batches) or plain is not next:
             raise
-    return iterator.more()
+    return iterator.omitted_batch()
 
 
 class _Loader:
@@ -207,11 +207,11 @@ class _Loader:
                 return "whose batches are not of one size"
             if (self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", 1)) != 1:
                 return ""
-            return "" if self._samples_alike else "of one sample, which may be larger"
-        return "" if self._samples_alike else "with a collate_fn of its own, which may be larger"
+            return "" if self._samples_equal_in_size else "of one sample, which may be larger"
+        return "" if self._samples_equal_in_size else "with a collate_fn of its own, which may be larger"
 
     @functools.cached_property
-    def _samples_alike(self) -> bool:
+    def _samples_equal_in_size(self) -> bool:
         """Whether all samples, looked at for a while, are of one size, so that any collate_fn makes batches alike."""
         data, began, first = self.loader.dataset, time.process_time(), None
         with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), _disable_current_modes():

@@ -32,7 +32,7 @@ from stepscope.footprint.script_calls import (
     TAKEN,
     LoopCalls,
 )
-from stepscope.footprint.script_items import Items, is_short
+from stepscope.footprint.script_loop_items import Items, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.units import bytes_
 
@@ -82,7 +82,7 @@ class Loops:
         self.unseen: dict[int, Side] = {}  # by number
         self.presumed: list[str] = []  # places of assertions that failed here
 
-    def names(self, patience: Any) -> dict[str, Any]:
+    def names(self, check: Any) -> dict[str, Any]:
         """Return what the transformed script calls."""
         return {
             ROUNDS: self.rounds,
@@ -92,7 +92,7 @@ class Loops:
             ASSERTED: self._presume,
             ENUMERATE: self._enumerate,
             BEGIN: self._begin,
-            MORE: functools.partial(self._goes_on, patience),
+            MORE: functools.partial(self._goes_on, check),
         }
 
     def miss_branches(self) -> None:
@@ -158,9 +158,11 @@ class Loops:
 
     def _alive_beside(self, replaced: _Variables = (), put: _Variables = ()) -> int:
         """Return what is live beside the values of variables that a branch replaces and puts nowhere, B."""
-        return self._log.alive_bytes() - sum({**self._held(replaced), **dict.fromkeys(self._held(put), 0)}.values())
+        return self._log.alive_bytes() - sum(
+            {**self._storage_bytes(replaced), **dict.fromkeys(self._storage_bytes(put), 0)}.values()
+        )
 
-    def _held(self, variables: _Variables) -> dict[int, int]:
+    def _storage_bytes(self, variables: _Variables) -> dict[int, int]:
         """Return how many bytes the storages of tensors have that variables, or containers in them, hold."""
         held: dict[int, int] = {}
         for variable in variables:
@@ -177,12 +179,12 @@ class Loops:
         self._whiles[number] = loop = _While(self._progress, most)
         self._progress.allowed = max(self._progress.allowed, loop.until + 6 * _UPDATES)
 
-    def _goes_on(self, patience: Callable[[], bool], number: int) -> bool:
+    def _goes_on(self, check: Callable[[], bool], number: int) -> bool:
         """Return whether a `while` may go on: to its last round that is followed, and no further."""
         loop, place = self._whiles[number], self.calls.places[number]
         loop.rounds += 1
         if loop.rounds % _ASKED == 1:
-            patience()
+            check()
         if self._progress.updates == loop.began:
             return True
         loop.growth.note()
@@ -231,7 +233,7 @@ class Loops:
                         self._path.clear()
                     continue
                 items.see(item)
-                most = self._log.most_since(events)
+                most = self._log.growth_since(events)
                 stepped = self._progress.updates - updates
                 trained += stepped > 0
                 makes_states = growth.rounds == 0 or (stepped > 0 and trained == 1)

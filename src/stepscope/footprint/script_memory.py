@@ -50,7 +50,7 @@ class ScriptMemory:
             progress.arrays = self._number_arrays
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """Note what is there before the script, once all is imported that follows it, and set it aside until its end.
 
         Of all objects those of the script are few: the collector and who looks for arrays need not go over the others.
@@ -114,7 +114,7 @@ class ScriptMemory:
         self._grown = max(self._grown, most - self._before[0] - self._imported)
 
     @contextlib.contextmanager
-    def own_imports(self) -> Iterator[None]:
+    def split_imports(self) -> Iterator[None]:
         """Tell what imports take, which is of the empty process, from what the script makes of its data."""
         running = False
 
@@ -158,7 +158,7 @@ def arrays_joined(progress: Progress) -> Iterator[None]:
     def omitted(arrays: Any) -> int:
         if numpy is None or not isinstance(arrays, (list, tuple)) or not arrays:
             return 0
-        of_tensors = log.more_than([_tensor_of(array) for array in arrays])
+        of_tensors = log.extra_bytes([_tensor_of(array) for array in arrays])
         if of_tensors or not isinstance(arrays[0], numpy.ndarray):
             return of_tensors
         return progress.arrays_of_rounds.get(len(arrays), 0)

@@ -24,7 +24,7 @@ Transform = Callable[[bytes, str], types.CodeType]  # of a source and the path o
 class _Loader(SourceFileLoader):
     """A loader of what is transformed, which neither reads nor writes bytecode."""
 
-    def __init__(self, fullname: str, path: str, files: Overlay, modules: OwnModules) -> None:
+    def __init__(self, fullname: str, path: str, files: Overlay, modules: UserModules) -> None:
         super().__init__(fullname, path)
         self._files, self._modules = files, modules
 
@@ -37,7 +37,7 @@ class _Loader(SourceFileLoader):
         return self._modules.transform(self.get_data(path), path)
 
 
-class OwnModules:
+class UserModules:
     """Finder of modules that are the user's, and no library's; asked before all others.
 
     What nobody else finds the script may have written. No bytecode is written meanwhile.
@@ -75,7 +75,7 @@ class OwnModules:
         return None
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def intercept(self) -> Iterator[None]:
         """Find them; at the end they are forgotten, with others beside the script that it has loaded by path."""
         before = set(sys.modules)
         plain, sys.dont_write_bytecode = sys.dont_write_bytecode, True

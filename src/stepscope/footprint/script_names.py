@@ -43,7 +43,9 @@ class Names:
         if self.trusted or not isinstance(path, (str, bytes)):
             return True
         name = self._path(path, None if dir_fd == -1 else dir_fd)
-        return self._is_own(name) or name.startswith("/dev/") or "__pycache__" in name or name.endswith(".pyc")
+        return (
+            self._belongs_to_script(name) or name.startswith("/dev/") or "__pycache__" in name or name.endswith(".pyc")
+        )
 
     def has_written(self, path: str) -> bool:
         """Return whether a file is the script's own."""
@@ -57,11 +59,11 @@ class Names:
                 return plain(path, *more)
             followed = follow and follow_symlinks
             name = self._path(path, dir_fd)
-            said = None if followed else self._links.get(self._followed_to_the_last(name))
-            if said is not None:
-                return self._plain["lstat"](self._real_link(said))
-            place = self._seen_at(self._followed(name) if followed else self._followed_to_the_last(name), path)
-            place = self._as_said(place, name, path)
+            target = None if followed else self._links.get(self._followed_to_the_last(name))
+            if target is not None:
+                return self._plain["lstat"](self._real_link(target))
+            place = self._readable_path(self._followed(name) if followed else self._followed_to_the_last(name), path)
+            place = self._script_name(place, name, path)
             return plain(place, *more) if followed or not follow else plain(place, *more, follow_symlinks=False)
 
         return call
@@ -71,23 +73,23 @@ class Names:
         name = self._followed(self._path(path, dir_fd))
         if name not in self._own and name not in self._folders and self._is_hidden(name):
             return False
-        return bool(self._plain["access"](self._seen_at(name, path), mode, **options))
+        return bool(self._plain["access"](self._readable_path(name, path), mode, **options))
 
     def read_link(self, path: Any, *, dir_fd: int | None = None) -> Any:
         """Return what a link says, as os.readlink does."""
         name = self._named(path, dir_fd)
         said = self._links.get(name)
         if said is None:
-            return self._plain["readlink"](self._as_said(self._seen_at(name, path), name, path))
+            return self._plain["readlink"](self._script_name(self._readable_path(name, path), name, path))
         return os.fsencode(said) if isinstance(path, bytes) else said
 
-    def gone_to(self, path: Any) -> None:
+    def change_folder(self, path: Any) -> None:
         """Go to a folder, as os.chdir does."""
         name = "" if isinstance(path, int) else self._followed(self._path(path))
         if name in self._folders:
             self._here = name
             return
-        self._plain["chdir"](self._seen_at(name, path) if name else path)
+        self._plain["chdir"](self._readable_path(name, path) if name else path)
         self._here = ""
 
     def here(self) -> str:
@@ -106,7 +108,7 @@ class Names:
         own = self._within(name, path)
         if name in self._folders:
             return own
-        real = self._plain["listdir"](self._as_said(name, name, path))
+        real = self._plain["listdir"](self._script_name(name, name, path))
         return [*(found for found in real if self._is_of_user(name, found, own)), *own]
 
     def scanned(self, path: Any = ".") -> Any:
@@ -118,7 +120,7 @@ class Names:
         ours = [Entry(found, str(Path(said, found))) for found in own]
         if name in self._folders:
             return Entries(ours)
-        with self._plain["scandir"](self._as_said(name, name, said)) as entries:
+        with self._plain["scandir"](self._script_name(name, name, said)) as entries:
             theirs = [entry for entry in entries if self._is_of_user(name, entry.name, own)]
         return Entries([*theirs, *ours])
 
@@ -134,12 +136,12 @@ class Names:
         names = (*self._own, *sorted(self._folders), *self._links)
         return list(dict.fromkeys(Path(name).name for name in names if str(Path(name).parent) == path != name))
 
-    def _as_said(self, place: str, path: str, said: Any) -> Any:
+    def _script_name(self, place: str, path: str, said: Any) -> Any:
         """Return a place by the name that the script has for it, which errors tell, where it stands for the same."""
         same = place == path and not self._here and not isinstance(said, int)
         return said if same and self._path(said) == path else place
 
-    def _seen_at(self, path: str, said: Any) -> str:
+    def _readable_path(self, path: str, said: Any) -> str:
         """Return where a file or folder can be read; FileNotFoundError where the script has removed it."""
         if path in self._own:
             return self._own[path]
@@ -197,7 +199,7 @@ class Names:
             self._plain["symlink"]("." * len(said), link)
         return link
 
-    def _is_own(self, place: str) -> bool:
+    def _belongs_to_script(self, place: str) -> bool:
         return str(Path(place).parent) == self._folder or self._is_temporary(place)
 
     def _is_temporary(self, path: str) -> bool:

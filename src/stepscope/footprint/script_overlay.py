@@ -52,10 +52,10 @@ class Overlay(Names):
         if options.get("opener") is not None or len(more) > 5:  # it opens by os.open
             with self._trusting():
                 return self._open(file, mode, *more, **options)
-        place = self.place(file, mode)
+        place = self.writable_path(file, mode)
         if self._too_large(place, mode):
             mode = "rb" if "b" in mode else "r"
-        place = self._as_said(place, self._followed(self._path(file)), file)
+        place = self._script_name(place, self._followed(self._path(file)), file)
         return self._open(place, mode.replace("x", "w"), *more, **options)
 
     def opened(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -63,7 +63,7 @@ class Overlay(Names):
         name = self._path(path, dir_fd)
         if _UNNAMED and flags & _UNNAMED == _UNNAMED:
             with self._trusting():
-                return int(self._plain["open"](self._seen_at(name, path), flags, mode))
+                return int(self._plain["open"](self._readable_path(name, path), flags, mode))
         if flags & WRITES and sys._getframe(1).f_globals.get("__name__") == "tempfile":
             with contextlib.suppress(FileNotFoundError), self._trusting():  # in a folder of the script's
                 opened = int(self._plain["open"](name, flags, mode))
@@ -71,10 +71,10 @@ class Overlay(Names):
                 self._temporary.add(name)
                 return opened
         wanted = self._mode_of(name, flags)
-        place = self.place(path if dir_fd is None else name, wanted)
+        place = self.writable_path(path if dir_fd is None else name, wanted)
         if wanted != "r":
             flags = os.O_RDONLY if self._too_large(place, wanted) else flags | os.O_CREAT
-        opened = int(self._plain["open"](self._as_said(place, name, path), flags, mode))
+        opened = int(self._plain["open"](self._script_name(place, name, path), flags, mode))
         self._numbered[opened], self._opened_as[opened] = place, name
         return opened
 
@@ -97,11 +97,11 @@ class Overlay(Names):
         name: Any = getattr(opened, "name", "")
         return self._numbered.get(name, str(name))
 
-    def place(self, file: Any, mode: str = "r") -> str:
+    def writable_path(self, file: Any, mode: str = "r") -> str:
         """Return where a file of that name lies, from now on in the folder if it is written to."""
         path = self._followed(self._path(file))
         if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
-            return self._seen_at(path, file)
+            return self._readable_path(path, file)
         there, anew = self._is_there(path), bool(set(mode) & set("wx"))
         if self._is_folder(path):
             refuse(errno.EISDIR, file)
@@ -111,25 +111,25 @@ class Overlay(Names):
         if not there and "r" in mode:
             refuse(errno.ENOENT, file)
         before = self._own.get(path, path)
-        if self._is_own(before) and list(self._own.values()).count(before) <= 1:
+        if self._belongs_to_script(before) and list(self._own.values()).count(before) <= 1:
             if anew:
                 self.saved.pop(before, None)
             return before
         if there and not anew and self._too_large(before, mode):
             return before
-        place = self._new_place()
+        place = self._new_path()
         if there and not anew:
             self._copy(before, place)
         self._own[path] = place
         return place
 
-    def _new_place(self) -> str:
+    def _new_path(self) -> str:
         self._made += 1
         return f"{self._folder}/{self._made}"
 
     def _too_large(self, place: str, mode: str) -> bool:
         """Return whether a file of the user's that would be written to is too large to be copied."""
-        if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or self._is_own(place):
+        if not set(mode) & set("a+") or "w" in mode or not place.startswith("/") or self._belongs_to_script(place):
             return False
         with contextlib.suppress(OSError):
             found = self._plain["stat"](place)
@@ -145,7 +145,7 @@ class Overlay(Names):
             arguments = list(given)
             if len(arguments) > at and isinstance(arguments[at], (str, bytes, os.PathLike)):
                 said = str(mode or (arguments[at + 1] if len(arguments) > at + 1 else options.get("mode", "r")))
-                arguments[at] = self.place(arguments[at], said.replace("w-", "w"))
+                arguments[at] = self.writable_path(arguments[at], said.replace("w-", "w"))
             return plain(*arguments, **options)
 
         return call
@@ -153,16 +153,18 @@ class Overlay(Names):
     def mapped(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a maker of arrays on files that writes to none of the user's: pages are copied as they are written."""
 
-        def made(kind: Any, filename: Any, dtype: Any = "uint8", mode: str = "r+", *more: Any, **options: Any) -> Any:
+        def make_memmap(
+            kind: Any, filename: Any, dtype: Any = "uint8", mode: str = "r+", *more: Any, **options: Any
+        ) -> Any:
             if mode in ("r+", "readwrite") and isinstance(filename, (str, bytes, os.PathLike)):
-                mode = mode if self._is_own(self.place(filename, "r+")) else "c"
+                mode = mode if self._belongs_to_script(self.writable_path(filename, "r+")) else "c"
             return plain(kind, filename, dtype, mode, *more, **options)
 
-        return made
+        return make_memmap
 
     def sized(self, place: str, size: int) -> None:
         """Give a file of the script's so many bytes, which take no room on the disk."""
-        if self._is_own(place):
+        if self._belongs_to_script(place):
             with contextlib.suppress(OSError):
                 self._plain["truncate"](place, size)
 
@@ -228,7 +230,7 @@ class Overlay(Names):
             content = list(self._below(source))
             self._hide(target)
             for name, place in content:
-                self._put(target + name, place)
+                self._map(target + name, place)
             self._hide(source)
 
     def _below(self, path: str) -> Iterator[tuple[str, str | None]]:
@@ -244,14 +246,14 @@ class Overlay(Names):
             for rest, place in self._below(f"{path}/{name}"):
                 yield f"/{name}{rest}", place
 
-    def _put(self, path: str, place: str | None) -> None:
+    def _map(self, path: str, place: str | None) -> None:
         """Have a file from now on at a name: a folder, a link, or what lies at a place."""
         if place is None:
             self._folders.add(path)
         elif place.startswith("-> "):
             self._links[path] = place[3:]
         elif self._is_temporary(place):  # it may be removed
-            self._own[path] = self._new_place()
+            self._own[path] = self._new_path()
             self._copy(place, self._own[path])
         else:
             self._own[path] = place
@@ -272,7 +274,7 @@ class Overlay(Names):
             if self._is_folder(name):
                 refuse(errno.EISDIR, said)
         self._hide(target)
-        self._put(target, self._own.get(source, source))
+        self._map(target, self._own.get(source, source))
         return new
 
     def linked(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
@@ -289,7 +291,7 @@ class Overlay(Names):
         self._want_parent(name, text, new)
         self._links[name] = os.fsdecode(text)
 
-    def made(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    def make_folder(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Make a folder as os.mkdir does."""
         name = self._named(path, dir_fd)
         if self._is_there(name):
@@ -305,7 +307,7 @@ class Overlay(Names):
 
     def cut(self, path: Any, length: int) -> None:
         """Cut a file, as os.truncate does."""
-        self._plain["truncate"](path if isinstance(path, int) else self.place(path, "r+"), length)
+        self._plain["truncate"](path if isinstance(path, int) else self.writable_path(path, "r+"), length)
 
     def changed(self, plain: Callable[..., Any]) -> Callable[..., None]:
         """Return a call like os.chmod or os.utime; of a file of the user's a copy is changed, of a folder nothing."""
@@ -317,8 +319,8 @@ class Overlay(Names):
             if not self._is_there(name):
                 refuse(errno.ENOENT, path)
             if not self._is_folder(name):
-                place = self.place(name, "r+")
-                if self._is_own(place):
+                place = self.writable_path(name, "r+")
+                if self._belongs_to_script(place):
                     with self._trusting():
                         plain(place, *more, **options)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from stepscope.footprint.patience import OutOfPatience
 from stepscope.footprint.script_progress import Progress, instead
+from stepscope.footprint.time_limit import TimeLimitReached
 
 _PATIENCE_S = 5.0  # for a process that was asked to end
 
@@ -30,14 +30,14 @@ class Processes:
             self._progress.miss("what processes take that it starts")
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def intercept(self) -> Iterator[None]:
         """Know what it starts, and end it at last."""
         plain, program = BaseProcess.start, subprocess.Popen.__init__
 
         def start(process: Any) -> None:
             how = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
             if how != "fork":
-                raise OutOfPatience(f"it starts a process by '{how}', which runs the script anew", None)
+                raise TimeLimitReached(f"it starts a process by '{how}', which runs the script anew", None)
             plain(process)
             self._started.append(process)
 

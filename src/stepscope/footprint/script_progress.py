@@ -118,7 +118,7 @@ class Growth:
         growth -= (alive - self._log.alive_bytes()) // len(self._ends)
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
-            self._log.stand_for_more(ends[0][1], ends[1][1], skipped)
+            self._log.represent_more(ends[0][1], ends[1][1], skipped)
             self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
         larger, smaller = self._newest[-1] - self._newest[-2], self._newest[-2] - self._newest[-1]
         anew = min(growth, max(larger) - max(smaller)) if larger and smaller else 0

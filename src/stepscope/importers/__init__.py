@@ -88,7 +88,7 @@ class _FileContent:
 
 
 @dataclass(frozen=True)
-class OwnExport:
+class StepscopeExport:
     """Steps as `RunWriter.step` takes them, ops as `OPS`, and what the file says of the run."""
 
     steps: list[tuple[int, int, int, int | None, float | None, bool]]
@@ -100,7 +100,7 @@ class OwnExport:
     cut_off: bool
 
 
-def read_own_export(path: Path, most_bytes: int) -> OwnExport:
+def read_stepscope_export(path: Path, most_bytes: int) -> StepscopeExport:
     """Read a file; raises UsageError where it is not as this program writes it."""
     taken = _FileContent()
     try:
@@ -117,10 +117,10 @@ def read_own_export(path: Path, most_bytes: int) -> OwnExport:
             f"'{path}' is an export of Stepscope that was changed since: {error!r}",
             "export the run again: stepscope export RUN --to chrome",
         ) from error
-    return OwnExport(steps, ops, modules, meta, device, str(about["run"]), bool(facts.get("cut_off")))
+    return StepscopeExport(steps, ops, modules, meta, device, str(about["run"]), bool(facts.get("cut_off")))
 
 
-def write_own_export(writer: RunWriter, file: OwnExport) -> None:
+def write_stepscope_export(writer: RunWriter, file: StepscopeExport) -> None:
     """Write steps, ops and the tree of modules."""
     for step in file.steps:
         writer.step(*step)
@@ -194,7 +194,7 @@ def import_file(
     options, source = options or Options(), Path(path)
     kind = _kind(source, options.kind, options.clock.columns)
     if kind == OWN:
-        return _import_own(source, beside, out, options)
+        return _import_stepscope_export(source, beside, out, options)
     file = read_profiler_file(source, options.batch_size, options.most_bytes) if kind == TORCH else None
     logs = [] if kind == TORCH else _logs(source, kind, options.clock)
     for log in map(Path, beside):
@@ -209,11 +209,11 @@ def import_file(
         return _write_run(writer, source, kind, file, logs, origin_ns, options)
 
 
-def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, options: Options) -> Path:
+def _import_stepscope_export(source: Path, beside: Sequence[str | Path], out: str | Path, options: Options) -> Path:
     """An export of our own: the run that it was made of, without what was sampled."""
     if beside:
         raise UsageError("a log cannot be combined with an export of Stepscope", "stepscope meter adds one to a run")
-    file = read_own_export(source, options.most_bytes)
+    file = read_stepscope_export(source, options.most_bytes)
     workload = {**(file.meta.get("workload") or {})}
     workload["name"] = options.name or workload.get("name") or source.name.partition(".")[0]
     workload["batch_size"] = options.batch_size or workload.get("batch_size")
@@ -222,7 +222,7 @@ def _import_own(source: Path, beside: Sequence[str | Path], out: str | Path, opt
     began_s = began_ns / 1e9 if isinstance(began_ns, int) else None
     writer = RunWriter.create(out, str(workload["name"]), unix_s=began_s)
     with _whole_or_nothing(writer, out):
-        write_own_export(writer, file)
+        write_stepscope_export(writer, file)
         lacks = [*LACKS, *([CUT_OFF] if file.cut_off else [])]
         write_logs(writer.path, [], [_missing(*lack) for lack in lacks], 0)
         writer.device({**file.device, "board": {"name": options.board}} if options.board else file.device)
@@ -353,18 +353,18 @@ def _origin(logs: list[SensorLog]) -> int:
 
 def _refuse_another_time(file: ProfilerFile, logs: list[SensorLog]) -> None:
     if logs and not file.has_wall_clock:
-        said = "the times of this torch.profiler file do not count from 1970, so no log can be combined with it"
-        raise UsageError(said, "import them separately, or export the file with torch 2.3 or later")
+        text = "the times of this torch.profiler file do not count from 1970, so no log can be combined with it"
+        raise UsageError(text, "import them separately, or export the file with torch 2.3 or later")
     if not len(file.events.t0):
         return  # marks of steps alone
     begin, end = int(file.events.t0.min()), int(file.events.t1.max())
     for log in logs:
         first, last = int(log.t0_ns.min()), int(log.t1_ns.max())
         if last < begin or first > end:
-            said = f"the {log.sensor} log does not overlap the trace: {_span(first, last)}, and the ops at "
+            text = f"the {log.sensor} log does not overlap the trace: {_span(first, last)}, and the ops at "
             shift = f"of a log that began with the training: --shift {round((begin - first) / 1e9)}"
             hint = f"give the zone of stamps that state none (--utc-offset +02:00); {shift}"
-            raise UsageError(f"{said}{_span(begin, end)} (UTC)", hint)
+            raise UsageError(f"{text}{_span(begin, end)} (UTC)", hint)
 
 
 def _span(t0_ns: int, t1_ns: int) -> str:

@@ -18,7 +18,7 @@ def unix_s(stamps: Sequence[datetime], zone: tzinfo | None) -> list[float]:
         if stamp.tzinfo is not None:
             made.append(stamp.timestamp())
             continue
-        first_s, second_s = (_known(stamp.replace(fold=fold), zone).timestamp() for fold in (0, 1))
+        first_s, second_s = (_with_zone(stamp.replace(fold=fold), zone).timestamp() for fold in (0, 1))
         repeated_s = max(second_s - first_s, 0.0)  # below 0 in the hour that spring leaves out
         if not repeated_s:
             second = False
@@ -34,5 +34,5 @@ def unix_ns(stamps: Sequence[datetime], zone: tzinfo | None) -> list[int]:
     return [round(seconds * 1e6) * 1000 for seconds in unix_s(stamps, zone)]
 
 
-def _known(stamp: datetime, zone: tzinfo | None) -> datetime:
+def _with_zone(stamp: datetime, zone: tzinfo | None) -> datetime:
     return stamp.replace(tzinfo=zone) if zone is not None else stamp.astimezone(timezone.utc)

@@ -70,11 +70,11 @@ def read_mllog(text: str, source: str) -> list[MeterReadings]:
     if not by_node:
         raise ValueError("no line with a power_reading")
     made = []
-    for place, (node, readings) in enumerate(by_node.items()):
-        sensor = "mllog" if len(by_node) == 1 else f"mllog-{place}"
+    for index, (node, readings) in enumerate(by_node.items()):
+        sensor = "mllog" if len(by_node) == 1 else f"mllog-{index}"
         t_ns = np.array([t for t, _ in readings], dtype=np.int64)
         channel = _channel(sensor, _word(node), source, "power_reading")
-        made.append(MeterReadings(sensor, t_ns, (channel,), ([w for _, w in readings],), skipped if not place else 0))
+        made.append(MeterReadings(sensor, t_ns, (channel,), ([w for _, w in readings],), skipped if not index else 0))
     return made
 
 
@@ -107,7 +107,7 @@ def read_powersensor(text: str, source: str, started_ns: int | None) -> MeterRea
                      name, whole)
         for name in names
     )  # fmt: skip
-    at = {name: values[:, place - 1] for place, name in enumerate(head) if place}
+    at = {name: values[:, index - 1] for index, name in enumerate(head) if index}
     if not (np.abs(at["time"]) < _MOST_S).all():
         raise ValueError("a time that is none")
     t_ns = started_ns + np.rint(at["time"] * 1e9).astype(np.int64)

@@ -32,7 +32,7 @@ from stepscope.importers.log_formats import (
 from stepscope.record.sensors import apple, tegrastats
 from stepscope.record.sensors.apple import SCOPES, channels_of
 from stepscope.record.sensors.contract import Channel, channel_id
-from stepscope.record.sensors.tegrastats import rail_places, rail_watts
+from stepscope.record.sensors.tegrastats import rail_channels, rail_watts
 from stepscope.runfolder import checksums
 
 MOST_BYTES = 1 << 30
@@ -188,12 +188,12 @@ def _tegrastats_channels(
 ) -> tuple[list[Channel], list[list[float]]]:
     """Channels of everything that any line names."""
     first = max(lines, key=lambda line: len(line.rails))
-    places = rail_places(first.rails)
+    places = rail_channels(first.rails)
     watts = [rail_watts(line, places) for line in lines]
     found: dict[str, tuple[Channel, list[float]]] = {}
-    for place, name in enumerate(places):
+    for index, name in enumerate(places):
         channel = _channel("tegrastats", "power", f"rail:{name}", "W", source, name.partition("#")[0])
-        found[channel.id] = (channel, [row[place] for row in watts])
+        found[channel.id] = (channel, [row[index] for row in watts])
     for row, line in enumerate(lines):
         for quantity, scope, unit, value in _tegrastats_values(line):
             key = channel_id(scope, quantity)
@@ -236,37 +236,37 @@ def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
 def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     """A sensor a GPU, since each is read at its own times."""
     log = log_formats.parse_nvidia_smi(text.splitlines())
-    all_readings = log.readings if log.told_apart else _told_apart(log.readings, source)
+    all_readings = log.readings if log.told_apart else _split_gpus(log.readings, source)
     gpus = list(dict.fromkeys(reading.gpu for reading in all_readings))
     if not gpus:
         raise UsageError(f"'{source}': no line with a time", "give a log of nvidia-smi that holds readings")
     logs = []
-    for place, gpu in enumerate(gpus):
+    for index, gpu in enumerate(gpus):
         readings = [reading for reading in all_readings if reading.gpu == gpu]
         stamps = np.array(local_times.unix_ns([r.stamp for r in readings], clock.zone), dtype=np.int64)
-        scope = f"gpu:{gpu if gpu.isdecimal() else place}"
+        scope = f"gpu:{gpu if gpu.isdecimal() else index}"
         units = {"power": "W", "temperature": "degC", "memory_used": "B", "frequency": "Hz", "memory_frequency": "Hz"}
         names = [name for name in log.columns if not all(math.isnan(r.values.get(name, math.nan)) for r in readings)]
-        sensor = "nvidia_smi" if len(gpus) == 1 else f"nvidia_smi-{place}"
+        sensor = "nvidia_smi" if len(gpus) == 1 else f"nvidia_smi-{index}"
         channels = [_channel(sensor, name, scope, units.get(name, "1"), source, _rail(name, scope)) for name in names]
         columns = tuple([reading.values.get(name, math.nan) for reading in readings] for name in names)
-        notes = _notes(source, clock, log.skipped) if place == 0 else ()
-        skipped = log.skipped if place == 0 else 0
+        notes = _notes(source, clock, log.skipped) if index == 0 else ()
+        skipped = log.skipped if index == 0 else 0
         logs.append(in_order(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes, skipped)))
     return logs
 
 
-def _told_apart(readings: Sequence[log_formats.Reading], source: str) -> list[log_formats.Reading]:
+def _split_gpus(readings: Sequence[log_formats.Reading], source: str) -> list[log_formats.Reading]:
     """Readings of a log that names no GPU, or its model alone: GPUs that are alike by their place in each query."""
     stamps: dict[str, list[datetime]] = {}
     for reading in readings:
         stamps.setdefault(reading.gpu, []).append(reading.stamp)
-    places = {gpu: iter(_places_in_query(of_gpu, source)) for gpu, of_gpu in stamps.items()}
+    places = {gpu: iter(_index_in_query(of_gpu, source)) for gpu, of_gpu in stamps.items()}
     numbered = ((reading, next(places[reading.gpu])) for reading in readings)
     return [replace(reading, gpu=f"{reading.gpu}#{place}") if place else reading for reading, place in numbered]
 
 
-def _places_in_query(stamps: Sequence[datetime], source: str) -> list[int]:
+def _index_in_query(stamps: Sequence[datetime], source: str) -> list[int]:
     """The place of each line among those of its query, which are ms apart; all 0 where a query has one line."""
     stamps_ns: Ints = np.array(stamps, dtype="datetime64[ns]").astype(np.int64)
     apart = np.diff(stamps_ns)

@@ -55,7 +55,7 @@ def read_profiler_file(path: Path, samples: int | None, most_bytes: int) -> Prof
 
 def write_profiler_file(writer: RunWriter, file: ProfilerFile) -> int:
     """Write steps, ops and module tree; returns how many ops are in a step."""
-    places = module_places(file.caught, file.events)
+    places = module_paths(file.caught, file.events)
     for span in file.steps.spans:
         writer.step(span.step, span.t0_ns, span.t1_ns, span.samples, None, True)
     if places:
@@ -155,7 +155,7 @@ def _spans(bounds: list[tuple[int, int]], origin_ns: int, samples: int | None) -
 # Attribute names ("layer1.0.conv") are not in the file. A module lies below the one in whose call it was first seen.
 
 
-def module_places(caught: EventColumns, events: Events) -> list[tuple[str, str]]:
+def module_paths(caught: EventColumns, events: Events) -> list[tuple[str, str]]:
     """Path and type of every module by its number; the only one at the top is the model itself, ""."""
     parents = _parents(caught, events)
     tops = [number for number, parent in parents.items() if parent is None]

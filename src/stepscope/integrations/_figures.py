@@ -89,7 +89,7 @@ def step_series(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
         yield row["step"], (row["t1_ns"] + offset_ns) / 1e9, known | joules.get(row["step"], {})
 
 
-def begun_unix_s(run: Run) -> float | None:
+def start_unix_s(run: Run) -> float | None:
     """Wall time at which the run began; None where it does not say."""
     unix_ns = (run.meta.get("clock") or {}).get("unix_ns")
     return None if unix_ns is None else unix_ns / 1e9

@@ -126,7 +126,7 @@ class _Route:
             call: Callable[..., Any] = plain
             for listener in tuple(listeners) if args else ():
                 if listener.boundary.call(listener.concerns, args[0]):
-                    call = functools.partial(_call_heard, listener, call)
+                    call = functools.partial(_recorded_call, listener, call)
             return call(*args, **kwargs)
 
         self.routed = routed
@@ -167,7 +167,7 @@ def is_the(thing: Any) -> Callable[[Any], bool]:
     return lambda other: reference() is other
 
 
-def _call_heard(listener: Listener, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _recorded_call(listener: Listener, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     scope = listener.boundary.call(listener.enter)
     try:
         result = call(*args, **kwargs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.files import replaced
-from stepscope.integrations._figures import begun_unix_s
+from stepscope.integrations._figures import start_unix_s
 from stepscope.units import without_formula
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _name(run: Run) -> str:
 
 
 def _timestamp(run: Run) -> str:
-    began = begun_unix_s(run)
+    began = start_unix_s(run)
     return "" if began is None else datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 

@@ -54,7 +54,7 @@ class Hooks(Recording):
                 "processes": trainer.world_size,
             },
             workload={"precision": str(trainer.precision), "device": _device_of(pl_module)},
-            planned_steps=_steps_left(trainer, pl_module),
+            planned_steps=_remaining_steps(trainer, pl_module),
         )
         if self.recording.open:
             self._count_training_step_as_forward(trainer.strategy, pl_module)
@@ -130,7 +130,7 @@ def _by_lightning(pl_module: Any) -> bool:
     return try_call(getattr, pl_module, "automatic_optimization", True) is not False
 
 
-def _steps_left(trainer: Any, pl_module: Any) -> int | None:
+def _remaining_steps(trainer: Any, pl_module: Any) -> int | None:
     """Steps still to come; None where the module steps by itself or nobody knows."""
     if not _by_lightning(pl_module):
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series, write_page
+from stepscope.integrations._figures import figures, flat, settings, start_unix_s, step_series, write_page
 from stepscope.integrations._library import load
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _address(out: str | Path | None) -> str | None:
 def _log(library: Any, client: Any, run: Run, experiment: str, page: bool) -> str:
     known = client.get_experiment_by_name(experiment)
     group = client.create_experiment(experiment) if known is None else known.experiment_id
-    began = begun_unix_s(run)
+    began = start_unix_s(run)
     tags = {"stepscope.run": run.id, "stepscope.status": run.status, "stepscope.verdict": run.verdict().sentence}
     made = client.create_run(
         group, start_time=None if began is None else round(began * 1e3), tags=tags, run_name=run.id
@@ -68,7 +68,7 @@ def _log(library: Any, client: Any, run: Run, experiment: str, page: bool) -> st
 
 
 def _metrics(metric: Any, run: Run) -> Iterator[Any]:
-    last, last_s = 0, begun_unix_s(run) or 0.0
+    last, last_s = 0, start_unix_s(run) or 0.0
     for step, unix_s, step_values in step_series(run):
         last, last_s = step, unix_s
         for key, value in step_values.items():

@@ -100,9 +100,9 @@ class _Gauges:
         self._registry.register(_Collector(lambda: _live_samples(follows.look())))
 
     def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
-        from stepscope.report.view.site import Answer, own_name
+        from stepscope.report.view.site import Answer, is_local_host
 
-        if not own_name(headers.get("Host", "")):
+        if not is_local_host(headers.get("Host", "")):
             return Answer(403, "this address is not one of this server's own names")
         if target.partition("?")[0] not in ("/", "/metrics"):
             return Answer(404, "the gauges are at /metrics")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import begun_unix_s, figures, flat, settings, step_series, write_page
+from stepscope.integrations._figures import figures, flat, settings, start_unix_s, step_series, write_page
 from stepscope.integrations._library import load
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def log_run(run: Run, out: str | Path | None = None, *, page: bool = True) -> st
 def _write(writer: Any, run: Run) -> None:
     events = load("tensorboard.compat.proto.event_pb2", EXTRA)
     summaries = load("tensorboard.compat.proto.summary_pb2", EXTRA)
-    last, last_s = 0, begun_unix_s(run) or 0.0
+    last, last_s = 0, start_unix_s(run) or 0.0
     for step, unix_s, step_values in step_series(run):
         last, last_s = step, unix_s
         values = [summaries.Summary.Value(tag=f"step/{key}", simple_value=value) for key, value in step_values.items()]

@@ -204,7 +204,7 @@ class Undisturbed:
                 for number in list(left):
                     signal.signal(number, left[number])
                     if turns < _TURNS:  # else it is our own fault that comes again and again
-                        _put_back(number, self._actions[number])
+                        _restore(number, self._actions[number])
                     del left[number]
             except BaseException as error:
                 raised = _going_on(raised, error)
@@ -270,7 +270,7 @@ def _action_of(number: int) -> ctypes.Array[ctypes.c_char] | None:
     return action if _libc is not None and _libc.sigaction(number, None, action) == 0 else None
 
 
-def _put_back(number: int, action: ctypes.Array[ctypes.c_char] | None) -> None:
+def _restore(number: int, action: ctypes.Array[ctypes.c_char] | None) -> None:
     if action is not None and _libc is not None:
         _libc.sigaction(number, action, None)
 

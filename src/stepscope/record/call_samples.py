@@ -136,7 +136,7 @@ class CallSamples:
             self._samples.called(number, None, True)
             return
         self._samples.called(number, shape[axis] if type(shape[axis]) is int else None, True)
-        self.input_shape = [n for place, n in enumerate(shape) if place != axis and type(n) is int]
+        self.input_shape = [n for index, n in enumerate(shape) if index != axis and type(n) is int]
 
     def _settle_batched(self, output: Any) -> None:
         """A vector went in: if as many numbers come out it was a batch of numbers, else the values of one sample."""

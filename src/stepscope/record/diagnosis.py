@@ -21,12 +21,14 @@ from stepscope.record.sampler.characterise import (
     with_profiles,
 )
 from stepscope.record.sensors import Survey, survey
-from stepscope.record.sensors.contract import Missing, Target, as_seen_below
+from stepscope.record.sensors.contract import NoSensor, Target, as_seen_below
 
 if TYPE_CHECKING:
     from stepscope.record.sampler.characterise import Observation
 
-_ON_MAINS = Missing("unsupported", "on mains a battery tells no power", "unplug the machine: its battery tells it then")
+_ON_MAINS = NoSensor(
+    "unsupported", "on mains a battery tells no power", "unplug the machine: its battery tells it then"
+)
 Measure = Callable[[Survey, Target], dict[str, SensorProfile]]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepscope.errors import StepscopeError
 from stepscope.files import read_object, store_object, user_cache
-from stepscope.record.allocators import child_environment
+from stepscope.record.c_allocators import child_environment
 
 # Only what any training imports. A second fetch of the worker collects garbage, which writes to each object that it
 # looks at: the most of its parent's pages that a worker makes its own.

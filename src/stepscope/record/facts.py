@@ -15,7 +15,7 @@ from stepscope.clock import anchors
 from stepscope.files import read_object
 from stepscope.liveness import boot_id, identity
 from stepscope.privacy import redacted
-from stepscope.record import allocators
+from stepscope.record import c_allocators
 from stepscope.record.device import changing_facts, describe_device
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.plan import WARMUP_STEPS
@@ -164,7 +164,7 @@ def of_metering(metering: Metering) -> dict[str, Any]:
 
 def of_malloc(framework: str) -> dict[str, Any]:
     """The allocator, and what a process of torch takes that trains nothing, where this device has measured it."""
-    stated = allocators.in_force()
+    stated = c_allocators.in_force()
     empty = cached_empty_process_bytes(stated["name"]) if framework == "torch" else None
     return {**stated, "empty_process_bytes": empty}
 

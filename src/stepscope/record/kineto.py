@@ -362,12 +362,12 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
         finally:
             _others.discard(id(self))
             if over:
-                put_back()
+                restore()
 
     profile._prepare_trace, profile.__exit__ = prepare, end
     over = False
 
-    def put_back() -> None:
+    def restore() -> None:
         for name, ours, theirs in (("_prepare_trace", prepare, prepares), ("__exit__", end, ends)):
             if vars(profile).get(name) is ours and not _others and _running is None:  # else when those have stopped
                 setattr(profile, name, theirs)
@@ -375,7 +375,7 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
     def undo() -> None:
         nonlocal callback, over
         callback, over = lambda: None, True  # where somebody has wrapped ours meanwhile, it passes through
-        put_back()
+        restore()
 
     return undo
 

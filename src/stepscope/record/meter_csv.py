@@ -160,12 +160,12 @@ def _separator(lines: Sequence[str]) -> str:
     return ","
 
 
-def _number_like(thousands: str, decimal: str) -> re.Pattern[str]:
+def _number_pattern(thousands: str, decimal: str) -> re.Pattern[str]:
     whole = rf"(?:[0-9]{{1,20}}|[1-9][0-9]{{0,2}}(?:{thousands}[0-9]{{3}}){{1,6}})"
     return re.compile(rf"[+-]?(?:{whole}(?:{decimal}[0-9]{{0,20}})?|{decimal}[0-9]{{1,20}})(?:[eE][+-]?[0-9]{{1,2}})?")
 
 
-_POINT, _COMMA = _number_like(",", r"\."), _number_like(r"\.", ",")  # 1,234.5 and 1.234,5; 1,234 is either
+_POINT, _COMMA = _number_pattern(",", r"\."), _number_pattern(r"\.", ",")  # 1,234.5 and 1.234,5; 1,234 is either
 
 
 def _number(cell: str, comma: bool) -> float | None:
@@ -212,10 +212,10 @@ def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: 
         raise ValueError(f"no column '{unknown[0]}'" + (f" among: {', '.join(head)}" if head else ": it has no header"))
     places = {lower.index(name.lower()): as_ for name, as_ in stated.items()}
     renamed = []
-    for place, cell in enumerate(head or ()):
+    for index, cell in enumerate(head or ()):
         name, unit = _named(cell)
-        if place in places:
-            renamed.append(f"{places[place]} ({unit})" if unit else places[place])
+        if index in places:
+            renamed.append(f"{places[index]} ({unit})" if unit else places[index])
         else:
             other_time = time_column is not None and name in _TIME_NAMES
             other_power = power_column is not None and (name in _POWER_NAMES or unit in ("w", "mw", "uw", "kw"))
@@ -288,10 +288,10 @@ def _find(
 ) -> int | None:
     """The first column of one of these names, else the only one in one of these units."""
     for wanted in names:
-        for place, (name, _) in enumerate(named):
+        for index, (name, _) in enumerate(named):
             if name == wanted:
-                return place
-    fitting = [place for place, (_, unit) in enumerate(named) if unit in units]
+                return index
+    fitting = [index for index, (_, unit) in enumerate(named) if unit in units]
     return fitting[0] if len(fitting) == 1 else None
 
 

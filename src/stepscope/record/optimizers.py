@@ -35,7 +35,7 @@ class _Numbered(weakref.ref[Any]):
 class Identities:
     """Small numbers for objects that live: one that took the address of another has a number of its own.
 
-    follows: `forget_gone` is called now and then.
+    follows: `forget_dead` is called now and then.
     """
 
     def __init__(self, follows: bool = False) -> None:
@@ -60,7 +60,7 @@ class Identities:
         self._numbers[key] = (reference, number)
         return number
 
-    def forget_gone(self) -> list[int]:
+    def forget_dead(self) -> list[int]:
         """Forget the objects that are gone since the last time, and return their numbers."""
         numbers = []
         while self._gone:

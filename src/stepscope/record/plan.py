@@ -223,7 +223,7 @@ class Plan:
             self._profiles.pop(next(iter(self._profiles)))
         if self.choice.adaptive and not self._is_done() and self._steady - self._checked >= _CHECK_EVERY:
             self._checked = self._steady
-            self.known = self._known_share()
+            self.known = self._measured_share()
 
     def _is_done(self) -> bool:
         return self._steady >= _MOST or (self.known is not None and self.known >= 1 - _NEGLIGIBLE)
@@ -300,7 +300,7 @@ class Plan:
             return _EVENT_WITHIN_NS * self.events_per_step
         return max(0.0, median(self._recorded_ns) - self.step_ns())
 
-    def _known_share(self) -> float:
+    def _measured_share(self) -> float:
         """Share of the op time whose median is known, over the kind of step seen most often."""
         kept = max(self._profiles.values(), key=len, default=[])
         if len(kept) < _FEWEST_FOR_A_CI:

@@ -108,11 +108,11 @@ class OpRecorder:
             self.close_window()
         events = self.event_count.of_graph()
         self.event_count.step_begins(torch_private.autograd_sequence())
-        if wanted and events > windows.most_events_of_step(dear=False):
+        if wanted and events > windows.max_step_events(dear=False):
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
             return False
-        large = max(events, self.event_count.seen or 0.0) > windows.most_events_of_step(dear=True)
+        large = max(events, self.event_count.seen or 0.0) > windows.max_step_events(dear=True)
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
@@ -155,7 +155,7 @@ class OpRecorder:
             if events - to_come >= windows.MOST_EVENTS_PER_PART:
                 self._end_part()
             return False
-        most = windows.most_events_of_step(window.shapes or window.memory)
+        most = windows.max_step_events(window.shapes or window.memory)
         if (events < most * windows.TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
             return False
         self._begin_parts(step, {UPDATE} if self.event_count.has_passed else {BACKWARD, UPDATE})
@@ -423,7 +423,7 @@ class OpRecorder:
         if window.nodes_alone:
             self.close_window()
             return
-        most = windows.most_events_of_step(window.shapes or window.memory)
+        most = windows.max_step_events(window.shapes or window.memory)
         if self._parts.open is None:
             few = (len(self._spans) + 1) * (self.event_count.seen or windows.MOST_EVENTS) < windows.MOST_EVENTS_PER_PART
             if few and monotonic_ns() - self._open_step[1] < _STILL_USUAL * self.plan.step_ns():  # the training grew
@@ -468,7 +468,7 @@ class OpRecorder:
             except BaseException as error:  # whatever it is, the training goes on
                 if not is_ours(error):
                     raise
-                self._lost(error)
+                self._note_loss(error)
                 once = False  # a step begins behind it
         spent_ns = monotonic_ns() - began
         if once:
@@ -587,7 +587,7 @@ class OpRecorder:
             self.plan.memory = self.plan.memory if isinstance(error, OSError) else "off"
             self._note("memory-lost", f"{type(error).__name__}: {error}")
 
-    def _lost(self, error: BaseException) -> None:
+    def _note_loss(self, error: BaseException) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
         self.lost_windows += 1
         self._routes.profile_calls(False)

@@ -21,7 +21,7 @@ from stepscope.clock import anchors
 from stepscope.errors import StepscopeError, no_script
 from stepscope.liveness import identity
 from stepscope.privacy import redacted
-from stepscope.record.allocators import child_environment
+from stepscope.record.c_allocators import child_environment
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import FLUSH_EVERY_NS, Settings, check_settings
@@ -134,12 +134,12 @@ def interpreter_options(words: Sequence[str]) -> list[str]:
             del left[:1]
             continue
         letters = ""
-        for place, letter in enumerate(word[1:], 1):
+        for index, letter in enumerate(word[1:], 1):
             if letter in "cm":
                 return [*options, *([f"-{letters}"] if letters else [])]
             if letter in "WX":
-                letters += letter + (word[place + 1 :] or "".join(left[:1]))
-                del left[: word[place + 1 :] == ""]
+                letters += letter + (word[index + 1 :] or "".join(left[:1]))
+                del left[: word[index + 1 :] == ""]
                 break
             letters += letter if letter != "i" else ""  # at its end this process is not interactive either
         options += [f"-{letters}"] if letters else []

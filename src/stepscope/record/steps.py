@@ -242,7 +242,7 @@ class StepFinder:
             leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
             self._of_data = all(id(leaf) in given for leaf in leaves)
             self._manual.begins(self._fingerprint())
-        if self._samples.pending and not self._trainers.others() and self._gradients.are_gone():
+        if self._samples.pending and not self._trainers.others() and self._gradients.has_no_gradient():
             self._samples.passes_dropped()
         self._samples.backward()
 
@@ -286,7 +286,7 @@ class StepFinder:
     def step_ended(self) -> int | None:
         """The samples of the step that has ended; what follows lies between steps until work begins."""
         self._gaps.begins()
-        for number in self._identities.forget_gone():  # of losses that are made anew in each step, for one
+        for number in self._identities.forget_dead():  # of losses that are made anew in each step, for one
             self._trained.discard(number)
             for witness in (self._gaps, self._gradients, self._calls):
                 witness.forget(number)
@@ -460,7 +460,7 @@ class GradientWitness:
             if replayed or parameter.grad is not None:
                 self._last = known
 
-    def are_gone(self) -> bool:
+    def has_no_gradient(self) -> bool:
         """Return whether that parameter has no gradient any more."""
         parameter = None if self._last is None else self._last()
         with torch._C.DisableTorchFunction():

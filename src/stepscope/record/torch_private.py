@@ -114,7 +114,7 @@ def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> C
     order: deque[Any] = deque(maxlen=2 * _HOOKS)
     try:
         starts = [_node_of(root) for root in (roots if isinstance(roots, (tuple, list)) else (roots,))]
-        waiting = [(-node._sequence_nr(), place, node) for place, node in enumerate(starts) if node is not None]
+        waiting = [(-node._sequence_nr(), index, node) for index, node in enumerate(starts) if node is not None]
         heapq.heapify(waiting)
         seen: set[Any] = {node for _, _, node in waiting}
         run = 0

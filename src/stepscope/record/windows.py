@@ -156,7 +156,7 @@ _EVENTS_PER_CALL = 2  # of a module's call, beside those of its nodes
 _DEARER = 3  # with shapes or allocations an event takes so many times the memory
 
 
-def most_events_of_step(dear: bool) -> int:
+def max_step_events(dear: bool) -> int:
     """Return the most events of a step that is profiled whole; dear: with shapes or allocations."""
     return MOST_EVENTS_PER_STEP // (_DEARER if dear else 1)
 

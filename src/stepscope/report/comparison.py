@@ -147,8 +147,8 @@ def part_name(row: dict[str, Any], by: str) -> str:
 
 def whole(why: Explanation) -> str:
     """The difference that the parts add up to."""
-    said = f"{amount(why.first, why.unit)} to {amount(why.other, why.unit)}: {change(why.difference, why.unit)}"
-    return said if why.low is None else f"{said} {between(why.low, why.high, why.unit)}"
+    text = f"{amount(why.first, why.unit)} to {amount(why.other, why.unit)}: {change(why.difference, why.unit)}"
+    return text if why.low is None else f"{text} {between(why.low, why.high, why.unit)}"
 
 
 def share(value: float | None) -> str:
@@ -327,8 +327,8 @@ def program_table(comparison: Comparison, other: int, setting: int = 0) -> Table
 
 
 def _counted(change: ProgramChange, value: float | None) -> Cell:
-    said = "absent" if value is None else si(value, "FLOP") if change.what == "FLOPs" else f"{value:,.0f}"
-    return Cell(said, value)
+    text = "absent" if value is None else si(value, "FLOP") if change.what == "FLOPs" else f"{value:,.0f}"
+    return Cell(text, value)
 
 
 def _program(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
@@ -354,7 +354,9 @@ def _explained(
                     f"\n{TITLES[what]}, {letter(other)} - {letter(0)}: {'; '.join(sorted(reasons))}", style="dim"
                 )
             tables = [
-                why for why in parts if not why.reason and (verbose or whats or _told_apart(comparison, why, other))
+                why
+                for why in parts
+                if not why.reason and (verbose or whats or _differs_by_model(comparison, why, other))
             ]
             for why in tables:
                 yield from _part_table(why, other, top)
@@ -362,7 +364,7 @@ def _explained(
                 yield Text(tables[0].note, style="dim", overflow="fold")
 
 
-def _told_apart(comparison: Comparison, why: Explanation, other: int) -> bool:
+def _differs_by_model(comparison: Comparison, why: Explanation, other: int) -> bool:
     """Return whether a difference is more than chance, and the model's rather than the machine's."""
     if not why.difference or (why.low is not None and why.high is not None and why.low <= 0 <= why.high):
         return False
@@ -480,8 +482,8 @@ def _checked(row: Judged, side: str) -> str:
 
 def reasons(check: Check) -> list[str]:
     """Return the basis of each outcome, and what was not measured at all."""
-    said = [f"{row.what}: {row.outcome}: {row.why}" for row in check.judged]
-    return [*said, *(f"{what}: not judged: it was not measured on both sides" for what in check.not_judged)]
+    parts = [f"{row.what}: {row.outcome}: {row.why}" for row in check.judged]
+    return [*parts, *(f"{what}: not judged: it was not measured on both sides" for what in check.not_judged)]
 
 
 def _checked_sides(check: Check) -> str:

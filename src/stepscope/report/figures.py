@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.containment import analysed
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
+from stepscope.fault_isolation import analysed
 from stepscope.report import run_figures, sections
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
 

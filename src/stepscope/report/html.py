@@ -18,8 +18,8 @@ import polars as pl
 
 from stepscope.analysis.answer import setting
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
-from stepscope.containment import NotShown, contained
 from stepscope.errors import MissingDependency, OutputNotWritable
+from stepscope.fault_isolation import FailedPart, contained
 from stepscope.files import replaced
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
 from stepscope.units import duration, percent, without_long_words
@@ -161,8 +161,8 @@ def _section(module: ModuleType, run: Run) -> Section:
     """Return what a section has to show; one with a fault says so in its place."""
     from stepscope.report.page.parts import Note, Section
 
-    built: Section | NotShown = contained(lambda: module.build(run))
-    return Section("", (Note(f"{built.sentence('this section')}."),)) if isinstance(built, NotShown) else built
+    built: Section | FailedPart = contained(lambda: module.build(run))
+    return Section("", (Note(f"{built.sentence('this section')}."),)) if isinstance(built, FailedPart) else built
 
 
 def _title(run: Run) -> str:

@@ -28,8 +28,8 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
 from stepscope.analysis.tuning import what_to_change
 from stepscope.analysis.verdict import TITLES
-from stepscope.containment import NotShown, contained
 from stepscope.errors import StepscopeError
+from stepscope.fault_isolation import FailedPart, contained
 from stepscope.quantities import simulated_badge
 from stepscope.report.table import Column, Fitting, Table, figures, labels, words
 from stepscope.report.text import rank_sentences
@@ -91,7 +91,7 @@ class _Screen:
 def _part(name: str, make: Callable[[], list[RenderableType]]) -> list[RenderableType]:
     """Return a part of the answer, or the line that says why it is none."""
     part = contained(make)
-    return [Text(part.sentence(name), style="red")] if isinstance(part, NotShown) else part
+    return [Text(part.sentence(name), style="red")] if isinstance(part, FailedPart) else part
 
 
 def _heading(run: Run) -> list[RenderableType]:
@@ -128,13 +128,13 @@ def _headline(run: Run) -> list[RenderableType]:
     fits = "" if peak is None else f", {which_fit(peak)}"
     rows = headline(run)
     host = "host " if any(row.metric == "gpu_memory" for row in rows) else ""  # two memories: whose the peak is
-    said = tuple(
+    parts = tuple(
         Text.assemble((host + figure_text(row), "bold"), fits)
         if row.metric == "peak_memory"
         else Text(figure_text(row), "bold")
         for row in rows
     )
-    return [_Flow(said)] if said else []
+    return [_Flow(parts)] if parts else []
 
 
 def figure_text(row: Headline) -> str:
@@ -146,9 +146,9 @@ def figure_text(row: Headline) -> str:
     if row.metric == "accuracy":
         return f"accuracy {percent(row.value)}"
     value, _, interval = estimate(row.value, row.low, row.high, row.unit).partition(" [")
-    said = f"{value}{_PER.get(row.metric, '')}{f' [{interval}' if interval else ''}"
+    text = f"{value}{_PER.get(row.metric, '')}{f' [{interval}' if interval else ''}"
     held = f", {row.note}" if row.metric in ("temperature", "throughput") and row.note else ""
-    return f"{row.kind.upper()} {said}{held}".strip()
+    return f"{row.kind.upper()} {text}{held}".strip()
 
 
 def _of_whole(row: Headline) -> str:
@@ -179,10 +179,10 @@ def _answer(run: Run, most: int) -> list[RenderableType]:
         first = verdict.causes[0]
         named = f"{TITLES[first.bound]}: {first.name}", "bold"
         evidence = "; ".join(entry.text for entry in first.evidence[:_EVIDENCE])
-        said = [Text.assemble(named, f" ({first.confidence} confidence)"), Text(evidence)]
+        parts = [Text.assemble(named, f" ({first.confidence} confidence)"), Text(evidence)]
     else:
-        said = [Text(verdict.why or verdict.sentence, style="bold")]
-    lines = [_labelled("BOTTLENECK", *said)]
+        parts = [Text(verdict.why or verdict.sentence, style="bold")]
+    lines = [_labelled("BOTTLENECK", *parts)]
     lines += _processes(run)
     cautions = [Text(caution) for caution in (*_simulated_first(run, verdict.cautions), *_overhead(run))][:most]
     return [*lines, *([_labelled("CAUTION", *cautions, style="yellow")] if cautions else [])]
@@ -198,8 +198,8 @@ def _processes(run: Run) -> list[RenderableType]:
         return [_labelled("RANKS", Text(f"{len(run.ranks)} ranks; {'; '.join(last)}"))]
     steps = [f"{count:,}" for count in table["steps"].to_list()[:_MOST_PROCESSES]]
     steps += ["..."] if len(run.ranks) > _MOST_PROCESSES else []
-    said = f"{len(run.ranks)} trained, {', '.join(steps)} steps; this is the first, stepscope report -v lists them"
-    return [_labelled("PROCESSES", Text(said))]
+    text = f"{len(run.ranks)} trained, {', '.join(steps)} steps; this is the first, stepscope report -v lists them"
+    return [_labelled("PROCESSES", Text(text))]
 
 
 def _simulated_first(run: Run, cautions: Sequence[str]) -> list[str]:
@@ -224,16 +224,16 @@ def _next(run: Run, most: int) -> list[RenderableType]:
 def next_steps(run: Run) -> list[str]:
     """Return what to change: what a tune run found, or how to find it; causes outside of the step go before."""
     verdict, changes = run.verdict(), what_to_change(run)
-    said = list(verdict.next)
+    parts = list(verdict.next)
     if changes.tables or (changes.untried and len(run.steps)):
         names = ", ".join(name for name, _ in changes.untried)
         tune = changes.sentence if changes.tables else f"{changes.command} tries {names}, and measures each"
-        said = [line for line in said if "stepscope tune" not in line]
+        parts = [line for line in parts if "stepscope tune" not in line]
         first = bool(verdict.causes) and verdict.causes[0].bound not in {*SYSTEM, "input"}
-        said.insert(0 if first else len(said[:1]), tune)
+        parts.insert(0 if first else len(parts[:1]), tune)
     if changes.gain:
-        said.insert(1, changes.gain)
-    return [line if _is_code(line.partition(" ")[0]) else f"{line[:1].upper()}{line[1:]}" for line in said]
+        parts.insert(1, changes.gain)
+    return [line if _is_code(line.partition(" ")[0]) else f"{line[:1].upper()}{line[1:]}" for line in parts]
 
 
 def _is_code(word: str) -> bool:
@@ -246,7 +246,7 @@ def _phases(run: Run) -> list[RenderableType]:
     phases = run.phases()
     if phases.is_empty():
         return []
-    said = tuple(
+    sentences = tuple(
         Text.assemble(
             ("■ ", _PHASE_STYLES.get(row["phase"], "dim")),
             f"{phase_name(row['phase'], phases)} {percent(row['share'], 0)}",
@@ -255,7 +255,7 @@ def _phases(run: Run) -> list[RenderableType]:
         if row["share"] >= _SMALL
     )
     parts = () if whole_steps(run) else (Text("of the parts profiled", style="dim"),)
-    return [Text(""), _labelled("OF THE STEP", _Flow((*said, *parts), "  "))]
+    return [Text(""), _labelled("OF THE STEP", _Flow((*sentences, *parts), "  "))]
 
 
 def phase_name(name: str, phases: pl.DataFrame) -> str:
@@ -341,8 +341,8 @@ def _footer(run: Run) -> list[RenderableType]:
     page, name = run.path / "report.html", _typed(run.path)
     there = f"page: {_inside(page)}" if page.exists() else "or --html for the page"
     phrases = (f"stepscope report {name}-v", there)
-    said = tuple(Text(phrase, overflow="fold") for phrase in phrases)
-    return [_labelled("MORE", _Flow(said), style="dim")]
+    parts = tuple(Text(phrase, overflow="fold") for phrase in phrases)
+    return [_labelled("MORE", _Flow(parts), style="dim")]
 
 
 def _typed(path: Path) -> str:

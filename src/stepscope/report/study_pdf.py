@@ -60,18 +60,18 @@ def _story(findings: Findings, charts: Charts, pictures: Path) -> Iterator[Any]:
 
     styles = _styles()
     badge = f"{simulated_badge(findings.simulated)}, not of this machine. " if findings.simulated else ""
-    yield Paragraph(_said(findings.title), styles["title"])
-    yield Paragraph(_said(findings.device), styles["note"])
-    yield Paragraph(f"<b>{_said(badge)}</b>{_said(findings.answer)}", styles["text"])
+    yield Paragraph(_paragraph(findings.title), styles["title"])
+    yield Paragraph(_paragraph(findings.device), styles["note"])
+    yield Paragraph(f"<b>{_paragraph(badge)}</b>{_paragraph(findings.answer)}", styles["text"])
     for name, (_, caption) in charts.items():
         picture = _picture(pictures / f"{name}.png")
         if picture is not None:
-            yield KeepTogether([picture, Paragraph(_said(caption), styles["note"])])
+            yield KeepTogether([picture, Paragraph(_paragraph(caption), styles["note"])])
     for table in _drawable(findings.tables):
-        yield Paragraph(_said(table.title), styles["heading"])
+        yield Paragraph(_paragraph(table.title), styles["heading"])
         yield _table(table)
         if table.note:
-            yield Paragraph(_said(table.note), styles["note"])
+            yield Paragraph(_paragraph(table.note), styles["note"])
     yield from _lines("What limits this", findings.notes)
     settings = {**findings.versions, **findings.settings}
     facts = [
@@ -98,7 +98,7 @@ def _lines(heading: str, lines: tuple[str, ...]) -> Iterator[Any]:
     if any(lines):
         yield Paragraph(heading, _styles()["heading"])
     for line in filter(None, lines):
-        yield Paragraph(_said(line), _styles()["line"], bulletText="-")
+        yield Paragraph(_paragraph(line), _styles()["line"], bulletText="-")
 
 
 def _picture(path: Path) -> Any:
@@ -122,7 +122,7 @@ def _table(table: ResultTable) -> Any:
     style = _style(f"cell-{size}", size)
     titles = tuple(title[:_LONGEST_TITLE] for title in table.columns)
     texts = [titles, *(tuple(value_text(value) for value in row) for row in table.rows)]
-    rows = [[Paragraph(_said(text), style) for text in row] for row in texts]
+    rows = [[Paragraph(_paragraph(text), style) for text in row] for row in texts]
     lines = [
         ("VALIGN", (0, 0), (-1, -1), "TOP"), ("LINEBELOW", (0, 0), (-1, 0), 0.6, colors.black),
         ("LINEBELOW", (0, 1), (-1, -1), 0.2, colors.lightgrey), ("LEFTPADDING", (0, 0), (-1, -1), _PADDING),
@@ -191,7 +191,7 @@ def _fonts() -> Mapping[int, Any]:
     return known
 
 
-def _said(text: str) -> str:
+def _paragraph(text: str) -> str:
     """Text as a paragraph takes it, without markup of its own."""
     return escape(_shown(text))
 

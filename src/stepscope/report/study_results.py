@@ -85,8 +85,8 @@ def where_pictures(folder: Path) -> str:
     except MissingDependency as error:
         return f"findings: {folder / 'findings.json'}\nno page and no figures: {error}; {error.hint}\n"
     paper = folder / "report.pdf"
-    said = f"on paper: {paper}" if paper.is_file() else "no PDF without reportlab: pip install 'stepscope[report]'"
-    return f"page and figures: {folder / 'page.html'}, {said}\n"
+    sentence = f"on paper: {paper}" if paper.is_file() else "no PDF without reportlab: pip install 'stepscope[report]'"
+    return f"page and figures: {folder / 'page.html'}, {sentence}\n"
 
 
 def save_figures(charts: Charts, folder: Path, title: str, forms: tuple[str, ...]) -> list[Path]:
@@ -126,8 +126,8 @@ def _numeric(table: ResultTable, place: int) -> bool:
 def result_table(table: ResultTable) -> Table:
     """Return the table of a study as every medium draws it."""
     columns = tuple(
-        Column(name, _numeric(table, place), table.meanings.get(name, ""), fold=True)
-        for place, name in enumerate(table.columns)
+        Column(name, _numeric(table, index), table.meanings.get(name, ""), fold=True)
+        for index, name in enumerate(table.columns)
     )
     rows = [tuple(Cell(value_text(value), value) for value in row) for row in table.rows]
     return Table(table.name, columns, rows, lively=len(rows) > 6)

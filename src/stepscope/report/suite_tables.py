@@ -95,9 +95,9 @@ def setting_words(row: Mapping[str, Any], axes: Sequence[str]) -> str:
 
 def model_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Numbers that papers print of the models, and what is true."""
-    said = (("Workload", "workload"), ("Quantity", "quantity"), ("Printed", "printed"), ("What it means", "meaning"))
+    parts = (("Workload", "workload"), ("Quantity", "quantity"), ("Printed", "printed"), ("What it means", "meaning"))
     columns = (
-        *(words(title, key, fold=title != "Workload") for title, key in said),
+        *(words(title, key, fold=title != "Workload") for title, key in parts),
         figures("True parameters", "parameters", "{:,}".format, fold=True),
         *(figures(f"{what.capitalize()} FLOPs", f"flops_{what}", lambda flops: si(flops, "", 4), fold=True)
           for what in ("forward", "training")),

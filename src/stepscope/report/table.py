@@ -154,7 +154,7 @@ class Table:
     def only(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
         wanted = set(keys)
-        return self.at([place for place, column in enumerate(self.columns) if {column.key, column.title} & wanted])
+        return self.at([index for index, column in enumerate(self.columns) if {column.key, column.title} & wanted])
 
     def at(self, places: Sequence[int]) -> Table:
         """Return the table of the columns at these places."""
@@ -220,12 +220,12 @@ def shares_sentence(rows: Iterable[Mapping[str, Any]], median: str = "total_ns")
     """A sentence for the caption."""
     from stepscope.analysis.time.tables import mean_differs_from_median
 
-    said = " Times are of a step as it runs without the profiler, and add up to the step time."
+    text = " Times are of a step as it runs without the profiler, and add up to the step time."
     if any(mean_differs_from_median(row, median) for row in rows):
-        said += (
+        text += (
             " * single steps were far from the others, and are excluded: point at a share to see the mean with them."
         )
-    return said
+    return text
 
 
 NAMES = 18  # characters of a name that tell it apart
@@ -247,28 +247,28 @@ def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int 
     report = look == "report"
     padding = {"padding": (0, gap, 0, 0)} if report else {}
     drawn = Drawn(title_justify="left", caption_justify="left", **{**_LOOKS[look], **padding, **more})
-    for place, column in enumerate(table.columns):
-        title = heading if heading and place == 0 else column.title if look == "result" else _lower(column.title)
+    for index, column in enumerate(table.columns):
+        title = heading if heading and index == 0 else column.title if look == "result" else _lower(column.title)
         layout: dict[str, Any] = {
             "no_wrap": not column.fold,
             "overflow": "ellipsis" if report and not column.fold else "fold",
         }
         if report:
-            layout |= {"ratio": 1} if place == 0 else {"min_width": column.wide or len(title)}
+            layout |= {"ratio": 1} if index == 0 else {"min_width": column.wide or len(title)}
         drawn.add_column(
-            escape(visible(title)), justify="right" if column.numeric and (place or not report) else "left", **layout
+            escape(visible(title)), justify="right" if column.numeric and (index or not report) else "left", **layout
         )
     cut = {
-        place: tuple(visible(row[place].text) for row in table.rows if place < len(row))
-        for place, column in enumerate(table.columns)
+        index: tuple(visible(row[index].text) for row in table.rows if index < len(row))
+        for index, column in enumerate(table.columns)
         if column.names
     }
     for row in table.rows:
         if row:
             drawn.add_row(
                 *(
-                    CutName(visible(cell.text), cut[place]) if place in cut else _text(cell)
-                    for place, cell in enumerate(row)
+                    CutName(visible(cell.text), cut[index]) if index in cut else _text(cell)
+                    for index, cell in enumerate(row)
                 )
             )
         else:
@@ -399,11 +399,11 @@ def _filled(widths: Sequence[int], kept: int, whole: int, between: int) -> list[
     """Return the columns of each part, as many as there is room for."""
     parts: list[list[int]] = [[]]
     free = whole
-    for place, width in enumerate(widths[kept:], kept):
+    for index, width in enumerate(widths[kept:], kept):
         if parts[-1] and width + between > free:
             parts.append([])
             free = whole
-        parts[-1].append(place)
+        parts[-1].append(index)
         free -= width + between
     return parts
 
@@ -411,8 +411,8 @@ def _filled(widths: Sequence[int], kept: int, whole: int, between: int) -> list[
 def _needed(table: Table, heading: str, wanted: int) -> int:
     """Columns of a terminal with which no number is cut, and of the names in the first column only their ends."""
     widths = []
-    for place, column in enumerate(table.columns):
-        title = heading if heading and place == 0 else column.title
-        widths.append(max(cell_len(title), column.wide or 0, *(cell_len(row[place].text) for row in table.rows)))
+    for index, column in enumerate(table.columns):
+        title = heading if heading and index == 0 else column.title
+        widths.append(max(cell_len(title), column.wide or 0, *(cell_len(row[index].text) for row in table.rows)))
     names, *numbers = widths
     return min(names, wanted) + sum(numbers) + _GAP * len(widths)

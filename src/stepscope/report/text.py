@@ -32,7 +32,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
 from stepscope.analysis.tuning import what_to_change
-from stepscope.containment import NotShown, contained
+from stepscope.fault_isolation import FailedPart, contained
 from stepscope.quantities import simulated_badge
 from stepscope.report.sections.sensor_log import log_view
 from stepscope.report.table import Column, Fitting, Parted, Row, Table, figures, words
@@ -88,10 +88,10 @@ def render(run: Run) -> RenderableType:
         "what is not measured": lambda: [*missing(run.not_measured())],
     }
     shown: list[RenderableType] = []
-    missed: dict[NotShown, list[str]] = {}
+    missed: dict[FailedPart, list[str]] = {}
     for name, make in parts.items():
         part = contained(make)
-        if isinstance(part, NotShown):
+        if isinstance(part, FailedPart):
             missed.setdefault(part, []).append(name)
         else:
             shown += part
@@ -167,17 +167,17 @@ def operator_energy(run: Run) -> list[RenderableType]:
     if kinds["joules_per_step"].is_null().all():
         return [labelled("energy of ops", f"{rail}: {kinds['reason'][0]}")]
     modules = module_rows(run.energy(by="module").filter(pl.col("rail") == rail))
-    said = [Text(f"by {METHOD_LABELS[method]}")]
+    parts = [Text(f"by {METHOD_LABELS[method]}")]
     if marked := energy_badge(run):
-        said.insert(0, Text(marked, style="bold yellow"))
-    said += [Text(sentence) for sentence in between_sentences(kinds, rail)]
-    said += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
+        parts.insert(0, Text(marked, style="bold yellow"))
+    parts += [Text(sentence) for sentence in between_sentences(kinds, rail)]
+    parts += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
     shown = "" if method == "fit" else f", {method}"
     return [
         *_operator_tables(kinds.head(_TOP_ROWS).to_dicts(), f"energy by op ({rail}{shown})"),
         *_module_tables(modules[:_TOP_ROWS], f"energy by module ({rail}{shown})"),
         Text(""),
-        labelled("energy of ops", *said),
+        labelled("energy of ops", *parts),
     ]
 
 
@@ -283,7 +283,7 @@ def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[Renderab
     if peak is None:
         return []
     lines = [
-        f"{bytes_(peak.bytes)} of live tensors at the peak{_peak_place(peak)}",
+        f"{bytes_(peak.bytes)} of live tensors at the peak{_peak_site(peak)}",
         *([COMPUTED] if peak.computed else []),
         ", ".join(_category(row) for row in peak.categories.iter_rows() if row[2] >= _SMALL),
         "largest: " + ", ".join(_tensor(row) for row in peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)),
@@ -301,15 +301,15 @@ def memory_at_peak(peak: Peak | None, reserved: dict[str, int]) -> list[Renderab
     return [labelled("live at peak", *lines)]
 
 
-def place(op: str | None, module: str | None) -> str:
+def allocation_site(op: str | None, module: str | None) -> str:
     """Return where something was allocated: the op, and the layer that it ran for."""
     layer = "" if module is None else f" of {module or '(the model)'}"
     return f"{op or 'something'}{layer}"
 
 
-def _peak_place(peak: Peak) -> str:
+def _peak_site(peak: Peak) -> str:
     phase = f", in {peak.phase}" if peak.phase and peak.phase != "other" else ""
-    return f"{phase}: {place(peak.op, peak.module)} reached it" if peak.op else ""
+    return f"{phase}: {allocation_site(peak.op, peak.module)} reached it" if peak.op else ""
 
 
 def _category(row: tuple[str, int, float]) -> str:
@@ -344,8 +344,8 @@ def communication_sentences(run: Run) -> list[str]:
     parts = [(phase, ns) for phase, ns in shares_of_overlap(time.overlapped) if ns >= _LEAST_SHARE * overlapped]
     named = [f"{duration(ns)} by {_phase_name(phase)}" for phase, ns in parts]
     named[:1] = [f"{duration(ns)} overlapped by {_phase_name(phase)}" for phase, ns in parts[:1]]
-    said = [f"{duration(exposed + overlapped)} a step, of which {duration(exposed)} exposed"]
-    lines = [", ".join([*said, *named])]
+    sentences = [f"{duration(exposed + overlapped)} a step, of which {duration(exposed)} exposed"]
+    lines = [", ".join([*sentences, *named])]
     ran = run.communication().filter(pl.col("where") != "calling thread")
     for row in ran.head(2).iter_rows(named=True):
         sent = "" if row["bytes"] is None else f", {bytes_(row['bytes'])}"

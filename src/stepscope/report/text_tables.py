@@ -15,7 +15,7 @@ from stepscope.analysis.caveats import NotMeasured
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
 from stepscope.analysis.memory.headroom import Peak, which_fit
 from stepscope.analysis.memory.limits import fit_command
-from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
+from stepscope.analysis.process_scopes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.tables import largest_difference
 from stepscope.quantities import find
@@ -163,13 +163,13 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
         shared.append(Constrain(Text(f"{SHARED}{SHARED_UPDATES}", style="dim"), WIDTH))
     if phase is None and worst is None:
         return shared
-    said = f"{MARK}single steps lay far off, and are not in the times and shares"
+    text = f"{MARK}single steps lay far off, and are not in the times and shares"
     if worst is not None:
         name = row_label(worst.get("name") or worst.get("module") or "the model")
-        said += f" ({name}: {duration(worst['total_ns'])}, with them {duration(worst['mean_ns'])})"
+        text += f" ({name}: {duration(worst['total_ns'])}, with them {duration(worst['mean_ns'])})"
     elif phase is not None:
-        said += f" ({row_label(phase['phase'])}: {duration(phase['ns'])}, with them {duration(phase['mean_ns'])})"
-    return [*shared, Constrain(Text(said, style="dim"), WIDTH)]
+        text += f" ({row_label(phase['phase'])}: {duration(phase['ns'])}, with them {duration(phase['mean_ns'])})"
+    return [*shared, Constrain(Text(text, style="dim"), WIDTH)]
 
 
 SHARED_UPDATES = "one kernel updates many layers: its time is shared out by their parameters"
@@ -233,21 +233,21 @@ def labelled(label: str, *said: str | Text) -> RenderableType:
 
 def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
-    said = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
+    parts = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
     rates = [_estimate(row) for row in _rows(metrics, "throughput")]
     rates += [f"{number(row['value'])} steps/s" for row in _rows(metrics, "step_rate")]
-    said += [f"{', '.join(rates)} achieved"] if rates else []
+    parts += [f"{', '.join(rates)} achieved"] if rates else []
     result: dict[str, Any] = meta.get("result") or {}
     counters = result.get("counters") or {}
     if counters.get("frames_per_s") is not None:
-        said.append(
+        parts.append(
             f"{number(counters['frames_per_s'])} frames/s of the emulator, {counters['frames']:,} frames played"
         )
     if result.get("accuracy") is not None:
         data = (meta.get("workload") or {}).get("data") or {}
         origin = " ".join(str(data[key]) for key in ("name", "kind") if data.get(key)) or "its data"
-        said.append(f"accuracy {percent(result['accuracy'])} on {origin}")
-    return [labelled("speed", *said)] if said else []
+        parts.append(f"accuracy {percent(result['accuracy'])} on {origin}")
+    return [labelled("speed", *parts)] if parts else []
 
 
 def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
@@ -294,8 +294,8 @@ def memory(metrics: pl.DataFrame, meta: dict[str, Any], peak: Peak | None = None
     if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
         command = None  # predicts one process
     predicted = f"recording included; of the training alone, without running it: {command}" if command else ""
-    said = [", ".join(peaks), *_training_alone(peak), ", ".join(held), predicted]
-    return [labelled("memory", *(text for text in said if text))] if peaks or held else []
+    parts = [", ".join(peaks), *_training_alone(peak), ", ".join(held), predicted]
+    return [labelled("memory", *(text for text in parts if text))] if peaks or held else []
 
 
 def _training_alone(peak: Peak | None) -> list[str]:
@@ -316,21 +316,21 @@ def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
 def profiling_overhead(overhead: pl.DataFrame, profiled: str) -> list[RenderableType]:
     """Return how many steps were profiled, and the profiling overhead, where it is known."""
     values = {row["metric"]: row for row in overhead.iter_rows(named=True) if row["value"] is not None}
-    said = []
+    parts = []
     if "recorded_step_overhead" in values:
         step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
         if step["value"] > 0:
-            said.append(f"a profiled step takes {duration(step['value'])} longer: {_estimate(share)} of a step")
+            parts.append(f"a profiled step takes {duration(step['value'])} longer: {_estimate(share)} of a step")
         else:  # a cost below 0 is the noise around a small one
             most = "" if share["high"] is None else f": at most {percent(share['high'])} of a step"
-            said.append(f"of a profiled step too small to tell{most}")
+            parts.append(f"of a profiled step too small to tell{most}")
     if "run_overhead_share" in values:
-        said.append(f"{_estimate(values['run_overhead_share'])} of the whole run: {profiled}")
+        parts.append(f"{_estimate(values['run_overhead_share'])} of the whole run: {profiled}")
     elif profiled:
-        said.append(profiled)
+        parts.append(profiled)
     if "sampler_cpu_share" in values:
-        said.append(f"sampler {percent(values['sampler_cpu_share']['value'], 2)} of a core")
-    return [labelled("overhead", *said)] if said else []
+        parts.append(f"sampler {percent(values['sampler_cpu_share']['value'], 2)} of a core")
+    return [labelled("overhead", *parts)] if parts else []
 
 
 def missing(entries: list[NotMeasured]) -> list[RenderableType]:
@@ -367,7 +367,7 @@ def _core(row: dict[str, Any]) -> str:
     return f"{name} {_BLOCKS[round(row['value'] * (len(_BLOCKS) - 1))]} {_estimate(row)}"
 
 
-def _whose(row: dict[str, Any]) -> str:
+def _scope_prefix(row: dict[str, Any]) -> str:
     return "" if row["scope"] == WATCHED else f"{_NAMES_OF_CHANNELS.get(row['scope'], row['scope'])} "
 
 
@@ -385,11 +385,11 @@ def _headline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _sizes(metrics: pl.DataFrame, metric: str, word: str) -> list[str]:
     """Each size with whose it is, of several processes said once."""
-    said: list[str] = []
+    parts: list[str] = []
     for row in _headline(_rows(metrics, metric)):
-        again = said and row["scope"] == ALL
-        said.append(f"{'' if again else f'{_whose(row)}{word} '}{bytes_(row['value'])} ({_counted(row)})")
-    return said
+        again = parts and row["scope"] == ALL
+        parts.append(f"{'' if again else f'{_scope_prefix(row)}{word} '}{bytes_(row['value'])} ({_counted(row)})")
+    return parts
 
 
 def _counted(row: dict[str, Any]) -> str:

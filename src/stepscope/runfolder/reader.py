@@ -34,7 +34,7 @@ from stepscope.runfolder.tables import part_of as part_of
 from stepscope.runfolder.tables import read_last_step_rows as read_last_step_rows
 from stepscope.runfolder.tables import steps_of as steps_of
 from stepscope.runfolder.tables import whole_rows
-from stepscope.runfolder.validation import places, read_header
+from stepscope.runfolder.validation import describe_dropped, read_header
 
 R = TypeVar("R")
 
@@ -86,7 +86,7 @@ class RunReader:
         """Return what is damaged of all JSON and of what else was read so far."""
         for name in _REPLACED:
             self._json(name)
-        self._found_damaged(*([] if self._grows else missing(self.path, self._checksums)))
+        self._mark_damaged(*([] if self._grows else missing(self.path, self._checksums)))
         return self.damaged
 
     @property
@@ -257,7 +257,7 @@ class RunReader:
                     spans |= set(sensor.thinned_spans if sensor is not None else ())
                     break
                 except Unreadable as error:
-                    self._lost(error.part)
+                    self._note_unreadable(error.part)
                     del self._long_sensors[name]
         return sorted(spans)
 
@@ -289,7 +289,7 @@ class RunReader:
             try:
                 return read(sensor)
             except Unreadable as error:
-                self._lost(error.part)
+                self._note_unreadable(error.part)
                 del self._long_sensors[name]
         return None
 
@@ -299,7 +299,7 @@ class RunReader:
                 try:
                     self._long_sensors[name] = self._open_long_sensor(name)
                 except Unreadable as error:
-                    self._lost(error.part)
+                    self._note_unreadable(error.part)
                     continue
             return self._long_sensors[name]
         return None
@@ -338,10 +338,10 @@ class RunReader:
         noted = self.files.get(part.name if not part.packed else f"{part.name.rpartition('.')[0]}.rows")
         return noted[0] if noted and self._grows and (not part.packed or part.name not in self.files) else None
 
-    def _lost(self, part: PartName) -> None:
+    def _note_unreadable(self, part: PartName) -> None:
         """A file could not be read: it is damaged, or was packed since, and lies elsewhere now."""
         if (self.path / part.name).exists():
-            self._found_damaged(part.name)
+            self._mark_damaged(part.name)
             return
         most = max((known.last for known in of_stem(part.stem, self.files)), default=0)
         now = [known for known in of_stem(part.stem, (name for name, _ in _listed(self.path))) if known.first <= most]
@@ -412,9 +412,9 @@ class RunReader:
             except (OSError, ValueError):
                 content, dropped = None, []
             if not isinstance(content, dict):
-                self._found_damaged(name)
+                self._mark_damaged(name)
                 return {}
-            self._found_damaged(*places(name, dropped))
+            self._mark_damaged(*describe_dropped(name, dropped))
             without = name in ("channels.json", "device.json")  # the others say names, which tables have too
             plain = redacted_sources(content) if name == "sources.json" else content
             self._json_files[name] = without_secrets(content) if without else cleaned(plain)
@@ -425,17 +425,17 @@ class RunReader:
         with contextlib.suppress(OSError):
             lines = self._bytes("events.jsonl").splitlines()
         if not self._grows and len(lines) < least_events(self._checksums):
-            self._found_damaged("events.jsonl")
+            self._mark_damaged("events.jsonl")
         for number, line in enumerate(lines, 1):
             try:
                 event, dropped = validation.parse(line, validation.EVENT)
             except ValueError:
                 # The last may be cut off by a crash, and lacks nothing that was whole: its seal then.
                 if number < len(lines) or (len(line) > 32 and not line[-32:].strip(b" \t")):
-                    self._found_damaged("events.jsonl")
+                    self._mark_damaged("events.jsonl")
                 continue
             if dropped:
-                self._found_damaged("events.jsonl")
+                self._mark_damaged("events.jsonl")
             if isinstance(event, dict):
                 yield without_secrets({k: value for k, value in event.items() if value is not None or k != "t_ns"})
 
@@ -445,7 +445,7 @@ class RunReader:
         count = int(possible.sum())
         if count == len(frame):
             return frame
-        self._found_damaged(f"{stem}: {len(frame) - count:,} of {len(frame):,} rows")
+        self._mark_damaged(f"{stem}: {len(frame) - count:,} of {len(frame):,} rows")
         return frame.filter(possible)
 
     def _rows(
@@ -466,7 +466,7 @@ class RunReader:
                 data = self._bytes(missing.name)
                 frame = check(pl.read_parquet(data) if missing.packed else frame_of_rows(whole_rows(data, dtype)))
             except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-                self._lost(missing)
+                self._note_unreadable(missing)
                 continue
             noted = self._rows_noted(missing)
             # It may have been packed since, with what came then.
@@ -530,10 +530,10 @@ class RunReader:
             return parse(self._bytes(name))
         except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
             if (self.path / name).exists():  # else it was packed meanwhile
-                self._found_damaged(name)
+                self._mark_damaged(name)
             return None
 
-    def _found_damaged(self, *names: str) -> None:
+    def _mark_damaged(self, *names: str) -> None:
         self.damaged = sorted({*self.damaged, *names})
 
 

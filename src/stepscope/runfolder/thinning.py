@@ -195,10 +195,10 @@ def thinned_steps(frame: pl.DataFrame, grain: int) -> pl.DataFrame:
 
     grain: a power of four; what a finer one removes a coarser one removes as well.
     """
-    return frame.filter(pl.col("recorded") | kept_steps(pl.col("step"), grain))
+    return frame.filter(pl.col("recorded") | is_retained(pl.col("step"), grain))
 
 
-def kept_steps(step: pl.Expr, grain: int) -> pl.Expr:
+def is_retained(step: pl.Expr, grain: int) -> pl.Expr:
     """Return whether the block of a step is one of those that stay: by 16 bits of a product, as Fibonacci hashing."""
     block = (step // BLOCK) % (1 << 31)
     return (block * 2_654_435_769 % (1 << 32)) // (1 << 16) % grain == 0

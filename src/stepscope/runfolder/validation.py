@@ -223,7 +223,7 @@ def parse(data: bytes, shape: Shape) -> tuple[Any, list[str]]:
     except RecursionError:
         raise ValueError("objects within objects without end") from None
     dropped = [changed] if changed else []
-    kept = _kept(content, shape, "", dropped, 0)
+    kept = _keep_valid(content, shape, "", dropped, 0)
     return (None if kept is _DROPPED else kept), dropped
 
 
@@ -232,7 +232,7 @@ def clean_text(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text[:MOST_TEXT])
 
 
-def _kept(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
+def _keep_valid(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
     """The value as the shape allows it, or _DROPPED, with `where` in `dropped`."""
     kept = _DROPPED if depth > DEEPEST else _of_shape(value, shape, where, dropped, depth)
     if kept is _DROPPED:
@@ -277,14 +277,14 @@ def _fields(
     for key, item in value.items():
         name = clean_text(key)
         at = f"{where}.{name}".lstrip(".")
-        kept = _kept(item, shape.get(key, shape.get(...)), at, dropped, depth + 1)
+        kept = _keep_valid(item, shape.get(key, shape.get(...)), at, dropped, depth + 1)
         if kept is not _DROPPED:
             yield name, kept
 
 
 def _items(value: list[Any], shape: Shape, where: str, dropped: list[str], depth: int) -> Iterator[Any]:
     for number, item in enumerate(value):
-        kept = _kept(item, shape, f"{where}[{number}]", dropped, depth + 1)
+        kept = _keep_valid(item, shape, f"{where}[{number}]", dropped, depth + 1)
         if kept is not _DROPPED and (kept is not None or shape is None):
             yield kept
 
@@ -318,7 +318,7 @@ def rows_of_sources(content: Mapping[str, Any]) -> Iterator[tuple[Any, str | Non
 _MOST_PLACES = 5  # of one file that a report names
 
 
-def places(name: str, dropped: list[str]) -> list[str]:
+def describe_dropped(name: str, dropped: list[str]) -> list[str]:
     """The file with the places in it where something was dropped, the first few of them."""
     more = [f"{name}: {len(dropped) - _MOST_PLACES:,} more"] if len(dropped) > _MOST_PLACES else []
     return [f"{name}: {where}" for where in dropped[:_MOST_PLACES]] + more
@@ -354,7 +354,7 @@ def read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
         raise RunDamaged(f"'{path / 'run.json'}' cannot be read: {error}", hint) from error
     if not isinstance(header, dict):
         raise RunDamaged(f"'{path / 'run.json'}' does not hold an object")
-    damaged += sorted(places("run.json", dropped))
+    damaged += sorted(describe_dropped("run.json", dropped))
     return _migrated(header, path)
 
 

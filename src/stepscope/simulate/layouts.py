@@ -264,7 +264,7 @@ def _chip_files(tree: Tree, chip: Chip) -> ChipFiles:
     """Cores with their clusters, idle time and clocks; load and clock of GPU and memory controller; memory."""
     cpus, debug = "sys/devices/system/cpu", "sys/kernel/debug"
     cores, clocks = chip.cores, list[ClockFile]()
-    places = {name: place for place, name in enumerate(chip.processors)}
+    places = {name: index for index, name in enumerate(chip.processors)}
     tree.static(cpus, {"online": f"{cores[0]}-{cores[-1]}", "possible": f"{cores[0]}-{cores[-1]}"})
     for number, cluster in enumerate(chip.clusters):
         policy = f"{cpus}/cpufreq/policy{cluster.cores[0]}"

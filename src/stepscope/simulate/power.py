@@ -237,7 +237,7 @@ class Truth:
         shares = self.busy[self.segments["state"], self.processors.index(processor)]
         return float(np.diff(edges) @ shares) / (t1_ns - t0_ns)
 
-    def own_energy(
+    def self_energy(
         self, rail: str, t0_ns: Ints, t1_ns: Ints, parent: Ints, step: Ints | None = None, lane: Ints | None = None
     ) -> Floats:
         """Energy of each op call in its self time, J: its interval without those of its children.

@@ -330,8 +330,8 @@ class ThermalZones:
         """Do nothing: a zone has no fault of its own."""
 
     def _write(self) -> None:
-        for place, file in enumerate(self._files):
-            file.write(str(round(2 * (self._celsius - 1.5 * place)) * 500))
+        for index, file in enumerate(self._files):
+            file.write(str(round(2 * (self._celsius - 1.5 * index)) * 500))
 
 
 ACTIVITY_REFRESH_NS = 20_000_000  # loads are means since the last one; over what time NVIDIA's are, it does not say

@@ -136,13 +136,13 @@ def _products(module: nn.Module, given: torch.Tensor) -> tuple[float, float]:
 def _positions(module: Any, sizes: list[int]) -> list[int]:
     """Size of a convolution's output along each dimension."""
     found = []
-    for place, size in enumerate(sizes):
-        kernel, stride, dilation = (value[place] for value in (module.kernel_size, module.stride, module.dilation))
+    for index, size in enumerate(sizes):
+        kernel, stride, dilation = (value[index] for value in (module.kernel_size, module.stride, module.dilation))
         span = dilation * (kernel - 1)
         padding = module.padding
-        around = (span if padding == "same" else 0) if isinstance(padding, str) else 2 * padding[place]
+        around = (span if padding == "same" else 0) if isinstance(padding, str) else 2 * padding[index]
         if isinstance(module, _TRANSPOSED):
-            found.append(max((size - 1) * stride - around + span + module.output_padding[place] + 1, 0))
+            found.append(max((size - 1) * stride - around + span + module.output_padding[index] + 1, 0))
         else:
             found.append(max((size + around - span - 1) // stride + 1, 0))
     return found

@@ -11,17 +11,17 @@ compares it with the names of the manifests and reads what is missing.
 from __future__ import annotations
 
 from stepscope.store.index import Choice, find, listed, runs
-from stepscope.store.storage import Place, open_place
+from stepscope.store.storage import Store, open_store
 from stepscope.store.transfer import collect, pull, push, remove, tag
 from stepscope.store.verification import verify
 
 __all__ = [
     "Choice",
-    "Place",
+    "Store",
     "collect",
     "find",
     "listed",
-    "open_place",
+    "open_store",
     "pull",
     "push",
     "remove",

@@ -29,7 +29,7 @@ from stepscope.runfolder import RunReader
 from stepscope.runfolder.writer import is_run_id
 from stepscope.store import manifest as manifests
 from stepscope.store.manifest import MOST_MANIFEST_BYTES, Fact, Manifest
-from stepscope.store.storage import NotTaken, Place
+from stepscope.store.storage import RefusedFile, Store
 from stepscope.units import STEERS
 
 FACTS: dict[str, Any] = {
@@ -137,21 +137,21 @@ _MOST_INDEX_BYTES = 1 << 30
 _MOST_TEXT = 2000  # characters
 
 
-def listed(place: Place, choice: Choice | None = None) -> pl.DataFrame:
+def listed(store: Store, choice: Choice | None = None) -> pl.DataFrame:
     """The runs of a store that are meant, the newest first, columns as `COLUMNS`."""
-    return choose(runs(place), choice or Choice()).sort("started_s", "id", descending=True, nulls_last=True)
+    return choose(runs(store), choice or Choice()).sort("started_s", "id", descending=True, nulls_last=True)
 
 
-def runs(place: Place) -> pl.DataFrame:
+def runs(store: Store) -> pl.DataFrame:
     """Every run, columns as `COLUMNS`; of a folder of runs that is no store, its runs, without a manifest."""
-    names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
-    if not names and place.is_local:
-        return _plain_folder(Path(place.root), place.address)
-    known = _index(place)
+    names = [name for name in store.names(FOLDER) if manifests.id_in(name) is not None]
+    if not names and store.is_local:
+        return _plain_folder(Path(store.root), store.address)
+    known = _index(store)
     current = known.filter(pl.col("manifest").is_in(names))
     unread = sorted(set(names) - set(current["manifest"]))
     refused: dict[str, StoreError] = {}
-    frame = pl.concat([current, rows_of(read_all(place, unread, refused))]) if unread else current
+    frame = pl.concat([current, rows_of(read_all(store, unread, refused))]) if unread else current
     if refused:  # what one manifest says costs no run of another
         rows = [
             {**dict.fromkeys(COLUMNS), "id": manifests.id_in(name), "tags": list[str](), "status": UNREADABLE}
@@ -166,21 +166,21 @@ def runs(place: Place) -> pl.DataFrame:
     )
 
 
-def find(place: Place, run_id: str) -> tuple[str, Manifest]:
+def find(store: Store, run_id: str) -> tuple[str, Manifest]:
     """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
     manifests.check_id(run_id)
-    names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run_id]
+    names = [name for name in store.names(FOLDER) if manifests.id_in(name) == run_id]
     refused: dict[str, StoreError] = {}
-    found = read_all(place, names, refused)
+    found = read_all(store, names, refused)
     for error in refused.values():
-        raise NotTaken(str(error), error.hint) from error
+        raise RefusedFile(str(error), error.hint) from error
     if not found:
         hint = "stepscope runs list --store ... shows what is there"
-        raise RunNotFound(f"the store {place.address} holds no run '{run_id}'", hint)
+        raise RunNotFound(f"the store {store.address} holds no run '{run_id}'", hint)
     return max(found.items(), key=lambda item: item[1].revision)
 
 
-def read_all(place: Place, names: Iterable[str], refused: dict[str, StoreError] | None = None) -> dict[str, Manifest]:
+def read_all(store: Store, names: Iterable[str], refused: dict[str, StoreError] | None = None) -> dict[str, Manifest]:
     """The manifests in these files; one that is cut off or was just removed is excluded.
 
     refused: takes what is wrong with each that could harm; without it the first one is raised.
@@ -188,10 +188,10 @@ def read_all(place: Place, names: Iterable[str], refused: dict[str, StoreError] 
     found = {}
     for name in names:
         try:
-            manifest = _read(place, name)
+            manifest = _read(store, name)
         except FileNotFoundError:
             continue
-        except NotTaken as error:
+        except RefusedFile as error:
             if refused is None:
                 raise
             refused[name] = error
@@ -201,12 +201,12 @@ def read_all(place: Place, names: Iterable[str], refused: dict[str, StoreError] 
     return found
 
 
-def _read(place: Place, name: str) -> Manifest | None:
-    content = place.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES)
+def _read(store: Store, name: str) -> Manifest | None:
+    content = store.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES)
     try:
         return manifests.read(name, content)
     except StoreError as error:
-        raise NotTaken(str(error), error.hint) from error
+        raise RefusedFile(str(error), error.hint) from error
 
 
 def rows_of(found: Mapping[str, Manifest]) -> pl.DataFrame:
@@ -215,22 +215,22 @@ def rows_of(found: Mapping[str, Manifest]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COLUMNS, orient="row", strict=False)
 
 
-def write_index(place: Place) -> int:
+def write_index(store: Store) -> int:
     """Bring the index up to date; returns its number of rows. Harmless where two do it at once: see the package."""
-    frame = runs(place)
-    if place.is_local and not frame.is_empty() and frame["manifest"].null_count():
+    frame = runs(store)
+    if store.is_local and not frame.is_empty() and frame["manifest"].null_count():
         return 0
     frame = frame.filter(pl.col("status").ne_missing(UNREADABLE))  # a later version may read it
     buffer = io.BytesIO()
     frame.sort("id").write_parquet(buffer, compression="zstd")
-    place.write(INDEX, buffer.getvalue())
+    store.write(INDEX, buffer.getvalue())
     return len(frame)
 
 
-def _index(place: Place) -> pl.DataFrame:
+def _index(store: Store) -> pl.DataFrame:
     """The index as it lies there; empty where it is missing, damaged or of other columns."""
     try:
-        frame = pl.read_parquet(io.BytesIO(place.read(INDEX, _MOST_INDEX_BYTES)))
+        frame = pl.read_parquet(io.BytesIO(store.read(INDEX, _MOST_INDEX_BYTES)))
         frame = frame.select(pl.col(name).cast(dtype) for name, dtype in COLUMNS.items())
     except (FileNotFoundError, OSError, pl.exceptions.PolarsError):
         return pl.DataFrame(schema=COLUMNS)
@@ -262,7 +262,7 @@ def _of_type(value: Fact, dtype: Any) -> Fact:
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
         raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
-    known, states = _kept_rows(root), {header.parent: _state(header.parent) for header in root.glob("*/run.json")}
+    known, states = _cached_rows(root), {header.parent: _state(header.parent) for header in root.glob("*/run.json")}
     rows = {path.name: known[path.name] for path, state in states.items() if known.get(path.name, [0])[0] == state}
     found: list[RunReader] = []
     for path in states:
@@ -296,32 +296,32 @@ def _state(run: Path) -> list[int]:
     return state
 
 
-def _made_by(root: Path) -> list[Any]:
+def _cache_key(root: Path) -> list[Any]:
     return [_FORMAT, __version__, str(root.resolve()), sorted(withheld())]
 
 
-def _kept_path(root: Path) -> Path:
+def _cache_path(root: Path) -> Path:
     """Return the cache file of a folder; RuntimeError without a home."""
     return user_cache() / "stores" / f"{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.json"
 
 
-def _kept_rows(root: Path) -> dict[str, list[Any]]:
+def _cached_rows(root: Path) -> dict[str, list[Any]]:
     """Return state and facts of each run as an earlier process read them; empty where nothing was stored."""
     try:
-        content = read_object(path) if (path := _kept_path(root)).stat().st_size <= _MOST_INDEX_BYTES else {}
+        content = read_object(path) if (path := _cache_path(root)).stat().st_size <= _MOST_INDEX_BYTES else {}
     except (OSError, RuntimeError):
         return {}
-    return dict(content["rows"]) if content.get("made_by") == _made_by(root) else {}
+    return dict(content["rows"]) if content.get("made_by") == _cache_key(root) else {}
 
 
 def _keep_rows(root: Path, rows: Mapping[str, list[Any]]) -> None:
     """Store the rows of this folder, readable by this user alone."""
     with contextlib.suppress(OSError, RuntimeError):
-        path = _kept_path(root)
+        path = _cache_path(root)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replaced(path) as part:
             part.touch(mode=0o600)
-            part.write_text(json.dumps({"made_by": _made_by(root), "rows": rows}, separators=(",", ":")))
+            part.write_text(json.dumps({"made_by": _cache_key(root), "rows": rows}, separators=(",", ":")))
 
 
 @dataclass(frozen=True)

@@ -42,18 +42,18 @@ _TOLD_AT_ONCE, _TOLD_OVERLAP, _READ_AT_ONCE = 8 << 20, 1 << 16, 1 << 16  # bytes
 
 def files_of(folder: Path) -> Iterator[Path]:
     """Yield the files of a run folder but hidden ones; RunDamaged for a link or a special file."""
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            path = Path(place, name)
+            path = Path(parent, name)
             if name.startswith("."):
                 continue
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise RunDamaged(f"'{path}' is no plain file", "remove it: a run folder holds neither links nor pipes")
             yield path
         for name in folders:
-            if Path(place, name).is_symlink():
-                raise RunDamaged(f"'{Path(place, name)}' is a link", "remove it: a run folder holds no links")
+            if Path(parent, name).is_symlink():
+                raise RunDamaged(f"'{Path(parent, name)}' is a link", "remove it: a run folder holds no links")
 
 
 @contextmanager
@@ -191,11 +191,11 @@ def _redact_texts(path: Path) -> bool:
     content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
     lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
     known = [(line, _json(line)) for line in lines]
-    said = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
-    if said != lines:
+    parts = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
+    if parts != lines:
         with replaced(path, whole=True) as part:
-            part.write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
-    return said != lines
+            part.write_text("".join(f"{line}\n" for line in parts), encoding="utf-8")
+    return parts != lines
 
 
 def _copy(run: Path, target: Path, left: Collection[str], as_they_are: bool) -> None:

@@ -1,4 +1,4 @@
-"""Place of a store: reading and writing below one address through fsspec, each operation with a time limit."""
+"""A store: reading and writing below one address through fsspec, each operation with a time limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCAL = {"file", "local"}
 T = TypeVar("T")
 
 
-class NotTaken(StoreError):
+class RefusedFile(StoreError):
     """Error: a file in a store that is no plain one, too large, or says what cannot be; the store itself answers."""
 
 
@@ -33,7 +33,7 @@ class StoreFails(StoreError):
 
 
 @dataclass(frozen=True)
-class Place:
+class Store:
     """A file system of fsspec and the folder of the store in it; every wait ends after `timeout_s`."""
 
     fs: Any
@@ -56,16 +56,16 @@ class Place:
         """The content of a small file; FileNotFoundError where there is none, StoreError above `most_bytes`."""
         data = bytes(self._within(lambda: self._content(path, most_bytes + 1), path))
         if len(data) > most_bytes:
-            raise NotTaken(f"'{path}' in {self.address} is larger than {most_bytes:,} bytes: it is not read")
+            raise RefusedFile(f"'{path}' in {self.address} is larger than {most_bytes:,} bytes: it is not read")
         return data
 
     def _content(self, path: str, most_bytes: int) -> Any:
         if not self.is_local:
             return self.fs.cat_file(self.at(path), start=0, end=most_bytes)
-        place = Path(self.at(path))
-        if not stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for
-            raise NotTaken(f"'{path}' in {self.address} is no plain file: it is not read")
-        with place.open("rb") as file:
+        file_path = Path(self.at(path))
+        if not stat.S_ISREG(file_path.stat().st_mode):  # a pipe would be waited for
+            raise RefusedFile(f"'{path}' in {self.address} is no plain file: it is not read")
+        with file_path.open("rb") as file:
             return file.read(most_bytes)
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
@@ -165,15 +165,15 @@ class Place:
 
     def _refuse_links(self, path: str) -> None:
         """Raise StoreError where a part of a path is a link: it could lead to any file of this user."""
-        place = Path(self.root)
+        folder = Path(self.root)
         for part in path.split("/"):
-            place /= part
-            if place.is_symlink():
-                raise NotTaken(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
+            folder /= part
+            if folder.is_symlink():
+                raise RefusedFile(f"'{path}' in {self.address} is a link, which no push makes: it is not followed")
 
 
-def open_place(address: str | Path, timeout_s: float = TIMEOUT_S) -> Place:
-    """The place behind a folder or an address such as s3://bucket/runs; nothing is written yet."""
+def open_store(address: str | Path, timeout_s: float = TIMEOUT_S) -> Store:
+    """The store behind a folder or an address such as s3://bucket/runs; nothing is written yet."""
     if timeout_s <= 0:
         raise UsageError("the time limit of a store must be above 0 s", "for example --timeout 30")
     try:
@@ -191,7 +191,7 @@ def open_place(address: str | Path, timeout_s: float = TIMEOUT_S) -> Place:
         ) from error
     except ValueError as error:
         raise UsageError(f"'{text}' is no address of a store: {error}", "give a folder, or s3://bucket/runs") from error
-    return Place(fs, str(root).rstrip("/") or "/", text, timeout_s)
+    return Store(fs, str(root).rstrip("/") or "/", text, timeout_s)
 
 
 def within(seconds: float, call: Callable[[], T], what: str) -> T:
@@ -251,8 +251,8 @@ def _written_s(info: dict[str, Any]) -> float | None:
 
 def _walked(start: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for place, folders, names in os.walk(start):
-        for path in (posixpath.join(place, name) for name in (*names, *folders)):
+    for parent, folders, names in os.walk(start):
+        for path in (posixpath.join(parent, name) for name in (*names, *folders)):
             about = os.lstat(path)
             if not stat.S_ISDIR(about.st_mode):
                 found[path] = {"size": about.st_size, "mtime": about.st_mtime}

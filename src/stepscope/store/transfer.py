@@ -22,7 +22,7 @@ from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
 from stepscope.store.redaction import files_of, redacted_run
-from stepscope.store.storage import CHUNK_BYTES, Place, StoreFails
+from stepscope.store.storage import CHUNK_BYTES, Store, StoreFails
 
 Outcome = Literal["pushed", "replaced", "already there"]
 
@@ -38,7 +38,7 @@ class Pushed:
 
 
 def push(
-    place: Place, paths: Iterable[Path], tags: Iterable[str] = (), done: Callable[[Pushed], None] | None = None
+    store: Store, paths: Iterable[Path], tags: Iterable[str] = (), done: Callable[[Pushed], None] | None = None
 ) -> list[Pushed]:
     """Push run folders; a run that is there with the same content is left as it is. `done` is told of each.
 
@@ -50,7 +50,7 @@ def push(
     try:
         for path in paths:
             try:
-                pushed.append(_push_one(place, RunReader(path), tuple(tags)))
+                pushed.append(_push_one(store, RunReader(path), tuple(tags)))
             except StoreFails:
                 raise
             except StepscopeError as error:
@@ -60,10 +60,10 @@ def push(
                     done(pushed[-1])
     finally:
         if any(entry.outcome != "already there" for entry in pushed):
-            write_index(place)
+            write_index(store)
     if len(refused) > 1:
-        said = "; ".join(map(str, refused))
-        raise StoreError(f"{len(refused)} runs were not pushed: {said}", refused[0].hint) from refused[0]
+        text = "; ".join(map(str, refused))
+        raise StoreError(f"{len(refused)} runs were not pushed: {text}", refused[0].hint) from refused[0]
     if refused:
         raise refused[0]
     return pushed
@@ -91,67 +91,67 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _push_one(place: Place, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
+def _push_one(store: Store, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
     if stated.status == "running":
         raise UsageError(f"the run {stated.id} is still being written", "push it when it has ended")
     with redacted_run(stated) as (run, left):
-        return replace(_push_redacted(place, run, tags), left=left)
+        return replace(_push_redacted(store, run, tags), left=left)
 
 
-def _push_redacted(place: Place, run: RunReader, tags: tuple[str, ...]) -> Pushed:
-    names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run.id]
-    known = max(read_all(place, names).values(), key=lambda entry: entry.revision, default=None)
+def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushed:
+    names = [name for name in store.names(FOLDER) if manifests.id_in(name) == run.id]
+    known = max(read_all(store, names).values(), key=lambda entry: entry.revision, default=None)
     revision = 0 if known is None else known.revision
     kept = () if known is None else known.tags
     new = Manifest(run.id, entries_of(run.path), run_facts(run), (), time.time(), revision)
     new = manifests.with_tags(new, (*kept, *tags), ())
     manifests.check(new)
     if known is not None:
-        _refuse_another_run(place, known, new)
-        if known.digest == new.digest and known.tags == new.tags and _is_whole(place, known):
+        _refuse_another_run(store, known, new)
+        if known.digest == new.digest and known.tags == new.tags and _is_whole(store, known):
             return Pushed(run.id, "already there", known.bytes)
-    _send_files(place, run.path, new)
-    save(place, new, names)
+    _send_files(store, run.path, new)
+    save(store, new, names)
     return Pushed(run.id, "pushed" if known is None else "replaced", new.bytes)
 
 
-def save(place: Place, manifest: Manifest, older: Iterable[str]) -> None:
+def save(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
     """Write a manifest, and then remove those that it replaces."""
     name, content = manifests.to_file(manifest)
-    place.write(f"{FOLDER}/{name}", content)
+    store.write(f"{FOLDER}/{name}", content)
     for other in older:
         if other != name:
-            place.remove(f"{FOLDER}/{other}")
+            store.remove(f"{FOLDER}/{other}")
 
 
-def _refuse_another_run(place: Place, known: Manifest, new: Manifest) -> None:
+def _refuse_another_run(store: Store, known: Manifest, new: Manifest) -> None:
     if known.facts.get("started_s") != new.facts.get("started_s"):
         raise StoreError(
-            f"{place.address} holds another run named '{new.id}': it began at another time",
+            f"{store.address} holds another run named '{new.id}': it began at another time",
             "rename the folder and the id in its run.json, or remove the other: stepscope runs rm",
         )
 
 
-def _is_whole(place: Place, manifest: Manifest) -> bool:
-    sizes = place.sizes(manifest.folder)
+def _is_whole(store: Store, manifest: Manifest) -> bool:
+    sizes = store.sizes(manifest.folder)
     return all(sizes.get(file.path) == file.bytes for file in manifest.files)
 
 
-def _send_files(place: Place, folder: Path, manifest: Manifest) -> None:
-    there = place.sizes(manifest.folder)
+def _send_files(store: Store, folder: Path, manifest: Manifest) -> None:
+    there = store.sizes(manifest.folder)
     for file in manifest.files:
         # Of a push that was broken off: the folder's name is the content's. A loss of power can leave the size alone.
-        if there.get(file.path) == file.bytes and (not place.is_local or _holds(place, manifest, file)):
+        if there.get(file.path) == file.bytes and (not store.is_local or _holds(store, manifest, file)):
             continue
         digest = hashlib.sha256()
-        place.send(f"{manifest.folder}/{file.path}", _hashed(folder / file.path, digest))
+        store.send(f"{manifest.folder}/{file.path}", _hashed(folder / file.path, digest))
         if digest.hexdigest() != file.sha256:
-            place.remove(f"{manifest.folder}/{file.path}")
+            store.remove(f"{manifest.folder}/{file.path}")
             raise UsageError(f"'{folder / file.path}' has changed while it was pushed", "push it again")
 
 
-def _holds(place: Place, manifest: Manifest, file: FileEntry) -> bool:
-    path = Path(place.at(f"{manifest.folder}/{file.path}"))
+def _holds(store: Store, manifest: Manifest, file: FileEntry) -> bool:
+    path = Path(store.at(f"{manifest.folder}/{file.path}"))
     return not path.is_symlink() and _checked(path) == (file.bytes, file.sha256)
 
 
@@ -165,17 +165,17 @@ MOST_BYTES = 16 << 30
 _PULLED = ".pull-"  # a run on its way
 
 
-def pull(place: Place, run_ids: Iterable[str], out: str | Path, most_bytes: int = MOST_BYTES) -> list[Path]:
+def pull(store: Store, run_ids: Iterable[str], out: str | Path, most_bytes: int = MOST_BYTES) -> list[Path]:
     """Fetch runs into `out`; one that is there with the same content is left as it is. Returns their folders.
 
     Raises StoreError for a run whose files are not what its manifest says, that could write elsewhere or is larger than
     `most_bytes`; OutputNotWritable where `out` has no space or holds another run of the name.
     """
-    return [_pull_one(place, run_id, Path(out), most_bytes) for run_id in run_ids]
+    return [_pull_one(store, run_id, Path(out), most_bytes) for run_id in run_ids]
 
 
-def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
-    _, manifest = find(place, run_id)
+def _pull_one(store: Store, run_id: str, out: Path, most_bytes: int) -> Path:
+    _, manifest = find(store, run_id)
     target = out / manifest.id
     if target.exists():
         return _same(target, manifest)
@@ -189,7 +189,7 @@ def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
         part.mkdir(parents=True)
         _refuse_a_full_disk(out, manifest)
         for file in manifest.files:
-            _fetch(place, manifest, file, part / file.path)
+            _fetch(store, manifest, file, part / file.path)
         _refuse_no_run(part, manifest)
         part.rename(target)
         sync(out)
@@ -200,23 +200,23 @@ def _pull_one(place: Place, run_id: str, out: Path, most_bytes: int) -> Path:
     return target
 
 
-def _fetch(place: Place, manifest: Manifest, file: FileEntry, target: Path) -> None:
+def _fetch(store: Store, manifest: Manifest, file: FileEntry, target: Path) -> None:
     digest, size = hashlib.sha256(), 0
     target.parent.mkdir(parents=True, exist_ok=True)
     path = f"{manifest.folder}/{file.path}"
     try:
         with target.open("xb") as written:
-            for piece in place.chunks(path, file.bytes):
+            for piece in store.chunks(path, file.bytes):
                 digest.update(piece)
                 size += len(piece)
                 if size <= file.bytes:
                     written.write(piece)
         sync(target)  # a loss of power leaves the run as it was pushed, or none
     except FileNotFoundError as error:
-        raise StoreError(f"'{path}' is missing in {place.address}", "push the run again") from error
+        raise StoreError(f"'{path}' is missing in {store.address}", "push the run again") from error
     if (size, digest.hexdigest()) != (file.bytes, file.sha256):
         raise StoreError(
-            f"'{path}' in {place.address} is not what was pushed: its checksum differs",
+            f"'{path}' in {store.address} is not what was pushed: its checksum differs",
             "push the run again from where it was recorded",
         )
 
@@ -264,38 +264,38 @@ def _not_writable(out: Path, error: OSError) -> OutputNotWritable:
 
 
 def tag(
-    place: Place, run_ids: Iterable[str], add: Iterable[str] = (), drop: Iterable[str] = ()
+    store: Store, run_ids: Iterable[str], add: Iterable[str] = (), drop: Iterable[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """Add and drop tags of runs; returns the tags of each. RunNotFound where one is not there."""
     add, drop = tuple(add), tuple(drop)
     tags = {}
     try:
         for run_id in run_ids:
-            name, manifest = find(place, run_id)
+            name, manifest = find(store, run_id)
             new = manifests.with_tags(manifest, add, drop)
             if new.tags != manifest.tags:
-                save(place, new, [name])
+                save(store, new, [name])
             tags[run_id] = new.tags
     finally:
-        write_index(place)
+        write_index(store)
     return tags
 
 
-def remove(place: Place, run_ids: Iterable[str]) -> list[str]:
+def remove(store: Store, run_ids: Iterable[str]) -> list[str]:
     """Remove runs from a store, manifest first, so that no run is listed whose files are being removed."""
     removed = []
     try:
         for run_id in run_ids:
             manifests.check_id(run_id)
-            names = [name for name in place.names(FOLDER) if manifests.id_in(name) == run_id]
+            names = [name for name in store.names(FOLDER) if manifests.id_in(name) == run_id]
             if not names:
-                find(place, run_id)  # it says what is there
+                find(store, run_id)  # it says what is there
             for name in names:
-                place.remove(f"{FOLDER}/{name}")
-            place.remove(f"runs/{run_id}", recursive=True)
+                store.remove(f"{FOLDER}/{name}")
+            store.remove(f"runs/{run_id}", recursive=True)
             removed.append(run_id)
     finally:
-        write_index(place)
+        write_index(store)
     return removed
 
 
@@ -313,11 +313,11 @@ class Collected:
     runs: int  # that the index has afterwards
 
 
-def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
+def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
     """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
-    names = [name for name in place.names(FOLDER) if manifests.id_in(name) is not None]
+    names = [name for name in store.names(FOLDER) if manifests.id_in(name) is not None]
     refused: dict[str, StoreError] = {}
-    found = read_all(place, names, refused)
+    found = read_all(store, names, refused)
     kept = {manifests.id_in(name) for name in refused}  # a later version may know what they name
     latest = {entry.id: entry.revision for entry in sorted(found.values(), key=lambda entry: entry.revision)}
     stale = [
@@ -325,19 +325,19 @@ def collect(place: Place, older_than_s: float = DAY_S, dry_run: bool = False) ->
     ]
     named = {entry.folder for entry in found.values() if entry.revision == latest[entry.id]}
     removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
-    for run_id in set(place.names("runs")) - kept:
-        for content in place.names(f"runs/{run_id}"):
+    for run_id in set(store.names("runs")) - kept:
+        for content in store.names(f"runs/{run_id}"):
             folder = f"runs/{run_id}/{content}"
             if folder in named or _OURS.fullmatch(content) is None:
                 continue
-            age_s = place.age_s(folder)
+            age_s = store.age_s(folder)
             if older_than_s > 0 and (age_s is None or age_s < older_than_s):
                 young.append(folder)
                 continue
             removed.append(folder)
-            freed += sum(place.sizes(folder).values())
+            freed += sum(store.sizes(folder).values())
     if dry_run:
         return Collected(tuple(removed), freed, tuple(young), len(latest))
     for path in removed:
-        place.remove(path, recursive=not path.startswith(FOLDER))
-    return Collected(tuple(removed), freed, tuple(young), write_index(place))
+        store.remove(path, recursive=not path.startswith(FOLDER))
+    return Collected(tuple(removed), freed, tuple(young), write_index(store))

@@ -10,7 +10,7 @@ from stepscope.errors import RunNotFound, StoreError
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find
 from stepscope.store.manifest import FileEntry
-from stepscope.store.storage import NotTaken, Place
+from stepscope.store.storage import RefusedFile, Store
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Verified:
 
 
 def verify(
-    place: Place, run_ids: Iterable[str] | None = None, done: Callable[[Verified], None] | None = None
+    store: Store, run_ids: Iterable[str] | None = None, done: Callable[[Verified], None] | None = None
 ) -> list[Verified]:
     """Read every file of runs (None: of all) and compare size and SHA-256 with the manifest; nothing is changed.
 
@@ -32,43 +32,43 @@ def verify(
     where a run is not there, StoreError where the store fails.
     """
     found: list[Verified] = []
-    for run_id in _all_ids(place) if run_ids is None else run_ids:
-        found.append(_verified(place, run_id))
+    for run_id in _all_ids(store) if run_ids is None else run_ids:
+        found.append(_verified(store, run_id))
         if done is not None:
             done(found[-1])
     return found
 
 
-def _all_ids(place: Place) -> list[str]:
-    return sorted({run_id for name in place.names(FOLDER) if (run_id := manifests.id_in(name)) is not None})
+def _all_ids(store: Store) -> list[str]:
+    return sorted({run_id for name in store.names(FOLDER) if (run_id := manifests.id_in(name)) is not None})
 
 
-def _verified(place: Place, run_id: str) -> Verified:
+def _verified(store: Store, run_id: str) -> Verified:
     try:
-        _, manifest = find(place, run_id)
+        _, manifest = find(store, run_id)
     except RunNotFound:
-        if run_id not in _all_ids(place):
+        if run_id not in _all_ids(store):
             raise
         return Verified(run_id, 0, 0, {FOLDER: "the manifest is damaged"})
-    except NotTaken as error:
+    except RefusedFile as error:
         return Verified(run_id, 0, 0, {FOLDER: str(error)})
-    sizes = place.sizes(manifest.folder)
+    sizes = store.sizes(manifest.folder)
     known = {file.path for file in manifest.files}
     wrong = dict.fromkeys(sorted(sizes.keys() - known), "no manifest names it")
     for file in manifest.files:
-        if (said := _wrong_with(place, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
+        if (said := _wrong_with(store, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
             wrong[file.path] = said
     return Verified(run_id, len(manifest.files), manifest.bytes, wrong)
 
 
-def _wrong_with(place: Place, path: str, file: FileEntry, size: int | None) -> str | None:
+def _wrong_with(store: Store, path: str, file: FileEntry, size: int | None) -> str | None:
     if size is None:
         return "missing"
     if size != file.bytes:
         return f"{size:,} bytes, {file.bytes:,} were pushed"
     digest = hashlib.sha256()
     try:
-        for piece in place.chunks(path, file.bytes):
+        for piece in store.chunks(path, file.bytes):
             digest.update(piece)
     except FileNotFoundError:
         return "missing"

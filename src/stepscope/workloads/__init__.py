@@ -128,16 +128,16 @@ def _found() -> tuple[dict[str, Workload], list[str]]:
     _refuse_without_torch()
     found = discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_WORKLOADS)
     known: dict[str, Workload] = {}
-    said = list(found.warnings)
+    parts = list(found.warnings)
     for module in found.modules:
         offered = getattr(module, "WORKLOADS", None)
         if offered is None:
-            said.append(f"'{module.__name__}' was excluded: it names no WORKLOADS")
+            parts.append(f"'{module.__name__}' was excluded: it names no WORKLOADS")
             continue
         taken = [workload.name for workload in offered if workload.name in known]
-        said += [f"'{name}' of {module.__name__} was excluded: the name is taken" for name in taken]
+        parts += [f"'{name}' of {module.__name__} was excluded: the name is taken" for name in taken]
         known.update({workload.name: workload for workload in offered if workload.name not in known})
-    return known, said
+    return known, parts
 
 
 @cache

@@ -130,7 +130,7 @@ def example(samples: int) -> Batch:
     return (torch.zeros(samples, FEATURES),)
 
 
-def _made_up(size: int, randomness: torch.Generator) -> Batch:
+def _synthetic(size: int, randomness: torch.Generator) -> Batch:
     normal = functools.partial(torch.randn, generator=randomness)
     motifs, shares = normal(_MOTIFS, FEATURES), normal(size, _MOTIFS)
     return (shares @ motifs / _MOTIFS**0.5 + 0.1 * normal(size, FEATURES),)
@@ -180,7 +180,7 @@ WORKLOADS = (
         default_optimizer="adam",
         references=("Banbury et al., MLPerf Tiny, NeurIPS 2021, arXiv:2106.07597", "https://github.com/mlcommons/tiny"),
         build=Autoencoder,
-        sources=(synthetic.source(_made_up),),
+        sources=(synthetic.source(_synthetic),),
         example=example,
         loss=loss,
         loss_name="mean squared error",

@@ -97,9 +97,9 @@ def test_kinds_are_right_behind_an_analogue_filter_whose_time_constant_is_found(
 def test_power_that_differs_from_step_to_step_is_no_noise_of_its_operators() -> None:
     run = execute(resnet_step(1), 60, 5, step_noise=0.05, execution_noise=0.0, warm_up=0.0)
     readings, model = sampled(run, 1, Device(late=0.0)), SensorModel(0.008, 0.010)
-    rows, fit = scaled_rows(run.timeline, readings.kept(covered(run.timeline, readings, model)), model)
-    left = rows.left(fit)
-    step = run.timeline.step_of(readings.kept(covered(run.timeline, readings, model)).at - 0.013)
+    rows, fit = scaled_rows(run.timeline, readings.select(covered(run.timeline, readings, model)), model)
+    left = rows.residuals(fit)
+    step = run.timeline.step_of(readings.select(covered(run.timeline, readings, model)).at - 0.013)
     between = np.bincount(step, left) / np.maximum(np.bincount(step), 1)
     assert left.std() < 0.02 * readings.watts.mean()  # of the 5 % by which steps differ
     assert between.std() < 0.01 * readings.watts.mean()
@@ -169,7 +169,7 @@ def test_ops_recorded_in_every_fifth_step_still_tell_all_kinds(run: Execution) -
 
 def test_lost_seconds_widen_and_do_not_bias(run: Execution, ten_ms: Attribution) -> None:
     readings = sampled(run, 1)
-    holes = readings.kept(~((readings.stamp % 5.0) > 2.0))
+    holes = readings.select(~((readings.stamp % 5.0) > 2.0))
     found = _found(run, holes)
     assert found.total.sd > ten_ms.total.sd
     reached = score(run, found, kinds(run))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.energy.sensor_model import energy_held, energy_until
+from stepscope.analysis.energy.sensor_model import energy_in_filter, energy_until
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, condense
 
 
@@ -44,6 +44,6 @@ def test_energy_in_a_filter_is_the_integral_with_its_exponential(rc: float) -> N
         float((watts * rc * (np.exp((end - one) / rc) - np.exp((np.minimum(lane.t0, one) - one) / rc))).sum())
         for end, one in zip(before, t, strict=True)
     ]
-    assert energy_held(lane, watts, t, rc) == pytest.approx(np.array(direct), abs=1e-7 * rc * 9 + 1e-12, rel=1e-6)
+    assert energy_in_filter(lane, watts, t, rc) == pytest.approx(np.array(direct), abs=1e-7 * rc * 9 + 1e-12, rel=1e-6)
     passed = [float((watts * np.maximum(end - lane.t0, 0)).sum()) for end in before]
     assert energy_until(lane, watts, t) == pytest.approx(np.array(passed))

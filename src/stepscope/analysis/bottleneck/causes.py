@@ -72,7 +72,7 @@ def notable_cause(
     yield Cause(bound, name, share.value, share.low, share.high, HIGH if sure else MEDIUM, given)
 
 
-def said(text: str, share: Estimate | None, source: str, least: float = 0.0) -> Evidence | None:
+def evidence_above(text: str, share: Estimate | None, source: str, least: float = 0.0) -> Evidence | None:
     """Evidence where it was measured and is at least so much; "{}" is its number as a percentage."""
     if share is None or share.value < least:
         return None

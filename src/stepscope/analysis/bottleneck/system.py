@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, notable_cause, rate, said
+from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, evidence_above, notable_cause, rate
 from stepscope.analysis.device.occupancy import NOTHING, OTHERS, QUEUED, Occupancy
 from stepscope.analysis.device.throttling import LEAST_RUNNING, SLOWER, Clock
 from stepscope.analysis.estimate import Estimate
@@ -26,15 +26,15 @@ def causes_of_system(seen: Occupancy) -> Iterator[Cause]:
 def memory_capacity(seen: Occupancy) -> Iterator[Cause]:
     """Swap and reclaim: pressure or traffic of the machine, and pages or waits of this very process."""
     machine = [
-        said("the machine stalled for memory {} of the time", seen.pressure.get("memory:some"), "PSI", CLEAR),
+        evidence_above("the machine stalled for memory {} of the time", seen.pressure.get("memory:some"), "PSI", CLEAR),
         rate("{} went to and from swap", seen.swapped, "B/s", "/proc/vmstat", _SWAPPED),
         rate("programs took back {} of memory before they could go on", seen.reclaimed, "B/s", "/proc/vmstat", 1e6),
         rate("the memory limit of its cgroup was hit {}", seen.limit_hits, "times/s", "cgroup", 1.0),
     ]
     own = [
         rate("the training had {} that read a disk", seen.major_faults, "page faults/s", "/proc/PID/stat", _FAULTS),
-        said("the training thread waited for pages {} of the time", seen.waits.get("disk"), "thread", CLEAR),
-        said("all programs waited for storage {} of the time", _reading_pages(seen), "PSI", CLEAR),
+        evidence_above("the training thread waited for pages {} of the time", seen.waits.get("disk"), "thread", CLEAR),
+        evidence_above("all programs waited for storage {} of the time", _reading_pages(seen), "PSI", CLEAR),
     ]
     known_machine, known_own = ([entry for entry in side if entry is not None] for side in (machine, own))
     if not known_machine or not known_own:
@@ -61,7 +61,7 @@ def _starved(seen: Occupancy) -> Iterator[Cause]:
     if held is None:
         yield from _starved_by_utilisation(seen)
         return
-    queue = said("the training thread was waiting for a CPU core {} of the time", held, "schedstat")
+    queue = evidence_above("the training thread was waiting for a CPU core {} of the time", held, "schedstat")
     quota = _quota_evidence(seen)
     if quota:
         yield from notable_cause("cpu-starved", "CPU quota", held, *quota, queue)
@@ -96,13 +96,15 @@ def _crowded(seen: Occupancy) -> Evidence | None:
 def _load_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
         rate("background CPU load of {}", seen.background_cores, "cores", "core and process times", OTHERS),
-        said("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", QUEUED),
+        evidence_above("programs waited for a core {} of the time", seen.pressure.get("cpu:some"), "PSI", QUEUED),
     ]
     return [entry for entry in found if entry is not None]
 
 
 def _quota_evidence(seen: Occupancy) -> list[Evidence]:
-    periods = said("the CPU quota held the training back in {} of its periods", seen.throttled_periods, "cgroup", 0.1)
+    periods = evidence_above(
+        "the CPU quota held the training back in {} of its periods", seen.throttled_periods, "cgroup", 0.1
+    )
     if periods is None:
         return []
     allowed = seen.quota and Evidence(f"the quota is {number(seen.quota)} cores", seen.quota, source="cgroup")
@@ -139,7 +141,7 @@ def _throttled(seen: Occupancy) -> Iterator[Cause]:
     if clock is None or clock.share.value > SLOWER or (seen.runs is not None and seen.runs.value < LEAST_RUNNING):
         return
     low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
-    slow = said("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
+    slow = evidence_above("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
     signs = [Evidence(sign, None, source="limits and flags") for sign in (*clock.acting, *clock.limits)]
     yield from notable_cause(
         "throttled", "clock", Estimate(1 - clock.share.value, low, high), slow, *signs, _fell(clock)

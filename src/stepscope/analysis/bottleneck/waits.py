@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, notable_cause, rate, said
+from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, evidence_above, notable_cause, rate
 from stepscope.analysis.bottleneck.system import memory_capacity
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate
@@ -37,12 +37,12 @@ def causes_of_waiting(
     yield from _input(seen, data, in_data)
     _taken(waits, exposed.value, ("process", "lock", "interpreter"))
     yield from _communication(seen, exposed, late)
-    left = {name: _rest(seen.waits[name], value) for name, value in waits.items()}
+    left = {name: _remaining_share(seen.waits[name], value) for name, value in waits.items()}
     if not elsewhere:
         yield from _lock(seen, left)
         yield from _sleeping(seen, left, phases)
     if not any(cause.bound == "memory-capacity" for cause in memory_capacity(seen)):
-        disk = said("the training thread waited for a disk {} of the time", left.get("disk"), "thread")
+        disk = evidence_above("the training thread waited for a disk {} of the time", left.get("disk"), "thread")
         yield from notable_cause("storage", "disk", left.get("disk", NOTHING), disk, *_disk_evidence(seen))
 
 
@@ -57,7 +57,7 @@ def _taken(waits: dict[str, float], share: float, kinds: tuple[str, ...]) -> dic
     return taken
 
 
-def _rest(share: Estimate, value: float) -> Estimate:
+def _remaining_share(share: Estimate, value: float) -> Estimate:
     """A share of which a part was taken: its bounds move with it."""
     gone = share.value - value
     low, high = (None if end is None else max(end - gone, 0.0) for end in (share.low, share.high))
@@ -65,18 +65,20 @@ def _rest(share: Estimate, value: float) -> Estimate:
 
 
 def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator[Cause]:
-    loading = said("loading data takes {} of the steps", data, "operators")
+    loading = evidence_above("loading data takes {} of the steps", data, "operators")
     slept = sum(waits.values())
     disk = waits.get("disk", 0.0)
     pressed = seen.pressure.get("io:some", NOTHING)
     children = seen.children_cores or NOTHING
     on_disk = disk >= max(CLEAR, slept / 2) or (pressed.value >= NOTABLE and children.value < 0.5 and slept >= NOTABLE)
     if on_disk:
-        waited = said("the training thread waited for a disk {} of the time", seen.waits.get("disk"), "thread", CLEAR)
+        waited = evidence_above(
+            "the training thread waited for a disk {} of the time", seen.waits.get("disk"), "thread", CLEAR
+        )
         yield from notable_cause("input", "disk", data, loading, waited, *_disk_evidence(seen))
         return
     asleep = Evidence(f"the training thread slept {percent(slept, 0)} of the time meanwhile", slept, source="thread")
-    ran = said("the training thread ran {} of the time: the loading computes", seen.runs, "schedstat", 0.3)
+    ran = evidence_above("the training thread ran {} of the time: the loading computes", seen.runs, "schedstat", 0.3)
     workers = rate("loader processes used {}", children, "cores", "CPU time of children", 0.2)
     used = None if seen.runs else rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from notable_cause("input", "data loader", data, loading, asleep if slept >= CLEAR else ran, workers, used)
@@ -84,7 +86,7 @@ def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator
 
 def _disk_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
-        said("programs waited for disks {} of the time", seen.pressure.get("io:some"), "PSI", CLEAR),
+        evidence_above("programs waited for disks {} of the time", seen.pressure.get("io:some"), "PSI", CLEAR),
         rate("it read {} from storage", seen.storage_read, "B/s", "/proc/PID/io", 1e5),
         rate("it wrote {} to storage", seen.storage_written, "B/s", "/proc/PID/io", 1e5),
     ]
@@ -101,9 +103,11 @@ def late_rank(run: Run) -> Evidence | None:
 
 
 def _communication(seen: Occupancy, exposed: Estimate, late: Evidence | None) -> Iterator[Cause]:
-    collectives = said("collectives that nothing overlaps take {} of the profiled steps", exposed, "operators")
+    collectives = evidence_above(
+        "collectives that nothing overlaps take {} of the profiled steps", exposed, "operators"
+    )
     waits = Estimate(sum(seen.waits.get(name, NOTHING).value for name in ("process", "lock")))
-    slept = said("the training thread waited for others {} of the time", waits, "thread", CLEAR)
+    slept = evidence_above("the training thread waited for others {} of the time", waits, "thread", CLEAR)
     used = rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from notable_cause("communication", "collectives", exposed, collectives, slept or used, late)
 
@@ -117,14 +121,14 @@ def _lock(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
         return
     others = Estimate(seen.process_cores.value - seen.runs.value)
     name = "interpreter lock (GIL)" if waited is interpreter and seen.waits_for_interpreter else "lock"
-    slept = said(f"the training thread waited for the {name} {{}} of the time", waited, "thread")
+    slept = evidence_above(f"the training thread waited for the {name} {{}} of the time", waited, "thread")
     running = rate("other threads of the training used {}", others, "cores", "CPU time", 0.2)
     yield from notable_cause("lock", name, waited, slept, running)
 
 
 def _sleeping(seen: Occupancy, left: dict[str, Estimate], phases: dict[str, Estimate]) -> Iterator[Cause]:
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
-    nothing_runs = said("no operator ran in {} of the profiled steps", outside, "operators", NOTABLE)
+    nothing_runs = evidence_above("no operator ran in {} of the profiled steps", outside, "operators", NOTABLE)
     used = rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     if seen.runs is None or seen.delayed is None:
         cores = seen.process_cores
@@ -132,8 +136,10 @@ def _sleeping(seen: Occupancy, left: dict[str, Estimate], phases: dict[str, Esti
             yield from notable_cause("idle", "sleep", outside, nothing_runs, used)
         return
     timer = left.get("timer", NOTHING)
-    slept = said("the training thread slept on a timer {} of the time", timer, "thread")
+    slept = evidence_above("the training thread slept on a timer {} of the time", timer, "thread")
     yield from notable_cause("idle", "sleep", timer, slept, nothing_runs, used)
     process = left.get("process", NOTHING)
-    waited = said("the training thread waited for another process or a socket {} of the time", process, "thread")
+    waited = evidence_above(
+        "the training thread waited for another process or a socket {} of the time", process, "thread"
+    )
     yield from notable_cause("idle", "another process", process, waited, nothing_runs, used)

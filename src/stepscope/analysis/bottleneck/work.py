@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.bottleneck.causes import LARGEST, NOTABLE, Bound, Cause, Evidence, notable_cause, rate, said
+from stepscope.analysis.bottleneck.causes import (
+    LARGEST,
+    NOTABLE,
+    Bound,
+    Cause,
+    Evidence,
+    evidence_above,
+    notable_cause,
+    rate,
+)
 from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, why_no_ceilings, would_tell
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
@@ -59,10 +68,10 @@ def causes_of_work(
     asleep = 0.0 if seen.runs is None else max(seen.asleep - phases.get("data", NOTHING).value, 0.0)
     if run.framework in WORKS_ELSEWHERE:  # it sleeps while operators run
         asleep = max(asleep - (1 - outside.value), 0.0)
-    python = Estimate(max(outside.value - asleep - (seen.held or NOTHING).value * outside.value, 0.0))
+    python = Estimate(max(outside.value - asleep - (seen.run_queue_share or NOTHING).value * outside.value, 0.0))
     if limits is None:
-        ran = said("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
-        idle = said("no operator ran in {} of the profiled steps", outside, "operators")
+        ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
+        idle = evidence_above("no operator ran in {} of the profiled steps", outside, "operators")
         causes = [*notable_cause("overhead", "Python", python, idle, ran, least=LARGEST)]
         if run.framework != "torch":
             return causes, why_no_ceilings(run), ()
@@ -140,7 +149,7 @@ def _overhead(sums: _Sums, limits: Ceilings) -> Iterator[Cause]:
         f"the device could do the arithmetic and traffic of the step in {percent(needed, 0)} of its time",
         needed, source="ceilings",
     )  # fmt: skip
-    spent = said("dispatch, autograd and Python take {} of the profiled steps", share, "operators")
+    spent = evidence_above("dispatch, autograd and Python take {} of the profiled steps", share, "operators")
     if needed < 0.5:
         yield from notable_cause("overhead", name, share, spent, calls, little, least=LARGEST)
 
@@ -160,7 +169,7 @@ def _device_bound(sums: _Sums) -> Iterator[Cause]:
     least = LARGEST if apart or sum(share.value for share in shares) < LARGEST else NOTABLE
     for (bound, name, _, spent_ns, best_ns), share in zip(at_ceiling, shares, strict=True):
         reached = best_ns / max(spent_ns, 1.0)
-        spent = said(f"operators limited by {name} take {{}} of the profiled steps", share, "operators")
+        spent = evidence_above(f"operators limited by {name} take {{}} of the profiled steps", share, "operators")
         near = Evidence(
             f"they reach {percent(min(reached, 1.0), 0)} of what this device does with calls of their size",
             min(reached, 1.0), source="ceilings",
@@ -179,13 +188,13 @@ def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
     if sums.farthest is None or best >= _REACHED * share.value:
         return
     name, self_ns, best_ns = sums.farthest
-    spent = said("operators that compute take {} of the profiled steps", share, "operators")
+    spent = evidence_above("operators that compute take {} of the profiled steps", share, "operators")
     needed = Evidence(f"at the ceilings of this device they would take {percent(best, 0)}", best, source="ceilings")
     farthest = Evidence(
         f"farthest from it is {name}, {duration(self_ns)} where {duration(best_ns)} is attainable",
         self_ns / best_ns, source="ceilings",
     )  # fmt: skip
-    ran = said("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
+    ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
     clear = sums.doubt <= _DOUBTFUL and best * (1 + sums.doubt) <= _REACHED * share.value
     yield from notable_cause(
         "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=LARGEST, clear=clear
@@ -206,9 +215,9 @@ def _accelerated(
     run: Run, seen: Occupancy, limits: Ceilings | None, busy: float
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
-    used = said("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
+    used = evidence_above("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
     if busy < _IDLE:
-        ran = said("the training thread ran {} of the time", seen.runs, "schedstat", 0.5)
+        ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.5)
         ran = ran or rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.5)
         why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
         return [*notable_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], why, ()

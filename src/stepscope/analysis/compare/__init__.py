@@ -26,10 +26,10 @@ from stepscope.analysis.compare.sides import (
     RunGroup,
     Setting,
     match_settings,
+    observed_differences,
     quantities,
     run_group,
     samples_per_step,
-    seen_differences,
     setting_differences,
 )
 from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
@@ -37,8 +37,8 @@ from stepscope.analysis.estimate import Estimate, overall
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import COMPUTED, memory_is_computed
-from stepscope.containment import analysed
 from stepscope.errors import RunError, UnknownName, UsageError
+from stepscope.fault_isolation import analysed
 from stepscope.plugins import draw_in_notebook
 from stepscope.quantities import find, in_order
 from stepscope.request import parse_amount
@@ -146,7 +146,7 @@ class Comparison:
     def differences(self, other: int = 1, setting: int = 0) -> dict[str, tuple[Any, Any]]:
         """Return the settings and devices that a side and the first do not have in common, stated or seen."""
         first, second = (self.settings[setting].sides[side][0] for side in (0, other))
-        return {**seen_differences(first, second), **setting_differences(first, second)}
+        return {**observed_differences(first, second), **setting_differences(first, second)}
 
     def layers(self, quantity: str = "time", setting: int = 0) -> list[LayerRow]:
         """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B).
@@ -221,7 +221,7 @@ def _distinct_names(run_groups: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
     if len(set(names)) == len(names):
         return run_groups
     return tuple(
-        RunGroup(f"{group.name} ({place})", group.runs, group.excluded) for place, group in enumerate(run_groups, 1)
+        RunGroup(f"{group.name} ({index})", group.runs, group.excluded) for index, group in enumerate(run_groups, 1)
     )
 
 
@@ -261,26 +261,26 @@ def letter(side: int) -> str:
 
 def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
     rows = comparison.quantities.filter(pl.col("setting") == comparison.settings[setting].label)
-    said = [_step_time_sentence(rows, other)]
+    parts = [_step_time_sentence(rows, other)]
     rows = rows.filter(pl.col("side") == other)
     why = comparison.explain("time", "module", other, setting)
     program = comparison.program(other, setting).sentence(letter(other))
     if why.reason:
-        return " ".join(filter(None, [*said, program, f"Why is not known: {why.reason}."]))
+        return " ".join(filter(None, [*parts, program, f"Why is not known: {why.reason}."]))
     if not _differs(rows):
         no_more = "The steps do not tell a difference from chance: no part is named."
         if "no interval" in rows.filter(pl.col("metric") == "step_time")["difference"]:
             no_more = "So few steps have no CI, and no part is named: run longer."
-        return " ".join(filter(None, [*said, no_more, program]))
-    said += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
-    said += [program] if program else []
+        return " ".join(filter(None, [*parts, no_more, program]))
+    parts += [_around_sentence(part) for part in comparison.surroundings(other, setting)]
+    parts += [program] if program else []
     if comparison.by_the_machine(other, setting):
-        return " ".join([*said, "No layer is named: the machine differed, and layers took longer or shorter with it."])
+        return " ".join([*parts, "No layer is named: the machine differed, and layers took longer or shorter with it."])
     phases, kinds = (comparison.explain("time", by, other, setting) for by in ("phase", "kind"))
     where = why if _largest(phases) in ("forward", "backward") else phases
     named = [text for explained in (where, kinds) if (text := _dominant_parts(explained))]
-    said += [*_changed(comparison, other, setting), *(named or ["No part of the profiled steps shows it."])]
-    return " ".join([*said, *_unexplained_note(why)])
+    parts += [*_changed(comparison, other, setting), *(named or ["No part of the profiled steps shows it."])]
+    return " ".join([*parts, *_unexplained_note(why)])
 
 
 def _changed(comparison: Comparison, other: int, setting: int) -> Iterator[str]:
@@ -477,9 +477,9 @@ def _refuse_unlike(side: RunGroup, baseline: RunGroup) -> None:
     for run in (*baseline.runs[1:], *side.runs):
         found = {name: pair for name, pair in setting_differences(first, run).items() if name != "data"}
         if found:
-            said = ", ".join(f"{name} {before} and {after}" for name, (before, after) in found.items())
+            text = ", ".join(f"{name} {before} and {after}" for name, (before, after) in found.items())
             raise UsageError(
-                f"'{run.id}' and '{first.id}' differ in more than the code: {said}",
+                f"'{run.id}' and '{first.id}' differ in more than the code: {text}",
                 "record both alike on one device, or give --anyway",
             )
 
@@ -489,7 +489,7 @@ def _ratio_row(table: pl.DataFrame, what: str) -> dict[str, Any] | None:
     rows = table.filter(pl.col("metric").is_in(_METRICS[what]), pl.col("side") == 1, pl.col("ratio").is_not_null())
     if rows.is_empty():
         return None
-    order = {name: place for place, name in enumerate(_METRICS[what])}
+    order = {name: index for index, name in enumerate(_METRICS[what])}
     ranked = sorted(
         rows.to_dicts(),
         key=lambda row: (row["ratio_low"] is None, row["scope"] != _PROBABLE, order[row["metric"]]),

@@ -18,7 +18,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE
 from stepscope.analysis.time.steps import profiled_steps
-from stepscope.analysis.time.tables import module_tree, parts_of_step, rest_of_step
+from stepscope.analysis.time.tables import framework_overhead_of_step, module_tree, parts_of_step
 
 TIME_BY = {"module": "module", "type": "type", "kind": "name", "phase": "phase"}
 PART_SCHEMA = {
@@ -65,8 +65,8 @@ def explain_time(
     what = "kernels" if kernels else "time"
     sides = [_time_side(runs, by, kernels, per_sample) for runs in (first, other)]
     if sides[0] is None or sides[1] is None:
-        said = "no kernel ran on an accelerator" if kernels else "no operator was recorded after the warm-up"
-        return Explanation(what, by, "ns", reason=f"{said} in {'the first' if sides[0] is None else 'the other'}")
+        text = "no kernel ran on an accelerator" if kernels else "no operator was recorded after the warm-up"
+        return Explanation(what, by, "ns", reason=f"{text} in {'the first' if sides[0] is None else 'the other'}")
     if kernels:
         return explain_difference(what, by, "ns", sides[0], sides[1], "mean of the profiled steps")
     wholes = [step_time(runs, per_sample) for runs in (first, other)]
@@ -119,7 +119,7 @@ def _time_parts(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | N
     table = table.with_columns(type=_type_column(run, times.table)) if by == "type" else table
     frame = parts_of_step(times, table, (column,)).rename({column: "name"})
     if not kernels:
-        frame = pl.concat([frame, pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], **rest_of_step(times)})])
+        frame = pl.concat([frame, pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], **framework_overhead_of_step(times)})])
     per = (samples_per_step(run) or 1.0) if per_sample else 1.0
     rows = frame.select("name", "ns", "low_ns", "high_ns").fill_nan(None).iter_rows()
     return {name: Estimate(*ends).times(1 / per) for name, *ends in rows}

@@ -50,9 +50,9 @@ class Program:
 
     def sentence(self, letter: str) -> str:
         """Return what differs, or that nothing does; empty where that is not known."""
-        said = [*self._layers(), *self._totals(), *self._operators()]
-        if said:
-            return f"{letter}'s step differs from A's: {'; '.join(said)}."
+        parts = [*self._layers(), *self._totals(), *self._operators()]
+        if parts:
+            return f"{letter}'s step differs from A's: {'; '.join(parts)}."
         if self.calls is None:
             return ""
         return f"A and {letter} make the same {plural(self.calls, 'operator call')} a step, in the same layers."
@@ -150,7 +150,7 @@ class _Calls:
             return None
         name = pl.col("name")
         own = (pl.col("device") == CPU) & name.str.contains("::") & ~name.str.starts_with(AUTOGRAD_NODE)
-        tables = [run.self_times.filter(own).with_columns(run=pl.lit(place)) for place, run in enumerate(runs)]
+        tables = [run.self_times.filter(own).with_columns(run=pl.lit(index)) for index, run in enumerate(runs)]
         table = pl.concat(tables)
         steps = table.select("run", "step").unique(maintain_order=True)
         if any(table.is_empty() for table in tables):

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.answer import setting_seen
+from stepscope.analysis.answer import observed_setting
 from stepscope.analysis.estimate import Estimate, mean_interval, over_repeats
 from stepscope.analysis.metrics import Measured
-from stepscope.analysis.processes import CHILDREN, LAUNCHER, RANK
+from stepscope.analysis.process_scopes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import lost_steps, profiled_steps, steps_after_warmup, timed_steps
+from stepscope.analysis.time.steps import missing_steps_file, profiled_steps, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
 from stepscope.quantities import find, in_order
@@ -108,9 +108,9 @@ def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 CHANGES = ("batch", "optimizer", "precision", "threads", "device", "board")  # of a training, by name, in this order
 
 
-def seen_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+def observed_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     """Return in what two runs were seen to train otherwise, of what a script does not state: batch and optimizer."""
-    before, after = setting_seen(first), setting_seen(other)
+    before, after = observed_setting(first), observed_setting(other)
     pairs = {name: (before[name], after[name]) for name in before}
     return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
 
@@ -128,7 +128,7 @@ def _data_identity(run: Run) -> object:
 
 
 def _check_usable(run: Run) -> Run:
-    if lost := lost_steps(run):
+    if lost := missing_steps_file(run):
         raise RunDamaged(f"'{run.id}': its steps cannot be read: {lost}", "bring the file back, or train again")
     if steps_after_warmup(run).is_empty():
         raise RunDamaged(f"'{run.id}' has no step after its warm-up: there is nothing to compare", "train more steps")
@@ -148,8 +148,8 @@ def _folder_group(path: Path, attribution: str) -> RunGroup:
         else:
             excluded.append(f"'{run.id}' ended as {run.status}")
     if not runs:
-        said = f": {excluded[0]}" if excluded else ""
-        raise RunNotFound(f"'{path}' holds no run that can be compared{said}", "give a run folder, or a folder of runs")
+        text = f": {excluded[0]}" if excluded else ""
+        raise RunNotFound(f"'{path}' holds no run that can be compared{text}", "give a run folder, or a folder of runs")
     return RunGroup(path.resolve().name, tuple(runs), tuple(excluded))
 
 
@@ -179,12 +179,12 @@ def _setting_label(key: tuple[Any, ...]) -> str:
 
 
 def _excluded_notes(run_groups: Sequence[RunGroup]) -> tuple[str, ...]:
-    said = []
+    parts = []
     for group in run_groups:
         more = [f"{group.name}: {len(group.excluded) - _MOST_NOTES} more runs excluded"]
-        said += [f"{group.name}: excluded: {why}" for why in group.excluded[:_MOST_NOTES]]
-        said += more if len(group.excluded) > _MOST_NOTES else []
-    return tuple(said)
+        parts += [f"{group.name}: excluded: {why}" for why in group.excluded[:_MOST_NOTES]]
+        parts += more if len(group.excluded) > _MOST_NOTES else []
+    return tuple(parts)
 
 
 def _unmatched_notes(

@@ -133,9 +133,9 @@ def _clock(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
         return
     lost = ran * (1 - after / before)
     half = ran * math.hypot(spread[1] / before, spread[0] * after / before**2)
-    said = f"the clock was {percent(after, 0)} of its maximum (A: {percent(before, 0)})"
+    text = f"the clock was {percent(after, 0)} of its maximum (A: {percent(before, 0)})"
     if abs(1 - after / before) >= 0.05:
-        yield Surrounding("clock", lost, lost - half, lost + half, lost / whole, said)
+        yield Surrounding("clock", lost, lost - half, lost + half, lost / whole, text)
 
 
 def _memory(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:

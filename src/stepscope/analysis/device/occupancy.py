@@ -15,7 +15,7 @@ from stepscope.analysis.channels import Series, board_computes, resolved_ns, ser
 from stepscope.analysis.device.throttling import Clock, clock_of
 from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
 from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
-from stepscope.analysis.processes import CHILDREN, OWN, several
+from stepscope.analysis.process_scopes import CHILDREN, OWN, several
 from stepscope.analysis.result_cache import once_a_run
 from stepscope.analysis.time.steps import span_ns
 from stepscope.runfolder import RunReader
@@ -87,7 +87,7 @@ class Occupancy:
         return most >= _WAKES * self.waits.get("interpreter", NOTHING).value
 
     @property
-    def held(self) -> Estimate | None:
+    def run_queue_share(self) -> Estimate | None:
         """Share of the time in which the training thread was ready to run and did not get a core."""
         if self.delayed is None or self.runs is None:
             return None
@@ -102,7 +102,7 @@ class Occupancy:
 
         None where the kernel's run-queue times were not sampled.
         """
-        held, lock = self.held, self.waits.get("lock", NOTHING)
+        held, lock = self.run_queue_share, self.waits.get("lock", NOTHING)
         others = (self.background_cores or NOTHING).value >= OTHERS
         loaded = others or self.pressure.get("cpu:some", NOTHING).value >= QUEUED
         alone = (self.threads or 1) < 2 or not (self.full and loaded) or lock.value < _SEEN
@@ -113,7 +113,7 @@ class Occupancy:
         """Share of the time in which the training thread neither ran nor was ready to; 0 where that is not known."""
         if self.runs is None or self.delayed is None:
             return 0.0
-        return max(1 - self.runs.value - (self.held or NOTHING).value, 0.0)
+        return max(1 - self.runs.value - (self.run_queue_share or NOTHING).value, 0.0)
 
     @property
     def asleep(self) -> float:

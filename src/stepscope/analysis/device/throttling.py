@@ -46,7 +46,7 @@ class Clock:
         return self.last <= SLOWER * self.first
 
     @property
-    def held_down(self) -> bool:
+    def clock_reduced(self) -> bool:
         """Return whether the clock was low, and something says why or it fell."""
         return self.share.value <= SLOWER and bool(self.acting or self.limits or self.fell)
 
@@ -65,7 +65,7 @@ def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
     if clock is not None:
         low = f"the fastest core's clock was {percent(clock.share.value, 0)} of its maximum"
         fell = f"{low}, {percent(clock.first, 0)} in the first steps and {percent(clock.last, 0)} in the last"
-        if clock.held_down and _computes(run):
+        if clock.clock_reduced and _computes(run):
             return True, (*acting, *clock.limits, fell)
         said = (*said, low)
     if acting:

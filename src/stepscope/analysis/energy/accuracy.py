@@ -166,22 +166,22 @@ def meter_energy(
     nothing = dict.fromkeys(("meter_joules", "meter_low", "meter_high", "meter_source"))
     known = []
     for line, energy in zip(lines, energies, strict=True):
-        said = None if line.estimated else accuracy_of(line.best, device)
-        if said is not None and energy.joules is not None and energy.watts is not None and energy.covered_s:
-            known.append((said, energy, energy.joules, energy.watts))
+        accuracy = None if line.estimated else accuracy_of(line.best, device)
+        if accuracy is not None and energy.joules is not None and energy.watts is not None and energy.covered_s:
+            known.append((accuracy, energy, energy.joules, energy.watts))
     calibrated = [entry for entry in known if entry[0].meter_w]
     if calibrated:
-        known = [_of_one_meter([said for said, *_ in calibrated], [energy for _, energy, *_ in calibrated])]
+        known = [_of_one_meter([accuracy for accuracy, *_ in calibrated], [energy for _, energy, *_ in calibrated])]
     if not known or (not of_total if calibrated else len(known) < len(lines)):
         return nothing
     joules = below = above = 0.0
-    for said, energy, shown_j, shown_w in known:
+    for accuracy, energy, shown_j, shown_w in known:
         low, high = (shown_j if end is None else end for end in (energy.low_j, energy.high_j))
-        watts, half = said.at_meter(shown_w)
+        watts, half = accuracy.at_meter(shown_w)
         systematic = half * energy.covered_s
         joules += watts * energy.covered_s
-        below += math.hypot(systematic, (shown_j - low) / said.gain)
-        above += math.hypot(systematic, (high - shown_j) / said.gain)
+        below += math.hypot(systematic, (shown_j - low) / accuracy.gain)
+        above += math.hypot(systematic, (high - shown_j) / accuracy.gain)
     ends = {"meter_low": max(joules - below, 0.0), "meter_high": joules + above}
     return {
         "meter_joules": joules,

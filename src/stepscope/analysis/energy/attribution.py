@@ -17,7 +17,7 @@ from stepscope.analysis.energy.calibration import (
     recalibrate,
 )
 from stepscope.analysis.energy.calibration_error import Wobble, wobble
-from stepscope.analysis.energy.calibration_store import KnownSource
+from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.clocks import (
     NEAR_STATED,
     UpdateClock,
@@ -83,8 +83,8 @@ class Options:
     refresh: float | None = None
     stated: float | None = None
     floor: float = 0.0
-    known: KnownSource | None = None
-    near: KnownSource | None = None
+    known: SensorCalibration | None = None
+    near: SensorCalibration | None = None
     same_chip: bool = False
     lowest: Level = "place"
     stuck_s: float = 0.0
@@ -113,7 +113,7 @@ class Attribution:
     sharper: Floats
     total: Total
     gap_before: float  # share of the total that the parts missed before they were made to add up
-    known: KnownSource
+    known: SensorCalibration
     phase: PhaseCheck
     explained: float  # share of the readings' variance
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
@@ -178,12 +178,12 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
         return None
     readings, known = _calibrated(timeline, readings, options)
     found = known.last
-    readings = readings.kept(covered(timeline, readings, found.model))
+    readings = readings.select(covered(timeline, readings, found.model))
     if readings.count < FEWEST:
         return None
     rows, coarse = scaled_rows(timeline, readings, found.model)
     fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest), coarse)
-    left = rows.left(fit)
+    left = rows.residuals(fit)
     spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
     errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
     shape = None
@@ -241,7 +241,7 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
 _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
 
 
-def _unknown_past(readings: Readings, known: KnownSource, options: Options, shape: FilterShape | None) -> str:
+def _unknown_past(readings: Readings, known: SensorCalibration, options: Options, shape: FilterShape | None) -> str:
     """Return why it is not known how the sensor sees the past; empty where it is. shape: of its filter, if any."""
     if known.tied:
         return _TWO_CLOCKS
@@ -274,7 +274,7 @@ def _errors_of_weight(timeline: Timeline, readings: Readings, model: SensorModel
     powers = []
     for factor in (1 - _NUDGE, 1 + _NUDGE):
         other = _near_steps(timeline, readings.reweighted(factor))
-        other = other.kept(covered(few, other, model)).first(COMPARED)
+        other = other.select(covered(few, other, model)).first(COMPARED)
         cut = few.until(float(other.stamp[-1]) + 0.3)
         powers.append(scaled_rows(cut, other, model)[1].watts)
     return np.asarray((powers[1] - powers[0])[new][None, :] * sd / (2 * _NUDGE))
@@ -284,17 +284,17 @@ def _near_steps(timeline: Timeline, readings: Readings) -> Readings:
     """Readings stamped within the steps, give or take the latest lag that is looked for."""
     slack = max(0.1, 2 * readings.period)
     at = readings.at
-    return readings.kept((at >= timeline.begin) & (at <= timeline.end + slack))
+    return readings.select((at >= timeline.begin) & (at <= timeline.end + slack))
 
 
-def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tuple[Readings, KnownSource]:
+def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tuple[Readings, SensorCalibration]:
     """Return the sensor model of a source, fitted anew or from what is known; and the readings by its unseen clock."""
     if options.known is not None:
         return _read_by_clock(timeline, readings, options.known.clock), options.known
     near, sharp = options.near, _profiled_readings(timeline, readings)
     if near is not None and near.clock is None:
         last = recalibrate(timeline, sharp, near.last)
-        return readings, KnownSource(last, None, last)
+        return readings, SensorCalibration(last, None, last)
     hold = _hold(readings, options)
     first = near.first if near is not None else calibrate(timeline, sharp, options.prior(hold))
     shared = near.clock if near is not None and options.same_chip else None
@@ -304,10 +304,10 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     ticked = _read_by_clock(timeline, readings, clock)
     if clock is None or ticked.count < FEWEST:
         own = first if near is None else recalibrate(timeline, sharp, first)
-        return readings, KnownSource(own, None, own)
+        return readings, SensorCalibration(own, None, own)
     readings, sharp = ticked, _profiled_readings(timeline, ticked)
     last = calibrate(timeline, sharp, options.prior(0.0)) if near is None else recalibrate(timeline, sharp, near.last)
-    return readings, KnownSource(first, clock, last)
+    return readings, SensorCalibration(first, clock, last)
 
 
 def _hold(readings: Readings, options: Options) -> float:
@@ -334,7 +334,7 @@ def _unseen_clock(
     None where the source is none such, or its updates keep to no clock. `shared`: that of another channel of its chip;
     a register that shows each conversion is converted at a phase of its own.
     """
-    inside = readings.kept(covered(timeline, readings, model))
+    inside = readings.select(covered(timeline, readings, model))
     register, refresh = readings.register, options.refresh
     gauge = readings.width is None and readings.mix is None
     if inside.count < FEWEST or readings.ticked or (refresh is None and register is None):
@@ -371,13 +371,13 @@ def _end_lag(model: SensorModel, window: float) -> float:
 def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
     """Readings in profiled steps, where there are enough of them to calibrate with."""
     recorded = timeline.recorded[timeline.step_of(readings.at)]
-    return readings.kept(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
+    return readings.select(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
 
 
 def _assemble(
     timeline: Timeline,
     readings: Readings,
-    known: KnownSource,
+    known: SensorCalibration,
     fit: Fit,
     coarse: Fit,
     spread: Floats,

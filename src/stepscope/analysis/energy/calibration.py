@@ -114,7 +114,7 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     rivals = tuple(
         Rival(problem.holding(descent.hold).model(descent.x), log - weighed[0][0])
         for log, descent in others
-        if log > weighed[0][0] - _STANDS and not _alike(problem, best, descent)
+        if log > weighed[0][0] - _STANDS and not _same_energies(problem, best, descent)
     )
     return Calibration(own.model(best.x), *sd, rivals=rivals)
 
@@ -172,11 +172,11 @@ def _diverse(starts: list[Start], prior: Prior) -> list[Start]:
     """The best start of each window that sensors are known to have, and the best others; none close to a better one."""
     expected = [prior.stated, *(prior.refresh * share for share in _EXPECTED if prior.refresh)]
     windows = [(width, hold) for width in expected if width for hold in {0.0, prior.hold}]
-    first = [next((start for start in starts if start.like(width, hold)), None) for width, hold in windows]
+    first = [next((start for start in starts if start.matches(width, hold)), None) for width, hold in windows]
     chosen: list[Start] = []
     for start in [*(start for start in first if start is not None), *starts]:
         if not any(
-            start.like(other.width, other.hold)
+            start.matches(other.width, other.hold)
             and abs(start.centre - other.centre) < 0.25 * max(start.width, other.width)
             for other in chosen
         ):
@@ -210,7 +210,7 @@ def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: flo
         return [(0.0, found[0])]
     models = [problem.holding(descent.hold).model(descent.x) for descent in found]
     seen = np.all([covered(problem.timeline, problem.readings, model) for model in models], axis=0)
-    same = _Problem.of(problem.timeline, problem.readings.kept(seen)) if seen.sum() >= _FEWEST_COMPARED else problem
+    same = _Problem.of(problem.timeline, problem.readings.select(seen)) if seen.sum() >= _FEWEST_COMPARED else problem
     weighed = [
         (TEMPER * same.holding(descent.hold).evidence(descent.x) + prior.weight(model, period), descent)
         for descent, model in zip(found, models, strict=True)
@@ -222,7 +222,7 @@ _FEWEST_COMPARED = 20
 _ROUGH = 0.5  # of what a reading sees: where pieces lie by so much elsewhere, it says nothing of the sensor's delay
 
 
-def _alike(problem: _Problem, descent: _Descent, other: _Descent) -> bool:
+def _same_energies(problem: _Problem, descent: _Descent, other: _Descent) -> bool:
     """Return whether two models give nearly the same energies, so that the choice does not matter."""
     seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
     first, second = (
@@ -292,7 +292,7 @@ def _thinned(timeline: Timeline, readings: Readings) -> Readings:
     """Return the readings, fewer where they come so fast that the first ones would see a few steps alone."""
     wanted = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
     stride = max(int(wanted / max(readings.period, 1e-9) / FIRST), 1)
-    return readings if stride == 1 else readings.kept(np.arange(readings.count) % stride == 0)
+    return readings if stride == 1 else readings.select(np.arange(readings.count) % stride == 0)
 
 
 def _affordable(timeline: Timeline, readings: Readings, width: float, most: int, pieces: int) -> Readings:
@@ -312,7 +312,7 @@ def _affordable(timeline: Timeline, readings: Readings, width: float, most: int,
     count = int(np.clip(np.searchsorted(np.cumsum(seen[order]), min(pieces, _FIRST_PIECES)), most // 5, most))
     chosen = np.zeros(readings.count, dtype=bool)
     chosen[order[:count]] = True
-    return readings.kept(chosen)
+    return readings.select(chosen)
 
 
 COMPARED_KEYS = 24, 72  # kinds and signatures
@@ -384,7 +384,7 @@ class _Problem:
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         columns = np.zeros((self.readings.count, len(steps)))
         sharp = self.sharp
-        seen = self.readings if sharp.all() else self.readings.kept(sharp)
+        seen = self.readings if sharp.all() else self.readings.select(sharp)
         base, *moved = predicted_each(self.timeline, seen, models, watts)
         columns[sharp] = np.column_stack(
             [(other - base) / step.sum() for other, step in zip(moved, steps, strict=True)]
@@ -509,7 +509,7 @@ def _likeliest_filter(problem: _Problem, found: _Descent) -> _Descent:
         seen = covered(problem.timeline, problem.readings, problem.model(tried[-1]))
         if seen.sum() < _FEWEST_COMPARED:
             return found
-        same = _Problem.of(problem.timeline, problem.readings.kept(seen)).holding(problem.hold)
+        same = _Problem.of(problem.timeline, problem.readings.select(seen)).holding(problem.hold)
         log = [same.evidence(x) for x in tried]
         best = int(np.argmax(log))
         at_end = best in (0, len(log) - 1)

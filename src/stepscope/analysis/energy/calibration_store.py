@@ -13,7 +13,7 @@ from stepscope.analysis.energy.sensor_model import SensorModel
 
 
 @dataclass(frozen=True)
-class KnownSource:
+class SensorCalibration:
     """`first`: the calibration with the readings as they came; `clock`: that was then found behind what it left.
 
     `last`: the calibration with the readings told by that clock; without a clock the same as `first`.
@@ -27,7 +27,7 @@ class KnownSource:
     tied: bool = False
 
 
-def known_to_json(known: KnownSource) -> dict[str, Any]:
+def calibration_to_json(known: SensorCalibration) -> dict[str, Any]:
     """Plain numbers and lists; an infinite margin is null, which JSON has no number for."""
     clock = known.clock
     return {
@@ -39,10 +39,10 @@ def known_to_json(known: KnownSource) -> dict[str, Any]:
     }
 
 
-def known_from_json(stored: dict[str, Any]) -> KnownSource:
+def calibration_from_json(stored: dict[str, Any]) -> SensorCalibration:
     """KeyError, TypeError or ValueError where it is none of ours."""
     clock = stored["clock"]
-    return KnownSource(
+    return SensorCalibration(
         _calibration_from_json(stored["first"]),
         clock and UpdateClock(np.array(clock["at"], float), np.array(clock["turns"], float), float(clock["period"])),
         _calibration_from_json(stored["last"]),

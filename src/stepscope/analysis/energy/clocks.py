@@ -44,7 +44,7 @@ class UpdateClock:
         count: Floats = np.floor(np.interp(t, *self._knots))
         return count
 
-    def made(self, number: Floats) -> Floats:
+    def update_times(self, number: Floats) -> Floats:
         """Return the time of each update, s."""
         at, turns = self._knots
         when: Floats = np.interp(number, turns, at)
@@ -52,7 +52,7 @@ class UpdateClock:
 
     def latched(self, t: Floats) -> Floats:
         """Return when the value that is read at each instant was made, s."""
-        return self.made(self.number(t))
+        return self.update_times(self.number(t))
 
     def of_change(self, before: Floats, after: Floats) -> Floats:
         """Return when a value was made that was absent at `before` and there at `after`: the update between, or the
@@ -61,8 +61,8 @@ class UpdateClock:
         Updates are not quite punctual: where none lies between, the one that is less far outside is it.
         """
         last = self.number(after)
-        early, late = before - self.made(last), self.made(last + 1) - after
-        return self.made(np.maximum.accumulate(np.where((early > 0) & (late < early), last + 1, last)))
+        early, late = before - self.update_times(last), self.update_times(last + 1) - after
+        return self.update_times(np.maximum.accumulate(np.where((early > 0) & (late < early), last + 1, last)))
 
     def unsure(self, t: Floats) -> Flags:
         """Instants so near an update that it may have come or not."""

@@ -66,7 +66,7 @@ class Start:
     width: float
     hold: float = 0.0
 
-    def like(self, width: float, hold: float) -> bool:
+    def matches(self, width: float, hold: float) -> bool:
         """Is it of about this width, and of this hold?"""
         return self.hold == hold and abs(math.log(self.width / width)) < A_THIRD
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from stepscope.analysis.energy.attribution import Attribution
 from stepscope.analysis.result_cache import once_a_run
-from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup, steps_made
+from stepscope.analysis.time.steps import count_after_warmup, profiled_steps, steps_after_warmup
 from stepscope.clock import PERIOD_NS
 from stepscope.runfolder import RunReader
 
@@ -58,7 +58,7 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
         return None
     period_ns = float((run.meta.get("sampler") or {}).get("period_ns") or PERIOD_NS)
     rows = int(run.scan_ops().select(pl.len()).collect().item())
-    step_ns = max(float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / steps_made(run)), 1.0)
+    step_ns = max(float((steps["t1_ns"][-1] - steps["t0_ns"][0]) / count_after_warmup(run)), 1.0)
     most = max(min(MOST_READINGS * period_ns / step_ns, MOST_PIECES * len(profiled) / max(rows, 1)), 1.0)
     usable = _whole_stretches(run, steps)
     if len(steps) <= most and usable == [(0, len(steps))]:

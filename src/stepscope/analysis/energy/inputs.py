@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.energy.attribution import CONVERSION, Options
-from stepscope.analysis.energy.calibration_store import KnownSource, known_from_json, known_to_json
+from stepscope.analysis.energy.calibration_store import SensorCalibration, calibration_from_json, calibration_to_json
 from stepscope.analysis.energy.clocks import is_periodic
 from stepscope.analysis.energy.fit_span import Stretch, stretch_of
 from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, plausible_watts, power_sources
@@ -141,7 +141,7 @@ def _keyed(
     long = pauses(step_t0, step_t1)
     if long.any():
         lanes[0] = _ordered(lanes[0], Lane(between.t0[long], between.t1[long], np.full(int(long.sum()), len(ops))))
-        ops = pl.concat([ops, _own_rows(PAUSES, 1)], how="diagonal_relaxed")
+        ops = pl.concat([ops, _waiting_rows(PAUSES, 1)], how="diagonal_relaxed")
     count = len(ops)
     beside = np.zeros(count, dtype=bool)
     for lane in lanes[1:]:
@@ -216,12 +216,12 @@ def _waits(lane: Lane, between: Lane, ops: int, whole: float) -> tuple[Lane, pl.
     spent = np.bincount(follows, t1 - t0, ops + 1)
     names = np.flatnonzero(spent >= _MUCH * whole)
     chosen = np.isin(follows, names)
-    return Lane(t0[chosen], t1[chosen], np.searchsorted(names, follows[chosen])), _own_rows(
+    return Lane(t0[chosen], t1[chosen], np.searchsorted(names, follows[chosen])), _waiting_rows(
         FRAMEWORK_OVERHEAD, len(names)
     )
 
 
-def _own_rows(name: str, count: int) -> pl.DataFrame:
+def _waiting_rows(name: str, count: int) -> pl.DataFrame:
     """Rows for time in which no op ran, told apart by their part."""
     return pl.DataFrame(
         {"name": [name] * count, "device": [CPU] * count, "part": np.arange(count)},
@@ -325,11 +325,14 @@ def register_weight(channel: dict[str, Any]) -> float | None:
     return float(refresh) / float(window)
 
 
-def stored_calibrations(results: ResultCache, name: str) -> dict[str, KnownSource]:
+def stored_calibrations(results: ResultCache, name: str) -> dict[str, SensorCalibration]:
     """Return what an earlier reader found of each channel in these very files; empty where there is none."""
-    return results.load(name, lambda kept: {channel: known_from_json(known) for channel, known in kept.items()}) or {}
+    return (
+        results.load(name, lambda kept: {channel: calibration_from_json(known) for channel, known in kept.items()})
+        or {}
+    )
 
 
-def store_calibrations(results: ResultCache, name: str, known: dict[str, KnownSource]) -> None:
+def store_calibrations(results: ResultCache, name: str, known: dict[str, SensorCalibration]) -> None:
     """Keep what was found of each channel for the next reader."""
-    results.store(name, {channel: known_to_json(source) for channel, source in known.items()})
+    results.store(name, {channel: calibration_to_json(source) for channel, source in known.items()})

@@ -76,7 +76,7 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
     gpu = len(readers) >= _GPU_RUNS and all(relative_use(reader, "gpu") is not None for reader in readers)
     components = COMPONENTS if gpu else COMPONENTS[:1]
     runs = [_measured(reader, components) for reader in readers]
-    errors = np.array([_error_held_out(runs, place) for place in range(len(runs))])
+    errors = np.array([_leave_one_out_error(runs, place) for place in range(len(runs))])
     share = float(special.stdtrit(len(runs) - 1, 0.975) * np.sqrt(np.mean(errors**2)))
     if not 0 < share <= 1:
         raise UsageError(
@@ -121,7 +121,7 @@ def _fitted(stretches: Sequence[_Stretch]) -> Floats:
     return np.asarray(nnls(terms / measured[:, None], np.ones(len(measured)))[0])  # errors are shares of the power
 
 
-def _error_held_out(runs: Sequence[_Measured], place: int) -> float:
+def _leave_one_out_error(runs: Sequence[_Measured], place: int) -> float:
     """Return by what share the training of a run differs from what the others predict of it."""
     others = [stretch for other, run in enumerate(runs) if other != place for stretch in run.stretches]
     held_out = runs[place].training

@@ -54,7 +54,7 @@ def likeliest_window(
     fine = float(np.clip(np.median(start.windows(readings)[1]) * _OF_WINDOW, *_FINE))
     count = 2 if free_width and start.width is not None else 1
     ends = [_moved(start, fine * sign * _REACH * side) for side in np.eye(count) for sign in (-1, 1)]
-    readings = readings.kept(np.all([covered(timeline, readings, model) for model in ends], axis=0))
+    readings = readings.select(np.all([covered(timeline, readings, model) for model in ends], axis=0))
     if readings.count < FEWEST:
         return None
     simplex = np.vstack([np.zeros(count), np.eye(count)])

@@ -13,12 +13,12 @@ from scipy import sparse  # type: ignore[import-untyped]
 from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import Calibration
-from stepscope.analysis.energy.calibration_store import KnownSource
+from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
 from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, Parts, RailFit, identifiability, judge, parts, trouble
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
-from stepscope.analysis.processes import WATCHED, own_scope
+from stepscope.analysis.process_scopes import WATCHED, writer_scope
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup
 from stepscope.arrays import Floats
@@ -275,7 +275,7 @@ UTILISATION_SCHEMA = {
     "reason": pl.String,
 }
 _EXACT = Calibration(SensorModel(0.0, None), 0.0, 0.0, 0.0)
-_PROMPT = KnownSource(_EXACT, None, _EXACT)
+_PROMPT = SensorCalibration(_EXACT, None, _EXACT)
 _EXPLAINED_BY = {"gpu": "gpu", "emc": "memory", "memory": "memory"}  # component whose ops explain a scope
 
 
@@ -303,7 +303,7 @@ def fit_utilisation(
         return []
     of = timelines or RunTimelines(run)
     results = results or ResultCache(run)
-    kept, known, found = stored_calibrations(results, "calibration-utilisation"), dict[str, KnownSource](), []
+    kept, known, found = stored_calibrations(results, "calibration-utilisation"), dict[str, SensorCalibration](), []
     for quantity, unit, component, series in _utilisation_channels(of.run):
         ops = of.of(component)
         if ops is None:
@@ -327,7 +327,7 @@ def fit_utilisation(
 def _utilisation_channels(run: RunReader) -> Iterator[tuple[str, str, str, Series]]:
     """Quantity, unit of its rate, component whose ops explain it, and what was read."""
     sampled = {channel.get("quantity") for channel in run.channels}
-    own = own_scope(run)
+    own = writer_scope(run)
     for series in series_of(run, "process_cpu_time") if "process_cpu_time" in sampled else ():
         if series.scope == own:
             yield "cpu", "cores", "cpu", replace(series, scope=WATCHED)

@@ -60,7 +60,7 @@ def model_words(model: SensorModel) -> str:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Candidate:
     """A model before the probabilities of all are known; moved: W, of each key (P,)."""
 
     model: SensorModel
@@ -72,7 +72,7 @@ class _Found:
 
 def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> tuple[Other, ...]:
     """The models that the readings do not exclude, with the powers that they would give."""
-    all_found = [*_rivals(timeline, readings, found), *_seen_later(timeline, readings, found.model)]
+    all_found = [*_rivals(timeline, readings, found), *_slower_sensors(timeline, readings, found.model)]
     log_odds = np.array([0.0, *(other.log_odds for other in all_found)])
     weight = np.exp(log_odds - log_odds.max())
     whole = max(float(readings.watts.mean()) * (timeline.end - timeline.begin), 1e-30)
@@ -86,7 +86,7 @@ def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> 
     return tuple(others)
 
 
-def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Sequence[_Found]:
+def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Sequence[_Candidate]:
     """Of the calibration."""
     if not found.rivals:
         return ()
@@ -94,10 +94,10 @@ def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Seque
     seen = np.all(
         [covered(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))], axis=0
     )
-    few = few.kept(seen) if seen.sum() >= FEWEST else few
+    few = few.select(seen) if seen.sum() >= FEWEST else few
     own = scaled_rows(cut, few, found.model)[1].watts
     return [
-        _Found(rival.model, rival.log_odds, (scaled_rows(cut, few, rival.model)[1].watts - own)[new])
+        _Candidate(rival.model, rival.log_odds, (scaled_rows(cut, few, rival.model)[1].watts - own)[new])
         for rival in found.rivals
     ]
 
@@ -111,16 +111,16 @@ def _compared(
     return few, condense(cut, *keys), condensed_keys(cut, *keys)[0]
 
 
-def _seen_later(timeline: Timeline, readings: Readings, model: SensorModel) -> Sequence[_Found]:
+def _slower_sensors(timeline: Timeline, readings: Readings, model: SensorModel) -> Sequence[_Candidate]:
     """Sensors that see a share of power as the found one does, and the rest behind a further filter."""
     recorded = timeline.recorded[timeline.step_of(readings.at)]
     if recorded.sum() < FEWEST:
         return ()
-    few, cut, new = _compared(timeline, readings.kept(recorded), _FEWER, COMPARED_KEYS)
+    few, cut, new = _compared(timeline, readings.select(recorded), _FEWER, COMPARED_KEYS)
     _, width = model.windows(few)
     reach = max(float(np.median(width)) + model.hold, model.rc)
     settled = min(_SETTLING * _LATER[-1] * reach, _MOST_SETTLING * (cut.end - cut.begin))
-    few = few.kept(covered(cut, few, model) & (few.at - model.lag > cut.begin + settled))
+    few = few.select(covered(cut, few, model) & (few.at - model.lag > cut.begin + settled))
     if few.count < FEWEST + cut.keys.count:
         return ()
     rows, _ = scaled_rows(cut, few, model, ANY_SPREAD)
@@ -135,7 +135,7 @@ def _seen_later(timeline: Timeline, readings: Readings, model: SensorModel) -> S
         for share in _SHARES:
             fit, log = _fitted(rows, (1 - share) * rows.matrix + share * late, cut, few)
             moved = (fit.watts - own.watts)[new]
-            found.append(_Found(model, TEMPER * (log - likely) + prior, moved, share, factor * reach))
+            found.append(_Candidate(model, TEMPER * (log - likely) + prior, moved, share, factor * reach))
     return found
 
 

@@ -99,13 +99,13 @@ def modelled_sources(run: RunReader) -> list[PowerSource]:
     found = [source for part in model.parts if (source := _estimated_source(run, part)) is not None] if model else []
     if model is None or model.uncertainty is None:
         return found
-    unseen = _beyond_what_was_seen(run, model)
+    unseen = _extrapolation_note(run, model)
     if unseen:
         return [replace(source, notes=(unseen,)) for source in found[:1]] + found[1:]
     return [replace(source, uncertainty=model.uncertainty) for source in found]
 
 
-def _beyond_what_was_seen(run: RunReader, model: PowerModel) -> str:
+def _extrapolation_note(run: RunReader, model: PowerModel) -> str:
     """Say that this run uses the CPU otherwise than those that the model was learned from; "" where it does not."""
     span, use = span_ns(run), relative_use(run, "cpu")
     if model.seen_use is None or span is None or use is None:

@@ -99,7 +99,7 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     if is_counter:
         full, most = (None if not channel.get(key) else float(channel[key]) * scale for key in _LIMIT_KEYS)
         growth = counter_growth(t_ns, values, CounterLimits(full, most, refresh_ns, step))
-        step = step or _seen_step_j(growth.steps)
+        step = step or _observed_resolution_j(growth.steps)
     else:
         growth = integrate_power(t_ns, values, refresh_ns, step)
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
@@ -107,7 +107,7 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     once = once[:0] if is_counter else once[np.isin(t_ns[once], growth.t_ns)]
     seen = values[once]
     if kind == "gauge" and not refresh_ns:
-        refresh_ns = seen_refresh_ns(growth.t_ns, seen)
+        refresh_ns = observed_refresh_ns(growth.t_ns, seen)
     return PowerSource(
         id=str(channel["id"]),
         sensor=str(channel.get("sensor")),
@@ -127,7 +127,7 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     )
 
 
-def _seen_step_j(steps: Floats) -> float:
+def _observed_resolution_j(steps: Floats) -> float:
     """The step of a counter that states none, J: of a plug that counts watt-hours, say; 0 where it moves by any amount.
 
     Such a counter mostly moves by one step, now and then by a few, and each time by the same amount.
@@ -252,7 +252,7 @@ def integrate_power(t_ns: Floats, power_w: Floats, refresh_ns: float = 0.0, step
     return Growth(t, steps, gap, refused=refused)
 
 
-def seen_refresh_ns(t_ns: Floats, values: Floats) -> float:
+def observed_refresh_ns(t_ns: Floats, values: Floats) -> float:
     """Return the update interval of a gauge that does not state it, ns: the typical time between changes.
 
     0 where it never changes, or with nearly every reading: then the readings themselves are the limit.

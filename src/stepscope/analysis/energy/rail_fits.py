@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
-from stepscope.analysis.energy.calibration_store import KnownSource
+from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.fit_span import brought_to, stretch_of
 from stepscope.analysis.energy.inputs import (
     RunTimeline,
@@ -24,7 +24,7 @@ from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over,
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
-from stepscope.analysis.time.steps import profiled_steps, steps_after_warmup, steps_made
+from stepscope.analysis.time.steps import count_after_warmup, profiled_steps, steps_after_warmup
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
@@ -79,7 +79,7 @@ def fit_rails(
     results = results or ResultCache(run)
     kept = stored_calibrations(results, "calibration-rails")
     found: dict[str, RailFit] = {}
-    known: dict[str, KnownSource] = {}
+    known: dict[str, SensorCalibration] = {}
     # The strongest signal first: the other channels of its chip, and other chips of its make, start from what it tells.
     for rail in sorted(read, key=lambda rail: -rail.strength):
         source = rail.line.best.id
@@ -117,7 +117,9 @@ def _rail_inputs(run: RunReader, line: Line, ops: RunTimeline, origin_ns: int) -
     return _RailInputs(line, ops, readings, options, make, str(channel.get("source") or "").rpartition("/")[0])
 
 
-def _similar_source(rail: _RailInputs, known: dict[str, KnownSource], found: dict[str, RailFit]) -> dict[str, Any]:
+def _similar_source(
+    rail: _RailInputs, known: dict[str, SensorCalibration], found: dict[str, RailFit]
+) -> dict[str, Any]:
     """Return the sensor model of a rail of the same make that has a filter: of the same chip where there is one."""
     alike = [other for source, other in found.items() if source in known and other.make == rail.make]
     if not alike:
@@ -128,7 +130,7 @@ def _similar_source(rail: _RailInputs, known: dict[str, KnownSource], found: dic
 
 def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
     line, ops, readings = rail.line, rail.ops, rail.readings
-    inside = readings.kept(_within_steps(ops, readings))
+    inside = readings.select(_within_steps(ops, readings))
     idle = idle_stretch(run, [line.best])
     idle_w = energy_over(line.best, idle).watts if len(idle) else None
     spans = training_stretches(run)
@@ -154,7 +156,7 @@ def _step_joules(line: Line, run: RunReader) -> float | None:
     """The energy of a step without the pauses between steps, J; None where nothing was read."""
     spans = training_stretches(run)
     watts = energy_over(line.best, spans).watts
-    return None if watts is None else watts * float(np.diff(spans).sum()) / 1e9 / steps_made(run)
+    return None if watts is None else watts * float(np.diff(spans).sum()) / 1e9 / count_after_warmup(run)
 
 
 def _reason_not_fitted(readings: Readings) -> str:
@@ -365,7 +367,7 @@ def identifiability(found: Attribution, whole: Parts) -> Identifiability:
     share = 0.0 if against else float(whole.joules[whole.resolved(RESOLVED)].sum()) / energy
     error = float(np.sqrt(2 / np.pi) * whole.sd.sum()) / energy
     return Identifiability(
-        _shortest_resolved(found) if not against else None, share, _more_steps(found, whole), error, against
+        _shortest_resolved(found) if not against else None, share, _steps_needed(found, whole), error, against
     )
 
 
@@ -382,7 +384,7 @@ def _shortest_resolved(found: Attribution) -> float | None:
     return float(length[known][order][good & longest_first][-1])
 
 
-def _more_steps(found: Attribution, whole: Parts) -> int | None:
+def _steps_needed(found: Attribution, whole: Parts) -> int | None:
     """Steps to add; the part of the error that no step cures stays."""
     energy = np.maximum(whole.joules, 1e-30)
     hidden = (found.floor * whole.seconds) ** 2

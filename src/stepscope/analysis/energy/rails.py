@@ -14,7 +14,7 @@ from stepscope.analysis.device.contract import Board, Rail, Total
 from stepscope.analysis.energy.power_model import modelled_sources
 from stepscope.analysis.energy.power_sources import PowerSource, power_sources
 from stepscope.analysis.estimate import mean_interval
-from stepscope.analysis.processes import WATCHED, cpu_of_all, several
+from stepscope.analysis.process_scopes import WATCHED, cpu_of_all, several
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
@@ -84,7 +84,7 @@ def rail_tree(run: RunReader) -> RailTree:
     names = {_rail_name(source) for source in sources}
     board = identify(run.device, names, run.meta.get("simulated"))
     span = span_ns(run)
-    lines = _place_lines(
+    lines = _nest_lines(
         [_build_line(key, group, board, span) for key, group in _by_rail(sources, board).items()], board
     )
     total, covers, notes = _total_lines(lines, board)
@@ -140,7 +140,7 @@ def _is_coarse(source: PowerSource) -> bool:
     return source.kind == "counter" and float(np.nansum(source.growth.steps)) < _FEW_STEPS * source.step_size
 
 
-def _place_lines(lines: list[Line], board: Board) -> list[Line]:
+def _nest_lines(lines: list[Line], board: Board) -> list[Line]:
     """The lines with what contains them: by the board's file, and by the sensor where that says nothing."""
     return [
         Line(line.key, line.name, line.scope, line.component, line.entry, line.sources, _parent_key(line, lines, board))
@@ -197,7 +197,7 @@ def _lines_named(pattern: str, lines: Sequence[Line]) -> list[Line]:
 
 def _outside_rank(line: Line) -> int:
     order = ("system", "board", "wall:*", "meter:*", "rail:ina2*", "battery:*")
-    return next((place for place, pattern in enumerate(order) if matches_pattern(pattern, line.scope)), len(order))
+    return next((index for index, pattern in enumerate(order) if matches_pattern(pattern, line.scope)), len(order))
 
 
 _MOST_WINDOWS = 200  # longer windows are less alike than neighbours of a few ms: their spread says more
@@ -422,11 +422,11 @@ def _gaps_j(source: PowerSource, spans_ns: Floats, gap_s: float, peak_w: float) 
     """The most that the gaps can have taken, J: what readings around them tell, else the highest power seen."""
     growth = source.growth
     skipped_j = _growth_between(growth, growth.skipped, spans_ns)
-    told_s = _growth_between(growth, _known_gap_time(growth), spans_ns) / 1e9
+    told_s = _growth_between(growth, _bridged_gap_time(growth), spans_ns) / 1e9
     return skipped_j + max(gap_s - told_s, 0.0) * peak_w
 
 
-def _known_gap_time(growth: Growth) -> Floats:
+def _bridged_gap_time(growth: Growth) -> Floats:
     """Time in gaps whose two ends tell what it grew by, ns, since the first reading."""
     total = growth.t_ns - growth.t_ns[0]
     return np.asarray(total - growth.covered_ns - growth.dark_ns)

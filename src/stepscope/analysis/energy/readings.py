@@ -109,9 +109,9 @@ class Readings:
 
     def first(self, count: int) -> Readings:
         """The first so many readings."""
-        return self.kept(np.arange(self.count) < count) if count < self.count else self
+        return self.select(np.arange(self.count) < count) if count < self.count else self
 
-    def kept(self, chosen: Flags) -> Readings:
+    def select(self, chosen: Flags) -> Readings:
         """Some of the readings, in order."""
         watts = self.watts[chosen]
         if self.mix is None:
@@ -165,7 +165,7 @@ def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
     number = clock.number(stamp)
     place = np.flatnonzero(sure)
     first = place[np.append(True, np.diff(number[place]) > 0)[: len(place)]]
-    return Readings(clock.made(number[first]), watts[first], tick=clock.period)
+    return Readings(clock.update_times(number[first]), watts[first], tick=clock.period)
 
 
 def _repeated(watts: Floats) -> Flags:
@@ -243,9 +243,9 @@ def _edges_apart(edges: Floats, least: float) -> Flags:
     if len(edges) and float(np.diff(edges).min(initial=np.inf)) > least:
         return ~taken
     last = -np.inf
-    for place, edge in enumerate(edges.tolist()):
+    for index, edge in enumerate(edges.tolist()):
         if edge - last > least:
-            taken[place], last = True, edge
+            taken[index], last = True, edge
     return taken
 
 
@@ -276,7 +276,7 @@ def at_conversions(readings: Readings, clock: UpdateClock) -> Readings:
     number = clock.number(readings.stamp)
     sure = np.flatnonzero(~clock.unsure(readings.stamp))
     first = sure[np.append(True, np.diff(number[sure]) > 0)[: len(sure)]]
-    return replace(readings, stamp=clock.made(number[first]), watts=readings.watts[first])
+    return replace(readings, stamp=clock.update_times(number[first]), watts=readings.watts[first])
 
 
 # new = old + weight (conversion - old): INA3221 in averaging mode (Texas Instruments, SBOS576), 1.1 ms every 6.6 ms on
@@ -374,10 +374,10 @@ def weight_of_decay(
         return None
     tried = nominal * np.geomspace(0.4, 2.5, 121)
     errors, heights = np.empty(len(tried)), np.empty(len(tried))
-    for place, tau in enumerate(tried.tolist()):
+    for index, tau in enumerate(tried.tolist()):
         shape = np.column_stack([np.ones(len(t)), np.exp(-t / tau)])
         solution = np.linalg.lstsq(shape, y, rcond=None)[0]
-        errors[place], heights[place] = float(((y - shape @ solution) ** 2).mean()), abs(float(solution[1]))
+        errors[index], heights[index] = float(((y - shape @ solution) ** 2).mean()), abs(float(solution[1]))
     best = int(np.argmin(errors))
     height, noise = heights[best], max(float(errors[best]), 1e-12)
     if not 0 < best < len(tried) - 1 or height < _CLEAR_DECAY * step or noise**0.5 > step + _PURE * height:

@@ -49,7 +49,7 @@ class Rows:
             whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen) - self.spent, mean_power
         )
 
-    def left(self, fit: Fit) -> Floats:
+    def residuals(self, fit: Fit) -> Floats:
         """Readings less the fit, whitened, as large as they would be had they decided no gains (M,)."""
         grown = float(np.sqrt(len(self.watts) / (len(self.watts) - self.spent)))
         left: Floats = whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
@@ -66,7 +66,7 @@ def scaled_rows(
     plain = weighted_rows(matrix, readings, np.ones(readings.count), 0.0)
     first = regress(plain.moments(mean), coarse, most=most)
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
-    left = plain.left(first)
+    left = plain.residuals(first)
     theta = shared_error(left) if readings.carry else 0.0
     of_step, spent = _step_gain(timeline, readings, model, gain * (plain.matrix @ first.watts))
     gain = gain * of_step

@@ -58,7 +58,7 @@ class SensorModel:
         """Return what the smear adds on either side, s."""
         return NODES[-1][0] * self.smear
 
-    def seen_since(self, age: Floats, width: Floats, blur: Floats | None = None) -> Floats:
+    def weight_since(self, age: Floats, width: Floats, blur: Floats | None = None) -> Floats:
         """Share of the kernel's weight that lies within `age` before the end of the box: 0 at 0, 1 long before.
 
         blur: standard deviation of the piece's own times, s, as long as `age`; the filter is then taken as normal too.
@@ -79,8 +79,10 @@ class SensorModel:
 
     def _sharp(self, age: Floats, width: Floats) -> Floats:
         if self.hold:
-            older = self._held(age - self.hold) - self._held(age - width - self.hold)
-            trapezoid: Floats = (self._held(age) - self._held(age - width) - older) / (width * self.hold)
+            older = self._ramp_integral(age - self.hold) - self._ramp_integral(age - width - self.hold)
+            trapezoid: Floats = (self._ramp_integral(age) - self._ramp_integral(age - width) - older) / (
+                width * self.hold
+            )
             return trapezoid
         if self.rc <= SHORTEST_RC:
             box: Floats = np.clip(age / width, 0.0, 1.0)
@@ -88,7 +90,7 @@ class SensorModel:
         share: Floats = (self._filtered(age) - self._filtered(age - width)) / width
         return share
 
-    def _held(self, age: Floats) -> Floats:
+    def _ramp_integral(self, age: Floats) -> Floats:
         """Integral of the filtered ramp."""
         past = np.maximum(age, 0.0)
         if self.rc <= SHORTEST_RC:
@@ -188,7 +190,7 @@ def _passed(
     energy = np.split(energy_until(lane, watts, np.concatenate(edges)), np.cumsum([len(at) for at in edges])[:-1])
     for rc in {model.rc for model in models if model.rc > SHORTEST_RC}:
         filtered = [place for place, model in enumerate(models) if model.rc == rc]
-        held = energy_held(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
+        held = energy_in_filter(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
         for place in filtered:
             energy[place] = energy[place] - held[: len(edges[place])]
             held = held[len(edges[place]) :]
@@ -246,15 +248,15 @@ def _blocks(
         piece = np.arange(len(row)) + np.repeat(first[start:stop] - (before[start:stop] - before[start]), n)
         at, box = end[start:stop][row], width[start:stop][row]
         off = None if blur is None else blur[start:stop][row]
-        until = model.seen_since(at - lane.t0[piece], box, off)
-        weight = until - _seen_after(lane, piece, row, until, at, box, off, model)
+        until = model.weight_since(at - lane.t0[piece], box, off)
+        weight = until - _weight_after(lane, piece, row, until, at, box, off, model)
         yield slice(start, stop), row, lane.key[piece], weight, n
         if rows == 0:
             return
         start = stop
 
 
-def _seen_after(
+def _weight_after(
     lane: Lane, piece: Ints, row: Ints, until: Floats, at: Floats, box: Floats, off: Floats | None, model: SensorModel
 ) -> Floats:
     """Return what is seen since the end of each piece: since its begin where the next one of the row follows at
@@ -265,7 +267,7 @@ def _seen_after(
     apart = np.flatnonzero(~np.append(follows, np.zeros(min(len(piece), 1), dtype=bool)))
     after = after[: len(piece)]
     gone = None if off is None else off[apart]
-    after[apart] = model.seen_since(at[apart] - lane.t1[piece[apart]], box[apart], gone)
+    after[apart] = model.weight_since(at[apart] - lane.t1[piece[apart]], box[apart], gone)
     return after
 
 
@@ -298,7 +300,7 @@ def energy_until(lane: Lane, watts: Floats, t: Floats) -> Floats:
     return passed
 
 
-def energy_held(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
+def energy_in_filter(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
     """Energy that went in before each instant and has not come out of a first-order filter yet, J.
 
     The integral of watts(s) exp(-(t - s) / rc): each piece is summed relative to the begin of its block of time, so
@@ -335,7 +337,7 @@ def delivered(timeline: Timeline, watts: Floats, rc: float) -> Floats:
         return caused
     extra = watts[lane.key] - watts[gap]
     edges = np.concatenate([lane.t0, lane.t1])
-    through = energy_until(lane, extra, edges) - energy_held(lane, extra, edges, rc)
+    through = energy_until(lane, extra, edges) - energy_in_filter(lane, extra, edges, rc)
     count = len(lane.t0)
     pieces = through[count:] - through[:count] + watts[gap] * (lane.t1 - lane.t0)
     during = np.bincount(lane.key, pieces, timeline.keys.count)

@@ -14,7 +14,7 @@ import polars as pl
 
 from stepscope.analysis.caveats import resident_before_profiling
 from stepscope.analysis.memory.limits import FITS, LIKELY_FITS, MARGIN, NO_FIT, TOO_CLOSE
-from stepscope.analysis.processes import ALL, OWN, several
+from stepscope.analysis.process_scopes import ALL, OWN, several
 from stepscope.analysis.summary import reserved_bytes
 from stepscope.units import bytes_
 
@@ -55,11 +55,11 @@ def training_peak(run: Run) -> Peak | None:
         if not found:
             return None
         return Peak(min(found.values()), max(found.values()), several=True, sure=False)
-    peak = own_peak(metrics, run.meta, resident_before_profiling(run))
+    peak = _peak_without_recorder(metrics, run.meta, resident_before_profiling(run))
     return peak and replace(peak, sure=not run.samples("peak_rss").is_empty())
 
 
-def own_peak(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> Peak | None:
+def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> Peak | None:
     """Return the peak of one process, without what the recorder held in it and what its heap grew by since.
 
     before: the most that was resident before any step was profiled, B.

@@ -234,8 +234,8 @@ def limit_of_memory(text: float | str, account: str = RESIDENT) -> Limit:
         raise UnknownName("account", account, ACCOUNTS)
     if str(text).strip().replace(".", "", 1).isdigit() and float(text) < _NO_MEMORY:
         raise UsageError(f"--memory {text}: {text} bytes hold no training", f"did you mean --memory {text}GB?")
-    said = "" if account == RESIDENT else f", {ACCOUNTS[account]}"
-    return Limit(parse_size(text), f"as given: {text}{said}", account=account)
+    sentence = "" if account == RESIDENT else f", {ACCOUNTS[account]}"
+    return Limit(parse_size(text), f"as given: {text}{sentence}", account=account)
 
 
 def limit_of_board(name: str, memory: float | str | None = None) -> Limit:
@@ -245,12 +245,12 @@ def limit_of_board(name: str, memory: float | str | None = None) -> Limit:
         raise UsageError(f"how much memory '{board.title}' has is not known", "say it with --memory")
     total = board.memory_bytes[0] if memory is None else parse_size(memory)
     kept = board.os_keeps_bytes or 0
-    said = "" if board.os_keeps_bytes else "; what its system keeps is not known and counts as nothing"
+    text = "" if board.os_keeps_bytes else "; what its system keeps is not known and counts as nothing"
     if kept >= total:
         raise UsageError(
             f"the system of '{board.title}' alone keeps {kept} B", "say the size of the board with --memory"
         )
-    return Limit(total - kept, f"{board.title}{said}", total, kept)
+    return Limit(total - kept, f"{board.title}{text}", total, kept)
 
 
 def limit_of_this_machine(root: Path = Path("/"), rlimits: Mapping[str, int] | None = None) -> Limit:

@@ -146,11 +146,11 @@ def step_times(run: Run) -> StepTimes:
     if layers is not None:
         bare, cost, doubt = _with_layers(bare, cost, count, layers, headline.step_ns)
         cells_cost = PerStep(cells.keys, cost[:, :-1])
-        rows, columns = cells_cost.places(on_cpu, number)
+        rows, columns = cells_cost.cells_of(on_cpu, number)
         on_cpu = on_cpu.with_columns(profiling_ns=pl.Series(cost[rows, columns]))
         rest_cost = cost[:, -1]
     uncleaned = np.column_stack([cells.values, rest]) * (headline.step_ns / lengths.mean())
-    rows, columns = cells.places(on_cpu, number)
+    rows, columns = cells.cells_of(on_cpu, number)
     found = {"self_ns": bare, "recorded_ns": uncleaned, "doubt_ns": doubt}
     corrected = on_cpu.with_columns(pl.Series(name, part[rows, columns]) for name, part in found.items())
     own = pl.col("self_ns").cast(pl.Float64)
@@ -194,7 +194,7 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is None:
         return None
-    most = _most_loading(run)
+    most = _max_loading_time(run)
     layers = layers if most is None else layers.with_loading_up_to(most)
     stretch = _stretch(run, layers, headline.step_ns)
     starved = stretch > _STARVED
@@ -222,7 +222,7 @@ def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats) -> Floats:
     when less else ran: the rest of a step lengthens with background load, sleep does not.
     """
     loads = np.append((cells.keys["phase"] == "data").to_numpy(), False)
-    found, most = bare[:, loads].sum(axis=1).mean(), _most_loading(run)
+    found, most = bare[:, loads].sum(axis=1).mean(), _max_loading_time(run)
     if most is None or found <= most or WORKLOAD_DATA in cells.keys["name"]:
         return bare
     kept = np.where(loads, bare * most / found, bare)
@@ -231,7 +231,7 @@ def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats) -> Floats:
     return kept
 
 
-def _most_loading(run: Run) -> float | None:
+def _max_loading_time(run: Run) -> float | None:
     """What all data loaders took, ns a step of the run; None where that is not known, or none gave a batch."""
     loading_ns = (run.meta.get("recorder") or {}).get("loading_ns")
     return loading_ns / (run.steps["step"][-1] + 1) if loading_ns else None

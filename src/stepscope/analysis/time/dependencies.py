@@ -84,7 +84,7 @@ def dependencies(run: Run) -> Dependencies:
     middle = sorted(steps, key=lambda step: step.length_ns)[len(steps) // 2]
     step_ns = run.step_times.step_ns or middle.length_ns
     scale = step_ns / middle.length_ns
-    path, own = Tasks(), _own_ns(middle)
+    path, own = Tasks(), _work_ns(middle)
     for unit, before in enumerate(edges):
         path.add(float(own[unit]), WORK, before)
     return Dependencies(
@@ -102,7 +102,7 @@ def _cores(run: RunReader) -> int:
     return max(len(run.device.get("cores") or ()), 1)
 
 
-def _own_ns(units: Units) -> Floats:
+def _work_ns(units: Units) -> Floats:
     """Time of each unit as work: of one that launched kernels, these have it."""
     own = units.t1 - units.t0
     launching = np.unique(units.launched_by[units.launched_by >= 0])

@@ -163,7 +163,7 @@ class PerStep:
         """Column of each key."""
         return {row: index for index, row in enumerate(self.keys.iter_rows())}
 
-    def places(self, table: pl.DataFrame, steps: pl.Series) -> tuple[Ints, Ints]:
+    def cells_of(self, table: pl.DataFrame, steps: pl.Series) -> tuple[Ints, Ints]:
         """Row and column of `values` that each row of a table with the keys and a step belongs to: (rows,) each."""
         row, column = _rows_of(steps), self.keys.with_row_index("column")
         placed = table.join(row, on="step", how="left", maintain_order="left").join(

@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import median_interval, null_if_nan
 from stepscope.analysis.metrics import step_time
-from stepscope.analysis.processes import RANK
+from stepscope.analysis.process_scopes import RANK
 from stepscope.analysis.time.collectives import CALL_SCHEMA
 from stepscope.analysis.time.steps import FEW, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
@@ -273,8 +273,8 @@ def _arrivals(parts: list[Run]) -> tuple[dict[int, Floats], list[str]]:
         if len({steps[step][0] for steps in called}) == 1
     }
     left = len(shared) - len(same)
-    said = f"in {plural(left, 'step')} the ranks called different collectives: these are not compared"
-    return same, [said] if left else []
+    text = f"in {plural(left, 'step')} the ranks called different collectives: these are not compared"
+    return same, [text] if left else []
 
 
 def _collective_calls(part: Run) -> dict[int, tuple[tuple[str, ...], list[int]]]:

@@ -27,7 +27,7 @@ def steps_after_warmup(run: RunReader) -> pl.DataFrame:
     return _lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
 
 
-def lost_steps(run: RunReader) -> str:
+def missing_steps_file(run: RunReader) -> str:
     """Return which file of steps is damaged or gone, of a run that has none and had recorded some; "" of any other."""
     if not run.steps.is_empty():
         return ""
@@ -36,7 +36,7 @@ def lost_steps(run: RunReader) -> str:
     return f"{damaged[0]} is damaged" if damaged else f"{gone[0]} is not there any more" if gone else ""
 
 
-def steps_made(run: RunReader) -> int:
+def count_after_warmup(run: RunReader) -> int:
     """Return how many steps were made after the warm-up: more than are there, where old ones were removed."""
     steps = steps_after_warmup(run)["step"]
     return int(steps[-1] - steps[0]) + 1 if len(steps) else 0

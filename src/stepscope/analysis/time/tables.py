@@ -58,7 +58,7 @@ def operator_table(run: Run) -> pl.DataFrame:
         flops_per_s=pl.Series(flops / np.maximum(spent["ns"].to_numpy(), 1) * 1e9),
         bytes=pl.Series(_mean_stated(table, number, spent, "bytes")),
     )
-    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **rest_of_step(times)}).rename(
+    last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **framework_overhead_of_step(times)}).rename(
         {"ns": "total_ns"}
     )
     ordered = kinds.sort("total_ns", "name", descending=[True, False])
@@ -92,7 +92,7 @@ def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) 
     )
 
 
-def rest_of_step(times: StepTimes) -> dict[str, list[float]]:
+def framework_overhead_of_step(times: StepTimes) -> dict[str, list[float]]:
     """Return the same columns of framework overhead, one row."""
     rest, profiling, doubt = (part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
     beside = None if times.beside_layers is None else times.beside_layers[:, None]
@@ -155,7 +155,7 @@ def phase_table(run: Run) -> pl.DataFrame:
     kernel_ns = kernels.keys.with_columns(device_ns=pl.Series(kernels.values.mean(axis=0)))
     phases = parts_of_step(times, on_cpu, ("phase",)).join(kernel_ns, on="phase", how="left")
     ordered = phases.sort(pl.col("phase").replace_strict(list(PHASES), range(len(PHASES)), default=len(PHASES)))
-    last = pl.DataFrame({"phase": [FRAMEWORK_OVERHEAD], **rest_of_step(times)})
+    last = pl.DataFrame({"phase": [FRAMEWORK_OVERHEAD], **framework_overhead_of_step(times)})
     whole = pl.concat([ordered, last], how="diagonal_relaxed")
     return whole.select(pl.col(name).cast(dtype) for name, dtype in PHASE_SCHEMA.items()).fill_nan(None)
 

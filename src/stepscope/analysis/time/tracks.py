@@ -13,7 +13,7 @@ from stepscope.analysis.channels import channel_timeline, core_busy_time, resolv
 from stepscope.analysis.energy.rails import power_windows
 from stepscope.analysis.estimate import Change, change_points, median_interval
 from stepscope.analysis.memory.events import over_step
-from stepscope.analysis.processes import WATCHED
+from stepscope.analysis.process_scopes import WATCHED
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import FEW, profiled_steps, timed_steps
 from stepscope.arrays import Floats
@@ -52,7 +52,7 @@ def step_lanes(run: Run) -> pl.DataFrame:
         level = _lane_levels(ordered["start_ns"].to_numpy(), ordered["end_ns"].to_numpy())
         frames.append((device != CPU, label, ordered.with_columns(pl.lit(label).alias("label"), level)))
     frames.sort(key=lambda frame: (frame[0], -int((frame[2]["end_ns"] - frame[2]["start_ns"]).sum())))
-    placed = [frame.with_columns(lane=pl.lit(place, dtype=pl.Int64)) for place, (_, _, frame) in enumerate(frames)]
+    placed = [frame.with_columns(lane=pl.lit(index, dtype=pl.Int64)) for index, (_, _, frame) in enumerate(frames)]
     return pl.concat([pl.DataFrame(schema=LANE_SCHEMA), *(frame.select(list(LANE_SCHEMA)) for frame in placed)])
 
 

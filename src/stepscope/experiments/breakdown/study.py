@@ -226,7 +226,7 @@ def _memory_table(evidence: Evidence) -> ResultTable:
 
 
 def _frames(evidence: Evidence) -> dict[str, pl.DataFrame]:
-    order = {name: place for place, name in enumerate(FAMILY_NAMES)}
+    order = {name: index for index, name in enumerate(FAMILY_NAMES)}
     times = [
         (model, kind, name, value, order.get(name, len(order)))
         for (model, kind), repeats in evidence.times.items()

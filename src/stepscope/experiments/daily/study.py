@@ -64,17 +64,17 @@ def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
     best = max(made, key=lambda outcome: outcome.end.value)
     slope = estimate(best.slope.value, best.slope.low, best.slope.high, "points a day")
     alike = [other.setting.name for other in made if other is not best and overlap(other.end, best.end)]
-    said = (
+    text = (
         f"Best after {request.days} days: {best.setting.name}, from {best.start.value:.1f} to {best.end.value:.1f} %, "
         f"{slope}, at {best.day_s.value:.3g} s of training on its longest day."
     )
     if alike and best.end.low is not None:
-        said = f"{said} Not distinguishable from it: {'; '.join(alike)}."
+        text = f"{text} Not distinguishable from it: {'; '.join(alike)}."
     if request.charging is None:
-        return said
+        return text
     fits = [outcome.fits(request.charging) for outcome in made]
     others = f"{fits.count(False)} do not, {fits.count(None)} cannot be judged"
-    return f"{said} {fits.count(True)} of {len(made)} settings fit while the device charges, {others}."
+    return f"{text} {fits.count(True)} of {len(made)} settings fit while the device charges, {others}."
 
 
 def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:
@@ -199,7 +199,7 @@ def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> 
         _over(accuracy[:, -1] - accuracy[:, 0], ANY),
         _over(accuracy.min(axis=1), SHARE),
         _over(np.array([max(day["time_s"] for day in cell["days"][1:]) for cell in cells]), AMOUNT),
-        mean_of([_most_joules(cell) for cell in cells]) if len(kinds) == 1 else None,
+        mean_of([_max_joules(cell) for cell in cells]) if len(kinds) == 1 else None,
         next(iter(kinds)) if len(kinds) == 1 else None,
     )
 
@@ -210,7 +210,7 @@ def mean_of_day(found: SettingOutcome, name: str, day: int) -> Estimate | None:
     return mean_of(values, 100, SHARE) if name == "accuracy" else mean_of(values)
 
 
-def _most_joules(cell: Cell) -> float | None:
+def _max_joules(cell: Cell) -> float | None:
     values = [day["energy_j"] for day in cell["days"][1:]]
     return None if any(value is None for value in values) else max(values)
 

@@ -15,12 +15,12 @@ from stepscope.errors import UsageError
 from stepscope.experiments.daily.study import PATIENCE, RISE, Routine
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
-    Place,
+    Environment,
     TrainingRecord,
     accuracy_of,
     refuse_without_accuracy,
     train_in_session,
-    training_place,
+    training_environment,
 )
 from stepscope.experiments.partial.training import labels_of
 from stepscope.files import replaced
@@ -36,21 +36,23 @@ _SHARE_BEFORE = 0.5  # of the training images: the days have the rest to themsel
 
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train one setting with one seed, as a task of the engine."""
-    with training_place(orders) as place:
-        return train_life(workloads.find(orders["workload"]), Routine(**orders["routine"]), orders["seed"], place)
+    with training_environment(orders) as environment:
+        return train_life(workloads.find(orders["workload"]), Routine(**orders["routine"]), orders["seed"], environment)
 
 
-def train_life(workload: Workload, routine: Routine, seed: int, place: Place) -> dict[str, Any]:
+def train_life(workload: Workload, routine: Routine, seed: int, environment: Environment) -> dict[str, Any]:
     """The cell of one seed: accuracy, time and energy by day. UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(routine.batch, routine.optimizer, routine.device, seed, routine.lr, routine.data)
     refuse_without_accuracy(training)
     shipped = _shipped(training, routine)
     before, days = _deal_images(training, routine, seed, 0.0 if shipped else _SHARE_BEFORE)
-    pretrained = _load_shipped(training, shipped) if shipped else _load_pretrained(training, before, routine, place)
+    pretrained = (
+        _load_shipped(training, shipped) if shipped else _load_pretrained(training, before, routine, environment)
+    )
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
     lessons = _lessons(days, routine, seed)
     ends = _steps_by_day(lessons, routine)
-    done = _train_days(training, lessons, ends, routine, place)
+    done = _train_days(training, lessons, ends, routine, environment)
     return {
         "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
         "pretrained": pretrained, "days": list(_evenings(done, ends, lessons)),
@@ -125,7 +127,11 @@ def _chunks(numbers: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def _train_days(
-    training: Training, lessons: Sequence[Sequence[int]], ends: Sequence[int], routine: Routine, place: Place
+    training: Training,
+    lessons: Sequence[Sequence[int]],
+    ends: Sequence[int],
+    routine: Routine,
+    environment: Environment,
 ) -> TrainingRecord:
     images = _images(training)
 
@@ -139,7 +145,7 @@ def _train_days(
     return train_in_session(
         training,
         batches(),
-        place.settings(training),
+        environment.settings(training),
         lambda number, batch: training.step(batch),
         lambda: {"accuracy": accuracy_of(training, routine.test_samples)},
         lambda made: made in set(ends),
@@ -158,18 +164,20 @@ def _evenings(done: TrainingRecord, ends: Sequence[int], lessons: Sequence[Seque
         }
 
 
-def _load_pretrained(training: Training, images: Sequence[int], routine: Routine, place: Place) -> dict[str, Any]:
+def _load_pretrained(
+    training: Training, images: Sequence[int], routine: Routine, environment: Environment
+) -> dict[str, Any]:
     """Pre-train with the workload's own batch, once for all settings of a seed, and load that model.
 
     Returns how it ended: images trained on, steps, accuracy (0 to 1) on `looked_at` images that were not, and whether
     that had stopped rising.
     """
-    file = place.weights / f"{training.seed}.pt"
+    file = environment.weights / f"{training.seed}.pt"
     if not file.exists():
         workload = training.workload
         first = workload.prepare(None, routine.optimizer, routine.device, training.seed, routine.lr, routine.data)
         ended = _pretrain(first, images, routine.start)
-        place.weights.mkdir(exist_ok=True)
+        environment.weights.mkdir(exist_ok=True)
         with replaced(file) as part:
             torch.save({"model": first.model.state_dict(), "ended": ended}, part)
     kept = torch.load(file, map_location=training.device, weights_only=True)
@@ -199,8 +207,8 @@ def _pretrain(training: Training, images: Sequence[int], start: float | None) ->
         if steps >= _MOST_EPOCHS * epoch:
             if start is None:
                 break
-            said = f"{_MOST_EPOCHS} epochs ({steps} steps) did not bring '{training.workload.name}' to {start:.0%}"
-            raise UsageError(said, "ask for a lower --start, or another --lr or --optimizer")
+            text = f"{_MOST_EPOCHS} epochs ({steps} steps) did not bring '{training.workload.name}' to {start:.0%}"
+            raise UsageError(text, "ask for a lower --start, or another --lr or --optimizer")
     ended = {"images": len(seen), "looked_at": looked_at, "steps": steps, "accuracy": accuracy}
     return {**ended, "plateau": steps - rose_at >= PATIENCE * epoch}
 

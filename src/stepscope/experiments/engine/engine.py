@@ -107,8 +107,8 @@ def energy_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"energy: {next(iter(kinds))}, of {cells[0]['energy_note']}"
     gap = max(cell["energy_gap"] for cell in cells)
     if gap > 0:
-        said = "it is counted at the mean power of the other readings; above 20 % energy is not known"
-        yield f"the sensor missed up to {100 * gap:.2g} % of the time of a training: {said}"
+        text = "it is counted at the mean power of the other readings; above 20 % energy is not known"
+        yield f"the sensor missed up to {100 * gap:.2g} % of the time of a training: {text}"
 
 
 AnySetting = TypeVar("AnySetting", bound="SettingLike")
@@ -362,16 +362,16 @@ def measure_points(
     well or was refused is not; what refuses a point refuses all of its setting.
     """
     again, results, refused = again or _failed, dict[str, Result](), dict[Any, Result]()
-    for place, point in enumerate(points):
+    for index, point in enumerate(points):
         result = folder.result(point.id) or refused.get(point.setting)
         if result is None or again(result):
-            watch.begins(point, place, len(points))
+            watch.begins(point, index, len(points))
             try:
                 result = measure(point, results)
                 folder.keep(point.id, result)
             except PointRefused as error:
                 result = {"status": "refused", "reason": str(error), "wall_s": None}
-            watch.ends(point, place, len(points), result)
+            watch.ends(point, index, len(points), result)
         if result.get("status") == "refused" and point.setting and again is _failed:
             refused[point.setting] = result
         results[point.id] = {"status": "ok", "reason": None, **result}

@@ -143,7 +143,7 @@ class StudyFolder(ResultFolder):
             _refuse_other_request(path, stored, request)
             if stored.get("sources") or "versions" in stored:  # an earlier version did not know every training
                 _refuse_other_sources(path, stored.get("sources"), sources)
-            _refuse_other_place(path, stored, where or {})
+            _refuse_other_device(path, stored, where or {})
             return
         with self.writing():
             for name in (self.results_folder, "runs"):
@@ -197,14 +197,14 @@ def _stored_request(path: Path) -> dict[str, Any] | None:
 
 def _refuse_other_request(path: Path, stored: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     if stored.get("study") != request["study"]:
-        said = f"'{path}' holds the study '{stored.get('study')}', not '{request['study']}'"
-        raise UsageError(said, "choose another folder: --out DIR")
+        text = f"'{path}' holds the study '{stored.get('study')}', not '{request['study']}'"
+        raise UsageError(text, "choose another folder: --out DIR")
     before, now = redacted_texts(stored.get("settings", {})), request["settings"]  # an earlier version wrote them
     other = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if other:
         lines = "\n".join(f"  {name}: {before.get(name)} -> {now.get(name)}" for name in other)
-        said = f"the study in '{path}' was begun with other settings:\n{lines}"
-        raise UsageError(said, "give the same options to go on with it, or another folder: --out DIR")
+        text = f"the study in '{path}' was begun with other settings:\n{lines}"
+        raise UsageError(text, "give the same options to go on with it, or another folder: --out DIR")
 
 
 def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None) -> None:
@@ -220,7 +220,7 @@ def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None
         )
 
 
-def _refuse_other_place(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _refuse_other_device(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError for another device or other versions; an earlier version of Stepscope wrote down none."""
     lines = [f"  {name}: {_short(was)} -> {_short(is_)}" for name, was, is_ in _differences(before, now)]
     if lines:
@@ -258,14 +258,14 @@ class SweepFolder(ResultFolder):
                 f"'{path}' holds a sweep already", f"go on with it: stepscope suite run --resume --out {path}"
             )
         definitions = {
-            entry.name: {"definition": dict(entry.definition), "about": dict(entry.about), "source": f"{place}.py"}
-            for place, entry in enumerate(entries)
+            entry.name: {"definition": dict(entry.definition), "about": dict(entry.about), "source": f"{index}.py"}
+            for index, entry in enumerate(entries)
         }
         with writing_sweep(path, _too_full_to_begin):
             for name in ("points", "runs", "sources"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            for place, entry in enumerate(entries):
-                (path / "sources" / f"{place}.py").write_text(entry.source, encoding="utf-8")
+            for index, entry in enumerate(entries):
+                (path / "sources" / f"{index}.py").write_text(entry.source, encoding="utf-8")
             stated = {"schema": SWEEP_SCHEMA, **plan, "workloads": definitions}
             replace_json(path / _PLAN_FILE, {**stated, "seal": _seal(stated)}, durable=True)
         return cls(path)
@@ -295,20 +295,20 @@ class SweepFolder(ResultFolder):
         """UsageError where going on would run programs of somebody else's: the plan names them, and is not ours."""
         others = [name for name in _programs(self.plan) if name not in named]
         if others and (self.plan.get("seal") is None or self.plan["seal"] != _seal(self.plan)):
-            said = f"the sweep in '{self.path}', which somebody else may have made, would run {', '.join(others[:3])}"
-            raise UsageError(said, f"name what you trust: stepscope suite run {others[0]} --resume --out DIR")
+            text = f"the sweep in '{self.path}', which somebody else may have made, would run {', '.join(others[:3])}"
+            raise UsageError(text, f"name what you trust: stepscope suite run {others[0]} --resume --out DIR")
 
     def refuse_changes(self, entries: Sequence[Entry]) -> None:
         """UsageError with the difference where a workload is no longer the one that this sweep began with."""
         now = {entry.name: entry for entry in entries}
-        said = []
+        parts = []
         for name, kept in self.plan["workloads"].items():
             if name not in now:
-                said.append(f"{name}: no longer among the workloads")
+                parts.append(f"{name}: no longer among the workloads")
             elif json.loads(json.dumps(dict(now[name].definition))) != kept["definition"]:
-                said += self._difference(name, kept, now[name])
-        if said:
-            lines = "\n".join(said)
+                parts += self._difference(name, kept, now[name])
+        if parts:
+            lines = "\n".join(parts)
             raise UsageError(
                 f"a workload has changed since '{self.path}' began, so its results could not be compared:\n{lines}",
                 "bring back the version that it began with, or begin a new sweep with another --out",

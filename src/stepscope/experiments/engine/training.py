@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """Places of runs and pre-trained weights, and whose sensors are read (a simulated board's, or this machine's)."""
 
     runs: Path
@@ -46,11 +46,11 @@ class Place:
 
 
 @contextlib.contextmanager
-def training_place(orders: Orders) -> Iterator[Place]:
-    """Yield the place of the training that a task is ordered to make."""
+def training_environment(orders: Orders) -> Iterator[Environment]:
+    """Yield the environment of the training that a task is ordered to make."""
     with session_settings(orders) as settings:
         weights = Path(orders["study"]) / "pretrained"
-        yield Place(Path(settings.out), weights, settings.root, settings.metering.simulated)
+        yield Environment(Path(settings.out), weights, settings.root, settings.metering.simulated)
 
 
 Evaluate = Callable[[], Mapping[str, float]]
@@ -122,11 +122,11 @@ def train_in_session(
     session = Session(settings)
     session.start(training.model)
     try:
-        for place, batch in enumerate(batches):
-            session.step(float(step(place, batch)), samples=len(batch[0]))
-            if looked_at(place + 1):
+        for index, batch in enumerate(batches):
+            session.step(float(step(index, batch)), samples=len(batch[0]))
+            if looked_at(index + 1):
                 session.pause()
-                looks.append(Evaluation(place + 1, look()))
+                looks.append(Evaluation(index + 1, look()))
                 session.resume()
     except BaseException as error:
         session.close(*status_of(error))

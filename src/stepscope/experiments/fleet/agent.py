@@ -37,20 +37,20 @@ def _run_service(orders: Mapping[str, Any]) -> None:
 
 
 def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
-    from stepscope.experiments.fleet.certificates import own_public_key
+    from stepscope.experiments.fleet.certificates import device_public_key
     from stepscope.experiments.fleet.hosts import require_libraries
     from stepscope.experiments.fleet.processes import start_worker, stop_worker
 
     if orders["do"] == "stop":
         return stop_worker(orders)
     if orders["version"] != __version__:
-        said = f"it has Stepscope {__version__}, and the machine that starts the fleet {orders['version']}"
+        text = f"it has Stepscope {__version__}, and the machine that starts the fleet {orders['version']}"
         hint = f"install the same there: {sys.executable} -m pip install stepscope=={orders['version']}"
-        raise FleetError(said, hint)
+        raise FleetError(text, hint)
     require_libraries()
     if orders["do"] == "start":
         return start_worker(orders)
-    public_key = own_public_key(Path(orders["folder"]).expanduser() / "tls", bool(orders["rotate"]))
+    public_key = device_public_key(Path(orders["folder"]).expanduser() / "tls", bool(orders["rotate"]))
     return {**_about(), "public_key": public_key}
 
 

@@ -110,7 +110,7 @@ def revoke(folder: Path, name: str) -> bool:
     return known
 
 
-def own_public_key(folder: Path, rotate: bool = False) -> str:
+def device_public_key(folder: Path, rotate: bool = False) -> str:
     """Return the public key (PEM) of this device; its private key is made here and stays here."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
@@ -142,8 +142,8 @@ def tls_context(folder: Path, server: bool = False) -> ssl.SSLContext:
         context.load_verify_locations(cafile=str(files[CA]))
         context.load_cert_chain(files[CERTIFICATE], files[KEY])
     except (ssl.SSLError, OSError) as error:
-        said = f"the TLS material in '{folder}' cannot be used: {error}"
-        raise UsageError(said, "remove the folder; stepscope fleet up hosts.toml makes it anew") from error
+        text = f"the TLS material in '{folder}' cannot be used: {error}"
+        raise UsageError(text, "remove the folder; stepscope fleet up hosts.toml makes it anew") from error
     return context
 
 
@@ -222,8 +222,8 @@ def _authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
             certificate = _read_certificate(folder / CA)
             key = load_pem_private_key((folder / _AUTHORITY_KEY).read_bytes(), None)
         except (ValueError, FileNotFoundError) as error:
-            said = f"the authority in '{folder}' cannot be read: {error}"
-            raise UsageError(said, "remove the folder: stepscope fleet up makes it anew") from error
+            text = f"the authority in '{folder}' cannot be read: {error}"
+            raise UsageError(text, "remove the folder: stepscope fleet up makes it anew") from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         if _valid_now(certificate, _RENEWED):
             return certificate, key

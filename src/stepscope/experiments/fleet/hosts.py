@@ -52,8 +52,8 @@ def require_libraries() -> None:
     """MissingDependency where the extra is not installed."""
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        said = f"a fleet needs {', '.join(missing)}, not installed for {sys.executable}"
-        raise MissingDependency(said, f"{sys.executable} -m pip install 'stepscope[fleet]'")
+        text = f"a fleet needs {', '.join(missing)}, not installed for {sys.executable}"
+        raise MissingDependency(text, f"{sys.executable} -m pip install 'stepscope[fleet]'")
 
 
 def _bracketed(host: str) -> str:
@@ -123,7 +123,7 @@ def read_hosts(path: Path) -> Hosts:
     fleet, listed = content.get("fleet", {}), content.get("host", [])
     if not isinstance(fleet, dict) or not isinstance(listed, list) or not listed:
         raise UsageError(f"'{path}' names no device", "add a [[host]] with name and address for each")
-    hosts = tuple(_host(path, place, entry) for place, entry in enumerate(listed, 1))
+    hosts = tuple(_host(path, index, entry) for index, entry in enumerate(listed, 1))
     _refuse_twice(path, "name", [host.name for host in hosts])
     _refuse_twice(path, "address", [f"{h.address}:{h.ssh_port}" for h in hosts if h.address])
     return _fleet(path, fleet, hosts)
@@ -149,11 +149,11 @@ def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hos
         raise UsageError(f"'{path}': [fleet]: port {port}: not between 1 and {_MOST_PORT}", "for example port = 8786")
     remote = [host.name for host in hosts if not host.local]
     if remote and is_loopback(scheduler):
-        said = f"'{path}': {', '.join(remote)} cannot reach a scheduler at {scheduler}"
-        raise UsageError(said, 'give this machine\'s address: [fleet] scheduler = "192.168.0.2"')
+        text = f"'{path}': {', '.join(remote)} cannot reach a scheduler at {scheduler}"
+        raise UsageError(text, 'give this machine\'s address: [fleet] scheduler = "192.168.0.2"')
     if not _typed(path, "[fleet]", fleet, "tls", bool, True):
-        said = f"'{path}': [fleet]: tls = false: every connection of a fleet is TLS, on loopback too"
-        raise UsageError(said, "remove the line: fleet up makes the certificates")
+        text = f"'{path}': [fleet]: tls = false: every connection of a fleet is TLS, on loopback too"
+        raise UsageError(text, "remove the line: fleet up makes the certificates")
     silence_s = float(_typed(path, "[fleet]", fleet, "forget_after_s", (int, float), 60))
     if silence_s < 1:
         raise UsageError(f"'{path}': [fleet]: forget_after_s {silence_s:g}: less than 1 s", "for example 60")

@@ -49,8 +49,8 @@ class Kernel:
     @property
     def id(self) -> str:
         """A name for files, the same for the same sizes."""
-        said = (f"{name}{value}" for name, value in self.sizes.items())
-        return "-".join((self.op, *said))
+        parts = (f"{name}{value}" for name, value in self.sizes.items())
+        return "-".join((self.op, *parts))
 
     @property
     def called(self) -> str:

@@ -195,29 +195,29 @@ def _pairs(evidence: Evidence, brought: ProfilerTables | None) -> list[dict[str,
 
 def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
     gflops, gbytes = roofs["flops_per_s"] / 1e9, roofs["bytes_per_s"] / 1e9
-    said = [f"At its best this device did {gflops:.3g} GFLOP/s and {gbytes:.3g} GB/s."]
+    parts = [f"At its best this device did {gflops:.3g} GFLOP/s and {gbytes:.3g} GB/s."]
     own = [row for row in rows if row.source == HERE]
     if own:
         best = max(own, key=lambda row: row.flops_per_s)
-        said.append(
+        parts.append(
             f"The most useful work a second: {best.kernel.called}, {best.part}, {best.flops_per_s / 1e9:.3g} GFLOP/s."
         )
     if any(row.kernel.place for row in own):
         steep, brought = len(cliffs(own)), len(cliffs([row for row in rows if row.source != HERE]))
         beside = f" here and {plural(brought, 'cliff')} in the imported tables" if brought else ""
         what = f"places where a useful FLOP is {JUMP:g}x slower than at the neighbour."
-        said.append(f"{plural(steep, 'cliff')}{beside}: {what}")
+        parts.append(f"{plural(steep, 'cliff')}{beside}: {what}")
     elif own:
         op, spent, whole = _dearest(own)
-        said.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
+        parts.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
     counts = {
         answer: sum(pair["verdict"] == answer and pair["source"] == HERE for pair in pairs)
         for answer in (HOLDS, FAILS, OPEN)
     }
     if sum(counts.values()):
         words = ", ".join(f"{answer} in {count}" for answer, count in counts.items() if count)
-        said.append(f"That a 5x5 and a 3x3 take less time than a 7x7 {words} of {sum(counts.values())} cases.")
-    return " ".join(said)
+        parts.append(f"That a 5x5 and a 3x3 take less time than a 7x7 {words} of {sum(counts.values())} cases.")
+    return " ".join(parts)
 
 
 def _reached(request: Kernels) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def _step_table(rows: Sequence[Row]) -> ResultTable:
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
         if row.source == HERE and not row.kernel.place:
-            for place, value in enumerate((row.ns, row.flops, row.bytes)):
-                sums[row.kernel.op, row.part][place] += value * row.kernel.count
+            for index, value in enumerate((row.ns, row.flops, row.bytes)):
+                sums[row.kernel.op, row.part][index] += value * row.kernel.count
     body = tuple((op, part, ns / 1e6, flops / ns, moved / ns) for (op, part), (ns, flops, moved) in sums.items() if ns)
     note = "Every kernel as often as a step of the model runs it, alone and with its tensors in the caches it can have."
     return ResultTable("step", "What a step spends", ("op", "part", "ms a step", "GFLOP/s", "GB/s"), body, note)

@@ -251,10 +251,10 @@ def _judge_model(
     if not comparisons[0].freedom:
         return ModelVerdict(model, UNKNOWN, Interval(shown(comparisons[0].value)), ONCE)
     judged = []
-    for place, comparison in enumerate(comparisons):
+    for index, comparison in enumerate(comparisons):
         found, own = comparison.interval(together), comparison.clearly or limits
         spread = Interval(*(shown(x) for x in (found.value, found.low, found.high)))
-        outcome = _outcome(spread, own, comparison.strict or place == 0)
+        outcome = _outcome(spread, own, comparison.strict or index == 0)
         if comparison.clearly is not None and outcome == UNKNOWN:
             outcome = HOLDS
         judged.append((outcome, comparison, spread, own))

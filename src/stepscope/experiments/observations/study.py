@@ -203,8 +203,8 @@ def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
         usual[name] = Counter(rest for other, rest in settings.values() if other == name).most_common(1)[0][0]
     kept = [run for run in runs if settings[run.id][1] == usual[settings[run.id][0]]]
     left = len(result.runs) - len(kept)
-    said = [f"{left} runs on other devices, or with other data, optimizers, precisions or threads were excluded"]
-    return kept, [*result.notes, *(said if left else [])]
+    parts = [f"{left} runs on other devices, or with other data, optimizers, precisions or threads were excluded"]
+    return kept, [*result.notes, *(parts if left else [])]
 
 
 def _setting(run: Run) -> tuple[str, tuple[str, ...]]:
@@ -228,14 +228,14 @@ def _not_requested(request: Observations) -> dict[str, str]:
 
 def _answer(verdicts: Sequence[Verdict]) -> str:
     by = {outcome: [str(verdict.number) for verdict in verdicts if verdict.outcome == outcome] for outcome in _ORDER}
-    said = [
+    parts = [
         f"{len(numbers)} {_ORDER[outcome][len(numbers) > 1]} ({', '.join(numbers)})"
         for outcome, numbers in by.items()
         if numbers
     ]
     others = [str(verdict.number) for verdict in verdicts if verdict.reading != AS_THE_PAPER]
     more = f" Judged by a counterpart that this device has: {', '.join(others)}." if others else ""
-    return f"Of {len(verdicts)} observations {'; '.join(said)}.{more}"
+    return f"Of {len(verdicts)} observations {'; '.join(parts)}.{more}"
 
 
 _ORDER = {  # of one, of several
@@ -498,7 +498,7 @@ def _folded_use(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
     named = {run.id: run for run in runs}
     for (name,), frame in evidence.runs.sort("step_ms", descending=True).group_by(["workload"], maintain_order=True):
         run = named.get(frame["run"][0])
-        series = None if run is None else _own_use(run, evidence.accelerated)
+        series = None if run is None else _processor_use(run, evidence.accelerated)
         if run is None or series is None:
             continue
         edges = steps_after_warmup(run).select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
@@ -519,7 +519,7 @@ def _folded_use(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
     return pl.concat(parts) if parts else pl.DataFrame()
 
 
-def _own_use(run: Run, accelerated: bool) -> Series | None:
+def _processor_use(run: Run, accelerated: bool) -> Series | None:
     """Return what observation 2 looks at: the accelerator, or on the CPU alone the training process."""
     gauge = accelerator_gauge(run) if accelerated else None
     if gauge is not None:

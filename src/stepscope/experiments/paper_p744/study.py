@@ -165,8 +165,8 @@ _TITLE = "The 2020 project P744 on this device"
 
 def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findings:
     """Join the findings of all parts, and judge the project's statements by their tables."""
-    said = [*_of_heap(found["heap"]), *_of_operators(found), *_of_convolutions(found), *_of_parts(request, found)]
-    rows = tuple((made.where, made.says, made.printed, made.verdict, made.because) for made in said)
+    parts = [*_of_heap(found["heap"]), *_of_operators(found), *_of_convolutions(found), *_of_parts(request, found)]
+    rows = tuple((made.where, made.says, made.printed, made.verdict, made.because) for made in parts)
     columns = ("of it", "the project says", "it printed", "here", "because")
     note = "What it printed is from its text; its pictures were not measured. Verdicts follow from the tables below."
     tables = [ResultTable("statements", "What the project says, and this device", columns, rows, note)]
@@ -178,9 +178,9 @@ def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findi
         tables += [replace(t, name=f"{prefix}{t.name}", title=f"{heading}{t.title}") for t in part.tables]
         notes += [f"{heading}{note}" for note in part.notes]
         frames |= {f"{prefix}{frame}": rows for frame, rows in part.frames.items()}
-    counts = {verdict: sum(made.verdict == verdict for made in said) for verdict in (HOLDS, FAILS, OPEN, UNMEASURED)}
+    counts = {verdict: sum(made.verdict == verdict for made in parts) for verdict in (HOLDS, FAILS, OPEN, UNMEASURED)}
     words = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items() if count)
-    answer = f"{len(said)} statements of the project ({words}). {found['heap'].answer}"
+    answer = f"{len(parts)} statements of the project ({words}). {found['heap'].answer}"
     if request.small or request.batch != 32:
         here = f"{'32 x 32' if request.small else '224 x 224'} in batches of {request.batch}"
         notes.append(f"the heap is of {here}, the project's of 224 x 224 in 32: which network holds more may differ")
@@ -267,8 +267,8 @@ def _ratio(above: Sequence[Any], below: Sequence[Any], least: float) -> tuple[st
     if None in (*above, *below):
         return OPEN, f"{ratio:.3g} times (no CI)"
     low, high = above[1] / below[2] if below[2] else 0.0, above[2] / below[1] if below[1] else float("inf")
-    said = f"{ratio:.3g} times [{low:.3g}, {high:.3g}]"
-    return (HOLDS if low >= least else FAILS if high < least else OPEN), f"{said} the time"
+    text = f"{ratio:.3g} times [{low:.3g}, {high:.3g}]"
+    return (HOLDS if low >= least else FAILS if high < least else OPEN), f"{text} the time"
 
 
 def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
@@ -295,9 +295,9 @@ def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
         ratio, low, high = _estimate(row, "(5x5 + 3x3) / 7x7")
         if source == HERE and which not in ("forward", "forward and both"):  # its inference and its training
             continue
-        said = f"{ratio:.3g}" if low is None else f"{ratio:.3g} [{low:.3g}, {high:.3g}]"
+        text = f"{ratio:.3g}" if low is None else f"{ratio:.3g} [{low:.3g}, {high:.3g}]"
         verdict = OPEN if row["holds"] == "cannot be judged" else row["holds"]
-        yield Statement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{said} of 7x7")
+        yield Statement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{text} of 7x7")
     for side in (3, 5, 7):
         for which, name in (("forward", INFERENCE), ("forward and both", TRAINING)):
             line = _line(axes, "batch", which, f"kernel {side}, channels 32, size 256")

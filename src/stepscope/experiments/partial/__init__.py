@@ -90,8 +90,8 @@ class PartialTraining(StudyRequest):
         if not self.ways or not self.fractions:
             raise UsageError("no way or no fraction is asked for", "leave --ways and --fractions out for all of them")
         if sum((self.transfer, self.pretrained, self.checkpoint is not None)) > 1:
-            said = "--transfer pre-trains here, --checkpoint and --pretrained bring weights"
-            raise UsageError(said, "give one of them; all are transfer")
+            text = "--transfer pre-trains here, --checkpoint and --pretrained bring weights"
+            raise UsageError(text, "give one of them; all are transfer")
 
     def _take(self, preset: str, fixed: Mapping[str, Any]) -> None:
         """Fill in what the preset fixes; UsageError where something else was given."""

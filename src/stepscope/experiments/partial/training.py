@@ -23,13 +23,13 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine import TEST_SAMPLES
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
+    Environment,
     Evaluate,
-    Place,
     TrainingRecord,
     accuracy_of,
     refuse_without_accuracy,
     train_in_session,
-    training_place,
+    training_environment,
 )
 from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, Way, freeze, hold_filters, layers
 from stepscope.files import replaced
@@ -72,11 +72,11 @@ def train_point(orders: Orders) -> dict[str, Any]:
     """Train one way with one seed, as a task of the engine."""
     content = dict(orders["lesson"])
     lesson = Lesson(**{**content, "classes": tuple(content["classes"])})
-    with training_place(orders) as place:
-        return train_lesson(workloads.find(orders["workload"]), lesson, orders["seed"], place)
+    with training_environment(orders) as environment:
+        return train_lesson(workloads.find(orders["workload"]), lesson, orders["seed"], environment)
 
 
-def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) -> dict[str, Any]:
+def train_lesson(workload: Workload, lesson: Lesson, seed: int, environment: Environment) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
     refuse_without_accuracy(training)
@@ -85,14 +85,14 @@ def train_lesson(workload: Workload, lesson: Lesson, seed: int, place: Place) ->
     if why is not None:
         raise Absent(f"'{workload.name}' cannot be trained so ({lesson.way}): {why}")
     rule = _rule(workload, lesson)
-    training, before, note = _start_training(training, lesson, rule, place)
+    training, before, note = _start_training(training, lesson, rule, environment)
     torch.manual_seed(seed)  # the same adapters and dropout, however the training was begun
     way.setup(training.model)
     training = replace(training, optimizers=optimizers_of(workload, training.model, rule))
     steps = steps_of(lesson, training)
     plan = way.plan(training.model, _terms(training, lesson, steps, seed))
     looking = _evaluation(training, before, lesson.test_samples)
-    done = _run_training(training, plan, steps, looking, place)
+    done = _run_training(training, plan, steps, looking, environment)
     cost = step_cost(training, way, [plan(step) for step in probe_steps(steps)], rule)
     notes = [note for note in (note, *cost.notes) if note]
     return {
@@ -133,7 +133,9 @@ def _terms(training: Training, lesson: Lesson, steps: int, seed: int) -> Terms:
     return Terms(lesson.fraction, steps, 1 if lesson.each == "step" else epoch_of(training), seed, gradients)
 
 
-def _run_training(training: Training, plan: Plan, steps: int, looking: Evaluate, place: Place) -> TrainingRecord:
+def _run_training(
+    training: Training, plan: Plan, steps: int, looking: Evaluate, environment: Environment
+) -> TrainingRecord:
     frozen_as: list[Choice] = []
 
     def step(number: int, batch: Batch) -> Tensor:
@@ -145,7 +147,7 @@ def _run_training(training: Training, plan: Plan, steps: int, looking: Evaluate,
             return training.step(batch)
 
     places = {round(look * steps / LOOKS) for look in range(1, LOOKS + 1)}
-    settings = place.settings(training)
+    settings = environment.settings(training)
     batches = itertools.islice(training.batches(), steps)
     return train_in_session(training, batches, settings, step, looking, lambda made: made in places)
 
@@ -172,16 +174,16 @@ def _median(done: TrainingRecord) -> Any:
 
 
 def _start_training(
-    training: Training, lesson: Lesson, rule: OptimizerRule, place: Place
+    training: Training, lesson: Lesson, rule: OptimizerRule, environment: Environment
 ) -> tuple[Training, Training | None, str | None]:
     """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
     if lesson.pretrained:
         name = training.workload.name
         training.model.load_state_dict(packaged.weights(name))
-        said = f"begins with the weights that ship, trained on {packaged.WEIGHTS[name].trained_on}"
-        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, said
+        text = f"begins with the weights that ship, trained on {packaged.WEIGHTS[name].trained_on}"
+        return (_with_classes(training, lesson.classes) if lesson.classes else training), None, text
     if lesson.checkpoint is not None:
-        note = put_weights(training.model, read_weights(Path(lesson.checkpoint)), f"'{lesson.checkpoint}'")
+        note = load_weights(training.model, read_weights(Path(lesson.checkpoint)), f"'{lesson.checkpoint}'")
         return (_with_classes(training, lesson.classes) if lesson.classes else training), None, note
     if not lesson.transfer:
         return (_with_classes(training, lesson.classes) if lesson.classes else training), None, None
@@ -194,7 +196,7 @@ def _start_training(
     if not known:
         raise UsageError("no class is left to pre-train on", "give fewer --classes")
     before = _with_classes(training, known)
-    _load_pretrained(before, lesson, place)
+    _load_pretrained(before, lesson, environment)
     fresh = replace(training, optimizers=optimizers_of(training.workload, training.model, rule))
     return _with_classes(fresh, new), before, None
 
@@ -208,15 +210,15 @@ def _train_data(splits: Splits) -> Any:
     return splits.train
 
 
-def _load_pretrained(before: Training, lesson: Lesson, place: Place) -> None:
+def _load_pretrained(before: Training, lesson: Lesson, environment: Environment) -> None:
     """Train all on the known classes, as long as the lesson; all ways of a seed begin with the same weights."""
-    file = place.weights / f"{before.seed}.pt"
+    file = environment.weights / f"{before.seed}.pt"
     if file.exists():
         before.model.load_state_dict(torch.load(file, map_location=before.device, weights_only=True))
         return
     for batch in itertools.islice(before.batches(), steps_of(lesson, before)):
         before.step(batch)
-    place.weights.mkdir(exist_ok=True)
+    environment.weights.mkdir(exist_ok=True)
     with replaced(file) as part:
         torch.save(before.model.state_dict(), part)
 
@@ -344,7 +346,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> str | None:
+def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> str | None:
     """Load them into the model; a last layer of another size stays as it is, and is said. UsageError on others."""
     own = model.state_dict()
     groups = layers(model)

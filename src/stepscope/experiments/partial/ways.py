@@ -306,7 +306,7 @@ def _no_batch_norm(model: nn.Module) -> str | None:
     return None if any(batch_norms(model).values()) else "it has no batch normalisation with parameters"
 
 
-def _no_place(model: nn.Module) -> str | None:
+def _why_not_adaptable(model: nn.Module) -> str | None:
     return None if adaptable_layers(model) else "it has no linear layer or convolution that an adapter fits beside"
 
 
@@ -346,7 +346,7 @@ WAYS = {
             f"adapters of rank {LORA_RANK} beside frozen layers, and the last layer",
             "weight gradients of frozen layers; the adapters add work of their own",
             _lora,
-            _no_place,
+            _why_not_adaptable,
             add_adapters,
         ),
         Way(

@@ -24,7 +24,7 @@ from stepscope.experiments.engine.child import Orders, ended_run, limit_accelera
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.suite import SuiteRun
-from stepscope.experiments.suite.own import is_own, own_entry, refuse_what_is_its_own, run_own
+from stepscope.experiments.suite.user_entries import is_user_training, refuse_fixed_axes, run_user_training, user_entry
 from stepscope.privacy import cleaned_fields, redacted
 from stepscope.record.device import changing_facts
 from stepscope.request import parse_amount
@@ -138,8 +138,8 @@ def parse_cooldown(text: str | None, root: Path | None = Path("/")) -> tuple[flo
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train as ordered; returns how the run ended."""
     rules = Rules(**orders["rules"])
-    if is_own(orders["workload"]):
-        return _train_own(orders, rules)
+    if is_user_training(orders["workload"]):
+        return _train_user_training(orders, rules)
     if rules.memory_bytes is not None:
         _start_libraries()
         limit_memory(rules.memory_bytes)
@@ -157,11 +157,11 @@ def train_point(orders: Orders) -> dict[str, Any]:
     return ended_run(path)
 
 
-def _train_own(orders: Orders, rules: Rules) -> dict[str, Any]:
+def _train_user_training(orders: Orders, rules: Rules) -> dict[str, Any]:
     """Run a script or a function of the user's own, which makes a run folder too."""
     from stepscope.experiments.engine.process import LOG_FILE, run_in, starved_line
 
-    ended, out = run_own(orders, rules), Path(orders["out"])
+    ended, out = run_user_training(orders, rules), Path(orders["out"])
     path = run_in(out)
     if ended["status"] == "failed" and rules.memory_bytes is not None:  # also before its first step
         starved = starved_line((out / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
@@ -223,8 +223,8 @@ def chosen_entries(request: SuiteRun) -> list[Entry]:
     from stepscope import workloads
 
     wanted = list(dict.fromkeys(request.workloads or ()))
-    own = [name for name in wanted if is_own(name)]
-    refuse_what_is_its_own(request, own)
+    own = [name for name in wanted if is_user_training(name)]
+    refuse_fixed_axes(request, own)
     named = [name for name in wanted if name not in own]
     tiers = workload_tiers()
     for name in named:
@@ -235,7 +235,7 @@ def chosen_entries(request: SuiteRun) -> list[Entry]:
 
 
 def _entries(names: Sequence[str]) -> list[Entry]:
-    return [own_entry(name) if is_own(name) else workload_entries([name])[0] for name in names]
+    return [user_entry(name) if is_user_training(name) else workload_entries([name])[0] for name in names]
 
 
 def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
@@ -384,11 +384,11 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
         if other:
             said = f"the sweep in '{out}' was begun otherwise than {' '.join(request.given)} asks:\n" + "\n".join(other)
             raise UsageError(said, "leave these options out, or begin a new sweep with another --out")
-    folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _known_entries(name)])
+    folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _current_entries(name)])
     return folder
 
 
-def _known_entries(name: str) -> list[Entry]:
+def _current_entries(name: str) -> list[Entry]:
     """The training of this name as it is now; empty where there is none any more."""
     try:
         return _entries([name])

@@ -92,7 +92,7 @@ def runs_table(results: Results) -> pl.DataFrame:
     rows = []
     for run in results.runs:
         numbers = {name: (run.get("numbers") or {}).get(name, {}).get("value") for name in COLUMNS}
-        ends = {f"{what}_{end}": _most(run, end, key) for end in ("at_start", "at_end") for what, key in _ENDS}
+        ends = {f"{what}_{end}": _extreme(run, end, key) for end in ("at_start", "at_end") for what, key in _ENDS}
         outcome = {"status": run["status"], "reason": run.get("reason"), "flags": "; ".join(run.get("flags") or [])}
         rows.append({**run["point"], **outcome, "steps": run.get("steps"), **numbers, **ends})
     return pl.DataFrame(rows, infer_schema_length=None)
@@ -116,7 +116,7 @@ def sha256(content: Mapping[str, Any]) -> str:
 _ENDS = (("celsius", "temperatures_celsius"), ("hz", "frequencies_hz"))
 
 
-def _most(run: Mapping[str, Any], end: str, key: str) -> float | None:
+def _extreme(run: Mapping[str, Any], end: str, key: str) -> float | None:
     """The hottest zone, or the fastest clock, at one end of a run."""
     values = ((run.get(end) or {}).get(key) or {}).values()
     return max((float(value) for value in values if value is not None), default=None)

@@ -102,10 +102,10 @@ def _run(
 def with_cooling(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[str, Any]:
     """A result with what was waited for before its run; a device that did not get cool is a flag."""
     celsius = cooled["to_celsius"]
-    said = (
+    text = (
         "begun without cooling: no temperature was read" if celsius is None else f"begun at {celsius:g} degC, not cool"
     )
-    flags = {} if cooled["reached"] else {"flags": [*result.get("flags", []), said]}
+    flags = {} if cooled["reached"] else {"flags": [*result.get("flags", []), text]}
     total_s = cooled["waited_s"] + (result["wall_s"] or 0.0)
     return {**result, **flags, "cooled": dict(cooled), "total_s": total_s}
 

@@ -52,8 +52,8 @@ class TrainingSetting:
     @property
     def id(self) -> str:
         """A name for files."""
-        said = [f"{name}-{value}" for name, value in asdict(self).items() if value not in (None, self.arguments)]
-        return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(said))
+        parts = [f"{name}-{value}" for name, value in asdict(self).items() if value not in (None, self.arguments)]
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class TrainingSweep(StudyRequest):
         return training_rules(self, self.default_steps)
 
     def checked(self) -> StudyRequest:
-        from stepscope.experiments.sweeps.own_training import check_own, is_own
+        from stepscope.experiments.sweeps.user_training import check_user_training, is_user_training
 
-        own, words = is_own(self.base.workload), self.base.arguments
+        own, words = is_user_training(self.base.workload), self.base.arguments
         if own and hasattr(self, "arguments"):
-            check_own(self)
+            check_user_training(self)
             return self
         if words:
             raise UsageError(f"a workload takes no arguments of its own: {' '.join(words)}")

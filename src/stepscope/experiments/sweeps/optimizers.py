@@ -117,7 +117,7 @@ KINDS = {
 def with_every_optimizer(workload: Workload, tell: Callable[[Optimizer], None] = lambda made: None) -> Workload:
     """The workload, ready to be trained by each of KINDS; `tell` hears of every optimizer that is made."""
     known = {name: dict(values) for name, values in workload.hyperparameters.items()}
-    rules = {name: known.get(name) or _like(kind, known) for name, kind in KINDS.items()}
+    rules = {name: known.get(name) or _scaled(kind, known) for name, kind in KINDS.items()}
     makers = {name: _reporting(kind.make, tell) for name, kind in KINDS.items()}
     own = {name: _reporting(make, tell) for name, make in workload.makers.items()}
     return replace(workload, hyperparameters={**rules, **known}, makers={**makers, **own})
@@ -145,7 +145,7 @@ def _bytes(value: Any) -> int:
     return value.nbytes
 
 
-def _like(kind: OptimizerKind, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _scaled(kind: OptimizerKind, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     of = dict(known.get(kind.like) or {"lr": 1e-3})
     return {**of, "lr": of["lr"] * kind.times}
 

@@ -236,7 +236,7 @@ def best_settings(found: Sequence[SettingCost], quantities: Sequence[Quantity] =
         having = [cost for cost in found if quantity in cost.values]
         if len({cost.values[quantity].value for cost in having}) > 1:
             best = (max if quantity.more_is_better else min)(having, key=lambda c: c.values[quantity].value)
-            result.append(BestSetting(quantity, best, _alike(best, having, quantity)))
+            result.append(BestSetting(quantity, best, _ties(best, having, quantity)))
     return result
 
 
@@ -245,7 +245,7 @@ def measured_quantities(found: Sequence[SettingCost]) -> list[Quantity]:
     return [quantity for quantity in QUANTITIES if any(quantity in cost.values for cost in found)]
 
 
-def _alike(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
+def _ties(best: SettingCost, having: Sequence[SettingCost], quantity: Quantity) -> tuple[SettingCost, ...] | None:
     top, others = best.values[quantity], [cost for cost in having if cost is not best]
     if top.low is None or top.high is None or any(cost.repeats < 2 for cost in having):
         return None  # of a single run the interval does not hold how much runs differ

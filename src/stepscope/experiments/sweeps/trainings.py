@@ -16,8 +16,8 @@ from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.points import in_rounds
 from stepscope.experiments.suite.sweep import read_run
 from stepscope.experiments.sweeps import TrainingRules, TrainingSetting
-from stepscope.experiments.sweeps.own_training import TASK as OWN_TASK
-from stepscope.experiments.sweeps.own_training import is_own
+from stepscope.experiments.sweeps.user_training import TASK as OWN_TASK
+from stepscope.experiments.sweeps.user_training import is_user_training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ def training_plan(
     for setting, repeat in rounds:
         orders = {**asdict(setting), **rules.to_dict(), "seed": rules.seed + repeat}
         name = f"{title(setting)}, repeat {repeat + 1}"
-        task = OWN_TASK if is_own(setting.workload) else TASK
+        task = OWN_TASK if is_user_training(setting.workload) else TASK
         points.append(Point(_id(setting, repeat), name, task, orders, setting=setting.id))
         setting_of[points[-1].id] = setting
 

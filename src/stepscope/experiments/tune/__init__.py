@@ -86,10 +86,10 @@ class TuneRequest(Request):
         given = [f"--{name}" for name in ("optimizer", "device") if getattr(self, name) is not None]
         if given or self.arguments:
             raise UsageError(f"{' '.join([*given, *self.arguments])}: a function decides that itself", "leave it out")
-        from stepscope.experiments.sweeps import own_training
+        from stepscope.experiments.sweeps import user_training
 
         batch = [] if self.batch is None else [str(self.batch)]
-        return {"script": own_training.__file__, "arguments": [self.target, *batch], "threads": self.threads}
+        return {"script": user_training.__file__, "arguments": [self.target, *batch], "threads": self.threads}
 
 
 def refuse_energy(goal: str) -> None:

@@ -93,7 +93,7 @@ def _rank(count: int, confidence: float) -> int | None:
 FINAL, AS_IS = "final", "as-is"
 
 
-class PlaceLike(Protocol):
+class TunableTraining(Protocol):
     """A training that makes steps when it is told to, in another process or in this one."""
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]: ...

@@ -19,7 +19,7 @@ from stepscope.experiments.tune.changes import Change, offered, switched
 from stepscope.experiments.tune.changes.loop import with_arguments
 from stepscope.experiments.tune.child import obeyed
 from stepscope.experiments.tune.delays import DELAY, delay_of
-from stepscope.experiments.tune.process import PlaceEnded
+from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.state import BatchCopies, OfLoader, State, copy_of_batch
 from stepscope.experiments.tune.training import Observer, Targets, facts_of, observed
 from stepscope.record.kineto import start_window
@@ -96,7 +96,7 @@ class Bench:
                 return self._timed(batches, steps)
         finally:
             if state is not None:
-                state.put_back()
+                state.restore()
 
     def losses(self, names: Sequence[str], steps: int) -> list[float]:
         """Return the losses of steps on the fixed batches; the state is put back. Empty where the step returns none."""
@@ -110,7 +110,7 @@ class Bench:
                         return []
                     found.append(loss)
         finally:
-            state.put_back()
+            state.restore()
         return found
 
     def memory(self, names: Sequence[str]) -> int | None:
@@ -124,7 +124,7 @@ class Bench:
                         self._step(batch)
             return found[0] if found else None
         finally:
-            state.put_back()
+            state.restore()
 
     def _timed(self, batches: Iterator[Any], steps: int) -> Block:
         ends: list[int] = []
@@ -172,7 +172,7 @@ class Bench:
         try:
             return observed(act)
         finally:
-            state.put_back()
+            state.restore()
 
 
 @contextlib.contextmanager
@@ -235,7 +235,7 @@ def _wait() -> bool:
 # Tuning within a running loop: the steps are made here and now, and everything is put back after each block.
 
 
-class LoopPlace:
+class LocalTraining:
     """A training in this process, told as those in other processes are."""
 
     def __init__(self, bench: Bench) -> None:
@@ -253,7 +253,7 @@ class LoopPlace:
         except Exception as error:
             if not command.get("changes"):
                 raise
-            raise PlaceEnded(f"with it the step raises {type(error).__name__}: {error}") from error
+            raise TrainingEnded(f"with it the step raises {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Do nothing: no process was started."""
@@ -277,7 +277,7 @@ def loop_bench(
     try:
         kept = _some(itertools.islice(iter(plain), fixed))
     finally:
-        state.put_back()
+        state.restore()
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return _again_and_again(_with(loader, arguments) if arguments else plain)

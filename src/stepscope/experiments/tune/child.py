@@ -160,7 +160,7 @@ def bench_of(training: Training, targets: Any = None, restored: bool = False) ->
     fixed = list(itertools.islice(stream, _FIXED))
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
-        return stream if not arguments else iter(_made_anew(training, arguments))
+        return stream if not arguments else iter(_rebuilt_batches(training, arguments))
 
     return Bench(
         lambda batch: step_of(training, targets, batch), targets, source, fixed, others=(training.counters,),
@@ -182,11 +182,11 @@ def step_of(training: Training, targets: Targets, batch: Any) -> Any:
     return total
 
 
-def _made_anew(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
+def _rebuilt_batches(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
     """Return the batches of a data loader that is made with other arguments."""
-    from stepscope.experiments.tune.changes.loop import loaders_made_with
+    from stepscope.experiments.tune.changes.loop import loaders_with
 
-    with loaders_made_with(arguments):
+    with loaders_with(arguments):
         return training.batches()
 
 

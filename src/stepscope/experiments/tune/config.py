@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import MissingDependency, OutputNotWritable, UnknownName, UsageError
 from stepscope.experiments.tune.changes import Change, offered, switched
-from stepscope.record.allocators import jemalloc_library, tcmalloc_library
+from stepscope.record.c_allocators import jemalloc_library, tcmalloc_library
 from stepscope.runfolder.validation import Row, Within, parse, read_regular
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def read_config(path: Path) -> Config:
     except (OSError, ValueError) as error:
         said = (error.strerror if isinstance(error, OSError) else None) or error
         raise UsageError(f"--with {path}: {said}", "stepscope tune --apply writes one") from error
-    for place, line in enumerate(text.splitlines(), 1):
+    for index, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if not words or words.startswith("#"):
             continue
@@ -108,7 +108,7 @@ def read_config(path: Path) -> Config:
             equals = ""
         if not equals:
             raise UsageError(
-                f'--with {path}: line {place} is not `name = "value"`: {words[:80]}', "stepscope tune --apply"
+                f'--with {path}: line {index} is not `name = "value"`: {words[:80]}', "stepscope tune --apply"
             )
     for name, setting in environment.items():
         if not _is_of_a_change(name, setting):

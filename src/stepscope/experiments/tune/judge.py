@@ -33,7 +33,7 @@ def judge(tuning: Tuning, title: str) -> Findings:
     refuted = tuning.refuted()
     helps = [arm for arm in (*combined, *tuning.winners()) if arm is not refuted]
     best = tuning.best()
-    ranks = {arm.name: place for place, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
+    ranks = {arm.name: index for index, arm in enumerate(helps, 1)} if memory else tie_groups(helps)
     helps.sort(key=lambda arm: ranks[arm.name])
     final = arms.get(FINAL)
     rows = [_row(arm, ranks[arm.name]) for arm in helps]
@@ -192,10 +192,10 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     step = f"{number(1e3 * as_is * (1 - gain / 100))} ms a step instead of {number(1e3 * as_is)}"
     bounds = "" if low is None or high is None else f" [{low:.1f}, {high:.1f}]"
     less = "less" if gain >= 0 else "more"
-    said = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
+    text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
         saved = 100 * (1 - best.memory_bytes / best.as_is_bytes)
-        said = f"{best.name}: {saved:.1f} % less memory {'of the process' if best.of_process else 'a step'}; {step}"
+        text = f"{best.name}: {saved:.1f} % less memory {'of the process' if best.of_process else 'a step'}; {step}"
     missing = "it was interrupted" if tuning.interrupted else "see why" if tuning.ended_by else "no time was left"
     confirmed = ", measured anew at the end." if checked else f"; not checked at the end: {missing}."
     if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
@@ -203,7 +203,7 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     ranks = tie_groups(helps)
     ties = [other.name for other in helps if other is not best and ranks[other.name] == ranks.get(best.name)]
     tied = f" A tie with {', '.join(ties)}." if ties and tuning.rules.goal != "memory" else ""
-    return said + confirmed + tied
+    return text + confirmed + tied
 
 
 def _refuted_answer(chosen: Arm, final: Arm) -> str:
@@ -214,8 +214,8 @@ def _refuted_answer(chosen: Arm, final: Arm) -> str:
         return f"{chosen.name} won the search and its loss drifts by {drift} in the check at the end: {_LEAVE}."
     gain, low, high = gains(final)
     bounds = "" if low is None or high is None else f" [{-high:.1f}, {-low:.1f}]"
-    said = f"{chosen.name} won the search and took {-(gain or 0.0):.1f} %{bounds} more time in the check at the end"
-    return f"{said}: {_LEAVE}."
+    text = f"{chosen.name} won the search and took {-(gain or 0.0):.1f} %{bounds} more time in the check at the end"
+    return f"{text}: {_LEAVE}."
 
 
 _LEAVE = "leave the training as it is"

@@ -1,6 +1,6 @@
 """The tuning process seen from outside: it trains a workload or the user's script, and makes steps on command.
 
-Commands and answers are lines of JSON through two pipes. `Place` sends the commands; the process itself runs
+Commands and answers are lines of JSON through two pipes. `TrainingProcess` sends the commands; the process itself runs
 `stepscope.experiments.tune.child`.
 """
 
@@ -22,11 +22,11 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
 
 
-class PlaceEnded(StepscopeError):
+class TrainingEnded(StepscopeError):
     """The process of a training ended, or gave no answer in time; the message says how."""
 
 
-class NoAnswer(PlaceEnded):
+class NoAnswer(TrainingEnded):
     """The process of a training gave no answer in time."""
 
 
@@ -34,7 +34,7 @@ class TooShort(UsageError):
     """A script that makes too few steps as it is: nothing can be tried on it."""
 
 
-class Place:
+class TrainingProcess:
     """A training in a process of its own, with an environment and changes that it begins with."""
 
     def __init__(
@@ -63,16 +63,16 @@ class Place:
         self._tell, self._hear, self._rest = tell, hear, b""
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
-        """Send a command and return its answer; PlaceEnded where none comes in time, UsageError for a refusal."""
+        """Send a command and return its answer; TrainingEnded where none comes in time, UsageError for a refusal."""
         try:
             os.write(self._tell, (json.dumps(command) + "\n").encode())
         except OSError:
-            raise PlaceEnded(self._end_text()) from None
+            raise TrainingEnded(self._end_text()) from None
         answer: dict[str, Any] = json.loads(self._line(limit_s))
         if "refused" in answer:
             raise UsageError(answer["refused"], answer.get("hint"))
         if "failed" in answer:
-            raise PlaceEnded(str(answer["failed"]))
+            raise TrainingEnded(str(answer["failed"]))
         return answer
 
     @property
@@ -97,7 +97,7 @@ class Place:
                 raise NoAnswer(f"it gave no answer within {limit_s:.0f} s")
             part = os.read(self._hear, 1 << 16)
             if not part:
-                raise PlaceEnded(self._end_text())
+                raise TrainingEnded(self._end_text())
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         return line
@@ -117,14 +117,16 @@ class Place:
         return lines[-1][-300:] if lines else ""
 
 
-class LastingPlace:
+class RestartingTraining:
     """A training that is started again where its process is gone: a script that ended, a change that ended it."""
 
     def __init__(
         self, orders: Mapping[str, Any], log: Path, environment: Mapping[str, str], at_start: Sequence[str] = ()
     ) -> None:
         self._at_start = tuple(at_start)
-        self._start: Callable[[], Place] = functools.partial(Place, orders, log, environment, at_start)
+        self._start: Callable[[], TrainingProcess] = functools.partial(
+            TrainingProcess, orders, log, environment, at_start
+        )
         self._place = self._start()
         self._facts: Mapping[str, Any] | None = None
         self._gone = False
@@ -143,7 +145,7 @@ class LastingPlace:
         if "over" in answer:
             self._gone = True
             if self._at_start or command.get("changes"):
-                raise PlaceEnded(f"with it {answer['why']}, after {answer['over']} training steps")
+                raise TrainingEnded(f"with it {answer['why']}, after {answer['over']} training steps")
             few = f"it makes {answer['over']} training steps, too few to tune it"
             printed = self._place.printed
             if answer["over"]:
@@ -164,7 +166,7 @@ class LastingPlace:
             self._place.close()
             self._gone = True
             raise
-        except PlaceEnded:
+        except TrainingEnded:
             self._gone = self._place.ended
             raise
 

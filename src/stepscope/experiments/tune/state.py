@@ -44,7 +44,7 @@ class _Tensor:
         memory = tensor.data
         return cls(tensor, memory, memory.clone(), tensor.requires_grad)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         self.memory.copy_(self.content)
         self.tensor.data = self.memory
         if self.tensor.is_leaf:
@@ -79,16 +79,16 @@ class State:
         """The memory of the copies, B."""
         return sum(kept.content.numel() * kept.content.element_size() for kept in self._tensors.values())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Make everything as it was."""
         with torch.no_grad():
             for kept in self._tensors.values():
-                kept.put_back()
+                kept.restore()
             for tensor, gradient in self._gradients:
                 tensor.grad = gradient
         for part in (*self._parts.values(), self._random):
             if part is not None:
-                part.put_back()
+                part.restore()
 
     def keep(self, value: Any) -> bool:
         """Have the value put back as the object that it is, with what is in it; False where nobody knows how."""
@@ -135,7 +135,7 @@ class OfLoader:
 class _Part(Protocol):
     """Something that a step alters in place."""
 
-    def put_back(self) -> None: ...
+    def restore(self) -> None: ...
 
 
 def _kind_of(value: Any) -> Callable[[Any, State], _Part] | None:
@@ -163,7 +163,7 @@ class _Container:
             if not isinstance(value, _PLAIN):  # of which a list of a sampler's may have millions
                 state.keep(value)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         container = self._container
         container.clear()
         if isinstance(container, (dict, set)):
@@ -179,7 +179,7 @@ class _Generator:
         self._generator = generator
         self._state = copy.deepcopy(self._access())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         self._access(copy.deepcopy(self._state))
 
     def _access(self, *new: Any) -> Any:
@@ -199,7 +199,7 @@ class _Array:
     def __init__(self, array: Any, state: State) -> None:
         self._array, self._content = array, array.copy()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         if self._array.flags.writeable:
             self._array[...] = self._content
 
@@ -215,7 +215,7 @@ class _Attributes:
         held = [(name, value) for name, value in self._attributes.items() if name in of_torch]
         self._contents = [(value, value.copy()) for _, value in held if isinstance(value, (dict, set))]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         present = getattr(self._owner, "__dict__", {})
         for name in present.keys() - self._attributes.keys():
             del present[name]
@@ -261,8 +261,8 @@ class _Optimizer:
         groups = self._optimizer.param_groups
         return [groups, *(group["params"] for group in groups)]
 
-    def put_back(self) -> None:
-        self._own.put_back()
+    def restore(self) -> None:
+        self._own.restore()
         for present, before in self._lists:
             present[:] = before
         self._optimizer.state.clear()
@@ -303,7 +303,7 @@ class _WithStateDict:
                 "name tensors, lists, dictionaries, modules, generators, and what has state_dict and load_state_dict",
             )
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         self._other.load_state_dict(copy.deepcopy(self._content))
 
 
@@ -377,7 +377,7 @@ class RandomNumbers:
         self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)

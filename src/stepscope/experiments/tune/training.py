@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import MissingDependency, UsageError
-from stepscope.record import allocators
+from stepscope.record import c_allocators
 from stepscope.record.boundary import Boundary
 from stepscope.record.torch_hooks import Routes
 
@@ -158,10 +158,10 @@ def machine_facts() -> dict[str, Any]:
     """Return the facts of the machine and of this process alone."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     try:
-        tcmalloc: str | None = str(allocators.tcmalloc_library())
+        tcmalloc: str | None = str(c_allocators.tcmalloc_library())
     except MissingDependency:
         tcmalloc = None
-    in_force = allocators.in_force()
+    in_force = c_allocators.in_force()
     return {
         "cores": _allowed(len(cores)),
         "physical_cores": max(1, min(_physical(cores), _allowed(len(cores)))),
@@ -169,7 +169,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "glibc": platform.libc_ver()[0] == "glibc",
         "tcmalloc": tcmalloc,
-        "jemalloc": str(allocators.jemalloc_library() or "") or None,
+        "jemalloc": str(c_allocators.jemalloc_library() or "") or None,
         "interop_threads": torch.get_num_interop_threads(),
         "tcmalloc_in_use": in_force.get("name") == "tcmalloc",
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),

@@ -21,8 +21,8 @@ from stepscope.experiments.tune.arms import (
     LEAST_PAIRS,
     Arm,
     Desk,
-    PlaceLike,
     Rules,
+    TunableTraining,
     file_name,
     ratio_interval,
     saved_bytes,
@@ -31,7 +31,7 @@ from stepscope.experiments.tune.arms import (
 )
 from stepscope.experiments.tune.changes import Change, offered, wanted
 from stepscope.experiments.tune.other_load import QuietLevel
-from stepscope.experiments.tune.process import PlaceEnded, TooShort
+from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
 MOST_DRIFT = 0.05  # of the loss, in the same steps from the same state: more is not combined by itself
@@ -55,22 +55,22 @@ _SAME = ("device", "gpu", "threads", "parameters", "conv2d", "blocks", "batch", 
 
 
 class Tuning:
-    """One experiment. `open_place(changes at start, facts)` starts a training; `apart`: in processes of their own."""
+    """One experiment. `open_training(changes at start, facts)` starts a training; `apart`: in own processes."""
 
     def __init__(
         self,
-        open_place: Callable[[Sequence[Change], Mapping[str, Any]], PlaceLike],
+        open_training: Callable[[Sequence[Change], Mapping[str, Any]], TunableTraining],
         rules: Rules,
         desk: Desk | None = None,
         *,
         apart: bool = True,
     ) -> None:
-        self._open, self.rules, self._desk, self._apart = open_place, rules, desk or Desk(), apart
+        self._open, self.rules, self._desk, self._apart = open_training, rules, desk or Desk(), apart
         self._shuffle = random.Random(rules.seed)
         progress = self._desk.kept.get("progress", {})
         self._spent_s = _whole(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
-        self._places: list[PlaceLike] = []
+        self._trainings: list[TunableTraining] = []
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
         self._altered: set[int] = set()  # processes in which changes were made
         self._couple = int(_whole(progress.get("couples")))
@@ -97,27 +97,27 @@ class Tuning:
         So does a training that cannot be started again, once there is a pair.
         """
         try:
-            place = self._begin()
+            training = self._begin()
             share = self.facts.get("data_share", 0)
             if self._apart and share > _LOADING:
-                place = self._couples(place, _LIVE if share < _MOSTLY_LOADING else _COMBINED, ("loader",))
-            self._live(place)
-            place = self._couples(place, _START)
-            self._live(place, until=_START)
+                training = self._couples(training, _LIVE if share < _MOSTLY_LOADING else _COMBINED, ("loader",))
+            self._live(training)
+            training = self._couples(training, _START)
+            self._live(training, until=_START)
             if self.chosen() is None:  # what would have gone into combinations and the check at the end
-                place = self._couples(place, _LATE)
-                self._live(place, until=_LATE)
-            self._combine(place)
+                training = self._couples(training, _LATE)
+                self._live(training, until=_LATE)
+            self._combine(training)
             self._final()
         except KeyboardInterrupt:
             self.interrupted = True
-        except (PlaceEnded, TooShort) as error:
+        except (TrainingEnded, TooShort) as error:
             if not any(arm.pairs for arm in self.arms.values()):
                 raise
             self.ended_by = str(error)
         finally:
-            for place in list(self._places):
-                self._close(place)
+            for training in list(self._trainings):
+                self._close(training)
             self._keep_all()
 
     def best(self) -> Arm | None:
@@ -157,22 +157,22 @@ class Tuning:
 
     # the beginning
 
-    def _begin(self) -> PlaceLike:
+    def _begin(self) -> TunableTraining:
         self._desk.tell("the training as it is", self.used)
         began_ns = monotonic_ns()
-        place = self._start(())
-        facts = place.ask(_ANSWER_S, do="facts")
+        training = self._start(())
+        facts = training.ask(_ANSWER_S, do="facts")
         self._refuse_another(facts)
         self.facts = facts
         self.known = offered(self.facts)
         rules = self.rules
         chosen = wanted(self.known.values(), rules.goal, rules.only, rules.without)
         self.step_s = self.facts["step_s"]
-        self._fresh_losses = self._losses(place, ())
-        first = place.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
+        self._fresh_losses = self._losses(training, ())
+        first = training.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
         self._opening_s = (monotonic_ns() - began_ns) / 1e9
         self.step_s = min(first["seconds"])
-        self._fresh_peak = place.ask(_ANSWER_S, do="peak")["process_bytes"]
+        self._fresh_peak = training.ask(_ANSWER_S, do="peak")["process_bytes"]
         for change in chosen:
             at_start = (change.name,) if change.at_start and not (change.loader and not self._apart) else ()
             arm = Arm(change.name, (change.name,), at_start, reason=change.refused or NO_TIME)
@@ -184,7 +184,7 @@ class Tuning:
                 arm = Arm.from_dict(content)
                 if arm.changes and {*arm.changes} <= {*self.known} and file_name(arm.name) == name:
                     self.arms[arm.name] = arm
-        return place
+        return training
 
     def _refuse_another(self, facts: Mapping[str, Any]) -> None:
         """Raise UsageError where what is kept was measured of another training, or on another device."""
@@ -199,24 +199,24 @@ class Tuning:
                 "bring back what it began with, or give another folder: --out DIR",
             )
 
-    def _start(self, changes: Sequence[Change]) -> PlaceLike:
-        place = self._open(changes, self.facts)
-        self._places.append(place)
+    def _start(self, changes: Sequence[Change]) -> TunableTraining:
+        training = self._open(changes, self.facts)
+        self._trainings.append(training)
         if changes:
-            self._altered.add(id(place))
+            self._altered.add(id(training))
         if self.facts and self._apart:
-            place.ask(_ANSWER_S, do="use", facts=self.facts)
-        return place
+            training.ask(_ANSWER_S, do="use", facts=self.facts)
+        return training
 
-    def _close(self, place: PlaceLike) -> None:
-        self._places.remove(place)
-        self._warm = {key for key in self._warm if key[0] != id(place)}  # another may have its number
-        self._altered.discard(id(place))
-        place.close()
+    def _close(self, training: TunableTraining) -> None:
+        self._trainings.remove(training)
+        self._warm = {key for key in self._warm if key[0] != id(training)}  # another may have its number
+        self._altered.discard(id(training))
+        training.close()
 
     # changes within a process
 
-    def _live(self, place: PlaceLike, until: float = _LIVE) -> None:
+    def _live(self, training: TunableTraining, until: float = _LIVE) -> None:
         """Pairs of every change that needs no process of its own, until each is clear or the time is over."""
         if not self._apart:
             until = max(until, _START)
@@ -233,8 +233,8 @@ class Tuning:
                 self._desk.tell(self.known[arm.name].title, self.used)
                 with self._failing(arm):
                     if not arm.pairs and self.rules.goal == "memory":
-                        self._look(place, arm)
-                    self._pair(place, place, arm)
+                        self._look(training, arm)
+                    self._pair(training, training, arm)
                 self._judge(arm)
             self._keep_all()
 
@@ -257,29 +257,29 @@ class Tuning:
     def _possible(self, arm: Arm) -> bool:
         return self._apart or not arm.at_start
 
-    def _look(self, place: PlaceLike, arm: Arm) -> None:
+    def _look(self, training: TunableTraining, arm: Arm) -> None:
         """Losses and memory of a change, from the same state and in the same batches as the training as is.
 
         A script has other batches in each look: of two the least as is, and the most as changed.
         """
         looks = 1
         if self.facts.get("losses_known", True):
-            self._take_losses(arm, self._losses(place, ()), self._losses(place, arm.live))
+            self._take_losses(arm, self._losses(training, ()), self._losses(training, arm.live))
         elif self.rules.goal == "memory":
             looks = 2
         else:
             return
-        self._altered.add(id(place))
+        self._altered.add(id(training))
         sides = [names for _ in range(looks) for names in ((), arm.live)]
-        sizes = [place.ask(_ANSWER_S, do="memory", changes=names)["bytes"] for names in sides]
+        sizes = [training.ask(_ANSWER_S, do="memory", changes=names)["bytes"] for names in sides]
         if None not in sizes:
             arm.as_is_bytes, arm.memory_bytes = min(sizes[::2]), max(sizes[1::2])
 
-    def _losses(self, place: PlaceLike, names: Sequence[str]) -> list[float]:
+    def _losses(self, training: TunableTraining, names: Sequence[str]) -> list[float]:
         if not self.facts.get("losses_known", True):
             return []
         steps = max(2, min(_LOSSES, int(2.0 / max(self.step_s, 1e-6))))
-        losses: list[float] = place.ask(_ANSWER_S, do="losses", changes=list(names), steps=steps)["losses"]
+        losses: list[float] = training.ask(_ANSWER_S, do="losses", changes=list(names), steps=steps)["losses"]
         return losses
 
     @staticmethod
@@ -290,7 +290,7 @@ class Tuning:
             before, after = (sum(losses) / steps for losses in (arm.as_is_losses, arm.losses))
             arm.drift = math.inf if not math.isfinite(after) else (after - before) / abs(before) if before else None
 
-    def _pair(self, as_is: PlaceLike, changed: PlaceLike, arm: Arm, base: Sequence[str] = ()) -> bool:
+    def _pair(self, as_is: TunableTraining, changed: TunableTraining, arm: Arm, base: Sequence[str] = ()) -> bool:
         """A block of each in random order, after warm-up; base: what the training as is has of live changes.
 
         False where more other load was beside it than beside others: such a pair does not count.
@@ -299,8 +299,8 @@ class Tuning:
         self._shuffle.shuffle(sides)
         times: dict[bool, Mapping[str, Any]] = {}
         ahead = max(self._loaded_ahead(()), self._loaded_ahead(arm.changes))
-        for place, names, is_changed in sides:
-            times[is_changed] = self._block(place, names, ahead)
+        for training, names, is_changed in sides:
+            times[is_changed] = self._block(training, names, ahead)
         if self.quiet.disturbed((times[False].get("others"), times[True].get("others"))):
             return False
         loads = any(self.known[name].loader for name in arm.changes)
@@ -320,21 +320,21 @@ class Tuning:
         workers = arguments.get("num_workers", (self.facts.get("loader") or {}).get("workers", 0))
         return int(workers) * int(arguments.get("prefetch_factor", _PREFETCHED))
 
-    def _block(self, place: PlaceLike, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
+    def _block(self, training: TunableTraining, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
         seconds = min(0.5, max(0.04, self.rules.seconds / 600))
         steps = min(_MOST_STEPS, max(2 if self.step_s < 1 else 1, math.ceil(seconds / self.step_s)))
         warmup = min(20, max(2 if self.step_s < 0.5 else 1, math.ceil(seconds / 3 / self.step_s)))
-        key = (id(place), tuple(names))
+        key = (id(training), tuple(names))
         if key not in self._warm:
             self._warm.add(key)
             warmup += max(2, min(10, int(0.5 / self.step_s)))
         if ahead:  # what was loaded while the other side ran is no gain
             warmup, steps = max(warmup, ahead + 2), max(steps, min(_MOST_STEPS, _BY_AHEAD * ahead))
         if names:
-            self._altered.add(id(place))
-        answer = place.ask(_ANSWER_S, do="block", changes=list(names), warmup=warmup, steps=steps)
+            self._altered.add(id(training))
+        answer = training.ask(_ANSWER_S, do="block", changes=list(names), warmup=warmup, steps=steps)
         if not answer["seconds"]:
-            raise PlaceEnded("the training ended before the block did")
+            raise TrainingEnded("the training ended before the block did")
         if why := answer.get("began_again_since"):
             self.failures[why] = self.failures.get(why, 0) + 1
         self.step_s = 0.8 * self.step_s + 0.2 * min(answer["seconds"])
@@ -347,7 +347,7 @@ class Tuning:
             yield
         except TooShort:
             raise
-        except (PlaceEnded, UsageError) as error:
+        except (TrainingEnded, UsageError) as error:
             arm.status, arm.reason, arm.over = "failed", str(error), True
 
     def _judge(self, arm: Arm) -> None:
@@ -367,7 +367,7 @@ class Tuning:
 
     # changes that a process begins with
 
-    def _couples(self, place: PlaceLike, until: float, groups: Sequence[str] = ()) -> PlaceLike:
+    def _couples(self, training: TunableTraining, until: float, groups: Sequence[str] = ()) -> TunableTraining:
         """Couples of processes for changes at start, of these groups; returns the process of the training as is."""
 
         def waiting() -> list[Arm]:
@@ -384,14 +384,14 @@ class Tuning:
                     continue
                 self._desk.tell(self.known[arm.name].title, self.used)
                 with self._failing(arm):
-                    self._couple_of(place, arm)
+                    self._couple_of(training, arm)
                 self._judge_couples(arm)
                 self._keep_all()
             if couple + 1 < _COUPLES and waiting() and self.used + self._opening_s / self.rules.seconds < until:
-                self._close(place)
-                place = self._start(())
+                self._close(training)
+                training = self._start(())
                 self._couple += 1
-        return place
+        return training
 
     def _late(self, arm: Arm) -> tuple[int, int]:
         """First what has the fewest pairs, and the allocator among them; compiling takes longest, and comes last."""
@@ -400,21 +400,23 @@ class Tuning:
         last = len(order) + ("compile" in arm.changes)
         return len(arm.pairs), order.index(group) if group in order else last
 
-    def _couple_of(self, place: PlaceLike, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()) -> None:
+    def _couple_of(
+        self, training: TunableTraining, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()
+    ) -> None:
         other = self._start([self.known[name] for name in arm.at_start])
         try:
             if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
                 self._take_losses(arm, self._fresh_losses, self._losses(other, arm.live))
-                self._losses(place, base)  # so that it is as warm as the other
+                self._losses(training, base)  # so that it is as warm as the other
             made = 0
             while made < pairs:
-                made += self._pair(place, other, arm, base)
+                made += self._pair(training, other, arm, base)
             ended = other.ask(_ANSWER_S, do="peak")
             if "compile" in arm.changes and ended.get("prepared_s") is not None:
-                arm.compile_s = max(0.0, ended["prepared_s"] - place.ask(_ANSWER_S, do="peak")["prepared_s"])
+                arm.compile_s = max(0.0, ended["prepared_s"] - training.ask(_ANSWER_S, do="peak")["prepared_s"])
             as_is = self._fresh_peak
-            if id(place) not in self._altered:  # after as many steps as the other
-                as_is = place.ask(_ANSWER_S, do="peak")["process_bytes"]
+            if id(training) not in self._altered:  # after as many steps as the other
+                as_is = training.ask(_ANSWER_S, do="peak")["process_bytes"]
             arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, ended["process_bytes"], as_is
         finally:
             self._close(other)
@@ -428,12 +430,12 @@ class Tuning:
 
     # the answer
 
-    def _combine(self, place: PlaceLike) -> None:
+    def _combine(self, training: TunableTraining) -> None:
         """Add winners one by one to the best, as long as each surely improves it."""
         for winner in self.winners():
             if not winner.at_start and not winner.losses and winner.memory_bytes is None:
                 with self._failing(winner):
-                    self._look(place, winner)
+                    self._look(training, winner)
         if self.used <= _COMBINED:  # those that were kept are measured again
             self.arms = {name: arm for name, arm in self.arms.items() if len(arm.changes) == 1 or name == FINAL}
         current: Arm | None = None
@@ -447,7 +449,7 @@ class Tuning:
                 continue
             if winner not in self.winners() and current.interval()[0] > _DOMINATES:
                 continue
-            together = self._together(place, current, winner)
+            together = self._together(training, current, winner)
             if together is not None:
                 current = together
                 groups.add(group)
@@ -458,7 +460,7 @@ class Tuning:
         winners = self.winners()
         return sorted((arm for arm in single if arm not in winners), key=lambda arm: arm.interval()[0])
 
-    def _together(self, place: PlaceLike, current: Arm, more: Arm) -> Arm | None:
+    def _together(self, training: TunableTraining, current: Arm, more: Arm) -> Arm | None:
         """Measure a configuration with one more change; returns it where it is surely faster, or smaller, than without.
 
         Memory of a step cannot be compared with that of a process.
@@ -475,11 +477,11 @@ class Tuning:
         self._desk.tell(f"together: {arm.name}", self.used)
         with self._failing(arm):
             if not arm.at_start:
-                self._look(place, arm)
+                self._look(training, arm)
                 while len(step.pairs) < LEAST_PAIRS + 2:
-                    self._pair(place, place, step, current.live)
+                    self._pair(training, training, step, current.live)
             else:
-                self._against(place, current, step)
+                self._against(training, current, step)
             arm.status, arm.reason = "measured", ""
         if arm.status == "failed":
             return None
@@ -501,9 +503,9 @@ class Tuning:
             arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
         return arm if arm.over else None
 
-    def _against(self, place: PlaceLike, current: Arm, step: Arm) -> None:
+    def _against(self, training: TunableTraining, current: Arm, step: Arm) -> None:
         if not current.at_start:
-            self._couple_of(place, step, LEAST_PAIRS, current.live)
+            self._couple_of(training, step, LEAST_PAIRS, current.live)
             return
         base = self._start([self.known[name] for name in current.at_start])
         try:
@@ -526,28 +528,28 @@ class Tuning:
         if not self._apart:
             self._final_here(final)
             return
-        for place in list(self._places):
-            self._close(place)
+        for training in list(self._trainings):
+            self._close(training)
         share = 0.0  # of the time, that a couple takes
         while not final.pairs or (self.used + share < 1 and len({couple for _, couple in final.pairs}) < 2 * _COUPLES):
             self._couple += 1
             began = self.used
             self._desk.tell(f"as is against the best: {best.name}", min(1.0, self.used))
-            place = self._start(())
+            training = self._start(())
             with self._failing(final):
-                self._couple_of(place, final, _FINAL_PAIRS)
-            self._close(place)
+                self._couple_of(training, final, _FINAL_PAIRS)
+            self._close(training)
             self._keep_all()
             share = self.used - began
             if final.status == "failed":
                 return
 
     def _final_here(self, final: Arm) -> None:
-        place = self._places[0]
+        training = self._trainings[0]
         while len(final.pairs) < LEAST_PAIRS or (self.used < 1 and len(final.pairs) < MOST_PAIRS):
             self._desk.tell(f"as is against the best: {', '.join(final.changes)}", min(1.0, self.used))
             with self._failing(final):
-                self._pair(place, place, final)
+                self._pair(training, training, final)
             if final.status == "failed":
                 return
             if len(final.pairs) >= LEAST_PAIRS:

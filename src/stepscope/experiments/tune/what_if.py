@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.arms import LEAST_PAIRS, Desk, PlaceLike, centre_interval, typical
+from stepscope.experiments.tune.arms import LEAST_PAIRS, Desk, TunableTraining, centre_interval, typical
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name
-from stepscope.experiments.tune.process import PlaceEnded, TooShort
+from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -92,9 +92,13 @@ class WhatIf:
     """The experiment: pairs of blocks, as is and with one part delayed, in random order, of each part in turn."""
 
     def __init__(
-        self, open_place: Callable[[], PlaceLike], parts: Sequence[Part], seconds: float, desk: Desk | None = None
+        self,
+        open_training: Callable[[], TunableTraining],
+        parts: Sequence[Part],
+        seconds: float,
+        desk: Desk | None = None,
     ) -> None:
-        self._open, self.parts, self._seconds, self._desk = open_place, list(parts), seconds, desk or Desk()
+        self._open, self.parts, self._seconds, self._desk = open_training, list(parts), seconds, desk or Desk()
         self._random = random.Random(0)
         self._began_ns = monotonic_ns()
         self.step_s = math.nan
@@ -109,9 +113,9 @@ class WhatIf:
 
     def run(self) -> None:
         """Measure until every part is clear or the time is over. Ctrl-C ends it, and what is known is kept."""
-        place = self._open()
+        training = self._open()
         try:
-            self._begin(place)
+            self._begin(training)
             while self.used < 1:
                 open_ = [part for part in self.parts if not part.clear and part.reason != "failed"]
                 if not open_:
@@ -120,21 +124,21 @@ class WhatIf:
                 for part in sorted(open_, key=lambda part: len(part.waits)):
                     if self.used < 1 or not part.waits:
                         self._desk.tell(f"{part.label} made slower", self.used)
-                        self._measure(place, part)
+                        self._measure(training, part)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
-            place.close()
+            training.close()
 
-    def _begin(self, place: PlaceLike) -> None:
+    def _begin(self, training: TunableTraining) -> None:
         self._desk.tell("the training as it is", self.used)
-        facts = place.ask(_ANSWER_S, do="facts")
+        facts = training.ask(_ANSWER_S, do="facts")
         if facts["device"] != "cpu":
             raise UsageError(
                 f"--what-if: on {facts['device']} a delay of the CPU is not one of the device", "on the CPU alone"
             )
         self.step_s, self.loader = facts["step_s"], facts["loader"]
-        block = place.ask(_ANSWER_S, do="block", changes=[], warmup=3, steps=self._steps())
+        block = training.ask(_ANSWER_S, do="block", changes=[], warmup=3, steps=self._steps())
         self.step_s = typical(block["seconds"], _TRIMMED)
         if not self.loader:
             self.parts = [part for part in self.parts if part.kind != LOADER]
@@ -145,17 +149,17 @@ class WhatIf:
     def _steps(self) -> int:
         return min(100, max(3, math.ceil(0.1 / self.step_s)))
 
-    def _measure(self, place: PlaceLike, part: Part) -> None:
+    def _measure(self, training: TunableTraining, part: Part) -> None:
         try:
-            part.waits.append(self._pair(place, part))
+            part.waits.append(self._pair(training, part))
             part.reason = ""
         except TooShort:
             raise
-        except PlaceEnded as error:
+        except TrainingEnded as error:
             part.reason = "failed" if not part.waits else ""
             self._desk.tell(f"{part.label}: {error}", self.used)
 
-    def _pair(self, place: PlaceLike, part: Part) -> float:
+    def _pair(self, training: TunableTraining, part: Part) -> float:
         """Return by how much the step grows for a second of delay, of one pair of blocks."""
         own_s = part.share * self.step_s
         delay_s = max(_SLOWER * own_s, _LEAST_DELAY * self.step_s)
@@ -167,14 +171,14 @@ class WhatIf:
         sides: list[list[str]] = [[], [name]]
         self._random.shuffle(sides)
         blocks = {
-            bool(side): place.ask(_ANSWER_S, do="block", changes=side, warmup=warmup, steps=steps) for side in sides
+            bool(side): training.ask(_ANSWER_S, do="block", changes=side, warmup=warmup, steps=steps) for side in sides
         }
         times = {side: typical(block["seconds"], _TRIMMED) for side, block in blocks.items()}
         self.as_is_s.append(times[False])
         self.step_s = 0.8 * self.step_s + 0.2 * times[False]
         each_s: float = blocks[True]["delayed_s"] / (warmup + steps)
         if each_s <= 0:
-            raise PlaceEnded("it was not called within a step")
+            raise TrainingEnded("it was not called within a step")
         grown_s: float = times[True] - times[False]
         return grown_s / each_s
 

@@ -18,8 +18,8 @@ from stepscope.record.sensors.contract import (
     NAN,
     READ_ONLY,
     Channel,
-    Found,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Target,
     content,
     decoded_later,
@@ -174,18 +174,18 @@ class FileSensor:
     """
 
     NAME: str
-    find: Callable[[Path, Target], Iterable[NumberFile | Missing]]
+    find: Callable[[Path, Target], Iterable[NumberFile | NoSensor]]
     absent: str  # the folder below the root, and what is not in it
     every_ns: int = 0
     whole: bool = False  # all files or none
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
         """Open what is there."""
         opened: list[tuple[DeviceFile, NumberFile]] = []
-        reasons: list[Missing] = []
+        reasons: list[NoSensor] = []
         for file in self.find(root, target):
-            answer = file if isinstance(file, Missing) else _opened(file, target.clock)
-            if isinstance(answer, Missing):
+            answer = file if isinstance(file, NoSensor) else _opened(file, target.clock)
+            if isinstance(answer, NoSensor):
                 reasons.append(answer)
             elif isinstance(file, NumberFile):
                 opened.append((answer, file))
@@ -195,13 +195,13 @@ class FileSensor:
 
         if not opened or (self.whole and reasons):
             close()
-            reasons.append(Missing("absent", str(root / self.absent)))
+            reasons.append(NoSensor("absent", str(root / self.absent)))
             return next((why for why in reasons if why.reason == "denied"), reasons[0])
         channels = tuple(channel for _, file in opened for channel in file.channels)
         return decoded_later(channels, partial(_fetch, opened), partial(_decode, opened), close, self.every_ns)
 
 
-def _opened(file: NumberFile, clock: Clock) -> DeviceFile | Missing:
+def _opened(file: NumberFile, clock: Clock) -> DeviceFile | NoSensor:
     try:
         device = DeviceFile(file.find or partial(Path, file.path), clock)
     except OSError as error:
@@ -209,11 +209,11 @@ def _opened(file: NumberFile, clock: Clock) -> DeviceFile | Missing:
     try:
         if not file.tried or not all(map(math.isnan, file.values(device.read(file.size)))):
             return device
-        why = Missing("unsupported", f"{file.path} states no {file.channels[0].quantity}")
+        why = NoSensor("unsupported", f"{file.path} states no {file.channels[0].quantity}")
     except OSError as error:
         why = missing_because(error, file.path)
     except ValueError as error:
-        why = Missing("unsupported", f"{file.path}: {error}")
+        why = NoSensor("unsupported", f"{file.path}: {error}")
     device.close()
     return why
 

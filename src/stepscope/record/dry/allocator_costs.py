@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepscope.errors import MissingDependency, StepscopeError
-from stepscope.record.allocators import NAMES, child_environment
+from stepscope.record.c_allocators import NAMES, child_environment
 
 _WARMUP = 2  # steps: the optimizer's state and the kernels' plans exist afterwards
 

@@ -175,7 +175,7 @@ def chosen(func: Any, args: tuple[Any, ...]) -> Any:
     if func is _aten.masked_select.default:
         return args[0].new_empty(torch.broadcast_tensors(args[0], args[1])[0].numel())  # type: ignore[no-untyped-call]
     if func is _aten.index.Tensor and any(_is_mask(index) for index in args[1]):
-        places = [place for index in args[1] for place in (_places(index) if _is_mask(index) else [index])]
+        places = [place for index in args[1] for place in (_indices(index) if _is_mask(index) else [index])]
         return func(args[0], places)
     return NotImplemented
 
@@ -184,5 +184,5 @@ def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def _places(mask: Tensor) -> list[Tensor]:
+def _indices(mask: Tensor) -> list[Tensor]:
     return [mask.new_zeros(mask.numel(), dtype=torch.long) for _ in range(mask.dim())]

@@ -91,7 +91,7 @@ class _Counter:
     def run(self, loss: LossOf, batch: Any) -> None:
         for module in self._names:
             module.register_forward_pre_hook(self._entered, with_kwargs=True)
-            module.register_forward_hook(self._left, always_call=True)
+            module.register_forward_hook(self._leave, always_call=True)
         with _META, self._mode:
             value = loss(self._model, batch)
             self._move(None)
@@ -113,7 +113,7 @@ class _Counter:
         self._stack.append(self._names[module])
         self._move(self._stack[-1])
 
-    def _left(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._claim(output, self._stack.pop())
         self._move(self._stack[-1] if self._stack else self._node_place)
 

@@ -174,7 +174,7 @@ def lstm_forward(platform: Platform) -> Rule:
         if not _has_rule(platform, x):
             return NOTHING
         steps, weights = x.shape[0] * x.shape[1], (args[_INPUT_WEIGHT], args[_STATE_WEIGHT])
-        size = (_kept_by_reference if platform.acl else _lstm_workspace)(x, units)
+        size = (_reference_rnn_bytes if platform.acl else _lstm_workspace)(x, units)
         if platform.acl:
             scratch = _lstm_copies(*weights) + _scratch_of_reference(x, units, x.shape[1] < _ONE_PRODUCT)
         elif x.element_size() == _FLOAT:
@@ -231,7 +231,7 @@ _ONE_PRODUCT = 128  # samples from which forward makes the gates of one step at 
 _PAGES, _PAGE_OR_TWO = 17_000, 6_000  # B
 
 
-def _kept_by_reference(x: Tensor, units: int) -> int:
+def _reference_rnn_bytes(x: Tensor, units: int) -> int:
     steps, samples, inputs = x.shape
     gates = steps * (_lstm_row(4 * units) + 4 * units)
     states = 10 * (steps + 1) * _lstm_row(max(inputs, units)) + (steps + 4) * _lstm_row(units)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.record import kineto
 from stepscope.record.dry.storage_log import Hidden, Rule
-from stepscope.record.dry.unruled import bytes_of, kind_of
+from stepscope.record.dry.unmodelled_ops import bytes_of, kind_of
 from stepscope.record.dry.workspaces import Probed, order_of, signature
 
 _SAMPLES = (16, 32)  # below 16 samples torch and oneDNN may take other kernels
@@ -176,7 +176,7 @@ def _line(call: Call, small: int, large: int) -> tuple[float, float]:
 
 def workspace_bytes(call: Call, samples: int) -> int:
     """The most bytes beyond its outputs that an op takes while it runs, with so many samples."""
-    made = _as_it_lay if call.kind else functools.partial(_made, was=call.samples, samples=samples)
+    made = _as_it_lay if call.kind else functools.partial(_random_like, was=call.samples, samples=samples)
     args, kwargs = tree_map(made, call.args), tree_map(made, dict(call.kwargs))
     with torch.no_grad():
         call.func(*args, **kwargs)  # the first call also makes the primitive
@@ -200,7 +200,7 @@ def _shape_of(value: Any) -> Any:
     return _Shaped(tuple(value.shape), value.dtype, order_of(value), tuple(value.stride()))
 
 
-def _made(value: Any, was: int, samples: int) -> Any:
+def _random_like(value: Any, was: int, samples: int) -> Any:
     """A tensor of random numbers; whose first dimension was the batch has the new number of samples."""
     if not isinstance(value, _Shaped):
         return value

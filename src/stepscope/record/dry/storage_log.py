@@ -6,7 +6,7 @@ What a storage was for is often known only later (a gradient once it is accumula
 stepped), so categories are fixed as they become known. Of kernels' workspaces no dispatcher sees anything: they come
 from `hidden`, a rule a kernel.
 
-ModulePlaces says which module an op belongs to, forward and backward, op by op as they are dispatched.
+ModuleTracker says which module an op belongs to, forward and backward, op by op as they are dispatched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from stepscope.record.dry.fake_numbers import chosen, keep_numbers
-from stepscope.record.dry.module_places import ModulePlaces, in_backward
+from stepscope.record.dry.module_tracker import ModuleTracker, in_backward
 from stepscope.runfolder import MEMORY
 
 BUILDING, TRAINING, EVALUATION, SAVING = "building", "training", "evaluation", "saving"  # scenes of a program
@@ -99,7 +99,7 @@ class Storage:
         return self.low if self.bounds is None else self.bounds[0]
 
     @property
-    def most(self) -> int:
+    def max_requested(self) -> int:
         """Of what is asked for, B."""
         return self.high if self.bounds is None else self.bounds[1]
 
@@ -125,7 +125,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last_op = ""
         self.last_module: str | None = None
         self._hidden = hidden
-        self._places = ModulePlaces()
+        self._places = ModuleTracker()
         self._alive: dict[int, int] = {}  # in the order in which they were born
         self._alive_bytes = 0
         self._told_size: set[int] = set()  # storages whose size a rule knows better than their fake tensor
@@ -165,7 +165,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if parameter.grad is not None:
                     self.adopt(parameter.grad, "gradient")
         for parameter, state in optimizer.state.items():
-            self.adopt_all(state, "optimizer", self.storages[self._seen(parameter)].module)
+            self.adopt_all(state, "optimizer", self.storages[self._register(parameter)].module)
 
     def adopt_all(self, nest: Any, category: str, module: str | None = None) -> None:
         """Count every tensor of a nest of containers and of objects that hold some."""
@@ -181,7 +181,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for part in parts_of(tensor):
                 self.adopt(part, category, module)
             return
-        storage = self.storages[self._seen(tensor, category)]
+        storage = self.storages[self._register(tensor, category)]
         if storage.category in (None, "saved"):
             storage.category = category
         if module is not None and storage.module is None:
@@ -198,7 +198,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alive = (self.storages[number] for number in self._alive.values())
         return sum(storage.bytes for storage in alive if storage.category in categories)
 
-    def most_since(self, event: int) -> int:
+    def growth_since(self, event: int) -> int:
         """Return the most that was live since an event beyond what was live then, B."""
         changes = (sign * self.storages[number].bytes for _, _, number, sign in self.events[event:])
         return max(itertools.accumulate(changes, initial=0))
@@ -218,7 +218,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = -1 - number  # of no tensor
         self._live(key, number)
         if holder is not None:
-            end = functools.partial(self._end_seen, key, number)
+            end = functools.partial(self._note_end, key, number)
             self._ends[number] = weakref.ref(holder, end)
 
     def largest_of(self, first: int, end: int) -> Any:
@@ -230,7 +230,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         largest = max(alive, key=lambda number: self.storages[number].bytes, default=None)
         return None if largest is None else self._ends[largest]()
 
-    def stand_for_more(self, first: int, end: int, count: int) -> None:
+    def represent_more(self, first: int, end: int, count: int) -> None:
         """Note that storages born from one number on up to another stand for so many more each, which were omitted.
 
         What joins them (`torch.cat(outputs)`) is larger by as much, and so is what is computed of it row by row.
@@ -238,7 +238,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alive = [number for number in self._alive.values() if first <= number < end and number in self._ends]
         self._stands_for.update(dict.fromkeys(alive, count))
 
-    def more_than(self, joined: Sequence[Any]) -> int:
+    def extra_bytes(self, joined: Sequence[Any]) -> int:
         """Return how many bytes more tensors would have with those that they stand for."""
         more = 0
         for tensor in joined if self._stands_for else ():
@@ -253,7 +253,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if number in self._larger or number not in self._ends or not out.nbytes:
             return
         if func in _JOINS:
-            more = self.more_than(args[0]) / out.nbytes
+            more = self.extra_bytes(args[0]) / out.nbytes
         else:
             rows, columns = 0.0, 0.0
             for arg in args if out.dim() else ():
@@ -335,19 +335,19 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is _LOOK and self._value_of is not None and (self._optimizing or self._outside()):
             return self._number(args[0], self._value_of)
-        if (func in _IN_PLACE or (func is _ADD and not kwargs)) and self._places.may_be_autograds_own():
+        if (func in _IN_PLACE or (func is _ADD and not kwargs)) and self._places.may_be_gradient_sum():
             self._note_sum(args[0])
         out = self._result(func, args, kwargs)
-        self._places.made_node()
+        self._places.note_node()
         if isinstance(out, Tensor):
             if out.layout is torch.strided:
-                self._seen(out)
+                self._register(out)
                 if self._stands_for or self._larger:
                     self._note_larger(func, args, out)
         elif isinstance(out, (tuple, list)):
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-                    self._seen(leaf)
+                    self._register(leaf)
         hidden = self._hidden(func, args, kwargs, out)
         if hidden is not NOTHING:
             self._kernel_held(hidden, out)
@@ -390,7 +390,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _kernel_held(self, hidden: Hidden, out: Any) -> None:
         for place, size, resident in hidden.kept:
-            number = self._seen(out if isinstance(out, Tensor) else out[place])
+            number = self._register(out if isinstance(out, Tensor) else out[place])
             storage = self.storages[number]
             self._alive_bytes += size - storage.bytes
             storage.bytes, storage.low, storage.high = size, resident, resident
@@ -407,7 +407,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )  # fmt: skip
             self.events += [(self.step, self.ops, number, +1), (self.step, self.ops, number, _FREED)]
 
-    def _seen(self, tensor: Tensor, category: str | None = None) -> int:
+    def _register(self, tensor: Tensor, category: str | None = None) -> int:
         """The number of a tensor's storage, logged if it is new or has another size than before."""
         held = tensor.untyped_storage()
         key, size = held._cdata, held.nbytes()
@@ -424,11 +424,11 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = Storage(size, op, module, self._phase(), str(tensor.device), shape, category, size, size)
         self.storages.append(kept)
         self._live(key, number)
-        self._ends[number] = weakref.ref(held, functools.partial(self._end_seen, key, number))
+        self._ends[number] = weakref.ref(held, functools.partial(self._note_end, key, number))
         self.events.append((self.step, self.ops, number, +1))
         return number
 
-    def _end_seen(self, key: int, number: int, _reference: Any) -> None:
+    def _note_end(self, key: int, number: int, _reference: Any) -> None:
         self._ended(key, number)
 
     def _ended(self, key: int, number: int) -> None:

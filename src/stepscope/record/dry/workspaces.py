@@ -26,7 +26,7 @@ from torch import Tensor
 from stepscope.record.dry import op_workspaces
 from stepscope.record.dry.op_workspaces import ATTENTION_RULES, LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
-from stepscope.record.dry.unruled import asks_for_nothing, bytes_of, call_of, kind_of, most_of
+from stepscope.record.dry.unmodelled_ops import asks_for_nothing, bytes_of, call_of, kind_of, most_of
 
 _LIBRARY_CALLS = (
     "conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler", "coalesce",
@@ -85,7 +85,7 @@ class Workspaces:
         if fitted:
             return hidden
         self.uncovered.add(name)
-        most = hidden.high + _unfitted_most(args)
+        most = hidden.high + _unfitted_bound(args)
         return Hidden(hidden.expected, hidden.low, most, call=name, samples=_samples(args))
 
     def _without_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
@@ -146,7 +146,7 @@ def _outside_of_rules(func: Any, args: tuple[Any, ...]) -> bool:
 _WEIGHTS_BEYOND = 4
 
 
-def _unfitted_most(args: tuple[Any, ...]) -> int:
+def _unfitted_bound(args: tuple[Any, ...]) -> int:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     largest = max((tensor.nbytes for tensor in tensors if tensor.dim() > 1), default=0)
     weight = tensors[2] if len(tensors) > 2 and tensors[2].dim() > 2 else tensors[1]
@@ -237,7 +237,7 @@ class Probed:
 def signature(func: Any, args: tuple[Any, ...]) -> str:
     """Name, types, shapes, strides and numbers; of activations (more than two dimensions) the first one is excluded."""
     weights = 2 if "backward" in func.__name__ else 1
-    return f"{func.__name__}({', '.join(_text(arg, place == weights) for place, arg in enumerate(args))})"
+    return f"{func.__name__}({', '.join(_text(arg, index == weights) for index, arg in enumerate(args))})"
 
 
 def _text(arg: Any, is_weight: bool) -> str:

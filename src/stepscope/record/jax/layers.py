@@ -23,7 +23,7 @@ class Layers:
         self._parameters: list[tuple[Scope, int, int]] = []  # path, elements, bytes
 
     @property
-    def known(self) -> bool:
+    def has_scopes(self) -> bool:
         """Return whether any op lies in a named scope."""
         return any(self._scopes)
 
@@ -35,7 +35,7 @@ class Layers:
                 elements = math.prod(shape)
                 self._parameters.append((tuple(map(_key, path)), elements, elements * dtype.itemsize))
 
-    def found(self, program: Program) -> None:
+    def add_program(self, program: Program) -> None:
         """Add the scopes of a program's ops, and those around them."""
         scopes = program.layers
         if not scopes:
@@ -74,13 +74,13 @@ class Layers:
         best: Counter[Scope] = Counter()
         for scope in self._scopes:
             for end in (len(path), len(path) - 1):
-                best[scope] = max(best[scope], _alike(scope, path[:end]))
+                best[scope] = max(best[scope], _common_suffix(scope, path[:end]))
         most = max(best.values(), default=0)
         owners = [scope for scope, alike in best.items() if alike == most]
         return owners[0] if most and len(owners) == 1 else None
 
 
-def _alike(scope: Scope, path: Scope) -> int:
+def _common_suffix(scope: Scope, path: Scope) -> int:
     """Return how many names at the end of both are the same."""
     alike = 0
     for ours, theirs in zip(reversed(scope), reversed(path), strict=False):

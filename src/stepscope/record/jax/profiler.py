@@ -106,11 +106,11 @@ def before_other_traces(callback: Callable[[], None]) -> Callable[[], None]:
         if plain is not None:
             undo.append(_routed(owner, plain, callback))
 
-    def put_back() -> None:
+    def restore() -> None:
         for back in undo:
             back()
 
-    return put_back
+    return restore
 
 
 def _routed(owner: Any, plain: Callable[..., Any], callback: Callable[[], None]) -> Callable[[], None]:

@@ -30,8 +30,8 @@ _NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of an instruction in the training: layer (None: none), phase, and the primitive of jax."""
+class OpLocation:
+    """The location of an instruction in the training: layer (None: none), phase, and the primitive of jax."""
 
     layer: tuple[str, ...] | None
     phase: str
@@ -50,7 +50,7 @@ class Op:
     holds_others: bool = False
 
 
-def place_of(op_name: str) -> Place:
+def parse_op_name(op_name: str) -> OpLocation:
     """Read `op_name` of an instruction's metadata; the phase is OTHER outside of gradients."""
     prefix: list[str] = []
     path = prefix
@@ -68,17 +68,17 @@ def place_of(op_name: str) -> Place:
         if scope and not _STRUCTURE.match(scope):
             path.append(scope)
     inside = transformed or bool(path)
-    return Place(tuple(path) if inside else None, phase, parts[-1] if parts else "")
+    return OpLocation(tuple(path) if inside else None, phase, parts[-1] if parts else "")
 
 
 def _components(text: str) -> list[str]:
     """Split at slashes outside of parentheses."""
     parts, depth, begin = [], 0, 0
-    for place, letter in enumerate(text):
+    for position, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if letter == "/" and depth == 0:
-            parts.append(text[begin:place])
-            begin = place + 1
+            parts.append(text[begin:position])
+            begin = position + 1
     return [*parts, text[begin:]] if text else []
 
 
@@ -148,26 +148,26 @@ def _ops(name: str, computations: Computations) -> dict[str, Op]:
     for identity, instructions in computations.items():
         if identity in fused:
             continue
-        places = _places(name, instructions, computations)
+        locations = _locate(name, instructions, computations)
         sizes = {instruction.number: instruction.bytes for instruction in instructions}
         for instruction in instructions:
             if instruction.opcode not in _NO_WORK:
-                ops[instruction.name] = _op(instruction, places[instruction.number], sizes, computations)
+                ops[instruction.name] = _op(instruction, locations[instruction.number], sizes, computations)
     return ops
 
 
-def _op(instruction: _Instruction, place: Place, sizes: dict[int, int], computations: Computations) -> Op:
+def _op(instruction: _Instruction, location: OpLocation, sizes: dict[int, int], computations: Computations) -> Op:
     name, _, number = instruction.name.rpartition(".")
     name = name if name and number.isdecimal() else instruction.name
-    if _SAYS_NOTHING.match(name) and place.primitive:
-        name = f"{name} ({place.primitive})"
+    if _SAYS_NOTHING.match(name) and location.primitive:
+        name = f"{name} ({location.primitive})"
     if instruction.opcode in _CALLS_OTHERS:
-        return Op(name, place.layer, place.phase, None, None, holds_others=True)
+        return Op(name, location.layer, location.phase, None, None, holds_others=True)
     work = [instruction, *_within(instruction, computations)]
     counted = [part.flops for part in work if part.flops is not None]
     moved = instruction.bytes + sum(sizes.get(source_number, 0) for source_number in instruction.inputs)
     whole = not any(part.opcode in _PARTLY for part in work)
-    return Op(name, place.layer, place.phase, sum(counted) if counted else None, moved if whole else None)
+    return Op(name, location.layer, location.phase, sum(counted) if counted else None, moved if whole else None)
 
 
 def _within(instruction: _Instruction, computations: Computations) -> Iterator[_Instruction]:
@@ -178,36 +178,36 @@ def _within(instruction: _Instruction, computations: Computations) -> Iterator[_
             yield from _within(inner, computations)
 
 
-def _places(program: str, instructions: list[_Instruction], computations: Computations) -> dict[int, Place]:
+def _locate(program: str, instructions: list[_Instruction], computations: Computations) -> dict[int, OpLocation]:
     """Place each instruction of a computation, whose inputs come first: by its metadata, else by its neighbours."""
     flow = _Flow.of(instructions, computations)
     for instruction in instructions:
-        if instruction.number not in flow.places:
-            flow.places[instruction.number] = flow.inferred(instruction)
+        if instruction.number not in flow.locations:
+            flow.locations[instruction.number] = flow.inferred(instruction)
     if flow.has_gradients:
         for instruction in instructions:
             flow.settle_update(instruction)
-        return flow.places
+        return flow.locations
     updates = {
-        number: replace(place, phase=OPTIMIZER, layer=None)
-        for number, place in flow.places.items()
-        if place.phase == OTHER and _UPDATES.search("/".join((program, *(place.layer or ()))))
+        number: replace(location, phase=OPTIMIZER, layer=None)
+        for number, location in flow.locations.items()
+        if location.phase == OTHER and _UPDATES.search("/".join((program, *(location.layer or ()))))
     }
-    return flow.places | updates
+    return flow.locations | updates
 
 
 @dataclass
 class _Flow:
     """What the instructions of a computation are given, and what is made of it."""
 
-    places: dict[int, Place]
+    locations: dict[int, OpLocation]
     users: dict[int, list[_Instruction]]
     parameters: dict[int, int]  # of instructions that only hand one on: the parameter of the program
     has_gradients: bool
 
     @classmethod
     def of(cls, instructions: list[_Instruction], computations: Computations) -> _Flow:
-        places: dict[int, Place] = {}
+        locations: dict[int, OpLocation] = {}
         users: dict[int, list[_Instruction]] = defaultdict(list)
         parameters: dict[int, int] = {}
         for instruction in instructions:
@@ -215,39 +215,47 @@ class _Flow:
                 users[source_number].append(instruction)
             op_name = _telling_name(instruction, computations)
             if op_name:
-                places[instruction.number] = place_of(op_name)
+                locations[instruction.number] = parse_op_name(op_name)
             elif instruction.opcode == "parameter":
                 parameters[instruction.number] = instruction.number
             elif len(instruction.inputs) == 1 and instruction.inputs[0] in parameters:
                 parameters[instruction.number] = parameters[instruction.inputs[0]]
-        return cls(places, users, parameters, any(place.phase == BACKWARD for place in places.values()))
+        return cls(locations, users, parameters, any(location.phase == BACKWARD for location in locations.values()))
 
-    def given(self, instruction: _Instruction) -> list[Place]:
-        """Return the places of its inputs."""
-        return [self.places[source_number] for source_number in instruction.inputs if source_number in self.places]
+    def input_locations(self, instruction: _Instruction) -> list[OpLocation]:
+        """Return the locations of its inputs."""
+        return [
+            self.locations[source_number] for source_number in instruction.inputs if source_number in self.locations
+        ]
 
-    def inferred(self, instruction: _Instruction) -> Place:
-        """The place of an instruction of which XLA has kept no name: some products in backward, copies, loops."""
-        given = self.given(instruction)
+    def inferred(self, instruction: _Instruction) -> OpLocation:
+        """The location of an instruction of which XLA has kept no name: some products in backward, copies, loops."""
+        given = self.input_locations(instruction)
         users = self.users[instruction.number]
-        known = [self.places[user.number] for user in users if user.number in self.places]
-        if instruction.flops is not None and self.has_gradients and all(place.phase != FORWARD for place in known):
-            layers = {place.layer for place in known if place.phase == BACKWARD}
+        known = [self.locations[user.number] for user in users if user.number in self.locations]
+        if (
+            instruction.flops is not None
+            and self.has_gradients
+            and all(location.phase != FORWARD for location in known)
+        ):
+            layers = {location.layer for location in known if location.phase == BACKWARD}
             layers = layers or {self._layer_of_parameter(user) for user in users}
-            nearest = next((place.layer for place in given if place.phase == BACKWARD), None)
+            nearest = next((location.layer for location in given if location.phase == BACKWARD), None)
             layer = _only(layers)
-            return Place(nearest if layer is None else layer, BACKWARD)
+            return OpLocation(nearest if layer is None else layer, BACKWARD)
         order = {BACKWARD: 0, FORWARD: 1}
-        sources = sorted((place for place in given if place.layer is not None), key=lambda at: order.get(at.phase, 2))
-        return replace(sources[0], primitive="") if sources else Place(None, OTHER)
+        sources = sorted(
+            (location for location in given if location.layer is not None), key=lambda at: order.get(at.phase, 2)
+        )
+        return replace(sources[0], primitive="") if sources else OpLocation(None, OTHER)
 
     def settle_update(self, instruction: _Instruction) -> None:
         """Give what is outside of the gradients, and needs one, the phase of an update and the layer that it updates.
 
         That is the layer whose gradient it is given, else the one in which the parameter is used.
         """
-        place, given = self.places[instruction.number], self.given(instruction)
-        if place.phase != OTHER or instruction.opcode == "tuple":
+        location, given = self.locations[instruction.number], self.input_locations(instruction)
+        if location.phase != OTHER or instruction.opcode == "tuple":
             return
         if not any(source.phase in (BACKWARD, OPTIMIZER) for source in given):
             return
@@ -255,7 +263,7 @@ class _Flow:
         layer = self._layer_of_parameter(instruction) if layer is None else layer
         if layer is None:
             layer = _only({source.layer for source in given if source.phase == OPTIMIZER and source.layer is not None})
-        self.places[instruction.number] = replace(place, phase=OPTIMIZER, layer=layer)
+        self.locations[instruction.number] = replace(location, phase=OPTIMIZER, layer=layer)
 
     def _layer_of_parameter(self, instruction: _Instruction) -> tuple[str, ...] | None:
         """The layer in which the parameters that an instruction is given are used forward, where that is one."""
@@ -264,9 +272,9 @@ class _Flow:
             parameter = self.parameters.get(source_number)
             carriers = [number for number, source in self.parameters.items() if source == parameter]
             for user in (user for number in carriers for user in self.users[number]):
-                place = self.places.get(user.number)
-                if place is not None and place.phase == FORWARD:
-                    layers.add(place.layer)
+                location = self.locations.get(user.number)
+                if location is not None and location.phase == FORWARD:
+                    layers.add(location.layer)
         return _only(layers)
 
 
@@ -368,13 +376,13 @@ def _shape(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _window(data: bytes) -> int:
-    """Places of a convolution's window, less those that fall on zeros between dilated inputs."""
-    places = 1.0
+    """Return the positions of a convolution's window, less those that fall on zeros between dilated inputs."""
+    positions = 1.0
     for number, dimension in _fields(data):
         if number == 1 and isinstance(dimension, bytes):
             sizes = {field_: value for field_, value in _fields(dimension) if isinstance(value, int)}
-            places *= sizes.get(1, 1) / max(sizes.get(6, 1), 1)
-    return max(round(places), 1)
+            positions *= sizes.get(1, 1) / max(sizes.get(6, 1), 1)
+    return max(round(positions), 1)
 
 
 def _numbers(value: bytes | int) -> Iterator[int]:
@@ -382,38 +390,38 @@ def _numbers(value: bytes | int) -> Iterator[int]:
     if isinstance(value, int):
         yield value
         return
-    place = 0
-    while place < len(value):
-        number, place = _varint(value, place)
+    position = 0
+    while position < len(value):
+        number, position = _varint(value, position)
         yield number
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
     """Yield (number, value) of each field of a protobuf message: a whole number, or bytes."""
-    place, end = 0, len(data)
-    while place < end:
-        key, place = _varint(data, place)
+    position, end = 0, len(data)
+    while position < end:
+        key, position = _varint(data, position)
         kind = key & 7
         if kind == 0:
-            value, place = _varint(data, place)
+            value, position = _varint(data, position)
             yield key >> 3, value
             continue
         if kind == 2:
-            length, place = _varint(data, place)
+            length, position = _varint(data, position)
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:
             raise ValueError(f"a field of kind {kind} is none of a protobuf message")
-        yield key >> 3, data[place : place + length]
-        place += length
+        yield key >> 3, data[position : position + length]
+        position += length
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, position
         shift += 7

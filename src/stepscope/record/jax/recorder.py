@@ -210,7 +210,7 @@ class JaxRecorder:
             self._programs.setdefault((program.name, program.number), program)
         for key in new:  # that were freed by now: their instructions keep their names alone
             program = self._programs.setdefault(key, Program(*key))
-            self.layers.found(program)
+            self.layers.add_program(program)
         spent = monotonic_ns() - began
         self.once_ns += spent
         self._once_within = spent
@@ -226,12 +226,12 @@ class JaxRecorder:
             except BaseException as error:
                 if not is_ours(error):
                     raise
-                self._lost_window(error)
+                self._note_lost_window(error)
         spent = monotonic_ns() - began - self._once_within
         self.paused_ns += spent
         self._plan.spent(spent, self._written)
 
-    def _lost_window(self, error: BaseException) -> None:
+    def _note_lost_window(self, error: BaseException) -> None:
         self._lost += 1
         if not isinstance(error, OSError):
             self._stopped = True
@@ -291,7 +291,7 @@ class JaxRecorder:
 
     def remarks(self) -> list[tuple[str, str]]:
         """Return what a reader should know of how the training was seen."""
-        if self._rows and not self.layers.known:
+        if self._rows and not self.layers.has_scopes:
             message = "no operator lies in a named scope, and only those tell layers apart"
             return [("no-named-scopes", message)]
         return []

@@ -96,11 +96,11 @@ def read_tree(roots: Sequence[Any], shapes: bool) -> Tree:
 
 
 def _tensors(inputs: Sequence[Any]) -> Iterator[Argument]:
-    for place, value in enumerate(inputs):
+    for index, value in enumerate(inputs):
         for tensor in value if isinstance(value, list) else (value,):
             storage = getattr(tensor, "allocation_id", NOWHERE)
             if storage != NOWHERE:  # a tensor, with a number or None
-                yield Argument(place, tensor.storage_data_ptr, storage, tuple(tensor.sizes))
+                yield Argument(index, tensor.storage_data_ptr, storage, tuple(tensor.sizes))
 
 
 def write_accesses(writer: RunWriter, tree: Tree, part: Part, window: Window) -> None:
@@ -172,9 +172,9 @@ def changed_arguments(name: str, count: int) -> frozenset[int]:
         return frozenset(range(count))
     fitting = [schema for schema in schemas if len(schema.arguments) == count] or schemas
     changed = {
-        place
+        index
         for schema in fitting
-        for place, argument in enumerate(schema.arguments)
+        for index, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     }
     return frozenset(changed.union(_CHANGED_UNSAID.get(name, ())))

@@ -15,8 +15,8 @@ from torch import Tensor, UntypedStorage, nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.allocators import reserved_reader
 from stepscope.record.boundary import is_ours, let_go
+from stepscope.record.c_allocators import reserved_reader
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
@@ -95,9 +95,9 @@ class MemoryWatch:
         self._owners = self.book.parameter_modules()
         self._watched = Watched()
         known: dict[tuple[str, int], Mark] = {}
-        for mark, tensor in self._owned():
+        for mark, tensor in self._optimizer_tensors():
             known.setdefault((mark.device, mark.pointer), _followed(mark, tensor.untyped_storage()))
-        for storage, shape in self._kept_by_somebody():
+        for storage, shape in self._live_python_tensors():
             found = _mark_of(storage, shape, "other", NO_MODULE)
             if found is not None:
                 known.setdefault((found.device, found.pointer), _followed(found, storage))
@@ -114,7 +114,7 @@ class MemoryWatch:
         if self._watched is not None:
             if len(self.book.modules()) and not self._owners:
                 self._owners = self.book.parameter_modules()
-            self._watched.marks += [mark for mark, _ in self._owned()]
+            self._watched.marks += [mark for mark, _ in self._optimizer_tensors()]
             self._ask_malloc(self._watched)
 
     def close(self) -> Watched:
@@ -136,7 +136,7 @@ class MemoryWatch:
                 if mark is not None:
                     self._watched.marks.append(_followed(mark, tensor.untyped_storage()))
 
-    def _owned(self) -> Iterator[tuple[Mark, Tensor]]:
+    def _optimizer_tensors(self) -> Iterator[tuple[Mark, Tensor]]:
         for index, module in enumerate(self.book.modules()):
             for category, name in (("parameter", "_parameters"), ("buffer", "_buffers")):
                 for _, tensor in entries(vars(module).get(name)):
@@ -184,7 +184,7 @@ class MemoryWatch:
             if optimizer is not None:
                 yield optimizer
 
-    def _kept_by_somebody(self) -> Iterator[tuple[UntypedStorage, tuple[int, ...]]]:
+    def _live_python_tensors(self) -> Iterator[tuple[UntypedStorage, tuple[int, ...]]]:
         """Live storages of the tensors that Python held at the last survey, with a shape each."""
         self.look_around()
         alive = [(storage, shape) for reference, shape in self._held or () if (storage := reference()) is not None]

@@ -131,9 +131,9 @@ class ModuleBook:
         else:  # a loss of each batch, a model of each fold: made anew, it takes the place of one that is gone
             first = vacant.first
             vacant.held = weakref.ref(module)
-            for place, (_, part) in enumerate(parts, first):
-                self._modules[place].held = weakref.ref(part)
-            self._index.update((id(part), place) for place, (_, part) in enumerate(parts, first))
+            for index, (_, part) in enumerate(parts, first):
+                self._modules[index].held = weakref.ref(part)
+            self._index.update((id(part), index) for index, (_, part) in enumerate(parts, first))
         self._found_root(module)
         return first
 
@@ -142,7 +142,7 @@ class ModuleBook:
         self.roots.append(new)
         self._alike[signature].append(root)
         self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
-        self._index.update((id(part), place) for place, (_, part) in enumerate(parts, new.first))
+        self._index.update((id(part), index) for index, (_, part) in enumerate(parts, new.first))
 
     def _drop_from(self, first: int, roots: int, before: list[tuple[_Known, int, str]]) -> None:
         """Drop modules and roots from these numbers on, and give the others the roots and names that they had."""
@@ -231,8 +231,8 @@ class ModuleBook:
                 self._root_names.append(None)
                 continue
             alone = "" not in self._root_names and models == 1 and root.learns
-            said = "" if alone else root.kind
-            self._root_names.append(self._free(root.name if root.name is not None else said))
+            text = "" if alone else root.kind
+            self._root_names.append(self._free(root.name if root.name is not None else text))
 
     def _free(self, name: str) -> str:
         free, number = name, 2

@@ -67,7 +67,7 @@ def _kind(file: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CallSite:
     """The place of a call: the nearest lines of own and of library code, and whether it is outside all modules."""
 
     own: Site | None
@@ -81,8 +81,8 @@ class CallSites:
 
     index: Callable[[Any], int]
     also: Any = None  # a listener that would hear of the calls otherwise
-    calls: list[tuple[int, type, _Place]] = field(default_factory=list)
-    marks: dict[str, list[tuple[int, _Place]]] = field(default_factory=dict)
+    calls: list[tuple[int, type, _CallSite]] = field(default_factory=list)
+    marks: dict[str, list[tuple[int, _CallSite]]] = field(default_factory=dict)
     codes: dict[CodeType, dict[str, Any]] = field(default_factory=dict)  # of loops, with the names that they know
     _depth: int = 0
     _thread: int = field(default_factory=threading.get_ident)
@@ -93,7 +93,7 @@ class CallSites:
             self.also.enter(module, args, kwargs)
         if threading.get_ident() == self._thread:
             if len(self.calls) < MOST_CALLS:
-                self.calls.append((self.index(module), type(module), self._place(sys._getframe(1))))
+                self.calls.append((self.index(module), type(module), self._call_site(sys._getframe(1))))
             self._depth += 1
 
     def leave(self) -> None:
@@ -106,9 +106,9 @@ class CallSites:
     def mark(self, kind: str) -> None:
         """A backward pass begins, an optimizer updates, or a batch was fetched."""
         if threading.get_ident() == self._thread:
-            self.marks.setdefault(kind, []).append((monotonic_ns(), self._place(sys._getframe(1))))
+            self.marks.setdefault(kind, []).append((monotonic_ns(), self._call_site(sys._getframe(1))))
 
-    def _place(self, frame: FrameType | None) -> _Place:
+    def _call_site(self, frame: FrameType | None) -> _CallSite:
         """Look outwards from a frame of ours, from one call of a module to the next."""
         crossed, library = -1, None
         inside = False
@@ -127,12 +127,12 @@ class CallSites:
                     if crossed >= self._depth and len(self.codes) < 50:
                         self.codes.setdefault(frame.f_code, frame.f_globals)
                     if kind == _OWN:
-                        return _Place(site, library, crossed >= self._depth)
+                        return _CallSite(site, library, crossed >= self._depth)
                     library = site
             frame = frame.f_back
-        return _Place(None, library, crossed >= self._depth)
+        return _CallSite(None, library, crossed >= self._depth)
 
-    def chosen(self, place: _Place) -> Site | None:
+    def chosen(self, place: _CallSite) -> Site | None:
         """Outside all modules a line of the training's own tells nothing where the whole step comes from it."""
         if place.own is None or place.library is None:
             return place.own or place.library
@@ -345,7 +345,7 @@ class _Reader:
                 wanted = self._names[name] = _names_of(self._texts[name])
             possible = [call.site for call in calls if call.name in wanted]
             near = [site for site in possible if _lies_between(site, before, after)] or possible
-            for row, site in zip(alike, _given(near, len(alike)), strict=True):
+            for row, site in zip(alike, _assign(near, len(alike)), strict=True):
                 self.found[row] = site
 
     def _calls_of(self, context: int) -> list[_Call] | None:
@@ -415,7 +415,7 @@ def _lies_between(site: Site, before: Site | None, after: Site | None) -> bool:
     return not (early or late)
 
 
-def _given(possible: list[Site], count: int) -> list[Site | None]:
+def _assign(possible: list[Site], count: int) -> list[Site | None]:
     """Sites of so many op calls in order: each its own where there are as many, else the range of all."""
     lines = list(dict.fromkeys(possible))
     if len(lines) <= 1:

@@ -88,13 +88,13 @@ def _is_deaf(words: Sequence[Any]) -> bool:
             continue
         if not word.startswith("-") or word.startswith("--"):
             break
-        for place, letter in enumerate(word[1:], 2):
+        for index, letter in enumerate(word[1:], 2):
             if letter in "IES":
                 return True
             if letter in "cm":
                 return False
             if letter in "WX":
-                valued = place == len(word)
+                valued = index == len(word)
                 break
     return False
 

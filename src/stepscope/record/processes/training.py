@@ -177,7 +177,7 @@ def claim_writer(run: Path) -> RunWriter:
     """The writer of this process: of the run folder itself for rank 0, or the first that trains; else of `ranks/`."""
     from stepscope.runfolder import RunWriter
 
-    rank = _own_rank()
+    rank = _group_rank()
     if rank in (0, None):
         with contextlib.suppress(FileExistsError):
             os.close(os.open(run / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -190,7 +190,7 @@ def claim_writer(run: Path) -> RunWriter:
     raise FileExistsError(f"no folder is free below '{run}/ranks'")
 
 
-def _own_rank() -> int | None:
+def _group_rank() -> int | None:
     from stepscope.record.facts import rank_of_process
 
     known = rank_of_process()

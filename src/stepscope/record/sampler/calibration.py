@@ -33,7 +33,7 @@ from stepscope.record.sampler.sensor_response import (
     refresh_period_ns,
 )
 from stepscope.record.sensors import Survey
-from stepscope.record.sensors.contract import Channel, Found, Target
+from stepscope.record.sensors.contract import Channel, OpenSensor, Target
 
 FORMAT = 1
 _PLATEAU_S = (5.0, 7.0)  # shortest and longest: of unequal lengths, so that a log without stamps fits at one place
@@ -93,7 +93,7 @@ def square_load(start_ns: int, seconds: float) -> list[tuple[int, int]]:
     return [(start_ns + int(a * 1e9), start_ns + int(b * 1e9)) for a, b in zip(on, off, strict=False)]
 
 
-def record_square(found: Mapping[str, Found], target: Target, seconds: float, progress: Progress) -> Recorded:
+def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: float, progress: Progress) -> Recorded:
     """Read all power sensors and meters while the load goes on and off. Raises UsageError where no core takes load."""
     meters = {name: sensor for name, sensor in found.items() if measures_power(sensor)}
     traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
@@ -117,15 +117,15 @@ def record_square(found: Mapping[str, Found], target: Target, seconds: float, pr
         for poller in pollers:
             poller.join(0.5)
     power = {
-        channel.id: _watts(channel, trace, place)
+        channel.id: _watts(channel, trace, index)
         for trace in traces.values()
-        for place, channel in enumerate(trace.channels)
+        for index, channel in enumerate(trace.channels)
         if channel.quantity in ("power", "energy")
     }
     return Recorded(load, end_ns, power)
 
 
-def _poll(sensor: Found, trace: Trace, clock: Callable[[], int], end_ns: int) -> None:
+def _poll(sensor: OpenSensor, trace: Trace, clock: Callable[[], int], end_ns: int) -> None:
     gap_ns = _POLL_WAITING_NS if sensor.blocking else _POLL_NS
     while clock() < end_ns:
         time.sleep(max(gap_ns, trace.read(sensor, clock)) / 1e9)

@@ -32,7 +32,7 @@ from stepscope.record.sampler.sensor_response import (
     refresh_period_ns,
     step_size,
 )
-from stepscope.record.sensors.contract import Channel, Found
+from stepscope.record.sensors.contract import Channel, OpenSensor
 from stepscope.units import plural
 
 SECONDS = 4.0
@@ -55,7 +55,7 @@ class Trace:
     costs_ns: list[int] = field(default_factory=list)
     values: list[Sequence[float]] = field(default_factory=list)
 
-    def read(self, sensor: Found, clock: Clock) -> int:
+    def read(self, sensor: OpenSensor, clock: Clock) -> int:
         """Read the sensor once and return how long it took, ns. A read that fails leaves a gap."""
         before = clock()
         try:
@@ -94,7 +94,7 @@ def may_characterise(root: Path, asked_for: bool) -> bool:
 
 
 def recall_or_measure(
-    root: Path, found: Mapping[str, Found], clock: Clock, announce: Callable[[float], None], events: EventLog
+    root: Path, found: Mapping[str, OpenSensor], clock: Clock, announce: Callable[[float], None], events: EventLog
 ) -> Mapping[str, SensorProfile]:
     """The profiles kept for this device, or those measured now and kept; `announce(seconds)` is called before that.
 
@@ -118,7 +118,7 @@ def recall_or_measure(
 
 
 def observe(
-    found: Mapping[str, Found], clock: Clock, seconds: float = SECONDS, progress: Progress | None = None
+    found: Mapping[str, OpenSensor], clock: Clock, seconds: float = SECONDS, progress: Progress | None = None
 ) -> Observation:
     """Poll the power sensors, each in a thread of its own, through a load step that this makes itself.
 
@@ -159,8 +159,8 @@ def build_profiles(seen: Observation) -> dict[str, SensorProfile]:
             continue
         costs = sorted(trace.costs_ns)
         median, p99 = costs[len(costs) // 2], costs[len(costs) * 99 // 100]
-        for place, channel in enumerate(trace.channels):
-            times_ns, values = trace.of(place)
+        for index, channel in enumerate(trace.channels):
+            times_ns, values = trace.of(index)
             if len(values) >= _LEAST_READS:
                 found[channel.id] = _profile(
                     channel, times_ns, values, seen.load if seen.processes else [], median, p99
@@ -173,10 +173,10 @@ def responses(seen: Observation) -> list[tuple[Channel, list[tuple[float, float]
     start_ns = min((trace.times_ns[0] for trace in seen.traces.values() if trace.times_ns), default=0)
     found = []
     for trace in seen.traces.values():
-        for place, channel in enumerate(trace.channels):
+        for index, channel in enumerate(trace.channels):
             if channel.quantity not in ("power", "energy"):
                 continue
-            times_ns, values = trace.of(place)
+            times_ns, values = trace.of(index)
             counter = channel.kind == "counter"
             every = max(1, len(values) // (_MOST_GAINS if counter else _MOST_DRAWN))
             thinned = list(zip(times_ns, values, strict=True))[::every]
@@ -216,7 +216,7 @@ def _profile(
     )
 
 
-def _poll(sensor: Found, trace: Trace, clock: Clock, end_ns: int) -> None:
+def _poll(sensor: OpenSensor, trace: Trace, clock: Clock, end_ns: int) -> None:
     """Read until the end, and as often as a profile needs; half of the time at most goes into reading."""
     slowest_ns = sensor.every_ns // _PARTS_OF_OWN_PERIOD
     gap_ns = max(_POLL_WAITING_NS, slowest_ns) if sensor.blocking else _POLL_NS
@@ -253,12 +253,12 @@ class SensorProfile:
     window_ns: int | None = None  # width of the block, or time constant
 
 
-def measures_power(found: Found) -> bool:
+def measures_power(found: OpenSensor) -> bool:
     """Return whether a sensor measures power or energy in some channel; estimates do not count."""
     return any(channel.quantity in _POWER and channel.kind != "estimate" for channel in found.channels)
 
 
-def tells_power(found: Found) -> bool:
+def tells_power(found: OpenSensor) -> bool:
     """Return whether a sensor measures power now: all that do but a battery on mains, which is read once to know."""
     if not measures_power(found) or not all(channel.scope.startswith("battery:") for channel in found.channels):
         return measures_power(found)
@@ -268,7 +268,7 @@ def tells_power(found: Found) -> bool:
     return False
 
 
-def device_identity(root: Path, found: Mapping[str, Found]) -> dict[str, Any]:
+def device_identity(root: Path, found: Mapping[str, OpenSensor]) -> dict[str, Any]:
     """Return what a profile depends on: board, kernel, driver, and where the channels come from."""
     facts = describe_device(root)
     driver = root / "proc/driver/nvidia/version"
@@ -308,7 +308,7 @@ def save_profiles(device: Mapping[str, Any], profiles: Mapping[str, SensorProfil
     return False
 
 
-def with_profiles(found: Found, profiles: Mapping[str, SensorProfile], period_ns: int) -> Found:
+def with_profiles(found: OpenSensor, profiles: Mapping[str, SensorProfile], period_ns: int) -> OpenSensor:
     """The sensor with what was measured of its channels, read a little faster than the quickest of them refreshes.
 
     Its author's own period is kept to within a factor of two, since reading may have a cost that time does not show.
@@ -325,20 +325,20 @@ def with_profiles(found: Found, profiles: Mapping[str, SensorProfile], period_ns
     return replace(found, channels=channels, every_ns=every_ns)
 
 
-def too_fine(found: Found, period_ns: int) -> str | None:
+def too_fine(found: OpenSensor, period_ns: int) -> str | None:
     """Return what to tell who chose a period finer than this sensor; None where it keeps up."""
     if not measures_power(found):
         return None
     refresh_ns = min((channel.refresh_ns for channel in found.channels if channel.refresh_ns), default=0)
     window_ns = max((channel.window_ns for channel in found.channels if channel.window_ns), default=0)
-    said = []
+    parts = []
     if refresh_ns > period_ns:
-        said.append(f"refreshes every {refresh_ns / 1e6:.3g} ms")
+        parts.append(f"refreshes every {refresh_ns / 1e6:.3g} ms")
     if window_ns > period_ns:
-        said.append(f"averages over {window_ns / 1e6:.3g} ms")
+        parts.append(f"averages over {window_ns / 1e6:.3g} ms")
     if found.every_ns > period_ns:
-        said.append(f"is read every {found.every_ns / 1e6:.3g} ms")
-    return " and ".join(said) or None
+        parts.append(f"is read every {found.every_ns / 1e6:.3g} ms")
+    return " and ".join(parts) or None
 
 
 def _filled(channel: Channel, profile: SensorProfile) -> Channel:

@@ -40,7 +40,7 @@ from stepscope.record.sampler.rows import PART_BYTES, EventLog, PartTurn, RowFil
 from stepscope.record.sampler.stream import SPREAD, Deadlines, Plan, ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sampler.training_processes import TrainingProcesses
 from stepscope.record.sensors import NO_ANSWER, Survey, distinct, load, processes, survey
-from stepscope.record.sensors.contract import Found, Meter, Missing, Pace, Target, as_seen_below
+from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Pace, Target, as_seen_below
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
 SUSPENDED_NS = 100_000_000  # more than the two clocks can drift apart between chores
@@ -330,8 +330,8 @@ class StreamOpener:
         self._run, self._root, self._target, self._events = run, root, target, events
         self._period_ns, self._dither, self._turn = period_ns, dither, turn
         self._sensors = load()
-        self._found: dict[str, Found] = {}
-        self._missing: dict[str, Missing] = {}
+        self._found: dict[str, OpenSensor] = {}
+        self._missing: dict[str, NoSensor] = {}
         self._profiles: Mapping[str, SensorProfile] = {}
         self._table_is_old = False  # channels.json could not be written
         self._others: ReaderThread | None = None  # of the processes that have no streams of their own
@@ -352,8 +352,8 @@ class StreamOpener:
             arrived = waiting.collect()
             begun = training.collect()
             self._sensors |= {name: sensor for name, (sensor, _) in begun.items()}
-            self._missing |= {name: answer for name, (_, answer) in begun.items() if isinstance(answer, Missing)}
-            found = {name: answer for name, (_, answer) in begun.items() if isinstance(answer, Found)}
+            self._missing |= {name: answer for name, (_, answer) in begun.items() if isinstance(answer, NoSensor)}
+            found = {name: answer for name, (_, answer) in begun.items() if isinstance(answer, OpenSensor)}
             if found and self._others is not None:
                 self._others.read_now()  # without the processes that have streams of their own from now on
             if not arrived:
@@ -378,7 +378,7 @@ class StreamOpener:
             "missing": [{**row, "detail": as_seen_below(self._root, row["detail"])} for row in missing],
         }
 
-    def _take(self, arrived: Mapping[str, Found]) -> OpenStreams:
+    def _take(self, arrived: Mapping[str, OpenSensor]) -> OpenStreams:
         with contextlib.suppress(OSError):
             (self._run / "samples").mkdir(exist_ok=True)
         streams: list[Stream] = []
@@ -410,12 +410,12 @@ class StreamOpener:
                 self._events.write("channels-not-written", message)
             self._table_is_old = True
 
-    def _stream(self, name: str, found: Found) -> Stream:
+    def _stream(self, name: str, found: OpenSensor) -> Stream:
         file = RowFile(self._run / "samples" / f"{name}.rows", len(found.channels), self._turn)
         sensor = self._sensors[name]
         return Stream(sensor, found, self._target, self._root, file, self._events, self._period_ns, self._dither)
 
-    def _warn(self, name: str, found: Found) -> None:
+    def _warn(self, name: str, found: OpenSensor) -> None:
         finer = too_fine(found, self._period_ns)
         if finer:
             message = f"the period asked for, {self._period_ns / 1e6:g} ms, is finer than sensor {name}: it {finer}"
@@ -430,7 +430,12 @@ class LateSensors:
     """Looks for missing sensors in a thread, since a vendor library may be slow; the loop collects those found."""
 
     def __init__(
-        self, missing: Mapping[str, Missing], root: Path, target: Target, clock: Clock, every_ns: int = LOOK_AGAIN_NS
+        self,
+        missing: Mapping[str, NoSensor],
+        root: Path,
+        target: Target,
+        clock: Clock,
+        every_ns: int = LOOK_AGAIN_NS,
     ) -> None:
         self._root, self._target, self._clock, self._every_ns = root, target, clock, every_ns
         # A sensor that hung may hang again, and cost a thread each time: it is not tried again.
@@ -439,7 +444,7 @@ class LateSensors:
         self._asking: threading.Thread | None = None
         self._answers: queue.SimpleQueue[Survey] = queue.SimpleQueue()
 
-    def collect(self) -> dict[str, Found]:
+    def collect(self) -> dict[str, OpenSensor]:
         """The sensors that have begun to answer; starts the next round when it is due."""
         try:
             seen = self._answers.get_nowait()

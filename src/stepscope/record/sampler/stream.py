@@ -15,7 +15,7 @@ from stepscope.liveness import is_running
 from stepscope.record.sampler.characterise import measures_power
 from stepscope.record.sampler.rows import EventLog, RowFile, nothing_read
 from stepscope.record.sensors import ask
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, ProcessEnded, Sensor, Target
+from stepscope.record.sensors.contract import NAN, Channel, NoSensor, OpenSensor, ProcessEnded, Sensor, Target
 
 RETRY_NS = 1_000_000_000
 CPU_SHARE = 0.001  # a slow sensor is read so seldom that it takes no more than this of a core
@@ -31,7 +31,7 @@ class Stream:
     def __init__(
         self,
         sensor: Sensor,
-        found: Found,
+        found: OpenSensor,
         target: Target,
         root: Path,
         file: RowFile,
@@ -138,7 +138,7 @@ class Stream:
         self._retry_at_ns = now_ns + RETRY_NS
         self._write_loss()
         answer = ask(self._sensor, self._root, self._target)
-        if isinstance(answer, Missing):
+        if isinstance(answer, NoSensor):
             self._append_nothing(now_ns)
             return
         self._adopt(answer)
@@ -193,7 +193,7 @@ class Stream:
             self._events.write("sensor-lost", self._loss, sensor=self.name)
             self._loss = None
 
-    def _adopt(self, found: Found) -> None:
+    def _adopt(self, found: OpenSensor) -> None:
         """Take a sensor that came back, with its channels in the places that the file has for them."""
         self._found = found
         ids = [channel.id for channel in found.channels]
@@ -338,12 +338,12 @@ JOIN_S = 1.0
 _SHARE_OF_PERIOD = 10  # a read longer than this part of the sampler's period would make the other sensors late
 
 
-def needs_thread(found: Found, period_ns: int) -> bool:
+def needs_thread(found: OpenSensor, period_ns: int) -> bool:
     """Return whether a sensor would hold up the loop: it may wait, or its measured read takes a tenth of the period."""
     return found.blocking or read_cost_ns(found) > period_ns // _SHARE_OF_PERIOD
 
 
-def read_cost_ns(found: Found) -> int:
+def read_cost_ns(found: OpenSensor) -> int:
     """Return what one read of the sensor takes, ns, as measured when the sensor was opened."""
     return found.channels[0].read_cost_ns or 0
 

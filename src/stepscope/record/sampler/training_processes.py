@@ -21,9 +21,9 @@ from stepscope.record.access import count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
     Kind,
-    Missing,
+    NoSensor,
+    OpenSensor,
     ProcessEnded,
     Sensor,
     Target,
@@ -42,7 +42,7 @@ MOST = 64  # training processes with streams of their own; the sum over all proc
 _PARTS = "ranks"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-Begun = dict[str, tuple[Sensor, Found | Missing]]
+Begun = dict[str, tuple[Sensor, OpenSensor | NoSensor]]
 Read = Callable[[], Sequence[float]]
 
 
@@ -62,9 +62,9 @@ class _OfProcess:
 
     NAME: str
 
-    def discover(self, root: Path, target: Target) -> Missing:
-        """Return Missing: a process that has ended does not come back."""
-        return Missing("absent", "the process has ended")
+    def discover(self, root: Path, target: Target) -> NoSensor:
+        """Return NoSensor: a process that has ended does not come back."""
+        return NoSensor("absent", "the process has ended")
 
 
 class TrainingProcesses:
@@ -133,25 +133,25 @@ class TrainingProcesses:
         begun: Begun = {}
         for name, discover in (("training", _cpu_and_resident), ("training_pss", _proportional)):
             answer = discover(self._proc, process, f"{name}-{process.part}")
-            if isinstance(answer, Found):
+            if isinstance(answer, OpenSensor):
                 answer = _with_cost(answer, self._target)
-            if isinstance(answer, Missing) and answer.reason == "absent":
+            if isinstance(answer, NoSensor) and answer.reason == "absent":
                 continue  # it has ended meanwhile
             sensor = _OfProcess(f"{name}-{process.part}")
             begun[sensor.NAME] = (sensor, answer)
         return begun
 
 
-def _with_cost(found: Found, target: Target) -> Found | Missing:
+def _with_cost(found: OpenSensor, target: Target) -> OpenSensor | NoSensor:
     try:
         cost = measure_read_cost(found, target.clock, rounds=1)
     except ProcessEnded:
         found.close()
-        return Missing("absent", "the process has ended")
+        return NoSensor("absent", "the process has ended")
     return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
 
 
-def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> Found | Missing:
+def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> OpenSensor | NoSensor:
     """CPU time since the process began, resident memory, and the kernel's high-water mark of it."""
     folder = proc / str(process.pid)
     try:
@@ -179,10 +179,10 @@ def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> Found | Mis
         channel("rss", "B", "gauge", f"{folder}/statm", float(page_bytes), None),
         channel("peak_rss", "B", "gauge", f"{folder}/status", 1024.0, None),
     )
-    return Found(channels, _until_it_ends(read, process, proc, 3), lambda: close_files(files), every_ns=EVERY_NS)
+    return OpenSensor(channels, _until_it_ends(read, process, proc, 3), lambda: close_files(files), every_ns=EVERY_NS)
 
 
-def _proportional(proc: Path, process: _Process, sensor: str) -> Found | Missing:
+def _proportional(proc: Path, process: _Process, sensor: str) -> OpenSensor | NoSensor:
     """Proportional memory: pages that processes share are divided by their users."""
     path = proc / f"{process.pid}/smaps_rollup"
     try:
@@ -201,7 +201,7 @@ def _proportional(proc: Path, process: _Process, sensor: str) -> Found | Missing
         step_size=1024.0,
     )
     read = _until_it_ends(lambda: kilobytes(PSS, os.pread(files[0], 4096, 0)), process, proc, 1)
-    return Found((channel,), read, lambda: close_files(files), every_ns=PSS_EVERY_NS)
+    return OpenSensor((channel,), read, lambda: close_files(files), every_ns=PSS_EVERY_NS)
 
 
 def _cpu_time(proc: Path, pid: int, stat: int) -> tuple[Callable[[], float], str, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from stepscope.record.sensors.contract import Found, Missing, Sensor, Target, measure_read_cost
+from stepscope.record.sensors.contract import NoSensor, OpenSensor, Sensor, Target, measure_read_cost
 
 PATIENCE_S = 3.0
 NO_ANSWER = "it gave no answer within some seconds"
@@ -22,8 +22,8 @@ _SLICE_S = 0.02
 class Survey:
     """Sensors that answered and those that did not, by name."""
 
-    found: dict[str, Found]
-    missing: dict[str, Missing]
+    found: dict[str, OpenSensor]
+    missing: dict[str, NoSensor]
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Unloadable:
     NAME: str
     why: str
 
-    def discover(self, root: Path, target: Target) -> Missing:
+    def discover(self, root: Path, target: Target) -> NoSensor:
         """The reason, whatever the root."""
-        return Missing("failed", self.why)
+        return NoSensor("failed", self.why)
 
 
 def load() -> dict[str, Sensor]:
@@ -54,22 +54,22 @@ def _load(file: str) -> Sequence[Sensor]:
         return [Unloadable(file, f"{file}.py cannot be imported: {type(error).__name__}: {error}")]
 
 
-def ask(sensor: Sensor, root: Path, target: Target) -> Found | Missing:
+def ask(sensor: Sensor, root: Path, target: Target) -> OpenSensor | NoSensor:
     """Discover one sensor; whatever it raises becomes a reason, since a sensor never ends a run."""
     try:
         answer = sensor.discover(root, target)
-        return answer if isinstance(answer, Missing) or answer.channels else Missing("absent", "no channel answers")
+        return answer if isinstance(answer, NoSensor) or answer.channels else NoSensor("absent", "no channel answers")
     except Exception as error:
-        return Missing("failed", f"{type(error).__name__}: {error}")
+        return NoSensor("failed", f"{type(error).__name__}: {error}")
 
 
-def with_read_cost(found: Found, target: Target) -> Found | Missing:
+def with_read_cost(found: OpenSensor, target: Target) -> OpenSensor | NoSensor:
     """The sensor with its measured read cost in every channel, or the reason why it cannot be read."""
     try:
         cost = measure_read_cost(found, target.clock)
     except Exception as error:
         found.close()
-        return Missing("failed", f"{type(error).__name__}: {error}")
+        return NoSensor("failed", f"{type(error).__name__}: {error}")
     return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
 
 
@@ -80,21 +80,21 @@ def survey(root: Path, target: Target, names: Collection[str] | None = None, pat
         if names is None or name in names:
             looks[name] = _Discovery(sensor, root, target)
             looks[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
-    found: dict[str, Found] = {}
-    missing: dict[str, Missing] = {}
+    found: dict[str, OpenSensor] = {}
+    missing: dict[str, NoSensor] = {}
     for name, look in looks.items():
         while left_s > 0 and look.asking():
             look.wait(_SLICE_S)
             left_s -= _SLICE_S  # whatever passed: a machine that stands still is no sensor that hangs
         answer = look.answer()
-        if isinstance(answer, Found):
+        if isinstance(answer, OpenSensor):
             found[name] = answer
         else:
             missing[name] = answer
     return Survey(distinct(found), missing)
 
 
-def distinct(found: Mapping[str, Found], taken: Collection[str] = ()) -> dict[str, Found]:
+def distinct(found: Mapping[str, OpenSensor], taken: Collection[str] = ()) -> dict[str, OpenSensor]:
     """Return the sensors with ids unique over the run: where two read one rail, the later id is prefixed."""
     ids = set(taken)
     renamed = {}
@@ -113,7 +113,7 @@ class _Discovery:
     def __init__(self, sensor: Sensor, root: Path, target: Target) -> None:
         self._sensor, self._root, self._target = sensor, root, target
         self._lock = threading.Lock()
-        self._answer: Found | Missing | None = None
+        self._answer: OpenSensor | NoSensor | None = None
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
@@ -123,19 +123,19 @@ class _Discovery:
     def asking(self) -> bool:
         return self._thread.is_alive()
 
-    def answer(self) -> Found | Missing:
+    def answer(self) -> OpenSensor | NoSensor:
         with self._lock:
             if self._answer is None:
-                self._answer = Missing("failed", NO_ANSWER)
+                self._answer = NoSensor("failed", NO_ANSWER)
             return self._answer
 
     def _ask(self) -> None:
         answer = ask(self._sensor, self._root, self._target)
-        if isinstance(answer, Found):
+        if isinstance(answer, OpenSensor):
             answer = with_read_cost(answer, self._target)
         with self._lock:
             late = self._answer is not None
             if not late:
                 self._answer = answer
-        if late and isinstance(answer, Found):
+        if late and isinstance(answer, OpenSensor):
             answer.close()

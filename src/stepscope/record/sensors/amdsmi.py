@@ -18,9 +18,9 @@ from stepscope.record.sensors.contract import (
     UNREADABLE,
     Channel,
     Errors,
-    Found,
     Kind,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Probe,
     Target,
     answering,
@@ -54,23 +54,23 @@ class _Gpu:
     errors: Errors
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Channels of every AMD GPU that answers; the vendor library knows this machine alone."""
     if root != Path("/"):
-        return Missing("absent", f"{root}: amdsmi answers for the running machine only, not for a saved tree")
+        return NoSensor("absent", f"{root}: amdsmi answers for the running machine only, not for a saved tree")
     smi = _library(root)
-    if isinstance(smi, Missing):
+    if isinstance(smi, NoSensor):
         return smi
     errors: Errors = (getattr(smi, "AmdSmiException", OSError), *UNREADABLE)
     try:
         smi.amdsmi_init()
     except errors as error:
-        return Missing("failed", f"amdsmi: {_message(error)}", "check with: amd-smi list")
+        return NoSensor("failed", f"amdsmi: {_message(error)}", "check with: amd-smi list")
     try:
         found = _sensor(smi, errors, target)
     except errors as error:
-        found = Missing("failed", f"amdsmi: {_message(error)}")
-    if isinstance(found, Missing):
+        found = NoSensor("failed", f"amdsmi: {_message(error)}")
+    if isinstance(found, NoSensor):
         _shut_down(smi, errors)
     return found
 
@@ -83,13 +83,13 @@ def _library(root: Path) -> Any:
             return importlib.import_module("amdsmi")
     except ImportError:
         detail = "an AMD GPU, but no amdsmi" if here else "no AMD GPU driver (/dev/kfd)"
-        return Missing("absent", f"{root}: {detail}", _LIBRARY_REMEDY if here else None)
+        return NoSensor("absent", f"{root}: {detail}", _LIBRARY_REMEDY if here else None)
     except (OSError, KeyError, AttributeError) as error:
         said = " ".join(printed.getvalue().split()) or _message(error)
-        return Missing("absent", f"{root}: amdsmi without its library: {said}", _LIBRARY_REMEDY)
+        return NoSensor("absent", f"{root}: amdsmi without its library: {said}", _LIBRARY_REMEDY)
 
 
-def _sensor(smi: Any, errors: Errors, target: Target) -> Found | Missing:
+def _sensor(smi: Any, errors: Errors, target: Target) -> OpenSensor | NoSensor:
     gpus = [
         _Gpu(smi, handle, *_scopes(smi, handle, index, errors), errors)
         for index, handle in enumerate(smi.amdsmi_get_processor_handles())
@@ -97,10 +97,10 @@ def _sensor(smi: Any, errors: Errors, target: Target) -> Found | Missing:
     probes = [probe for gpu in gpus for probe in _one_of_each(answering([*_power(gpu), *_further_probes(gpu)], errors))]
     probes += _energy(gpus)
     if not probes:
-        return Missing("unsupported", f"amdsmi counts {len(gpus)} GPUs and none of them answers")
+        return NoSensor("unsupported", f"amdsmi counts {len(gpus)} GPUs and none of them answers")
     read = reader(probes, errors, target.clock, "amdsmi answers nothing more")
     channels = tuple(probe.channel for probe in probes)
-    return Found(channels, read, lambda: _shut_down(smi, errors), every_ns=EVERY_NS, blocking=True)
+    return OpenSensor(channels, read, lambda: _shut_down(smi, errors), every_ns=EVERY_NS, blocking=True)
 
 
 def _scopes(smi: Any, handle: Any, index: int, errors: Errors) -> tuple[str, str]:

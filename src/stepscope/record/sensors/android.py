@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.record.sensors import battery
-from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target, channel_id
+from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, channel_id
 
 NAME = "android"
 EVERY_NS = 500_000_000
@@ -34,12 +34,15 @@ _QUANTITIES: tuple[tuple[str, str, Callable[[Phone], float | None]], ...] = (
     ("temperature", "degC", lambda phone: phone.temperature_c),
 )
 # What adb and Termux say on stderr -> what it means and what to do.
-_COMPLAINTS: tuple[tuple[str, Missing], ...] = (
-    ("unauthorized", Missing("denied", "", "unlock the phone and allow this computer (USB debugging)")),
-    ("no permissions", Missing("denied", "", "sudo apt install android-sdk-platform-tools-common, then plug in again")),
-    ("not found", Missing("absent", "", "adb devices   (lists the serials that adb sees)")),
-    ("no devices", Missing("absent", "", "turn on USB debugging, plug the phone in, then: adb devices")),
-    ("offline", Missing("failed", "", "adb reconnect")),
+_COMPLAINTS: tuple[tuple[str, NoSensor], ...] = (
+    ("unauthorized", NoSensor("denied", "", "unlock the phone and allow this computer (USB debugging)")),
+    (
+        "no permissions",
+        NoSensor("denied", "", "sudo apt install android-sdk-platform-tools-common, then plug in again"),
+    ),
+    ("not found", NoSensor("absent", "", "adb devices   (lists the serials that adb sees)")),
+    ("no devices", NoSensor("absent", "", "turn on USB debugging, plug the phone in, then: adb devices")),
+    ("offline", NoSensor("failed", "", "adb reconnect")),
 )
 
 
@@ -56,24 +59,24 @@ class _Battery:
         return self.argv[0]
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Power while nothing charges the phone, voltage, charge and temperature, of each phone that was named."""
     if root != Path("/"):
-        return Missing("absent", f"{root}: a saved tree has no phone beside it")
+        return NoSensor("absent", f"{root}: a saved tree has no phone beside it")
     batteries = _batteries(target.meters)
     if not batteries:
-        return Missing(
+        return NoSensor(
             "absent", f"{root}: no phone was named", "--plug adb=SERIAL, or --plug termux on the phone itself"
         )
     answers = [_ask(battery) for battery in batteries]
-    missing = [answer for answer in answers if isinstance(answer, Missing)]
+    missing = [answer for answer in answers if isinstance(answer, NoSensor)]
     if missing:
         return missing[0]
     phones = [answer for answer in answers if isinstance(answer, Phone)]
     if all(phone.discharging is False for phone in phones) or not any(map(_stated, phones)):
-        return Missing("unsupported", "the phone is being charged: its battery does not show what it takes", _UNPLUG)
+        return NoSensor("unsupported", "the phone is being charged: its battery does not show what it takes", _UNPLUG)
     kept = [(battery, place) for battery, phone in zip(batteries, phones, strict=True) for place in _stated(phone)]
-    return Found(
+    return OpenSensor(
         tuple(_channel(*quantity) for quantity in kept), _reader(kept), lambda: None, every_ns=EVERY_NS, blocking=True
     )
 
@@ -81,7 +84,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
 def _reader(kept: Sequence[tuple[_Battery, int]]) -> Callable[[], list[float]]:
     def read() -> list[float]:
         answers = {battery: _ask(battery) for battery in dict.fromkeys(battery for battery, _ in kept)}
-        lost = [answer.detail for answer in answers.values() if isinstance(answer, Missing)]
+        lost = [answer.detail for answer in answers.values() if isinstance(answer, NoSensor)]
         if len(lost) == len(answers):
             raise OSError("; ".join(lost))
         return [_value(answers[battery], place) for battery, place in kept]
@@ -98,7 +101,7 @@ def _batteries(meters: Sequence[Meter]) -> list[_Battery]:
     return named
 
 
-def _ask(battery: _Battery) -> Phone | Missing:
+def _ask(battery: _Battery) -> Phone | NoSensor:
     """One reading of a phone, or why there is none."""
     try:
         done = subprocess.run(
@@ -106,34 +109,34 @@ def _ask(battery: _Battery) -> Phone | Missing:
         )
     except FileNotFoundError:
         remedy = "pkg install termux-api, and the Termux:API app" if battery.tool == TERMUX else "sudo apt install adb"
-        return Missing("absent", f"{battery.tool} is not installed", remedy)
+        return NoSensor("absent", f"{battery.tool} is not installed", remedy)
     except subprocess.TimeoutExpired:
         remedy = "install and open the Termux:API app" if battery.tool == TERMUX else "adb reconnect"
-        return Missing("failed", f"{battery.tool} did not answer within {TIMEOUT_S:g} s", remedy)
+        return NoSensor("failed", f"{battery.tool} did not answer within {TIMEOUT_S:g} s", remedy)
     except OSError as error:
-        return Missing("failed", f"{battery.tool}: {error.strerror or error}")
+        return NoSensor("failed", f"{battery.tool}: {error.strerror or error}")
     if done.returncode != 0:
         return _complaint(battery, done.stderr.decode(errors="replace"), done.returncode)
     try:
         return parse_battery(done.stdout.decode(errors="replace"))
     except ValueError as error:
-        return Missing("failed", f"{battery.tool}: {error}")
+        return NoSensor("failed", f"{battery.tool}: {error}")
 
 
-def _complaint(battery: _Battery, stderr: str, code: int) -> Missing:
+def _complaint(battery: _Battery, stderr: str, code: int) -> NoSensor:
     said = " ".join(stderr.split())[:300] or f"exit code {code}"
     for word, missing in _COMPLAINTS:
         if word in said:
-            return Missing(missing.reason, f"{battery.tool}: {said}", missing.remedy)
-    return Missing("failed", f"{battery.tool}: {said}")
+            return NoSensor(missing.reason, f"{battery.tool}: {said}", missing.remedy)
+    return NoSensor("failed", f"{battery.tool}: {said}")
 
 
 def _stated(phone: Phone) -> list[int]:
-    return [place for place, (_, _, value) in enumerate(_QUANTITIES) if value(phone) is not None]
+    return [index for index, (_, _, value) in enumerate(_QUANTITIES) if value(phone) is not None]
 
 
-def _value(answer: Phone | Missing, place: int) -> float:
-    if isinstance(answer, Missing):
+def _value(answer: Phone | NoSensor, place: int) -> float:
+    if isinstance(answer, NoSensor):
         return NAN
     value = _QUANTITIES[place][2](answer)
     return NAN if value is None else float(value)

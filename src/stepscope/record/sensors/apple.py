@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.record.access.child_lines import ChildLines
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, NamedSensor, Target, channel_id
+from stepscope.record.sensors.contract import NAN, Channel, NamedSensor, NoSensor, OpenSensor, Target, channel_id
 
 NAME = "apple"
 EVERY_NS = 50_000_000
@@ -40,21 +40,21 @@ _FIELDS = (
 )
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One counter for each part that this chip reports."""
     if root != Path("/") or platform.system() != "Darwin":
-        return Missing("absent", f"{root}: not a running Mac")
+        return NoSensor("absent", f"{root}: not a running Mac")
     try:
         zeus = importlib.import_module("zeus_apple_silicon")
     except ImportError:
-        return Missing("absent", "a Mac without zeus-apple-silicon", "pip install zeus-apple-silicon")
+        return NoSensor("absent", "a Mac without zeus-apple-silicon", "pip install zeus-apple-silicon")
     try:
         monitor = zeus.AppleEnergyMonitor()
         first = dict(_millijoules(monitor.get_cumulative_energy()))
     except (AttributeError, RuntimeError, OSError, ValueError) as error:
-        return Missing("failed", f"IOReport's energy model: {error or type(error).__name__} (a virtual machine?)")
+        return NoSensor("failed", f"IOReport's energy model: {error or type(error).__name__} (a virtual machine?)")
     if not first:
-        return Missing("unsupported", "this chip reports no energy through IOReport")
+        return NoSensor("unsupported", "this chip reports no energy through IOReport")
     places = list(first)
 
     def read() -> list[float]:
@@ -62,7 +62,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return [now.get(place, NAN) * _MILLIJOULES for place in places]
 
     channels = tuple(_channel(*place) for place in places)
-    return Found(channels, read, lambda: None, every_ns=EVERY_NS, blocking=True)
+    return OpenSensor(channels, read, lambda: None, every_ns=EVERY_NS, blocking=True)
 
 
 def _cumulative(monitor: Any) -> Any:
@@ -150,16 +150,16 @@ class _Totals:
         self.seen_ns = self.clock()
 
 
-def discover_powermetrics(root: Path, target: Target) -> Found | Missing:
+def discover_powermetrics(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Power and energy of each part that this macOS prints."""
     if root != Path("/") or platform.system() != "Darwin":
-        return Missing("absent", f"{root}: not a running Mac")
+        return NoSensor("absent", f"{root}: not a running Mac")
     if importlib.util.find_spec("zeus_apple_silicon") is not None:
-        return Missing("absent", "not needed: zeus-apple-silicon reads the same model without sudo")
+        return NoSensor("absent", "not needed: zeus-apple-silicon reads the same model without sudo")
     try:
         child = ChildLines(COMMAND)
     except OSError as error:
-        return Missing("absent", f"{COMMAND[0]}: {error.strerror or error}", _REMEDY)
+        return NoSensor("absent", f"{COMMAND[0]}: {error.strerror or error}", _REMEDY)
     totals = _Totals(target.clock)
     start_ns = target.clock()
     while not totals.power_w and target.clock() - start_ns < FIRST_BLOCK_S * 1e9:
@@ -180,18 +180,18 @@ def discover_powermetrics(root: Path, target: Target) -> Found | Missing:
         return [value if fresh else NAN for pair in values for value in pair]
 
     channels = tuple(channel for name in names for channel in channels_of(name, names))
-    return Found(channels, read, child.close, every_ns=POWERMETRICS_EVERY_NS, blocking=True)
+    return OpenSensor(channels, read, child.close, every_ns=POWERMETRICS_EVERY_NS, blocking=True)
 
 
-def _missing(child: ChildLines) -> Missing:
+def _missing(child: ChildLines) -> NoSensor:
     code = child.exit_code()  # before its last words are taken
     said = child.complaint()
     child.close()
     if "password" in said or "sudoers" in said or "not allowed" in said:
-        return Missing("denied", f"sudo -n powermetrics: {said}", _REMEDY)
+        return NoSensor("denied", f"sudo -n powermetrics: {said}", _REMEDY)
     if code is None:
-        return Missing("unsupported", f"powermetrics printed no power within {FIRST_BLOCK_S:g} s")
-    return Missing("failed", f"powermetrics ended with exit code {code}: {said or 'it said nothing'}", _REMEDY)
+        return NoSensor("unsupported", f"powermetrics printed no power within {FIRST_BLOCK_S:g} s")
+    return NoSensor("failed", f"powermetrics ended with exit code {code}: {said or 'it said nothing'}", _REMEDY)
 
 
 def _parent(name: str, names: Sequence[str]) -> str:

@@ -13,7 +13,16 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.record.access import DeviceFile, close_device_files, open_device_files
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, attribute, missing_because, numbered
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    NoSensor,
+    OpenSensor,
+    Target,
+    attribute,
+    missing_because,
+    numbered,
+)
 
 # The kernel's ABI (sysfs-class-power) states uV, uA, uW, uAh and uWh and, since 2020, a negative current while
 # discharging. Drivers differ: some print milliunits, some the amount without a sign, some wrap below zero. Milliunits
@@ -185,7 +194,7 @@ _STORES = (
 )
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Power, whether it discharges, and energy, charge and voltage where the driver states them, of each battery."""
     folder = root / "sys/class/power_supply"
     supplies = numbered([path for path in folder.glob("*") if path.is_dir()])
@@ -196,12 +205,12 @@ def discover(root: Path, target: Target) -> Found | Missing:
     if not batteries:
         if refused and not kept:
             return missing_because(refused[0], refused[0].filename or folder)
-        return Missing("absent", f"{folder}: no battery of the machine (desktop, board on a mains adapter)")
+        return NoSensor("absent", f"{folder}: no battery of the machine (desktop, board on a mains adapter)")
     files = [file for _, file in batteries]
     stated = [_quantities(first[battery / "uevent"]) for battery, _ in batteries]
     if not any(stated):
         close_device_files(files)
-        return Missing("unsupported", f"{batteries[0][0]}: states neither power, current, energy nor charge")
+        return NoSensor("unsupported", f"{batteries[0][0]}: states neither power, current, energy nor charge")
     mains = [
         file
         for _, file in open_device_files([path / "online" for path in supplies if _is_mains(path)], target.clock)[0]
@@ -211,7 +220,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         for (battery, _), quantities in zip(batteries, stated, strict=True)
         for channel in _channels(battery, quantities, first[battery / "uevent"])
     ]
-    return Found(
+    return OpenSensor(
         tuple(channels),
         partial(_read, files, stated, mains),
         lambda: close_device_files([*files, *mains]),

@@ -13,9 +13,9 @@ from stepscope.record.sensors.contract import (
     NAN,
     READ_ONLY,
     Channel,
-    Found,
     Kind,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Target,
     close_files,
     content,
@@ -33,23 +33,25 @@ class CgroupCpu:
 
     NAME: str = "process_cgroup"
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
         """Counters (throttled ns over all cores, periods, throttled periods, hits of the memory limit), the quota."""
         own = root / f"proc/{target.pid}/cgroup"
         try:
-            held = _HeldBack(root, own, target.clock)
+            held = _ThrottleTotals(root, own, target.clock)
         except OSError as error:
             return missing_because(error, own)
         names = {"throttled_time": "ns", "throttled_periods": "1", "quota_periods": "1", "memory_limit_hits": "1"}
         counters = [self._channel(name, unit, "counter", own) for name, unit in names.items()]
-        return Found((*counters, self._channel("cpu_quota", "cores", "gauge", own)), held.read, held.close, _EVERY_NS)
+        return OpenSensor(
+            (*counters, self._channel("cpu_quota", "cores", "gauge", own)), held.read, held.close, _EVERY_NS
+        )
 
     def _channel(self, quantity: str, unit: str, kind: Kind, own: Path) -> Channel:
         name = f"cgroup.{quantity}"
         return Channel(name, self.NAME, quantity, unit, kind, "cgroup", str(own), parent_scope="system", step_size=1.0)
 
 
-class _HeldBack:
+class _ThrottleTotals:
     """Sums over the groups that hold a process back; a process that moves into another group goes on counting.
 
     The files stay open, and are looked for anew when the process has moved, and every ten seconds.

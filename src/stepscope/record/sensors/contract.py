@@ -1,7 +1,7 @@
 """Contract of a sensor file: NAME and discover(root, target); standard library only.
 
-`discover` looks below a filesystem root and answers with `Found` (channels, and a cheap read of all of them)
-or with `Missing` (a typed reason, and the command that would change it). An absent sensor is normal.
+`discover` looks below a filesystem root and answers with `OpenSensor` (channels, and a cheap read of all of them)
+or with `NoSensor` (a typed reason, and the command that would change it). An absent sensor is normal.
 
 Probe quantities behind a vendor library: each is tried once, those that answer become channels.
 """
@@ -102,7 +102,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Found:
+class OpenSensor:
     """A sensor that answers: `read` returns one float a channel and raises OSError or ValueError when all is lost."""
 
     channels: tuple[Channel, ...]
@@ -120,16 +120,16 @@ def decoded_later(
     decode: Callable[[Raw], Sequence[float]],
     close: Callable[[], None],
     every_ns: int = 0,
-) -> Found:
+) -> OpenSensor:
     """Return a sensor whose read is `decode(fetch())`; the sampling loop takes the two apart.
 
     A tick finds caches that the training has emptied, so that parsing costs it several times what it costs in a batch.
     """
-    return Found(channels, lambda: decode(fetch()), close, every_ns, fetch=fetch, decode=decode)
+    return OpenSensor(channels, lambda: decode(fetch()), close, every_ns, fetch=fetch, decode=decode)
 
 
 @dataclass(frozen=True)
-class Missing:
+class NoSensor:
     """Reason why a sensor gives nothing, and the exact command that would enable it."""
 
     reason: Reason
@@ -149,7 +149,7 @@ class NamedSensor:
     """One of several sensors of a file, as a row of its SENSORS."""
 
     NAME: str
-    discover: Callable[[Path, Target], Found | Missing]
+    discover: Callable[[Path, Target], OpenSensor | NoSensor]
 
 
 class Sensor(Protocol):
@@ -157,20 +157,20 @@ class Sensor(Protocol):
 
     NAME: str
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
         """Look for the sensor below a filesystem root."""
 
 
-def missing_because(error: OSError, path: Path | str, remedy: str | None = None) -> Missing:
+def missing_because(error: OSError, path: Path | str, remedy: str | None = None) -> NoSensor:
     """The typed reason behind a failed open or read of a path."""
     detail = f"{path}: {error.strerror or error}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Missing("denied", detail, remedy or f"sudo chmod a+r {path}")
+        return NoSensor("denied", detail, remedy or f"sudo chmod a+r {path}")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Missing("absent", detail, remedy)
+        return NoSensor("absent", detail, remedy)
     if error.errno in (errno.ENODEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENXIO):
-        return Missing("unsupported", detail, remedy)
-    return Missing("failed", detail, remedy)
+        return NoSensor("unsupported", detail, remedy)
+    return NoSensor("failed", detail, remedy)
 
 
 def open_files(paths: Sequence[Path]) -> list[int]:
@@ -196,7 +196,9 @@ def numbered(paths: Sequence[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: (int("".join(c for c in path.name if c.isdigit()) or 0), path.name))
 
 
-def measure_read_cost(found: Found, clock: Clock = monotonic_ns, rounds: int = 20, limit_ns: int = 50_000_000) -> int:
+def measure_read_cost(
+    found: OpenSensor, clock: Clock = monotonic_ns, rounds: int = 20, limit_ns: int = 50_000_000
+) -> int:
     """Median duration of a read of the whole sensor, ns; dear sensors get fewer rounds. Raises what the read raises."""
     costs: list[int] = []
     while len(costs) < rounds and sum(costs) < limit_ns:
@@ -282,13 +284,13 @@ def reader(probes: Sequence[Probe], errors: Errors, clock: Clock, lost: str) -> 
     def read() -> list[float]:
         now_ns = clock()
         alive = tried = False
-        for place, probe in enumerate(probes):
+        for index, probe in enumerate(probes):
             if probe.every_ns:
-                if now_ns < due_ns[place]:
+                if now_ns < due_ns[index]:
                     continue
-                due_ns[place] = now_ns + probe.every_ns
+                due_ns[index] = now_ns + probe.every_ns
             tried = True
-            last[place] = value = attempt(probe.call, errors)
+            last[index] = value = attempt(probe.call, errors)
             alive |= value == value
         if tried and not alive:
             raise OSError(lost)

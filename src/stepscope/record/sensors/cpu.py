@@ -15,9 +15,9 @@ from stepscope.record.access import count, natural, total
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
-    Missing,
     NamedSensor,
+    NoSensor,
+    OpenSensor,
     Target,
     close_files,
     content,
@@ -33,7 +33,7 @@ _MOST_US = 1e15
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq; steal is time that the core did not run for us
 
 
-def discover_cores(root: Path, target: Target) -> Found | Missing:
+def discover_cores(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Per-core counters, ns; cpuidle is preferred because it is 10,000 times finer than the tick."""
     return _cpuidle(root) or _stat_of_cores(root)
 
@@ -50,7 +50,7 @@ def cores_online(text: bytes) -> set[int]:
     return cores
 
 
-def _cpuidle(root: Path) -> Found | None:
+def _cpuidle(root: Path) -> OpenSensor | None:
     """Idle time; None where one online core has no cpuidle, or where the kernel does not count in it."""
     folder = root / "sys/devices/system/cpu"
     try:
@@ -120,7 +120,7 @@ def busy_ticks(text: bytes) -> dict[bytes, int]:
     return busy
 
 
-def _stat_of_cores(root: Path) -> Found | Missing:
+def _stat_of_cores(root: Path) -> OpenSensor | NoSensor:
     path = root / "proc/stat"
     try:
         descriptors = open_files([path])
@@ -131,7 +131,7 @@ def _stat_of_cores(root: Path) -> Found | Missing:
         names = list(busy_ticks(os.pread(descriptors[0], size, 0)))
     except (OSError, ValueError, IndexError) as error:
         close_files(descriptors)
-        return Missing("failed", f"{path}: {error}")
+        return NoSensor("failed", f"{path}: {error}")
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
     def decode(text: bytes) -> list[float]:
@@ -159,7 +159,7 @@ def _stat_of_cores(root: Path) -> Found | Missing:
 PROCESS = "process_cpu"
 
 
-def discover_process(root: Path, target: Target) -> Found | Missing:
+def discover_process(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One counter, ns: the freshest source that this kernel and its permissions allow."""
     if root == Path("/"):
         live = _perf(target.pid) or _cpu_clock(target.pid)
@@ -189,7 +189,7 @@ def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
     )
 
 
-def _perf(pid: int) -> Found | None:
+def _perf(pid: int) -> OpenSensor | None:
     """Counts from now on; fresh at each read (about 1 us a thread that lives now)."""
     from stepscope.record.access.perf_event import counts, open_task_clocks, total_ns
 
@@ -203,7 +203,7 @@ def _perf(pid: int) -> Found | None:
     return decoded_later((channel,), partial(counts, descriptors), total_ns, lambda: close_files(descriptors))
 
 
-def _cpu_clock(pid: int) -> Found | None:
+def _cpu_clock(pid: int) -> OpenSensor | None:
     """The kernel brings another process' clock up to date at its tick and at task switches."""
     clock_id = (~pid << 3) | 2  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel's posix-timers
     try:
@@ -213,10 +213,10 @@ def _cpu_clock(pid: int) -> Found | None:
     except (OSError, AttributeError, OverflowError):
         return None
     channel = _channel(f"CPU clock of process {pid}", tick_ns, 1.0)
-    return Found((channel,), lambda: [time.clock_gettime_ns(clock_id)], lambda: None)
+    return OpenSensor((channel,), lambda: [time.clock_gettime_ns(clock_id)], lambda: None)
 
 
-def _stat_of_process(root: Path, pid: int) -> Found | Missing:
+def _stat_of_process(root: Path, pid: int) -> OpenSensor | NoSensor:
     path = root / f"proc/{pid}/stat"
     try:
         descriptors = open_files([path])
@@ -225,7 +225,7 @@ def _stat_of_process(root: Path, pid: int) -> Found | Missing:
         return missing_because(error, path)
     except (ValueError, IndexError) as error:
         close_files(descriptors)
-        return Missing("failed", f"{path}: {error}")
+        return NoSensor("failed", f"{path}: {error}")
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     channel = _channel(str(path), tick_ns, float(tick_ns))
     return decoded_later(

@@ -22,9 +22,9 @@ from stepscope.record.access import (
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
-    Missing,
     NamedSensor,
+    NoSensor,
+    OpenSensor,
     Target,
     attribute,
     close_files,
@@ -76,14 +76,14 @@ class Input:
     label: str | None
 
 
-def discover_hwmon(root: Path, target: Target) -> Found | Missing:
+def discover_hwmon(root: Path, target: Target) -> OpenSensor | NoSensor:
     """A gauge of W for each power, a counter of J for each energy; a chip that comes back is found again."""
     folder = root / "sys/class/hwmon"
     inputs = [meter for chip in chips(folder) for meter in inputs_of(chip)]
     if not inputs:
-        return Missing("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
+        return NoSensor("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
     opened: list[tuple[Input, list[DeviceFile]]] = []
-    refused: list[Missing] = []
+    refused: list[NoSensor] = []
     for meter in inputs:
         try:
             opened.append((meter, _open(folder, meter, target)))
@@ -92,7 +92,7 @@ def discover_hwmon(root: Path, target: Target) -> Found | Missing:
     if not opened:
         return refused[0]
     every_file = [file for _, files in opened for file in files]
-    return Found(
+    return OpenSensor(
         tuple(_meter_channel(meter, [other for other, _ in opened]) for meter, _ in opened),
         partial(_read, folder, [(meter.stem, files) for meter, files in opened]),
         lambda: close_device_files(every_file),
@@ -243,11 +243,11 @@ _MOST_MICROWATT = 1e10  # 85 V, the most of the chip, x 117 A
 _MOST_MILLIVOLT, _MOST_MILLIAMPERE = 85_000.0, 1e6
 
 
-def discover_ina238(root: Path, target: Target) -> Found | Missing:
+def discover_ina238(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One power gauge a chip, W; where the driver states no power it is voltage x current of the same moment."""
     folders = _folders(root)
     if not folders:
-        return Missing("absent", f"{root / 'sys/class/hwmon'}: no INA238 (the board supply of a Jetson Thor)")
+        return NoSensor("absent", f"{root / 'sys/class/hwmon'}: no INA238 (the board supply of a Jetson Thor)")
     files = [_files(folder) for folder in folders]
     try:
         descriptors = [open_files(paths) for paths in files]
@@ -266,7 +266,7 @@ def discover_ina238(root: Path, target: Target) -> Found | Missing:
         _ina238_channel(_rail(root, folder, number), folder, paths)
         for number, (folder, paths) in enumerate(zip(folders, files, strict=True), start=1)
     )
-    return Found(channels, read, close)
+    return OpenSensor(channels, read, close)
 
 
 def watts(chip: list[int]) -> float | OSError:
@@ -329,14 +329,14 @@ class ThermalInput:
     label: str
 
 
-def discover_temperatures(root: Path, target: Target) -> Found | Missing:
+def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
     """A gauge of degrees Celsius each input; a chip that comes back is found again within a second."""
     folder = root / "sys/class/hwmon"
     inputs = temperatures(folder)
     if not inputs:
-        return Missing("absent", f"{folder}: no chip measures a temperature of board or processor (an LM75 would)")
+        return NoSensor("absent", f"{folder}: no chip measures a temperature of board or processor (an LM75 would)")
     opened: list[tuple[ThermalInput, DeviceFile]] = []
-    refused: list[Missing] = []
+    refused: list[NoSensor] = []
     for chip_input in inputs:
         file = f"{chip_input.stem}_input"
         try:
@@ -347,7 +347,7 @@ def discover_temperatures(root: Path, target: Target) -> Found | Missing:
         return refused[0]
     files = [file for _, file in opened]
     channels = tuple(_temperature_channel(chip_input) for chip_input, _ in opened)
-    return Found(channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS)
+    return OpenSensor(channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS)
 
 
 def temperatures(folder: Path) -> list[ThermalInput]:

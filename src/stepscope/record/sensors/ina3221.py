@@ -21,8 +21,8 @@ from stepscope.record.access import READ_BYTES, cell, natural, signed
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Target,
     attribute,
     close_files,
@@ -43,12 +43,12 @@ PATIENCE = 3  # reads in which no rail answers, before the sensor counts as lost
 GONE = (errno.ENODEV, errno.ENOENT, errno.ENXIO, errno.ESTALE, errno.EBADF)  # the driver has let go of the file
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """A power gauge a rail, W, and what else the same read gives; rails without a name (NC) are excluded."""
     try:
         chips = [chip for chip in find_chips(root) if chip.rails]
         if not chips:
-            return Missing("absent", f"{root / 'sys/bus/i2c/drivers'}: no INA3221 (NVIDIA Jetson boards have it)")
+            return NoSensor("absent", f"{root / 'sys/bus/i2c/drivers'}: no INA3221 (NVIDIA Jetson boards have it)")
         readers = [_Reader(root, chip, target) for chip in chips]
     except OSError as error:
         return missing_because(error, error.filename or root)
@@ -59,10 +59,10 @@ def discover(root: Path, target: Target) -> Found | Missing:
     values = board.read()
     if all(map(math.isnan, values)):
         board.close()
-        return Missing("failed", f"{chips[0].rails[0].files[0]}: no rail answers with a number")
+        return NoSensor("failed", f"{chips[0].rails[0].files[0]}: no rail answers with a number")
     channels = _channels(chips, values)
     hwmon = len(chips[0].rails[0].files) == 2
-    return Found(channels, board.read, board.close, every_ns=HWMON_EVERY_NS if hwmon else IIO_EVERY_NS)
+    return OpenSensor(channels, board.read, board.close, every_ns=HWMON_EVERY_NS if hwmon else IIO_EVERY_NS)
 
 
 def _remedy(chips: Sequence[Chip]) -> str:
@@ -180,7 +180,7 @@ class _Reader:
     def _in_one_read(self, number: int, rail: Rail) -> list[float]:
         """JetPack 4: "mV mA" of ui_input, or the mW of in_power."""
         words = os.pread(self._files[number], READ_BYTES, 0).split()
-        most_ma = most_milliampere(rail.shunt_ohm)
+        most_ma = max_milliampere(rail.shunt_ohm)
         if rail.quantities == ("power",):
             return [natural(words[0], MOST_MILLIVOLT * most_ma / 1000) / 1000 if len(words) == 1 else NAN]
         if len(words) != 2:
@@ -191,7 +191,7 @@ class _Reader:
     def _volts_and_amperes(self, number: int, rail: Rail, now_ns: int) -> list[float]:
         """hwmon: the current now, and the voltage now or of a few reads ago; the rails take turns with it."""
         current = os.pread(self._files[2 * number], READ_BYTES, 0)
-        most_ma = most_milliampere(rail.shunt_ohm)
+        most_ma = max_milliampere(rail.shunt_ohm)
         amperes = signed(current, -most_ma, most_ma) / 1000  # below 0: an offset at idle, or a rail that feeds back
         voltage = self._voltages[number]
         turn = (self._reads + number) % VOLTAGE_EVERY == 0
@@ -382,7 +382,7 @@ def configured_timing(word: int | None) -> Timing:
     return timing(_SAMPLES[word >> 9 & 7], channels * conversions_us * 1e3)
 
 
-def most_milliampere(shunt_ohm: float | None) -> float:
+def max_milliampere(shunt_ohm: float | None) -> float:
     """More current than this the shunt register cannot hold, mA."""
     return MOST_SHUNT_V / (shunt_ohm or LEAST_SHUNT_OHM) * 1000
 

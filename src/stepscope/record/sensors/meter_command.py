@@ -16,7 +16,7 @@ from pathlib import Path
 from stepscope.clock import Clock
 from stepscope.privacy import WITHHELD, redacted_text, withheld
 from stepscope.record.access.child_lines import ChildLines
-from stepscope.record.sensors.contract import NAN, Channel, Found, Meter, Missing, Target, channel_id
+from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, channel_id
 
 NAME = "meter_command"
 EVERY_NS = 100_000_000
@@ -81,27 +81,27 @@ class _Command:
         return NAN if stale else self.reading.get(quantity, NAN)
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Start every command that was named and wait for its first line; its quantities become the channels."""
     meters = [meter for meter in target.meters if meter.kind == "command"]
     if root != Path("/"):
-        return Missing("absent", f"{root}: a saved tree runs no meter command")
+        return NoSensor("absent", f"{root}: a saved tree runs no meter command")
     if not meters:
-        return Missing("absent", f"{root}: no meter command was named", "--meter-command 'COMMAND THAT PRINTS WATTS'")
+        return NoSensor("absent", f"{root}: no meter command was named", "--meter-command 'COMMAND THAT PRINTS WATTS'")
     commands = _started(meters, target.clock)
-    if isinstance(commands, Missing):
+    if isinstance(commands, NoSensor):
         return commands
     _await_first_lines(commands, target.clock)
     if not any(command.reading for command in commands):
         why = "; ".join(command.failure() or _silent(command) for command in commands)
         _close(commands)
-        return Missing("failed", why, "run it in a terminal: it must print a line with the power in W, and flush it")
+        return NoSensor("failed", why, "run it in a terminal: it must print a line with the power in W, and flush it")
     kept = [(command, quantity) for command in commands for quantity in SI if quantity in (command.reading or _POWER)]
     channels = tuple(_channel(command.meter, quantity) for command, quantity in kept)
-    return Found(channels, _reader(commands, kept), lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
+    return OpenSensor(channels, _reader(commands, kept), lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
 
 
-def _started(meters: Sequence[Meter], clock: Clock) -> list[_Command] | Missing:
+def _started(meters: Sequence[Meter], clock: Clock) -> list[_Command] | NoSensor:
     """Every command running, or why one cannot be started, and then none runs."""
     commands: list[_Command] = []
     for meter in meters:
@@ -166,12 +166,12 @@ def _mean(readings: Sequence[dict[str, float]]) -> dict[str, float]:
     return means
 
 
-def _not_started(meter: Meter, error: OSError | ValueError) -> Missing:
+def _not_started(meter: Meter, error: OSError | ValueError) -> NoSensor:
     if isinstance(error, FileNotFoundError):
-        return Missing("failed", f"'{meter.address}': no such command", "give its full path")
+        return NoSensor("failed", f"'{meter.address}': no such command", "give its full path")
     if isinstance(error, PermissionError):
-        return Missing("denied", f"'{meter.address}': permission denied", f"chmod +x {shlex.split(meter.address)[0]}")
-    return Missing("failed", f"'{meter.address}': {error}")
+        return NoSensor("denied", f"'{meter.address}': permission denied", f"chmod +x {shlex.split(meter.address)[0]}")
+    return NoSensor("failed", f"'{meter.address}': {error}")
 
 
 def _close(commands: Sequence[_Command]) -> None:

@@ -25,9 +25,9 @@ from stepscope.record.access import (
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
-    Missing,
     NamedSensor,
+    NoSensor,
+    OpenSensor,
     Target,
     attribute,
     close_files,
@@ -42,7 +42,7 @@ _MOST_KHZ = 1e8  # 100 GHz
 _PLAUSIBLE_MILLIDEGREES = (-60_000, 200_000)  # a Jetson zone that is off states -256000
 
 
-def _cores(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
+def _cores(root: Path, target: Target) -> Iterator[NumberFile | NoSensor]:
     """One gauge a core, Hz; the cores of a cluster share a policy, which is read once."""
     for policy in numbered(list((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))):
         path = policy / "scaling_cur_freq"
@@ -52,7 +52,7 @@ def _cores(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
             yield missing_because(error, error.filename)
             continue
         except ValueError as error:
-            yield Missing("failed", f"{policy}: {error}")
+            yield NoSensor("failed", f"{policy}: {error}")
             continue
         channels = (
             Channel(
@@ -161,13 +161,13 @@ _TOTAL = re.compile(rb"^total\s+([0-9]{1,12})K\s*$", re.MULTILINE)
 _DEBUG_REMEDY = "sudo mount -o remount,mode=755 /sys/kernel/debug   (or run the profiler as root)"
 
 
-def _jetson_memory(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
+def _jetson_memory(root: Path, target: Target) -> Iterator[NumberFile | NoSensor]:
     """The GPU's part of the memory that it shares with the CPU, B: of all, and of the training by nvmap's list.
 
     The list is for root alone; without it PyTorch's own allocator says what the training holds.
     """
     if not is_jetson(root):
-        yield Missing("absent", f"{root}: not a Jetson, so no memory that a GPU shares")
+        yield NoSensor("absent", f"{root}: not a Jetson, so no memory that a GPU shares")
         return
     meminfo, clients = root / "proc/meminfo", root / "sys/kernel/debug/nvmap/iovmm/clients"
     used = _memory("jetson_memory", "nvmap_used", "system", meminfo)
@@ -212,12 +212,12 @@ _STATED = {  # unit, the most that can be, steps in one of the unit, step
 }
 
 
-def _jetson_gpu(root: Path, target: Target) -> Iterator[NumberFile | Missing]:
+def _jetson_gpu(root: Path, target: Target) -> Iterator[NumberFile | NoSensor]:
     """Two gauges of gpu:0; over what time the load is averaged NVIDIA does not say."""
     paths = _gpu_files(root)
     if paths and "utilisation" not in paths:
         why = "this GPU states no load here (a Jetson Thor answers through NVML)"
-        yield Missing("unsupported", f"{paths['frequency']}: {why}")
+        yield NoSensor("unsupported", f"{paths['frequency']}: {why}")
         return
     remedy = f"sudo chmod a+r {' '.join(map(str, paths.values()))}"
     for quantity, path in paths.items():
@@ -269,18 +269,18 @@ _MOST_HZ = 2e10
 REMEDY = "sudo mount -o remount,mode=755 /sys/kernel/debug   (or run the profiler as root)"
 
 
-def discover_emc(root: Path, target: Target) -> Found | Missing:
+def discover_emc(root: Path, target: Target) -> OpenSensor | NoSensor:
     """The busy share where activity and clock can be read, and each of the two where it can; Hz and 1."""
     if not access.is_jetson(root):
-        return Missing("absent", f"{root}: not a Jetson, so no activity monitor of its memory controller")
+        return NoSensor("absent", f"{root}: not a Jetson, so no activity monitor of its memory controller")
     devfreq = sorted(root.glob("sys/class/devfreq/*emc/cur_freq"))
     activity, denied_activity = _first_open([root / path for path in _ACTIVITY])
     clock, denied_clock = _first_open([*(root / path for path in _CLOCK), *devfreq])
     if activity is None and clock is None:
         denied = denied_activity or denied_clock
         if denied is None:
-            return Missing("absent", f"{root / _ACTIVITY[0]}: neither activity nor clock of the memory controller")
-        return Missing("denied", f"{denied.filename}: {denied.strerror}", REMEDY)
+            return NoSensor("absent", f"{root / _ACTIVITY[0]}: neither activity nor clock of the memory controller")
+        return NoSensor("denied", f"{denied.filename}: {denied.strerror}", REMEDY)
     scales = [(*opened, scale) for opened, scale in ((activity, 1000.0), (clock, 1.0)) if opened is not None]
     descriptors = [file for file, _, _ in scales]
     quantities = _quantities(activity is not None, clock is not None)
@@ -290,7 +290,7 @@ def discover_emc(root: Path, target: Target) -> Found | Missing:
         return shares(values) if len(values) == 2 else values
 
     channels = tuple(_channel(quantity, str(scales[0][1])) for quantity in quantities)
-    return Found(channels, read, lambda: close_files(descriptors), every_ns=_EMC_EVERY_NS)
+    return OpenSensor(channels, read, lambda: close_files(descriptors), every_ns=_EMC_EVERY_NS)
 
 
 def shares(hertz: Sequence[float]) -> list[float]:

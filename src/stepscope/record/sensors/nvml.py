@@ -17,9 +17,9 @@ from stepscope.record.sensors.contract import (
     NAN,
     UNREADABLE,
     Channel,
-    Found,
     Kind,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Probe,
     Reason,
     Target,
@@ -39,23 +39,23 @@ _WHY: dict[int, tuple[Reason, str | None]] = {  # NVML return codes
 }
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Channels of every GPU and MIG device that answer; the vendor library knows this machine alone."""
     if root != Path("/"):
-        return Missing("absent", f"{root}: NVML answers for the running machine only, not for a saved tree")
+        return NoSensor("absent", f"{root}: NVML answers for the running machine only, not for a saved tree")
     nvml = _library(root)
-    if isinstance(nvml, Missing):
+    if isinstance(nvml, NoSensor):
         return nvml
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
         reason, remedy = _WHY.get(getattr(error, "value", -1), ("failed", None))
-        return Missing(reason, f"NVML: {error}", remedy)
+        return NoSensor(reason, f"NVML: {error}", remedy)
     try:
         found = _sensor(nvml, target)
     except (nvml.NVMLError, *UNREADABLE) as error:
-        found = Missing("failed", f"NVML: {error}")
-    if isinstance(found, Missing):
+        found = NoSensor("failed", f"NVML: {error}")
+    if isinstance(found, NoSensor):
         _shutdown(nvml)
     return found
 
@@ -69,19 +69,19 @@ def _library(root: Path) -> Any:
         except ImportError:
             here = (root / "proc/driver/nvidia").exists() or (root / "dev/nvidiactl").exists()
             detail = "an NVIDIA driver, but no nvidia-ml-py" if here else "no NVIDIA driver"
-            return Missing("absent", f"{root}: {detail}", "pip install nvidia-ml-py" if here else None)
+            return NoSensor("absent", f"{root}: {detail}", "pip install nvidia-ml-py" if here else None)
     if not all(hasattr(nvml, name) for name in ("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount")):
         origin = getattr(nvml, "__file__", "somewhere")
         remedy = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
-        return Missing("failed", f"{origin}: this pynvml is not NVIDIA's nvidia-ml-py", remedy)
+        return NoSensor("failed", f"{origin}: this pynvml is not NVIDIA's nvidia-ml-py", remedy)
     return nvml
 
 
-def _sensor(nvml: Any, target: Target) -> Found | Missing:
+def _sensor(nvml: Any, target: Target) -> OpenSensor | NoSensor:
     errors = (nvml.NVMLError, *UNREADABLE)
     gpus = list(_gpus(nvml, target.pid))
     if not gpus:
-        return Missing("absent", "NVML answers and counts no GPU")
+        return NoSensor("absent", "NVML answers and counts no GPU")
     probes = [
         probe
         for gpu in gpus
@@ -89,14 +89,14 @@ def _sensor(nvml: Any, target: Target) -> Found | Missing:
     ]
     if all(probe.later for probe in probes):
         names = ", ".join(gpu.name for gpu in gpus)
-        return Missing(
+        return NoSensor(
             "unsupported",
             f"NVML is here, but gives neither power, load nor memory of {names} (usual on Jetson: its own rails do)",
         )
     probes = [_slower_if_dear(probe, target) for probe in probes]
     read = reader(probes, errors, target.clock, "NVML answers nothing more (a GPU that was lost or removed?)")
     channels = tuple(probe.channel for probe in probes)
-    return Found(channels, read, lambda: _shutdown(nvml), every_ns=EVERY_NS, blocking=True)
+    return OpenSensor(channels, read, lambda: _shutdown(nvml), every_ns=EVERY_NS, blocking=True)
 
 
 def _shutdown(nvml: Any) -> None:

@@ -13,10 +13,10 @@ from stepscope.record.access import count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
     Kind,
-    Missing,
     NamedSensor,
+    NoSensor,
+    OpenSensor,
     Target,
     content,
     missing_because,
@@ -39,19 +39,19 @@ LOOK_AGAIN_NS = 1_000_000_000
 MOST_HELD = 256  # files that stay open: of hundreds of workers the others are opened for each read
 
 
-def discover_children(root: Path, target: Target) -> Found | Missing:
+def discover_children(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Two channels over all descendants but this process; 0 where there are none."""
     tasks = root / f"proc/{target.pid}/task"
     try:
         list_file = next(tasks.iterdir()) / "children"
         content(list_file)
     except StopIteration:
-        return Missing("absent", f"{tasks} is empty")
+        return NoSensor("absent", f"{tasks} is empty")
     except OSError as error:
         remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
         return missing_because(error, error.filename or tasks, remedy)
     family = _Family(root / "proc", target.pid, target.clock)
-    return Found(_channels(tasks), family.read, family.close, every_ns=EVERY_NS)
+    return OpenSensor(_channels(tasks), family.read, family.close, every_ns=EVERY_NS)
 
 
 def descendants(proc: Path, pid: int) -> set[int]:
@@ -154,16 +154,16 @@ MEMORY_EVERY_NS = 1_000_000_000
 MOST = 64  # processes that are read; with more, the sum is not known
 
 
-def discover_memory(root: Path, target: Target) -> Found | Missing:
+def discover_memory(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One gauge, B: `pss` over all descendants but the training processes; 0 where there are none."""
     proc = root / "proc"
     tasks = proc / f"{target.pid}/task"
     try:
         content(next(tasks.iterdir()) / "children")
         if PSS.search(content(proc / f"{target.pid}/smaps_rollup")) is None:
-            return Missing("unsupported", f"{proc}/{target.pid}/smaps_rollup states no pss")
+            return NoSensor("unsupported", f"{proc}/{target.pid}/smaps_rollup states no pss")
     except StopIteration:
-        return Missing("absent", f"{tasks} is empty")
+        return NoSensor("absent", f"{tasks} is empty")
     except OSError as error:
         remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
         return missing_because(error, error.filename or tasks, remedy)
@@ -184,7 +184,7 @@ def discover_memory(root: Path, target: Target) -> Found | Missing:
         parent_scope="system",
         step_size=1024.0,
     )
-    return Found((channel,), read, lambda: None, every_ns=MEMORY_EVERY_NS, blocking=True)
+    return OpenSensor((channel,), read, lambda: None, every_ns=MEMORY_EVERY_NS, blocking=True)
 
 
 def _proportional(proc: Path, pid: int) -> float:
@@ -201,7 +201,7 @@ SAMPLER = "sampler"
 SAMPLER_EVERY_NS = 100_000_000
 
 
-def discover_sampler(root: Path, target: Target) -> Found | Missing:
+def discover_sampler(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Three channels of the process that samples; there is no machine without them."""
     pace = target.pace
     process_time_ns = time.process_time_ns
@@ -217,7 +217,7 @@ def discover_sampler(root: Path, target: Target) -> Found | Missing:
         channel("lateness", "ns", "gauge", "sampling loop, worst tick since the sample before"),
         channel("missed", "1", "counter", "sampling loop"),
     )
-    return Found(channels, read, lambda: None, every_ns=SAMPLER_EVERY_NS)
+    return OpenSensor(channels, read, lambda: None, every_ns=SAMPLER_EVERY_NS)
 
 
 SENSORS = (

@@ -22,9 +22,9 @@ from stepscope.record.access.perf_event import PARANOID, count, open_event
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
-    Missing,
     NamedSensor,
+    NoSensor,
+    OpenSensor,
     Target,
     attribute,
     close_files,
@@ -58,12 +58,12 @@ class Zone:
         return self.folder / "energy_uj"
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One counter a domain; a domain that the MMIO interface shows again is read once."""
     folder = root / "sys/class/powercap"
     known = zones(folder)
     if not known:
-        return Missing("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
+        return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
     kept, refused = open_device_files([zone.energy for zone in known], target.clock)
     opened = dict(kept)
     chosen = once_each([zone for zone in known if zone.energy in opened])
@@ -80,7 +80,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return values
 
     channels = _with_twins([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
-    return Found(_with_denied(channels, known, chosen), read, lambda: close_device_files(files))
+    return OpenSensor(_with_denied(channels, known, chosen), read, lambda: close_device_files(files))
 
 
 def zones(folder: Path) -> list[Zone]:
@@ -193,7 +193,7 @@ def _with_denied(channels: Sequence[Channel], known: Sequence[Zone], chosen: Seq
     return (replace(channels[0], source=note), *channels[1:])
 
 
-def _refusal(refused: Sequence[OSError], known: Sequence[Zone]) -> Missing:
+def _refusal(refused: Sequence[OSError], known: Sequence[Zone]) -> NoSensor:
     reason = missing_because(refused[0], known[0].energy, _remedy(known))
     if reason.reason != "denied":
         return replace(reason, remedy=None)
@@ -239,21 +239,21 @@ class Event:
     source: Path
 
 
-def discover_perf(root: Path, target: Target) -> Found | Missing:
+def discover_perf(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One counter a domain from now on; absent where powercap answers, since both read the same registers."""
     folder = root / "sys/bus/event_source/devices/power"
     if not folder.is_dir():
-        return Missing("absent", f"{folder}: no power events (Intel and AMD processors; not in virtual machines)")
+        return NoSensor("absent", f"{folder}: no power events (Intel and AMD processors; not in virtual machines)")
     powercap = discover(root, target)
-    if isinstance(powercap, Found):
+    if isinstance(powercap, OpenSensor):
         powercap.close()
-        return Missing("absent", f"{folder}: powercap answers; it reads the same registers")
+        return NoSensor("absent", f"{folder}: powercap answers; it reads the same registers")
     if root != Path("/"):
-        return Missing("absent", f"{folder}: perf counts on the running machine alone, not on a tree below {root}")
+        return NoSensor("absent", f"{folder}: perf counts on the running machine alone, not on a tree below {root}")
     try:
         return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _a_while)
     except (OSError, ValueError) as error:
-        return Missing("failed", f"{folder}: {error}")
+        return NoSensor("failed", f"{folder}: {error}")
 
 
 def events(root: Path) -> list[Event]:
@@ -280,7 +280,9 @@ def _a_while() -> None:
     time.sleep(_STILL_S)
 
 
-def count_events(known: Sequence[Event], opener: Opener, wait: Callable[[], None] | None = None) -> Found | Missing:
+def count_events(
+    known: Sequence[Event], opener: Opener, wait: Callable[[], None] | None = None
+) -> OpenSensor | NoSensor:
     """Opens what may be opened; an event that this processor lacks is excluded.
 
     wait: as long as no package and no system can take nothing: what stands still is excluded, as in virtual machines.
@@ -294,7 +296,7 @@ def count_events(known: Sequence[Event], opener: Opener, wait: Callable[[], None
             refused.append(error)
     if not opened:
         if not refused:
-            return Missing("unsupported", "power PMU: no energy event in joules is known")
+            return NoSensor("unsupported", "power PMU: no energy event in joules is known")
         return missing_because(refused[0], f"perf_event_open of {known[0].source}; {PARANOID}", _REMEDY)
     if wait is not None:
         wait()
@@ -302,7 +304,7 @@ def count_events(known: Sequence[Event], opener: Opener, wait: Callable[[], None
         close_files([descriptor for _, descriptor in still])
         opened = [event for event in opened if event not in still]
         if not opened:
-            return Missing("unsupported", "power PMU: its counters stand still (a virtual machine without a meter?)")
+            return NoSensor("unsupported", "power PMU: its counters stand still (a virtual machine without a meter?)")
 
     def read() -> list[float]:
         values = [_joules(descriptor, event.scale_j) for event, descriptor in opened]
@@ -312,7 +314,7 @@ def count_events(known: Sequence[Event], opener: Opener, wait: Callable[[], None
 
     domains = [event.domain for event, _ in opened]
     channels = tuple(_rapl_perf_channel(event, domains) for event, _ in opened)
-    return Found(channels, read, lambda: close_files([descriptor for _, descriptor in opened]))
+    return OpenSensor(channels, read, lambda: close_files([descriptor for _, descriptor in opened]))
 
 
 def _takes_power(event: Event) -> bool:

@@ -24,9 +24,9 @@ from stepscope.record.access import open_device_files
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
-    Missing,
     NamedSensor,
+    NoSensor,
+    OpenSensor,
     Target,
     content,
     missing_because,
@@ -51,10 +51,10 @@ class Firmware:
     close: Callable[[], None]
 
 
-def connect(root: Path, command: str) -> Firmware | Missing:
+def connect(root: Path, command: str) -> Firmware | NoSensor:
     """The mailbox where it answers this command, else the program; else the reason of the first that is there."""
     device = root / "dev/vcio"
-    reasons: list[Missing] = []
+    reasons: list[NoSensor] = []
     for way in (_mailbox, _program):
         try:
             firmware = way(root)
@@ -69,7 +69,9 @@ def connect(root: Path, command: str) -> Firmware | Missing:
             continue
         return firmware
     there = [reason for reason in reasons if reason.reason != "absent"]
-    return there[0] if there else Missing("absent", f"{device}: not there, and no vcgencmd (Raspberry Pi boards alone)")
+    return (
+        there[0] if there else NoSensor("absent", f"{device}: not there, and no vcgencmd (Raspberry Pi boards alone)")
+    )
 
 
 def _is_denied(error: OSError) -> bool:
@@ -180,28 +182,28 @@ _PI_5_ALONE = "a Raspberry Pi 5 alone measures its rails"
 _METER = "put a meter beside the board: a smart plug or an INA219"
 
 
-def discover_pmic(root: Path, target: Target) -> Found | Missing:
+def discover_pmic(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Power of every rail that has a current and a voltage, the voltage of one that has no current (EXT5V, BATT)."""
     firmware = connect(root, _READ_ADC)
-    if isinstance(firmware, Missing):
+    if isinstance(firmware, NoSensor):
         closed = firmware.reason != "absent" and _other_board(root)  # then no right to it would help
-        return Missing("unsupported", f"{firmware.detail}; {_PI_5_ALONE}", _METER) if closed else firmware
+        return NoSensor("unsupported", f"{firmware.detail}; {_PI_5_ALONE}", _METER) if closed else firmware
     try:
         adc = parse_adc(firmware.ask(_READ_ADC))
     except OSError as error:
         firmware.close()
-        return Missing("failed", f"{firmware.source}: {error}")
+        return NoSensor("failed", f"{firmware.source}: {error}")
     powered, bare = list(rail_powers_w(adc)), sorted(adc.voltages_v.keys() - adc.currents_a.keys())
     if not powered:
         firmware.close()
         said = adc.others[0][:120] if adc.others else "nothing"
         detail = f"{firmware.source} {_READ_ADC}: {_PI_5_ALONE}; the answer was: {said}"
-        return Missing("unsupported", detail, _METER)
+        return NoSensor("unsupported", detail, _METER)
     channels = (
         *(rail_channel(PMIC, rail, "power", f"{firmware.source} {_READ_ADC}") for rail in powered),
         *(rail_channel(PMIC, rail, "voltage", f"{firmware.source} {_READ_ADC}") for rail in bare),
     )
-    return Found(
+    return OpenSensor(
         channels, partial(_read, firmware, powered, bare), firmware.close, every_ns=PMIC_EVERY_NS, blocking=True
     )
 
@@ -233,13 +235,13 @@ _GET_THROTTLED = "get_throttled"
 _FILES = ("sys/devices/platform/soc*/*firmware/get_throttled", "sys/devices/platform/*firmware/get_throttled")
 
 
-def discover_throttled(root: Path, target: Target) -> Found | Missing:
+def discover_throttled(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Eight gauges, from the firmware itself, else from the kernel's file.
 
     Reading the file clears the firmware's history on older kernels, and puts a warning into the log of newer ones.
     """
     firmware = connect(root, _GET_THROTTLED)
-    if not isinstance(firmware, Missing):
+    if not isinstance(firmware, NoSensor):
         return _sensor(f"{firmware.source} {_GET_THROTTLED}", partial(firmware.ask, _GET_THROTTLED), firmware.close)
     paths = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
     kept, refused = open_device_files(paths[:1], target.clock)
@@ -249,7 +251,7 @@ def discover_throttled(root: Path, target: Target) -> Found | Missing:
     return _sensor(str(path), lambda: file.read(64).decode(errors="replace"), file.close)
 
 
-def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> Found | Missing:
+def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> OpenSensor | NoSensor:
     def read() -> list[float]:
         text = ask()
         bits = parse_throttled(text)
@@ -261,8 +263,8 @@ def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> F
         read()
     except (OSError, ValueError) as error:
         close()
-        return missing_because(error, source) if isinstance(error, OSError) else Missing("unsupported", str(error))
-    return Found(
+        return missing_because(error, source) if isinstance(error, OSError) else NoSensor("unsupported", str(error))
+    return OpenSensor(
         tuple(_bit_channel(name, source) for name in THROTTLE_BITS),
         read,
         close,

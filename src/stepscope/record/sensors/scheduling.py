@@ -18,9 +18,9 @@ from stepscope.record.access import FileSensor, NumberFile, count, natural, word
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
-    Found,
     Kind,
-    Missing,
+    NoSensor,
+    OpenSensor,
     Target,
     attribute,
     close_files,
@@ -67,7 +67,7 @@ class TrainingThread:
 
     NAME: str = "process_thread"
 
-    def discover(self, root: Path, target: Target) -> Found | Missing:
+    def discover(self, root: Path, target: Target) -> OpenSensor | NoSensor:
         """Two counters, ns, and a gauge (0 or 1) for each of WAITS; what it waits in needs the rights of its user."""
         folder = root / f"proc/{target.pid}/task/{target.pid}"
         try:
@@ -101,7 +101,7 @@ class TrainingThread:
             found.read()
         except (OSError, ValueError, IndexError) as error:
             found.close()
-            return Missing("unsupported", f"{folder}/schedstat: {error}")
+            return NoSensor("unsupported", f"{folder}/schedstat: {error}")
         return found
 
     def _channels(self, folder: Path) -> Iterator[Channel]:
@@ -195,7 +195,7 @@ def _pages(text: bytes) -> list[float]:
     return [float(count(word)) * _PAGE_BYTES if word else NAN for word in pages]
 
 
-def _own_paging(root: Path, target: Target) -> Iterator[NumberFile]:
+def _process_paging(root: Path, target: Target) -> Iterator[NumberFile]:
     """Counters of the watched process: page faults that waited for a disk, and bytes of its files from and to disks."""
     stat, io = (root / f"proc/{target.pid}/{name}" for name in ("stat", "io"))
     faults = _channel("process.major_faults", "process_paging", "major_faults", "process", stat)
@@ -283,7 +283,7 @@ SENSORS = (
     ),
     FileSensor("system_steal", _steal, "proc/stat", _OFTEN_NS),
     FileSensor("system_paging", _paging, "proc/vmstat", 5 * _OFTEN_NS),
-    FileSensor("process_paging", _own_paging, "proc", _OFTEN_NS),
+    FileSensor("process_paging", _process_paging, "proc", _OFTEN_NS),
     FileSensor("process_affinity", _affinity, "proc", _SELDOM_NS),
     FileSensor(
         "cpu_limits", _clock_limits, "sys/class/thermal: no limits of clocks (usual in virtual machines)", _SELDOM_NS

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.record.meters import NAN, Address, PlugReading, parse_address, parse_shelly, parse_tasmota
-from stepscope.record.sensors.contract import Channel, Found, Meter, Missing, NamedSensor, Target, channel_id
+from stepscope.record.sensors.contract import Channel, Meter, NamedSensor, NoSensor, OpenSensor, Target, channel_id
 
 EVERY_NS = 1_000_000_000  # plugs refresh about once a second
 TIMEOUT_S = 0.8
@@ -50,16 +50,16 @@ class _Plug:
     address: Address
     page: str
     first: PlugReading
-    failure: Missing | None = None
+    failure: NoSensor | None = None
 
 
-def discover_plugs(maker: Maker, root: Path, target: Target) -> Found | Missing:
+def discover_plugs(maker: Maker, root: Path, target: Target) -> OpenSensor | NoSensor:
     """Channels of every plug of this maker that was named; one that does not answer yet keeps its power channel."""
     meters = [meter for meter in target.meters if meter.kind == maker.name]
     if root != Path("/"):
-        return Missing("absent", f"{root}: a saved tree has no plugs on the network")
+        return NoSensor("absent", f"{root}: a saved tree has no plugs on the network")
     if not meters:
-        return Missing("absent", f"{root}: no {maker.title} plug was named", f"--plug {maker.name}=ADDRESS")
+        return NoSensor("absent", f"{root}: no {maker.title} plug was named", f"--plug {maker.name}=ADDRESS")
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(len(meters), f"{maker.name}-plug")
@@ -78,7 +78,7 @@ def discover_plugs(maker: Maker, root: Path, target: Target) -> Found | Missing:
         values = [astuple(_NOTHING if isinstance(reading, str) else reading) for reading in readings]
         return [reading[place] for reading, places in zip(values, kept, strict=True) for place in places]
 
-    return Found(tuple(channels), read, lambda: pool.shutdown(wait=False), every_ns=EVERY_NS, blocking=True)
+    return OpenSensor(tuple(channels), read, lambda: pool.shutdown(wait=False), every_ns=EVERY_NS, blocking=True)
 
 
 def fetch(address: Address, page: str) -> str:
@@ -87,7 +87,7 @@ def fetch(address: Address, page: str) -> str:
     place = address.url.partition("//")[2]
     request = f"GET {page} HTTP/1.1\r\nHost: {place}\r\nAccept: application/json\r\nConnection: close\r\n\r\n"
     with socket.create_connection((address.host, address.port), TIMEOUT_S) as plain:
-        plain.settimeout(_left(deadline))
+        plain.settimeout(_remaining_s(deadline))
         link = _encrypted(plain, address.host) if address.scheme == "https" else plain
         with link:
             link.sendall(request.encode("ascii"))
@@ -99,7 +99,7 @@ def _until_end(link: socket.socket, deadline: float) -> bytes:
     """All that is sent until the other side closes or the answer is whole; raises TimeoutError at the deadline."""
     received = b""
     while len(received) < _LARGEST_ANSWER:
-        link.settimeout(_left(deadline))
+        link.settimeout(_remaining_s(deadline))
         chunk = link.recv(8192)
         received += chunk
         if not chunk or _whole(received):
@@ -156,7 +156,7 @@ def _encrypted(plain: socket.socket, host: str) -> socket.socket:
     return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("no whole answer in time")
@@ -168,7 +168,7 @@ def _first(maker: Maker, meter: Meter) -> _Plug:
     try:
         address = parse_address(meter.address)
     except ValueError as error:
-        missing = Missing("failed", str(error), f"--plug {maker.name}=HOST or HOST:PORT")
+        missing = NoSensor("failed", str(error), f"--plug {maker.name}=HOST or HOST:PORT")
         return _Plug(meter, Address("http", "", 80), "", _NOTHING, missing)
     why = ""
     for page in maker.pages:
@@ -177,14 +177,16 @@ def _first(maker: Maker, meter: Meter) -> _Plug:
         except NotThere as error:
             why = why or str(error)
         except Refused as error:
-            missing = Missing("denied", f"{error}", f"turn off the password of {address.url} while you measure")
+            missing = NoSensor("denied", f"{error}", f"turn off the password of {address.url} while you measure")
             return _Plug(meter, address, page, _NOTHING, missing)
         except ValueError as error:
             why = str(error) if str(address.url) in str(error) else f"{address.url}: {error}"
         except OSError as error:
-            missing = Missing("failed", f"{address.url}: {error.strerror or error}", f"try: curl '{address.url}{page}'")
+            missing = NoSensor(
+                "failed", f"{address.url}: {error.strerror or error}", f"try: curl '{address.url}{page}'"
+            )
             return _Plug(meter, address, page, _NOTHING, missing)
-    missing = Missing("unsupported", f"{why}: no {maker.title} plug that measures", f"try: curl '{address.url}'")
+    missing = NoSensor("unsupported", f"{why}: no {maker.title} plug that measures", f"try: curl '{address.url}'")
     return _Plug(meter, address, maker.pages[0], _NOTHING, missing)
 
 
@@ -203,7 +205,7 @@ def _read(maker: Maker, plug: _Plug) -> PlugReading | str:
 
 def _stated(plug: _Plug) -> Sequence[int]:
     """Return the quantities that become channels: those that it states, and its power in any case."""
-    return [place for place, value in enumerate(astuple(plug.first)) if place == 0 or value == value]
+    return [index for index, value in enumerate(astuple(plug.first)) if index == 0 or value == value]
 
 
 def _channel(maker: Maker, plug: _Plug, place: int) -> Channel:

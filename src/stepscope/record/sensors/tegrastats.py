@@ -22,7 +22,15 @@ from typing import NamedTuple
 
 from stepscope.record.access.child_lines import ChildLines
 from stepscope.record.sensors import ina3221
-from stepscope.record.sensors.contract import NAN, Channel, Found, Missing, Target, missing_because, rail_channel
+from stepscope.record.sensors.contract import (
+    NAN,
+    Channel,
+    NoSensor,
+    OpenSensor,
+    Target,
+    missing_because,
+    rail_channel,
+)
 
 NAME = "tegrastats"
 EVERY_NS = 100_000_000
@@ -31,19 +39,19 @@ MOST_WATTS = 1000.0
 LOOK_EVERY = 10  # reads: is it still needed?
 
 
-def discover(root: Path, target: Target) -> Found | Missing:
+def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One power gauge a rail that the first line names; nothing where the rails can be read without it."""
     program = _program(root)
     if program is None:
-        return Missing("absent", f"{root / 'usr/bin/tegrastats'}: not there (it comes with Jetson Linux)")
+        return NoSensor("absent", f"{root / 'usr/bin/tegrastats'}: not there (it comes with Jetson Linux)")
     if _rails_are_open(root, target):
-        return Missing("absent", f"{program}: not needed, the INA3221 below {root} can be read itself")
+        return NoSensor("absent", f"{program}: not needed, the INA3221 below {root} can be read itself")
     try:
         child = ChildLines([str(program), "--interval", str(EVERY_NS // 1_000_000)])
     except OSError as error:
         return missing_because(error, program, f"sudo chmod a+rx {program}")
     first = first_line(child)
-    places = rail_places(first.rails) if first else {}
+    places = rail_channels(first.rails) if first else {}
     if not places:
         complaint = child.complaint()
         child.close()
@@ -61,7 +69,7 @@ def discover(root: Path, target: Target) -> Found | Missing:
         return rail_watts(parse(lines[-1]), places) if lines else [NAN] * len(places)
 
     channels = tuple(_channel(name, program) for name in places)
-    return Found(channels, read, child.close, every_ns=EVERY_NS, blocking=True)
+    return OpenSensor(channels, read, child.close, every_ns=EVERY_NS, blocking=True)
 
 
 def first_line(child: ChildLines) -> TegrastatsLine | None:
@@ -77,7 +85,7 @@ def first_line(child: ChildLines) -> TegrastatsLine | None:
     return None
 
 
-def rail_places(rails: Sequence[Rail]) -> dict[str, tuple[str, int]]:
+def rail_channels(rails: Sequence[Rail]) -> dict[str, tuple[str, int]]:
     """Names of the channels, and for each the rail of the line: its name, and which of those of the same name it is."""
     seen: Counter[str] = Counter()
     places: dict[str, tuple[str, int]] = {}
@@ -105,21 +113,21 @@ def rail_watts(line: TegrastatsLine, places: dict[str, tuple[str, int]]) -> list
 def _rails_are_open(root: Path, target: Target) -> bool:
     """Return whether the INA3221 itself can be read, so that no rail is reported twice."""
     direct = ina3221.discover(root, target)
-    if isinstance(direct, Missing):
+    if isinstance(direct, NoSensor):
         return False
     direct.close()
     return True
 
 
-def _no_rail(root: Path, program: Path, first: TegrastatsLine | None, complaint: str) -> Missing:
+def _no_rail(root: Path, program: Path, first: TegrastatsLine | None, complaint: str) -> NoSensor:
     if first is None:
-        said = f" ({complaint})" if complaint else ""
-        return Missing("failed", f"{program}: no line of numbers within {FIRST_LINE_S:g} s{said}")
+        text = f" ({complaint})" if complaint else ""
+        return NoSensor("failed", f"{program}: no line of numbers within {FIRST_LINE_S:g} s{text}")
     if not any((root / "sys/bus/i2c/drivers").glob("ina3221*/*-00*")):
         detail = f"{program}: prints no power rail, and this board has no INA3221"
-        return Missing("unsupported", detail, "put a meter beside the board: a smart plug or an INA219")
+        return NoSensor("unsupported", detail, "put a meter beside the board: a smart plug or an INA219")
     remedy = "sudo -E stepscope ...   (old releases print the rails for root alone)"
-    return Missing("denied", f"{program}: prints no power rail", remedy)
+    return NoSensor("denied", f"{program}: prints no power rail", remedy)
 
 
 def _program(root: Path) -> Path | None:

@@ -77,7 +77,7 @@ def build_layer_phases(rows: pl.DataFrame, whole: pl.DataFrame, unit: str, width
     layers = whole["layer"].to_list()
     room, inner = _names(layers, width)
     present = [phase for phase in PHASE if phase in set(rows["phase"])]
-    order = {phase: place for place, phase in enumerate(present)}
+    order = {phase: index for index, phase in enumerate(present)}
     placed = rows.with_columns(place=pl.col("phase").replace_strict(order, return_dtype=pl.Int64))
     y = alt.Y("layer:N", sort=layers, axis=axis("", grid=False, labelLimit=room))
     scale = alt.Scale(domain=present, range=[PHASE[phase] for phase in present])
@@ -105,7 +105,7 @@ def build_stacks(
     """
     runs = rows["run"].unique(maintain_order=True).to_list()
     room, inner = _names(runs, width)
-    order = {name: place for place, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     placed = rows.with_columns(place=pl.col("part").replace_strict(order, return_dtype=pl.Int64))
     columns = 3 if width <= NARROW else len(names)
     legend = alt.Legend(columns=columns, labelExpr=legend_text) if legend_text else alt.Legend(columns=columns)

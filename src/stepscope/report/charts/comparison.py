@@ -178,10 +178,10 @@ def _daily_panels(rows: pl.DataFrame, title: str, zero: bool, width: int) -> Any
     panel_width = plot_width(width) // columns - 26
     scale = alt.Scale(zero=zero, domain=_domain(rows, zero), nice=True)
     drawn = [
-        _daily_panel(rows.filter(batch=batch), scale, title if place % columns == 0 else "").properties(
+        _daily_panel(rows.filter(batch=batch), scale, title if index % columns == 0 else "").properties(
             width=panel_width, height=_DAILY_HEIGHT, title=_title(f"batch {batch}")
         )
-        for place, batch in enumerate(batches)
+        for index, batch in enumerate(batches)
     ]
     return alt.concat(*drawn, columns=columns)
 
@@ -237,10 +237,10 @@ def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     names = rows["way"].unique(maintain_order=True).to_list()
     colour, scale = _way_colour(names), _gains(rows)
     drawn = [
-        _cost_panel(rows.filter(cost=name), colour, scale, place == 0).properties(
+        _cost_panel(rows.filter(cost=name), colour, scale, index == 0).properties(
             width=panel_width, height=_PARTIAL_HEIGHT
         )
-        for place, name in enumerate(panels)
+        for index, name in enumerate(panels)
     ]
     return alt.hconcat(*drawn)
 
@@ -299,9 +299,9 @@ def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     ways = rows["way"].unique(maintain_order=True).to_list()
     panel_width = (plot_width(width, 150)) // len(kinds) - 14
     drawn = []
-    for place, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         part = rows.filter(what=kind)
-        y = alt.Y("way:N", sort=ways, axis=axis("", labels=place == 0))
+        y = alt.Y("way:N", sort=ways, axis=axis("", labels=index == 0))
         bars = alt.Chart(part).mark_bar(color=LIGHT["forward"], height={"band": 0.62})
         x = alt.X("percent:Q", axis=axis("% of training all", tickCount=3))
         whole = (
@@ -355,7 +355,7 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
     colours = alt.Scale(domain=kinds, range=[LIGHT[_GAIN_COLOURS[kind]] for kind in kinds])
     y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_CHANGE_WIDTH, minExtent=_CHANGE_WIDTH))
     # A change that is many times slower would leave no room for the others.
-    scale = alt.Scale(domain=[max(-60.0, _least(rows)), max(5.0, _most(rows))], clamp=True)
+    scale = alt.Scale(domain=[max(-60.0, _least(rows)), max(5.0, _axis_limit(rows))], clamp=True)
     x = axis("gain, %", format=".0f")
     colour = alt.Color("kind:N", scale=colours)
     points = alt.Chart(rows).mark_point(filled=True, size=70).encode(
@@ -378,7 +378,7 @@ def _least(rows: pl.DataFrame) -> float:
     return min([-5.0, *(float(value) for value in (*rows["low"], *rows["gain"]) if value is not None)])
 
 
-def _most(rows: pl.DataFrame) -> float:
+def _axis_limit(rows: pl.DataFrame) -> float:
     return min(100.0, max([5.0, *(float(value) for value in (*rows["high"], *rows["gain"]) if value is not None)]))
 
 

@@ -42,7 +42,7 @@ def panel(
 ) -> Any:
     """Stacked areas over the column `across`, named by `title`; panels that share scales share `top` and `names`."""
     names = categories_in(series) if names is None else names
-    order = {name: place for place, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     shown = series.with_columns(place=pl.col("category").replace_strict(order, return_dtype=pl.Int64))
     scale = alt.Scale(domainMin=0) if top is None else alt.Scale(domain=[0, top])
     x = alt.X(
@@ -143,7 +143,7 @@ def _boxes(rows: pl.DataFrame, across: float) -> list[dict[str, Any]]:
     for module, box in zip(modules["module"], outer, strict=True):
         inside = rows.filter(pl.col("module") == module).sort("bytes", descending=True)
         drawn = zip(inside.iter_rows(named=True), squarified(inside["bytes"].to_list(), box), strict=True)
-        found += [_box(row, inner, largest=place == 0) for place, (row, inner) in enumerate(drawn)]
+        found += [_box(row, inner, largest=index == 0) for index, (row, inner) in enumerate(drawn)]
     return found
 
 
@@ -279,8 +279,8 @@ def _ticks(names: list[Any], title: str) -> alt.Axis:
 
 
 def _cells(rows: pl.DataFrame, options: list[str], batches: list[int]) -> pl.DataFrame:
-    columns = {batch: place for place, batch in enumerate(batches)}
-    lines = {option: place for place, option in enumerate(options)}
+    columns = {batch: index for index, batch in enumerate(batches)}
+    lines = {option: index for index, option in enumerate(options)}
     return rows.select(
         "verdict",
         share=pl.col("peak_bytes") / pl.col("limit_bytes"),
@@ -335,16 +335,16 @@ def build_batches(rows: pl.DataFrame, width: int, limit_mb: float | None = None)
     tops = fit.group_by("model", "batch").agg(pl.col("mb").sum())["mb"].to_list()
     top = max([*tops, limit_mb or 0.0, 1.0])
     panels = [
-        _panel(rows.filter(pl.col("model") == model), names, top, limit_mb, place == 0).properties(
+        _panel(rows.filter(pl.col("model") == model), names, top, limit_mb, index == 0).properties(
             width=every, height=_HEIGHT, title=alt.Title(model, fontSize=12, color=LIGHT["ink"])
         )
-        for place, model in enumerate(models)
+        for index, model in enumerate(models)
     ]
     return alt.hconcat(*panels).resolve_scale(color="shared")
 
 
 def _panel(rows: pl.DataFrame, names: list[str], top: float, limit_mb: float | None, first: bool) -> Any:
-    order = {name: place for place, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     drawn = rows.filter(pl.col("mb").is_not_null())
     drawn = drawn.with_columns(place=pl.col("category").replace_strict(order, return_dtype=pl.Int64))
     batches = rows["batch"].unique().sort().to_list()

@@ -94,10 +94,10 @@ def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-4-use-by-batch"]
     kinds = rows["what"].unique(maintain_order=True).to_list()
-    panels = [_with_points(_by_batch(rows.filter(what=kind), _BUSY, "workload", place == 0), frames,
+    panels = [_with_points(_by_batch(rows.filter(what=kind), _BUSY, "workload", index == 0), frames,
                            "figure-4-use-by-batch", ("Q", _BUSY[1]), kind).properties(
         width=plot_width(width) // len(kinds) - _BESIDE, height=_HEIGHT, title=_title(kind))
-        for place, kind in enumerate(kinds)]  # fmt: skip
+        for index, kind in enumerate(kinds)]  # fmt: skip
     return alt.hconcat(*panels).resolve_scale(color="shared")
 
 
@@ -224,7 +224,7 @@ def _with_points(
 def _stacked(rows: pl.DataFrame, value: str, part: str, title: str, colours: Mapping[str, str]) -> Any:
     names = [name for name in colours if name in set(rows[part])]
     names += [name for name in rows[part].unique(maintain_order=True) if name not in colours]
-    order = {name: place for place, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     drawn = rows.with_columns(place=pl.col(part).replace_strict(order, return_dtype=pl.Int64))
     palette = [*colours.items(), *((name, LIGHT["other"]) for name in names if name not in colours)]
     scale = alt.Scale(domain=[name for name, _ in palette], range=[colour for _, colour in palette])
@@ -239,8 +239,8 @@ def _panels(rows: pl.DataFrame, width: int, panel: Callable[[pl.DataFrame, bool]
     models = rows["workload"].unique(maintain_order=True).to_list()
     columns = min(len(models), 4)
     panel_width = plot_width(width) // columns - (2 * _BESIDE + 10 if own_axis else _BESIDE)
-    drawn = [panel(rows.filter(workload=name), place % columns == 0).properties(
-        width=panel_width, height=_HEIGHT, title=_title(name)) for place, name in enumerate(models)]  # fmt: skip
+    drawn = [panel(rows.filter(workload=name), index % columns == 0).properties(
+        width=panel_width, height=_HEIGHT, title=_title(name)) for index, name in enumerate(models)]  # fmt: skip
     return alt.concat(*drawn, columns=columns).resolve_scale(color="shared")
 
 

@@ -25,9 +25,9 @@ def build_power(windows: pl.DataFrame, width: int, boundaries: pl.DataFrame | No
     height = max(_LOWEST_RAIL, min(_TALLEST_RAIL, _ALL_ROWS // max(len(rails), 1)))
     time = alt.Scale(domain=[0, float(windows.select(pl.col("t1_s").max()).item())], nice=False)
     rows = []
-    for place, rail in enumerate(rails):
+    for index, rail in enumerate(rails):
         shown = windows.filter(pl.col("rail") == rail)
-        row = _rail_row(shown, time, place == len(rails) - 1, height)
+        row = _rail_row(shown, time, index == len(rails) - 1, height)
         if boundaries is not None:
             row = alt.layer(row, _step_marks(boundaries).encode(x=alt.X("t_s:Q", scale=time)))
         title = alt.TitleParams(
@@ -85,8 +85,8 @@ def build_utilisation(windows: pl.DataFrame, boundaries: pl.DataFrame, width: in
     end = float(windows.select(pl.col("t1_ms").max()).item())
     time = alt.Scale(domain=[0, end], nice=False)
     rows = []
-    for place, (core, label) in enumerate(cores):
-        last = place == len(cores) - 1
+    for index, (core, label) in enumerate(cores):
+        last = index == len(cores) - 1
         shown = windows.filter(pl.col("core") == core)
         rows.append(
             _core_row(shown, boundaries, label, time, last).properties(width=plot_width(width, 106), height=height)

@@ -190,7 +190,7 @@ def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
 
 def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
     present = [name for name in CATEGORY if name in set(memory["name"])]
-    order = {name: place for place, name in enumerate(present)}
+    order = {name: index for index, name in enumerate(present)}
     shown = memory.select(
         "name",
         t=pl.col("start_ns") / 1e6,

@@ -14,8 +14,8 @@ import polars as pl
 
 from stepscope.analysis.run import Run, open_run
 from stepscope.analysis.time.layers import with_sources
-from stepscope.containment import analysed
 from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.fault_isolation import analysed
 from stepscope.files import replaced
 from stepscope.report import exports
 from stepscope.runfolder.samples import EVER
@@ -177,8 +177,8 @@ def samples(excerpt: Excerpt) -> pl.DataFrame:
     """Every reading of every channel, a row each: t0_ns, t1_ns, channel, quantity, unit, kind, scope, value."""
     parts = []
     for channel in excerpt.channels:
-        said = [pl.lit(str(channel.get(key)), dtype=pl.String).alias(key) for key in _CHANNEL if key != "sensor"]
-        frame = excerpt.samples(channel).select("t0_ns", "t1_ns", *said, "value")
+        sentences = [pl.lit(str(channel.get(key)), dtype=pl.String).alias(key) for key in _CHANNEL if key != "sensor"]
+        frame = excerpt.samples(channel).select("t0_ns", "t1_ns", *sentences, "value")
         parts.append(frame.rename({"id": "channel"}))
     names = ("channel", "quantity", "unit", "kind", "scope")
     schema = {"t0_ns": pl.Int64, "t1_ns": pl.Int64, **dict.fromkeys(names, pl.String), "value": pl.Float64}

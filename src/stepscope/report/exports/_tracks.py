@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import channel_timeline
-from stepscope.analysis.processes import scope_name
+from stepscope.analysis.process_scopes import scope_name
 from stepscope.arrays import Floats, Ints
 from stepscope.quantities import GROUPS, find
 from stepscope.report.exports._excerpt import Excerpt

@@ -133,13 +133,13 @@ def _methods(run: Run) -> str:
     stated = versions if isinstance(versions, dict) else {}
     tools = ", ".join(f"{name} {stated[name]}" for name in ("python", "torch") if stated.get(name))
     profiled = int(run.steps["recorded"].sum()) if len(run.steps) else 0
-    said = [
+    parts = [
         f"We measured with Stepscope {__version__}{f' ({tools})' if tools else ''}: {', '.join(setting(run))}.",
         f"The first {run.warmup_steps} steps are warm-up and excluded; {profiled} steps were profiled, others timed.",
         "Step times are medians of unprofiled steps where there are enough; times of layers and operators are scaled "
         "to them, the profiler's overhead taken out. Intervals are 95 % CIs.",
     ]
     if run.simulated:
-        said.append(f"Power and energy are of {simulated_badge(run.simulated)}, not of a device.")
-    said += list(_sensors(run)) or ["No power was measured."]
-    return "% Methods\n" + escaped(" ".join(said))
+        parts.append(f"Power and energy are of {simulated_badge(run.simulated)}, not of a device.")
+    parts += list(_sensors(run)) or ["No power was measured."]
+    return "% Methods\n" + escaped(" ".join(parts))

@@ -40,8 +40,8 @@ def build(run: Run) -> Section:
     drawn = drawn.sort("lane", "start_ns", "level")
     data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
     calls = plural(len(ops), "op call")
-    said = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}. "
-    caption = said + _caption(ops, len(ops) - len(drawn), tracks, step)
+    text = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}. "
+    caption = text + _caption(ops, len(ops) - len(drawn), tracks, step)
     return Section(
         "", (Anatomy(data, lambda width: chart.build_anatomy(drawn, tracks, length, width), caption, FIGURES[0]),)
     )
@@ -49,22 +49,26 @@ def build(run: Run) -> Section:
 
 def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame, step: int) -> str:
     lanes = ops["lane"].n_unique()
-    said = [f"{lanes} lanes: threads, then streams." if lanes > 1 else "Layers, then ops below what called them."]
-    said.append("Gaps: no op ran there.")
-    said.append("Click a layer to mark it here and in the list, drag to zoom and list what is in view, Escape for all.")
+    parts = [f"{lanes} lanes: threads, then streams." if lanes > 1 else "Layers, then ops below what called them."]
+    parts.append("Gaps: no op ran there.")
+    parts.append(
+        "Click a layer to mark it here and in the list, drag to zoom and list what is in view, Escape for all."
+    )
     if tracks.is_empty():
-        said.append("Nothing was sampled and no allocation recorded in this step.")
+        parts.append("Nothing was sampled and no allocation recorded in this step.")
     else:
-        said.append("Below: means of the shortest windows that each sensor can resolve, tinted where nothing was read.")
+        parts.append(
+            "Below: means of the shortest windows that each sensor can resolve, tinted where nothing was read."
+        )
         if other := set(tracks.filter(pl.col("track") == "memory")["step"]) - {step}:
-            said.append(f"Allocations of this step were not recorded: live tensors are of step {min(other)}.")
+            parts.append(f"Allocations of this step were not recorded: live tensors are of step {min(other)}.")
         if OPERATOR_POWER in set(tracks["track"]):
-            said.append(
+            parts.append(
                 "Power of ops is estimated by the fit, as a mean for each op: no sensor is quick enough to measure it."
             )
     if excluded:
-        said.append(f"The {excluded:,} shortest op calls are not drawn; an export has them.")
-    return " ".join(said)
+        parts.append(f"The {excluded:,} shortest op calls are not drawn; an export has them.")
+    return " ".join(parts)
 
 
 def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
@@ -115,13 +119,13 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
                 break
             top = _FULL.get(track) or float(frame["value"].fill_null(0.0).to_numpy().max()) * 1.05 or 1.0
             of = " of ops" if track == OPERATOR_POWER else ""
-            said = f"{str(label).replace(':', ' ')}{of}{'' if kind == 'measured' else f' ({kind})'}"
+            text = f"{str(label).replace(':', ' ')}{of}{'' if kind == 'measured' else f' ({kind})'}"
             layers = (
                 [*_layers(frame)]
                 if of
                 else [_layer("", "load" if track == "core" else _COLOUR[str(kind)], frame["value"])]
             )
-            yield {**_about(frame, said, track), "top": top, "layers": layers}
+            yield {**_about(frame, text, track), "top": top, "layers": layers}
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
         yield _stacked(memory, step)

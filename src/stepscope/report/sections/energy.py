@@ -92,9 +92,9 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
 
 
 def _caption(rows: int) -> str:
-    said = "A rail's rows add up to it; rails inside one another are never added."
+    text = "A rail's rows add up to it; rails inside one another are never added."
     return (
-        said if rows <= _MOST_ROWS else f"{said} The last {rows - _MOST_ROWS:,} rows are not listed: export has them."
+        text if rows <= _MOST_ROWS else f"{text} The last {rows - _MOST_ROWS:,} rows are not listed: export has them."
     )
 
 
@@ -120,9 +120,9 @@ def _components(wholes: pl.DataFrame) -> Part:
     for row in wholes.iter_rows(named=True):
         rail, joules, above = f"{row['component']}: {row['rail']}", row["joules_per_step"], row["above_idle"]
         split = {"idle unknown": joules} if above is None else {"above idle": above, "idle": joules - above}
-        for place, (part, energy) in enumerate(split.items()):
+        for index, (part, energy) in enumerate(split.items()):
             hover = f"{rail}, {part}: {amount(energy, 'J')} a step"
-            rows.append({"rail": rail, "part": part, "joules": max(energy, 0.0), "place": place, "hover": hover})
+            rows.append({"rail": rail, "part": part, "joules": max(energy, 0.0), "place": index, "hover": hover})
     frame = pl.DataFrame(rows)
     caption = (
         "Energy of a step by rail, gross: what it draws above idle, and what it would draw without any training. "

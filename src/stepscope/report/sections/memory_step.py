@@ -13,7 +13,7 @@ from stepscope.report.charts import memory as over_time
 from stepscope.report.charts import memory as treemap
 from stepscope.report.page.parts import Facts, KeyFigure, KeyFigures, More, Note, Part, Section, figure
 from stepscope.report.table import Cell, Column, Row, Table, figures, words
-from stepscope.report.text import place
+from stepscope.report.text import allocation_site
 from stepscope.units import amount, category_label, number, percent
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def build(run: Run) -> Section:
         return Section("no step's allocations were recorded; --record-memory all records them")
     series = over_step(run.allocations, peak.step).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
     modules = live_by_module(peak.tensors)
-    drawn = series.filter(pl.col("category").is_in(_seen(series)))
+    drawn = series.filter(pl.col("category").is_in(_non_empty_series(series)))
     shown = figure(
         lambda width: over_time.build_step_memory(drawn, width),
         f"Step {peak.step}, of the steps whose allocations were recorded the one with the highest peak. Areas add "
@@ -61,13 +61,13 @@ def build(run: Run) -> Section:
 
 
 def _lede(peak: Peak) -> str:
-    where = f", reached by {place(peak.op, peak.module)}" if peak.op else ""
+    where = f", reached by {allocation_site(peak.op, peak.module)}" if peak.op else ""
     if peak.computed:
         return f"{amount(peak.bytes, 'B')} of tensors are live at the peak{where}. {COMPUTED.capitalize()}."
     return f"{amount(peak.bytes, 'B')} of tensors are live at the peak of step {peak.step}{where}."
 
 
-def _seen(series: pl.DataFrame) -> list[str]:
+def _non_empty_series(series: pl.DataFrame) -> list[str]:
     """Categories that hold anything at any time of the step."""
     most = series.group_by("category").agg(pl.col("mb").max())
     return most.filter(pl.col("mb") > 0)["category"].to_list()

@@ -51,18 +51,18 @@ def build(run: Run) -> Section:
     if timed.is_empty():
         return Section("no operator was recorded after the warm-up")
     inside = modules.filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
-    said = []
+    parts = []
     if inside["optimizer_ns"].null_count() == len(inside):
-        said.append("Time of the optimizer could not be divided by layer.")
+        parts.append("Time of the optimizer could not be divided by layer.")
     elif inside["optimizer_shared"].any():
-        said.append(f"{SHARED_UPDATES[:1].upper()}{SHARED_UPDATES[1:]}.")
+        parts.append(f"{SHARED_UPDATES[:1].upper()}{SHARED_UPDATES[1:]}.")
     table = _table(run, modules)
     views: list[tuple[str, Part]] = []
     if len(inside):
         bars, tree = _bars(run), _icicle(run, inside)
         views += [("Bars", bars)] if bars.data["metrics"] else []
         views += [("Tree", tree)] if tree.layers_data else []
-    return Section(" ".join(said), (Views((*views, ("Table", table))),))
+    return Section(" ".join(parts), (Views((*views, ("Table", table))),))
 
 
 def _bars(run: Run) -> Bars:

@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.answer import headline
 from stepscope.analysis.memory.headroom import fits_sentence
-from stepscope.analysis.processes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
+from stepscope.analysis.process_scopes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.steps import profiled_sentence
 from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES

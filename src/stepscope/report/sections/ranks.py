@@ -42,12 +42,12 @@ def build(run: Run) -> Section:
 
 def _lede(run: Run) -> str:
     count = len(run.ranks)
-    said = [
+    parts = [
         f"{count:,} {'process' if count == 1 else 'processes'} trained.",
         *(f"{_capital(line)}." for line in rank_sentences(run.rank_table())),
     ]
     communication = communication_sentences(run)
-    return " ".join([*said, *(f"Communication: {communication[0]}." for _ in communication[:1])])
+    return " ".join([*parts, *(f"Communication: {communication[0]}." for _ in communication[:1])])
 
 
 def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:

@@ -46,13 +46,13 @@ def build(run: Run) -> Section:
 
 
 def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
-    said = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
+    text = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         why = why_no_ceilings(run, device)
         return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {would_tell(run)}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {page_name(who)}" for _, roof, value, who in edges.iter_rows()]
-    return f"{said} Measured on {device}: {' and '.join(highest)}."
+    return f"{text} Measured on {device}: {' and '.join(highest)}."
 
 
 def _hover(row: dict[str, Any]) -> str:

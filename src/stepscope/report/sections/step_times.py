@@ -40,10 +40,10 @@ def build(run: Run) -> Section:
     row = run.metrics().filter(pl.col("metric") == "step_time")
     median = float(row["value"][0]) / 1e6 if len(row) else None
     drawn = _scatter(steps, shown, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
-    said = f"The {row['note'][0].partition(';')[0]} is {amount(row['value'][0], 'ns')}. " if len(row) else ""
+    text = f"The {row['note'][0].partition(';')[0]} is {amount(row['value'][0], 'ns')}. " if len(row) else ""
     first = "The first step is" if min(warm, len(steps)) == 1 else f"The first {min(warm, len(steps))} steps are"
-    excluded = f"{said}{first} warm-up and excluded from every number."
-    return Section(excluded if warm else said, (drawn, *_steadiness(run)), closed=True)
+    excluded = f"{text}{first} warm-up and excluded from every number."
+    return Section(excluded if warm else text, (drawn, *_steadiness(run)), closed=True)
 
 
 def _steadiness(run: Run) -> Iterator[Part]:
@@ -65,14 +65,14 @@ def _drift(run: Run) -> tuple[str, str]:
     if found is None:
         return "Drift cannot be judged.", "At least six steps at either end of the run are needed."
     parts = [estimate(value, low, high, "ns") for value, low, high in (found.first, found.last)]
-    said = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with 95 % CIs."
+    text = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with 95 % CIs."
     if not found.is_clear:
         return (
             f"Cannot tell whether the run drifts: {number(found.ratio, 3)}x the time at its end, within the CIs.",
-            said,
+            text,
         )
     slower = "slower" if found.ratio > 1 else "faster"
-    return f"The run grew {slower}: the last steps take {number(found.ratio, 3)}x the time of the first.", said
+    return f"The run grew {slower}: the last steps take {number(found.ratio, 3)}x the time of the first.", text
 
 
 def _levels(run: Run) -> Iterator[tuple[str, str]]:
@@ -100,8 +100,8 @@ def _throttled(run: Run) -> tuple[str, str]:
     held, why = throttling(run)
     if held is None:
         return "Throttling was not read.", "No sensor of this run reports it, and no clock of a core was read."
-    said = "; ".join(why)
-    return "Throttled." if held else "Not throttled.", f"{said[0].upper()}{said[1:]}."
+    text = "; ".join(why)
+    return "Throttled." if held else "Not throttled.", f"{text[0].upper()}{text[1:]}."
 
 
 def _kind(warmup_steps: int) -> pl.Expr:

@@ -147,13 +147,13 @@ def leads_out(folder: Path, root: Path) -> bool:
 
 def _fill_steps(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
-    without = {row.path: row for row in rows if row.facts["step_ns"] is None and _own_steps(row.path, root)}
+    without = {row.path: row for row in rows if row.facts["step_ns"] is None and _has_local_steps(row.path, root)}
     for folder, quick in quick_stats({folder: listed.facts["warmup"] for folder, listed in without.items()}).items():
         facts = without[folder].facts
         facts.update(steps=quick.steps, step_ns=quick.step_ns, samples_per_s=quick.samples_per_s)
 
 
-def _own_steps(folder: Path, root: Path) -> bool:
+def _has_local_steps(folder: Path, root: Path) -> bool:
     """Return whether there is a file of steps, and none that a link leads out to."""
     files = [path for path in folder.glob("steps.*") if _is_file(path)]
     return bool(files) and all(file.resolve().is_relative_to(root) for file in files)

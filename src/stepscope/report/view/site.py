@@ -95,7 +95,7 @@ class Site:
     def _routed(self, path: str, query: Mapping[str, list[str]]) -> Answer:
         if path == "/":
             page, script = list_page(self.listing.root.name or "runs", self._rows(AT_ONCE))
-            return Answer(200, page, _HTML, _own_page(script))
+            return Answer(200, page, _HTML, _page_policy(script))
         if path == "/runs.json":
             return Answer(200, json.dumps({"rows": self._rows(MORE)}, allow_nan=False), _JSON)
         if path == "/over-time":
@@ -122,7 +122,7 @@ class Site:
         if now["ended"]:  # its rows are closed, so there is nothing to follow
             return Answer(303, "", headers={"Location": "/run/" + quote(listed.key, safe="/")})
         page, script = live_page(str(listed.facts["workload"]), listed.key, now)
-        return Answer(200, page, _HTML, _own_page(script))
+        return Answer(200, page, _HTML, _page_policy(script))
 
     def _now(self, listed: ListedRun) -> Answer:
         return Answer(200, json.dumps(self._watches.look(listed.path), allow_nan=False), _JSON)
@@ -146,7 +146,7 @@ class Site:
         cache_key = ("over-time", *(listed.key for listed in chosen))
         data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.data_of(chosen), allow_nan=False))
         page, script = _page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
-        return Answer(200, page, _HTML, _own_page(script))
+        return Answer(200, page, _HTML, _page_policy(script))
 
     def _compared(self, keys: list[str]) -> Answer:
         chosen = self._chosen(keys)
@@ -158,7 +158,7 @@ class Site:
         return Answer(200, self._kept.get(cache_key, state, lambda: compare_page.render(compare(paths))), _HTML)
 
 
-def _own_page(script: str) -> dict[str, str]:
+def _page_policy(script: str) -> dict[str, str]:
     """The policy of the list and of running runs: our script, and answers of this server alone."""
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; connect-src 'self'; img-src data:; "
@@ -195,7 +195,9 @@ class Access:
         127.0.0.1 (DNS rebinding) still sends that name. A token is nothing that such a page could know.
         """
         if self.token is None:
-            return None if own_name(headers.get("Host", "")) else "this address is not one of this server's own names"
+            return (
+                None if is_local_host(headers.get("Host", "")) else "this address is not one of this server's own names"
+            )
         offered = (given, _bearer(headers.get("Authorization", "")), _cookie(headers.get("Cookie", "")))
         if any(token is not None and _same(token, self.token) for token in offered):
             return None
@@ -216,7 +218,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def own_name(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Return whether a Host header names this machine; any port, since a tunnel may have another."""
     return _OWN_NAME.fullmatch(host) is not None
 
@@ -335,7 +337,7 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         ("Step time, of the last steps", duration(pace.step_ns)),
         ("Throughput", "-" if pace.samples_per_s is None else f"{number(pace.samples_per_s)} samples/s"),
         ("Loss", number(pace.loss, 4)),
-        ("Time left", "-" if now.left_s is None else duration(now.left_s * 1e9)),
+        ("Time left", "-" if now.remaining_s is None else duration(now.remaining_s * 1e9)),
         ("Cores", " · ".join(percent(share, 0) for _, share in now.cores) or "-"),
         *((f"Accelerator {name}", percent(share, 0)) for name, share in now.accelerators),
         ("Memory of the process", bytes_(now.resident_bytes)),
@@ -346,8 +348,8 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         *((f"Temperature of {name}", f"{amount(value, 'degC')}") for name, value in now.temperatures),
         *((name.capitalize(), amount(value, unit)) for name, value, unit in now.others),
     ]
-    if now.left_j is not None:
-        rows.append(("Energy left", si(now.left_j, "J")))
+    if now.remaining_j is not None:
+        rows.append(("Energy left", si(now.remaining_j, "J")))
     if now.simulated is not None:
         rows.insert(0, (simulated_badge(now.simulated), "not of this machine"))
     return rows

@@ -142,7 +142,7 @@ def _fetch_file(dataset: DataSet, file: RemoteFile, progress: Progress) -> Path:
         except _BROKEN as error:
             if getattr(error, "errno", None) in _NO_ROOM:
                 raise _no_room(where, error) from error
-            failures.append(f"{url}: {_said(error)}")
+            failures.append(f"{url}: {_describe_error(error)}")
     raise DataUnavailable(
         f"'{file.name}' of {dataset.name} could not be downloaded\n  " + "\n  ".join(failures),
         f"with no network, copy the file from another machine to {where}, then: stepscope data verify {dataset.name}",
@@ -201,7 +201,7 @@ def _continue(url: str, part: Path, file: RemoteFile, progress: Progress) -> Non
             raise ConnectionError(f"the connection broke off after {done} of {size} bytes")
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answers {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):

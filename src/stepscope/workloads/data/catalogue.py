@@ -235,7 +235,7 @@ def verify(names: Sequence[str] = ()) -> list[dict[str, str]]:
 
     The state is "ok" where the checksum holds. Raises UnknownName.
     """
-    chosen = [find(name) for name in names] or [each for each in DATA_SETS if _begun(each)]
+    chosen = [find(name) for name in names] or [each for each in DATA_SETS if _partly_present(each)]
     return [
         {"data set": each.name, "file": file, "state": state}
         for each in chosen
@@ -247,6 +247,6 @@ def _row(each: Any, present: bool, get: str) -> dict[str, Any]:
     return {"name": each.name, "present": present, "summary": each.summary, "licence": each.licence, "get": get}
 
 
-def _begun(dataset: cache.DataSet) -> bool:
+def _partly_present(dataset: cache.DataSet) -> bool:
     """Return whether any file of it is here."""
     return any(cache.path(dataset, file).is_file() for file in dataset.files)

@@ -63,7 +63,7 @@ def sources(length: int) -> tuple[Source, ...]:
         catalogue.SQUAD.name, "real-full", functools.partial(_load_squad, length), present, catalogue.SQUAD.name
     )
     part = Source(_XQUAD, "real-subset", functools.partial(_load_xquad, length))
-    return (real, part, synthetic.source(functools.partial(_made_up_squad, length), size=256))
+    return (real, part, synthetic.source(functools.partial(_synthetic_squad, length), size=256))
 
 
 def questions(content: bytes) -> Iterator[Question]:
@@ -96,7 +96,7 @@ def _of_paragraph(paragraph: dict[str, Any]) -> Iterator[Question]:
     for question in paragraph["qas"]:
         answer = question["answers"][0]
         begin, end = answer["answer_start"], answer["answer_start"] + len(answer["text"])
-        inside = [place for place, match in enumerate(found) if match.start() < end and match.end() > begin]
+        inside = [index for index, match in enumerate(found) if match.start() < end and match.end() > begin]
         if inside:
             yield Question(_TOKEN.findall(question["question"].lower()), words, inside[0], inside[-1])
 
@@ -144,11 +144,11 @@ def _splits_of_questions(train: list[Question], test: list[Question], facts: Dat
     words = [word for each in train for word in (*each.question, *each.paragraph)]
     numbers = vocabulary_of(words, VOCABULARY, reserved=RESERVED)
     learnt, tested = (encoded_questions(questions, numbers, length) for questions in (train, test))
-    said = f"{facts.name}, words, {length} tokens, without {len(train) - len(learnt)} longer ones"
-    return Splits(learnt, tested, replace(facts, name=said, train_size=len(learnt), test_size=len(tested)))
+    text = f"{facts.name}, words, {length} tokens, without {len(train) - len(learnt)} longer ones"
+    return Splits(learnt, tested, replace(facts, name=text, train_size=len(learnt), test_size=len(tested)))
 
 
-def _made_up_squad(length: int, size: int, randomness: torch.Generator) -> Batch:
+def _synthetic_squad(length: int, size: int, randomness: torch.Generator) -> Batch:
     tokens = torch.randint(RESERVED, VOCABULARY, (size, length), generator=randomness)
     types = (torch.arange(length) >= length // 4).long().expand(size, -1).contiguous()
     start, end = torch.randint(length // 4, length, (2, size), generator=randomness).sort(dim=0).values

@@ -175,7 +175,7 @@ def _normalised(features: Tensor, test: Tensor) -> Tensor:
     return (features - training.mean(dim=0)) / (training.std(dim=0) + 1e-6)
 
 
-def _made_up_speech(size: int, randomness: torch.Generator) -> Batch:
+def _synthetic_speech(size: int, randomness: torch.Generator) -> Batch:
     features = torch.randn(size, *SPEECH_SHAPE, generator=randomness)
     return features, torch.randint(0, len(SPEECH_CLASSES), (size,), generator=randomness)
 
@@ -194,7 +194,7 @@ SPEECH_SOURCES = (
         catalogue.SPEECH_COMMANDS.name,
     ),
     Source("spoken-digits-3k", "real-subset", _load_spoken_digits),
-    synthetic.source(_made_up_speech),
+    synthetic.source(_synthetic_speech),
 )
 
 
@@ -222,12 +222,12 @@ def _load_motion() -> Splits:
     return Splits(next(parts), next(parts), facts)
 
 
-def _made_up_motion(size: int, randomness: torch.Generator) -> Batch:
+def _synthetic_motion(size: int, randomness: torch.Generator) -> Batch:
     values = torch.randn(size, *MOTION_SHAPE, generator=randomness)
     return values, torch.randint(0, len(MOTION_CLASSES), (size,), generator=randomness)
 
 
 MOTION_SOURCES = (
     Source("basic-motions", "real-full", _load_motion),
-    synthetic.source(_made_up_motion),
+    synthetic.source(_synthetic_motion),
 )

@@ -79,7 +79,7 @@ def sources(windows: Windows) -> tuple[Source, ...]:
         Source(each.name, each.kind, functools.partial(_load, each, windows), each.present, each.fetch)
         for each in (SHAKESPEARE, TOPICS)
     )
-    return (*real, synthetic.source(functools.partial(_made_up, windows)))
+    return (*real, synthetic.source(functools.partial(_synthetic, windows)))
 
 
 def own(windows: Windows, path: Path) -> Splits:
@@ -124,7 +124,7 @@ def _load(corpus: Corpus, windows: Windows) -> Splits:
     return Splits(train, test, facts)
 
 
-def _made_up(windows: Windows, size: int, randomness: torch.Generator) -> Batch:
+def _synthetic(windows: Windows, size: int, randomness: torch.Generator) -> Batch:
     tokens = torch.randint(0, windows.vocabulary, (size, windows.length + 1), generator=randomness)
     return tokens[:, :-1].contiguous(), (tokens[:, -1] if windows.last_only else tokens[:, 1:]).contiguous()
 

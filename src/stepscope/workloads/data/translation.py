@@ -60,8 +60,8 @@ def _load_iwslt() -> Splits:
     parts = [(lines[f"{part}.en"], lines[f"{part}.vi"]) for part in ("train", "tst2013")]
     for part, (english, vietnamese) in zip(("train", "tst2013"), parts, strict=True):
         if len(english) != len(vietnamese):
-            said = f"{part} of {dataset.name} has {len(english)} sentences in English and {len(vietnamese)} translated"
-            raise DataUnavailable(said, f"stepscope data fetch {dataset.name}")
+            text = f"{part} of {dataset.name} has {len(english)} sentences in English and {len(vietnamese)} translated"
+            raise DataUnavailable(text, f"stepscope data fetch {dataset.name}")
     facts = DataFacts(
         name=dataset.name,
         kind="real-full",
@@ -111,7 +111,7 @@ def _splits_of_pairs(parts: Sequence[tuple[list[str], list[str]]], facts: DataFa
     return Splits(train, test, facts)
 
 
-def _made_up_iwslt(size: int, randomness: torch.Generator) -> Batch:
+def _synthetic_iwslt(size: int, randomness: torch.Generator) -> Batch:
     source, target = (
         torch.randint(RESERVED, words, (size, LENGTH), generator=randomness) for words in (SOURCE_WORDS, TARGET_WORDS)
     )
@@ -128,5 +128,5 @@ SOURCES = (
         catalogue.IWSLT15.name,
     ),
     Source(_TATOEBA, "real-subset", _load_tatoeba),
-    synthetic.source(_made_up_iwslt),
+    synthetic.source(_synthetic_iwslt),
 )

@@ -44,7 +44,7 @@ def _change(name: str, title: str, arguments: Mapping[str, Any], refused: str, g
     code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
     risk = "random numbers drawn by the data set itself differ" if "num_workers" in arguments else ""
     return Change(
-        name, title, group, code, risk, _made_with(arguments), at_start=True, loader=arguments, refused=refused
+        name, title, group, code, risk, _loader_change(arguments), at_start=True, loader=arguments, refused=refused
     )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def with_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 
 
 @contextlib.contextmanager
-def loaders_made_with(arguments: Mapping[str, Any]) -> Iterator[None]:
+def loaders_with(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Data loaders that are made meanwhile are made with these arguments, however the training gives its own."""
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -84,8 +84,8 @@ def loaders_made_with(arguments: Mapping[str, Any]) -> Iterator[None]:
         DataLoader.__init__ = plain  # type: ignore[method-assign]
 
 
-def _made_with(arguments: Mapping[str, Any]) -> Switch:
-    return lambda _: loaders_made_with(arguments)
+def _loader_change(arguments: Mapping[str, Any]) -> Switch:
+    return lambda _: loaders_with(arguments)
 
 
 # The update of the parameters: one kernel for all of them, and gradients that are dropped instead of zeroed.

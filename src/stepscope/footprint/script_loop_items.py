@@ -75,7 +75,7 @@ class Items:
 
     def _stands_for(self, seen: tuple[_Part, ...], new: tuple[_Part, ...], counted: set[int]) -> bool:
         return len(seen) == len(new) and all(
-            place in counted or self._covers(old, part) for place, (old, part) in enumerate(zip(seen, new, strict=True))
+            index in counted or self._covers(old, part) for index, (old, part) in enumerate(zip(seen, new, strict=True))
         )
 
     def _covers(self, old: _Part, new: _Part) -> bool:

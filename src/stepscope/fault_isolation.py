@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class NotShown:
+class FailedPart:
     """A part of a report that is not there, and why: what is damaged, or the fault."""
 
     why: str
@@ -36,16 +36,16 @@ class NotShown:
         return f"{names[:1].upper()}{names[1:]} cannot be shown: {self.why}"
 
 
-def contained(make: Callable[[], T]) -> T | NotShown:
+def contained(make: Callable[[], T]) -> T | FailedPart:
     """Return what `make` gives, or why a fault of ours or the damage of the run prevents it."""
     try:
         return make()
     except RunError as error:
-        return NotShown(str(error))
+        return FailedPart(str(error))
     except BaseException as error:
         if not _is_fault(error):
             raise
-        return NotShown(f"{_said(error)}; {_SEE}")
+        return FailedPart(f"{_describe_error(error)}; {_SEE}")
 
 
 def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
@@ -58,7 +58,7 @@ def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             if not _is_fault(error):
                 raise
-            raise AnalysisFailed(f"what this run holds cannot be analysed: {_said(error)}", _SEE) from error
+            raise AnalysisFailed(f"what this run holds cannot be analysed: {_describe_error(error)}", _SEE) from error
 
     return call
 
@@ -70,7 +70,7 @@ def _is_fault(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return what went wrong and in which line of ours: "ValueError in analysis/metrics.py:12"."""
     places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [f"{file.relative_to(_PACKAGE).as_posix()}:{line}" for file, line in places if file.is_relative_to(_PACKAGE)]

@@ -30,7 +30,7 @@ class _Sizes:
     storage: int
     elements: int  # of the storage
 
-    def made(self, storages: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
+    def new_tensor(self, storages: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
         """Return a new tensor like it."""
         key = self.storage, self.dtype
         if key not in storages:
@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, place: Any) -> Any:
         if place not in self._made:
             found = self._kept[place]
-            made = found.made(self._storages) if isinstance(found, _Sizes) else copy.deepcopy(found)
+            made = found.new_tensor(self._storages) if isinstance(found, _Sizes) else copy.deepcopy(found)
             self._made[place] = made
         return self._made[place]
 

@@ -14,7 +14,7 @@ import torch
 from tests.patience import HANG_S
 
 from stepscope.experiments.tune import child
-from stepscope.experiments.tune.process import LastingPlace, Place, PlaceEnded, TooShort
+from stepscope.experiments.tune.process import RestartingTraining, TooShort, TrainingEnded, TrainingProcess
 
 _CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 _BREAKS_WITH_VIEW = """
@@ -35,18 +35,18 @@ for step in range({steps}):
     model(torch.randn(2, 1, 8, 8)).sum().backward()
     optimizer.step()
 """
-Open = Callable[[int], LastingPlace]
+Open = Callable[[int], RestartingTraining]
 
 
 @pytest.fixture
 def open_script(tmp_path: Path) -> Iterator[Open]:
-    places: list[LastingPlace] = []
+    places: list[RestartingTraining] = []
 
-    def opened(steps: int) -> LastingPlace:
+    def opened(steps: int) -> RestartingTraining:
         script = tmp_path / "train.py"
         script.write_text(textwrap.dedent(_BREAKS_WITH_VIEW.replace("{steps}", str(steps))))
         orders: dict[str, Any] = {"script": str(script), "arguments": [], "threads": 1, "facts": {}}
-        places.append(LastingPlace(orders, tmp_path / "log.txt", {}))
+        places.append(RestartingTraining(orders, tmp_path / "log.txt", {}))
         return places[-1]
 
     yield opened
@@ -57,7 +57,7 @@ def open_script(tmp_path: Path) -> Iterator[Open]:
 def test_a_script_that_a_change_ends_is_started_again_for_the_next(open_script: Open) -> None:
     place = open_script(1_000_000)
     assert "foreach" not in place.ask(HANG_S, do="facts")
-    with pytest.raises(PlaceEnded, match="with it the script failed: AssertionError: NCHW"):
+    with pytest.raises(TrainingEnded, match="with it the script failed: AssertionError: NCHW"):
         place.ask(HANG_S, do="block", changes=["channels_last"], warmup=1, steps=2)
     assert len(place.ask(HANG_S, do="block", changes=["foreach"], warmup=1, steps=2)["seconds"]) == 2
 
@@ -84,10 +84,10 @@ def test_a_script_too_short_as_it_is_is_refused_and_not_the_change(open_script: 
     ],
 )
 def test_what_the_process_of_a_workload_begins_with_is_in_force_while_it_makes_steps(
-    change: str, facts: dict[str, Any], in_force: Callable[[Place], bool], tmp_path: Path
+    change: str, facts: dict[str, Any], in_force: Callable[[TrainingProcess], bool], tmp_path: Path
 ) -> None:
     orders: dict[str, Any] = {"workload": "lenet", "batch": 4, "facts": facts, "threads": 1}
-    place = Place(orders, tmp_path / "log.txt", {}, [change])
+    place = TrainingProcess(orders, tmp_path / "log.txt", {}, [change])
     try:
         assert len(place.ask(HANG_S, do="block", changes=[], warmup=1, steps=2)["seconds"]) == 2
         assert in_force(place)
@@ -95,7 +95,7 @@ def test_what_the_process_of_a_workload_begins_with_is_in_force_while_it_makes_s
         place.close()
 
 
-def _facts(place: Place) -> dict[str, Any]:
+def _facts(place: TrainingProcess) -> dict[str, Any]:
     return place.ask(HANG_S, do="facts")
 
 
@@ -121,7 +121,7 @@ def test_a_workload_that_begins_compiled_calls_what_is_compiled(monkeypatch: pyt
 def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_command(open_script: Open) -> None:
     place = open_script(1_000_000)
     place.ask(HANG_S, do="facts")
-    with pytest.raises(PlaceEnded, match="no answer within 0 s"):
+    with pytest.raises(TrainingEnded, match="no answer within 0 s"):
         place.ask(0.0, do="block", changes=[], warmup=1, steps=3)
     assert len(place.ask(HANG_S, do="block", changes=[], warmup=1, steps=2)["seconds"]) == 2
 

@@ -25,7 +25,7 @@ def in_backward() -> bool:
     return _graph_task() != -1
 
 
-class ModulePlaces:
+class ModuleTracker:
     """Follows module calls while it is `open`; a module that nobody named has no place of its own: null."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class ModulePlaces:
         self._hooks = []
         self._stack.clear()
 
-    def made_node(self) -> None:
+    def note_node(self) -> None:
         """An op of the forward pass has run: the node that it may have made belongs to the present module.
 
         The first op that sees a number keeps it: what a module does without a gradient afterwards has the same one.
@@ -79,7 +79,7 @@ class ModulePlaces:
         if self._stack and _next_sequence is not None and not in_backward():
             self._by_sequence.setdefault(_next_sequence() - 1, self._stack[-1])
 
-    def may_be_autograds_own(self) -> bool:
+    def may_be_gradient_sum(self) -> bool:
         """Return whether an addition can be autograd's sum of what several nodes give to one: no code of a user's
         runs.
         """

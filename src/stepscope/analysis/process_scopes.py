@@ -37,7 +37,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldReadings:
     """Readings of one gauge, each of which holds until the next: times, ns, and values (n,).
 
     count: readings that the values rest on; of a sum fewer than values, where one part is read less often.
@@ -107,7 +107,7 @@ def training_processes(run: RunReader) -> list[Process]:
     return found
 
 
-def own_scope(run: RunReader) -> str:
+def writer_scope(run: RunReader) -> str:
     """The scope in the run folder of the process that wrote the run."""
     return next((process.sampled_as for process in training_processes(run)), WATCHED)
 
@@ -161,17 +161,19 @@ def _grown(series: Series, t_ns: Floats) -> Floats:
     return np.interp(t_ns, series.t_ns, series.values)
 
 
-def gauges(run: RunReader, quantity: str) -> dict[str, Held]:
+def gauges(run: RunReader, quantity: str) -> dict[str, HeldReadings]:
     """The readings of a gauge by scope in the run folder, without those that failed."""
     frame = run.samples(quantity).drop_nulls("value").filter(pl.col("value").is_not_nan())
     found = {}
     for (scope,), part in frame.group_by(["scope"], maintain_order=True):
         read = part.sort("t0_ns")
-        found[str(scope)] = Held(read["t0_ns"].to_numpy().astype(np.float64), read["value"].to_numpy(), len(read))
+        found[str(scope)] = HeldReadings(
+            read["t0_ns"].to_numpy().astype(np.float64), read["value"].to_numpy(), len(read)
+        )
     return found
 
 
-def resident_of_all(run: RunReader) -> Held | None:
+def resident_of_all(run: RunReader) -> HeldReadings | None:
     """Resident memory of all processes of the run at once, B: a page that several have counts in each.
 
     None where not all of them were read.
@@ -186,10 +188,10 @@ def resident_of_all(run: RunReader) -> Held | None:
         return None
     t_ns = read[CHILDREN].t_ns if CHILDREN in scopes else np.unique(np.concatenate([read[s].t_ns for s in scopes]))
     values = np.sum([read[scope].at(t_ns) for scope in scopes], axis=0)
-    return Held(t_ns, values, min(read[scope].count for scope in scopes))
+    return HeldReadings(t_ns, values, min(read[scope].count for scope in scopes))
 
 
-def proportional_of_all(run: RunReader) -> Held | None:
+def proportional_of_all(run: RunReader) -> HeldReadings | None:
     """Proportional memory of all processes of the run when the child processes were read, B: a shared page counts once.
 
     "children" leaves out the processes that had streams of their own when it was read. None where not all were read.
@@ -206,4 +208,4 @@ def proportional_of_all(run: RunReader) -> Held | None:
         total += read[scope].at(t_ns, ends[scope])
         begun = min(read[scope].t_ns[0], resident.get(scope, read[scope]).t_ns[0])
         known &= (t_ns < begun) | (t_ns > read[scope].t_ns[0])  # between: in neither
-    return Held(t_ns[known], total[known], min(read[scope].count for scope in (WATCHED, CHILDREN, *ranks)))
+    return HeldReadings(t_ns[known], total[known], min(read[scope].count for scope in (WATCHED, CHILDREN, *ranks)))

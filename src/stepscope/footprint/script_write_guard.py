@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.footprint.patience import OutOfPatience
 from stepscope.footprint.script_overlay import WRITES, Overlay
+from stepscope.footprint.time_limit import TimeLimitReached
 from stepscope.record.boundary import is_foreign
 
 # By event: which arguments are files, and which the descriptor of the folder that each lies in.
@@ -44,7 +44,7 @@ _left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scr
 
 @contextlib.contextmanager
 def guarded(files: Overlay, alone: bool) -> Iterator[None]:
-    """Raise OutOfPatience where a file of the user's would be written to, moved or removed; alone: see the module.
+    """Raise TimeLimitReached where a file of the user's would be written to, moved or removed; alone: see the module.
 
     A thread of the script's that is left behind ends where it would do so later.
     """
@@ -83,7 +83,7 @@ def _heard(event: str, given: tuple[Any, ...]) -> None:
         return
     refused = event in _OUTSIDE and _alone and threading.current_thread() not in _bystanders
     if refused or (event == _IN_PLACE and _watched and os.getpid() == _process[-1]):
-        raise OutOfPatience(f"it would start or reach what is outside of it ({event})", None)
+        raise TimeLimitReached(f"it would start or reach what is outside of it ({event})", None)
     if event not in _PATHS:
         return
     files = _watched[-1] if _watched else _left.get(threading.current_thread())
@@ -100,4 +100,4 @@ def _check(files: Overlay, event: str, path: Any, folder: int | None) -> None:
         if not _watched:
             raise SystemExit  # the thread ends, without a word
         named = os.fsdecode(path)
-        raise OutOfPatience(f"it would write to '{named}' by a way that is not answered for ({event})", None)
+        raise TimeLimitReached(f"it would write to '{named}' by a way that is not answered for ({event})", None)

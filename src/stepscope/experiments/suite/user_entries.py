@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError, no_script
 from stepscope.experiments.engine.points import OWN, Entry
-from stepscope.experiments.sweeps.own_training import is_own, is_script, refuse_no_function, train_own
+from stepscope.experiments.sweeps.user_training import (
+    is_script,
+    is_user_training,
+    refuse_no_function,
+    train_user_training,
+)
 
 if TYPE_CHECKING:
     from stepscope.experiments.engine.child import Orders
     from stepscope.experiments.suite import SuiteRun
 
-__all__ = ["is_own", "own_entry", "refuse_what_is_its_own", "run_own"]
+__all__ = ["is_user_training", "refuse_fixed_axes", "run_user_training", "user_entry"]
 
 
-def own_entry(target: str) -> Entry:
+def user_entry(target: str) -> Entry:
     """Return a script, or module:function, as a sweep knows it; UsageError where there is none."""
     script = is_script(target)
     if not script:
@@ -45,7 +50,7 @@ def _file_of(target: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
-def refuse_what_is_its_own(request: SuiteRun, targets: Sequence[str]) -> None:
+def refuse_fixed_axes(request: SuiteRun, targets: Sequence[str]) -> None:
     """Raise UsageError for axes that a training of the user's own decides itself, with how it can be done."""
     for target in targets:
         alone = f"leave it out, or name '{target}' in a sweep of its own"
@@ -61,11 +66,11 @@ def refuse_what_is_its_own(request: SuiteRun, targets: Sequence[str]) -> None:
             raise UsageError(f"--batch: '{target}' decides that itself", hint)
         unknown = [name for name in request.precisions or () if name not in ("fp32", "bf16")]
         if unknown:
-            said = f"{', '.join(unknown)}: '{target}' scales its loss and quantises its model itself, or not at all"
-            raise UsageError(said, "leave it out: fp32 and bf16 are made for it")
+            text = f"{', '.join(unknown)}: '{target}' scales its loss and quantises its model itself, or not at all"
+            raise UsageError(text, "leave it out: fp32 and bf16 are made for it")
 
 
-def run_own(orders: Orders, rules: Any) -> dict[str, Any]:
+def run_user_training(orders: Orders, rules: Any) -> dict[str, Any]:
     """Run a script or function by the rules of a sweep; returns how it ended."""
     enough = {"seconds": rules.seconds, "interval": rules.interval, "memory_bytes": rules.memory_bytes}
-    return train_own({**orders, "arguments": (), "steps": rules.steps, "optimizer": None, **enough})
+    return train_user_training({**orders, "arguments": (), "steps": rules.steps, "optimizer": None, **enough})

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from stepscope.experiments.sweeps import TrainingSweep
     from stepscope.record.settings import Settings
 
-TASK = "stepscope.experiments.sweeps.own_training:train_own"
-_PREPARE = "stepscope.experiments.sweeps.own_training:prepare"
-_FUNCTIONS = "stepscope.experiments.sweeps.own_training"  # as a module to run
+TASK = "stepscope.experiments.sweeps.user_training:train_user_training"
+_PREPARE = "stepscope.experiments.sweeps.user_training:prepare"
+_FUNCTIONS = "stepscope.experiments.sweeps.user_training"  # as a module to run
 _PLACES = ("batch", "threads", "precision", "optimizer", "seed")
 _OWN = ("threads", "precision")  # made in the process of a script without an argument of its own
 _WARMUP = 3  # updates before the seconds of a training count
 
 
-def is_own(target: str) -> bool:
+def is_user_training(target: str) -> bool:
     """Return whether a target is a script or module:function, and not the name of a workload."""
     return is_script(target) or is_function(target)
 
@@ -80,7 +80,7 @@ def _refuse_no_module(target: str) -> None:
         raise UsageError(f"there is no module '{module}' here", "run in the folder of its file")
 
 
-def check_own(request: TrainingSweep) -> None:
+def check_user_training(request: TrainingSweep) -> None:
     """Raise UsageError for what a sweep cannot do with a training of the user's own, with how it can be done."""
     target, words = request.base.workload, request.base.arguments
     command = f"stepscope study {request.study} {target}"
@@ -120,7 +120,7 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def train_own(orders: Orders) -> dict[str, Any]:
+def train_user_training(orders: Orders) -> dict[str, Any]:
     """Run the script or the function as ordered; returns how it ended. One that makes no step has failed."""
     from stepscope.record.script import run_script
     from stepscope.record.settings import Metering, Settings

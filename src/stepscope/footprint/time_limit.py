@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.footprint.real_steps import EnoughSteps
+from stepscope.footprint.real_steps import EndOfSteps
 
 MOST_BEFORE_S = 110.0  # of processor time until the first update: without one there is no answer
 MOST_S = 45.0  # of it from there on
@@ -23,7 +23,7 @@ _IDLE_S, _IDLE_CPU_S = 20.0, 0.2  # so long with so little processor time: it wa
 _TICK_S = 1.0
 
 
-class OutOfPatience(EnoughSteps):
+class TimeLimitReached(EndOfSteps):
     """The script was followed for long enough: `why`, and at which line it was."""
 
     def __init__(self, why: str, line: int | None) -> None:
@@ -34,7 +34,7 @@ class OutOfPatience(EnoughSteps):
         return self.why if self.line is None else f"{self.why}, at line {self.line}"
 
 
-class Patience:
+class TimeLimit:
     """The time of one script; `check` is called by its loops, and by a timer while it is `kept`."""
 
     def __init__(self, target: str, most_s: float | None = None) -> None:
@@ -53,7 +53,7 @@ class Patience:
             self.most_s = self.used + MOST_S
 
     def check(self, frame: Any = None) -> bool:
-        """Return True; raise OutOfPatience at the end of it."""
+        """Return True; raise TimeLimitReached at the end of it."""
         now, cpu = time.monotonic(), time.process_time()
         if cpu - self._busy_cpu > _IDLE_CPU_S:
             self._busy_at, self._busy_cpu = now, cpu
@@ -65,7 +65,7 @@ class Patience:
         elif now - self._busy_at > _IDLE_S:
             why = "it waits for something"
         if why is not None:
-            raise OutOfPatience(why, self._line(frame or sys._getframe(1)))
+            raise TimeLimitReached(why, self._line(frame or sys._getframe(1)))
         return True
 
     def _tick(self, _number: int, frame: Any) -> None:
@@ -78,7 +78,7 @@ class Patience:
         return None if frame is None else frame.f_lineno
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def limit(self) -> Iterator[None]:
         """Interrupt the main thread when the time is over; threads that the script leaves behind hold up no exit."""
         start, sleep = threading.Thread.start, time.sleep
 

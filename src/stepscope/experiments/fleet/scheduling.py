@@ -84,11 +84,11 @@ def fleet_sweep(
             locks.enter_context(sweep.locked())
         boards = {name: Board(name, sweep) for name, sweep in folder.boards.items()}
         asyncio.run(_FleetRunner(folder, boards, tuple(child), watch, wait_s).work(where))
-    left = {name: len(board.left()) for name, board in boards.items() if board.left()}
+    left = {name: len(board.remaining()) for name, board in boards.items() if board.remaining()}
     if left:
-        said = ", ".join(f"{name} ({plural(count, 'run')} not made)" for name, count in left.items())
+        text = ", ".join(f"{name} ({plural(count, 'run')} not made)" for name, count in left.items())
         go_on = f"bring them back, then: stepscope suite run --fleet ... --resume --out {folder.path}"
-        raise FleetIncomplete(f"no device of these boards is there any more: {said}", go_on)
+        raise FleetIncomplete(f"no device of these boards is there any more: {text}", go_on)
 
 
 class _FleetRunner:
@@ -143,7 +143,8 @@ class _FleetRunner:
         """Return whether something is left to do for a board that is there, or was a short while ago."""
         since, at_work = monotonic() - self._wait_s, {device.board for device in self._at_work}
         return any(
-            board.left() and (name in at_work or self._seen_s[name] >= since) for name, board in self._boards.items()
+            board.remaining() and (name in at_work or self._seen_s[name] >= since)
+            for name, board in self._boards.items()
         )
 
     async def _leave(self, devices: Sequence[Device], gone: bool) -> None:
@@ -184,8 +185,8 @@ class _FleetRunner:
                 result = await self._run(gatherer, device, board, point, met)
             board.end(point, result)
         except BaseException as error:
-            why = self._why_lost(device, error)
-            result = None if why is None else board.lost(point, why)
+            why = self._loss_reason(device, error)
+            result = None if why is None else board.count_failure(point, why)
             if result is None:
                 board.give_back(point)
             else:
@@ -198,7 +199,7 @@ class _FleetRunner:
             self._watch.ends(board.name, device, point, result)
         await gatherer.forget(device, self._folder.id, point.id)
 
-    def _why_lost(self, device: Device, error: BaseException) -> str | None:
+    def _loss_reason(self, device: Device, error: BaseException) -> str | None:
         """Return why this counts as a try; None where the run can do nothing for it."""
         if isinstance(error, asyncio.CancelledError):
             return f"{device.name} went away" if device.address in self._gone else None
@@ -212,7 +213,7 @@ class _FleetRunner:
         orders: dict[str, Any] = {
             "child": list(self._child),
             "spec": orders_of(point, plan["rules"]),
-            "source": _own_source(board, point),
+            "source": _script_text(board, point),
         }
         made = await gatherer.make(device, _longest_s(board), *name, **orders)
         if made.ended["disk_full"]:
@@ -259,7 +260,7 @@ def _longest_s(board: Board) -> float:
     return 2 * (float(rules.get("time_limit_s", 0)) + float(rules.get("pause_s", 0)) + LONGEST_COOLING_S) + _SPARE_S
 
 
-def _own_source(board: Board, point: SweepPoint) -> str | None:
+def _script_text(board: Board, point: SweepPoint) -> str | None:
     """The text of a workload that is a file of the user's own: the devices do not have it."""
     path = point.workload.rpartition(":")[0]
     if not path.endswith(".py"):
@@ -290,7 +291,7 @@ class Board:
         self.waiting = deque(point for point in self.order if point.id not in self.ended)
         self._tries: Counter[str] = Counter()
 
-    def left(self) -> list[SweepPoint]:
+    def remaining(self) -> list[SweepPoint]:
         """Return the runs that have not ended, waiting or under way."""
         return [point for point in self.order if point.id not in self.ended]
 
@@ -307,7 +308,7 @@ class Board:
         self.sweep.keep(point.id, dict(result))
         self.ended[point.id] = dict(result)
 
-    def lost(self, point: SweepPoint, why: str) -> dict[str, Any] | None:
+    def count_failure(self, point: SweepPoint, why: str) -> dict[str, Any] | None:
         """Count a try that came to nothing; the result after the last one, None while there are more."""
         self._tries[point.id] += 1
         if self._tries[point.id] < TRIES:
