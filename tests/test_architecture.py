@@ -22,7 +22,7 @@ HEAVY = {"torch", "polars", "altair", "numpy", "scipy", "vl_convert", "jinja2"}
 # The rooms, and what each may import of the others. What everybody may import is not repeated.
 FOR_ALL = {
     "errors",
-    "containment",
+    "fault_isolation",
     "arrays",
     "units",
     "quantities",
@@ -37,7 +37,7 @@ FOR_ALL = {
 }
 MAY_IMPORT = {
     "errors": set[str](),
-    "containment": {"errors"},
+    "fault_isolation": {"errors"},
     "units": set[str](),
     "arrays": set[str](),
     "quantities": {"units"},

@@ -431,7 +431,7 @@ def test_what_nobody_can_look_into_is_not_pushed_and_the_rest_is(
     (run / "trace.pftrace.gz").write_bytes(gzip.compress(b"\0\xff\0"))
     for _ in range(2):
         assert exit_code(["runs", "push", str(run), "--store", str(place)]) == 0
-        assert f"left here, since it could say what is not to leave: {name}" in capsys.readouterr().err
+        assert f"not pushed, since it could hold private names: {name}" in capsys.readouterr().err
     there = {path.name for path in place.rglob("*")}
     assert Path(name).name not in there
     assert there >= {"report.html", "trace.json.gz", "trace.pftrace.gz", "run.json"}

@@ -210,10 +210,15 @@ def test_every_command_of_a_request_has_its_options_and_its_help(name: str) -> N
     assert list(shown)[: len(typed)] == list(typed)
 
 
-@pytest.mark.parametrize(("given", "share"), [("5%", 0.05), ("5", 0.05), ("0.5", 0.005), (0.5, 0.5), (" 3 % ", 0.03)])
+@pytest.mark.parametrize(("given", "share"), [("5%", 0.05), ("5", 0.05), ("0.5%", 0.005), (0.5, 0.5), (" 3 % ", 0.03)])
 def test_a_limit_of_check_without_its_sign_is_a_percentage_where_it_is_text(given: Any, share: float) -> None:
     asked = stepscope.requests.CheckRequest(Path("a"), Path("b"), max_memory=given)
     assert asked.limits == pytest.approx({"memory": share})
+
+
+def test_a_limit_of_check_that_could_be_a_share_or_a_percentage_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--max-memory 0\.05: 0\.05 %, or 5 %\?"):
+        stepscope.requests.CheckRequest(Path("a"), Path("b"), max_memory="0.05")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))

@@ -363,6 +363,15 @@ def amount_text(value: float, unit: str) -> str:
     return text if parse_amount("", text, unit) == value else f"{value!r}{exact}"
 
 
+def refuse_bare_share(name: str, value: object) -> None:
+    """Raise UsageError for text such as "0.05", which could be a share or a percentage; "5" and "0.05%" are clear."""
+    if isinstance(value, str) and re.fullmatch(r"\s*0?\.\d+\s*", value):
+        text = value.strip()
+        raise UsageError(
+            f"{name} {text}: {text} %, or {float(text) * 100:g} %?", f"write {text}% or {float(text) * 100:g}%"
+        )
+
+
 def parse_amount(name: str, text: str, unit: str, bare: str = "", example: str = "") -> float:
     """Return an amount in SI of `10ms`, `8GB`, `2%`, `45C` or `50Wh`; `bare` is the unit of a text without one.
 

@@ -522,7 +522,7 @@ def test_a_paper_gets_tables_a_paragraph_and_no_sign_that_latex_takes_for_a_comm
     assert max(map(len, rows)) < 80, "characters: the column of a page with two holds no more"
     assert escaped("696 uJ, 3 us, menu s") == "696 $\\mu$J, 3 $\\mu$s, menu s"
     assert escaped("Müller, Łukasz, façade") == 'M{\\"{u}}ller, \\L{}ukasz, fa{\\c{c}}ade'
-    assert escaped("50_%\\x{}\u202e") == "50\\_\\%\\textbackslash{}x\\{\\}?"
+    assert escaped("50_%\\x{}\u202e") == "50\\_\\%\\textbackslash{}x\\{\\}U+202E"
 
 
 def test_the_methods_say_how_a_sensor_reads_and_how_far_off_it_is(tmp_path: Path) -> None:

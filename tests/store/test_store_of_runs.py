@@ -250,7 +250,7 @@ def test_tags_are_added_and_dropped_and_a_bad_one_is_refused(opened: Store, tmp_
     assert store.tag(opened, [run.name], ["a", "power=15W"]) == {run.name: ("a", "power=15W")}
     assert store.tag(opened, [run.name], drop=["a"]) == {run.name: ("power=15W",)}
     assert store.listed(opened)["tags"].to_list() == [["power=15W"]]
-    with pytest.raises(StoreError, match="no tag"):
+    with pytest.raises(UsageError, match="no tag"):
         store.tag(opened, [run.name], ["../x y"])
 
 

@@ -166,7 +166,9 @@ def _command(run: Run) -> list[str]:
         return ["stepscope", "tune", str(script), *(["--", *arguments] if arguments else [])]
     workload = run.meta.get("workload") or {}
     if script or "domain" not in workload:  # a loop of somebody's
-        return ["stepscope", "tune", "train.py"]
+        file = str((run.meta.get("argv") or [""])[0])
+        named = Path(file).suffix == ".py" and not run.part_folders  # a rank cannot be started alone
+        return ["stepscope", "tune", file if named else "SCRIPT.py"]
     device = str(workload.get("device") or "cpu")
     words = ["stepscope", "tune", str(workload["name"]), "--batch", str(workload.get("batch_size", 1))]
     return [*words, *(["--device", device] if device != "cpu" else [])]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.bottleneck import CROWDED, SYSTEM, Bottleneck, Bound, Cause, bottleneck
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 SLOWDOWN_LIMIT = 1.2  # times slower
 _LONG = 2  # times the median step
+_STALL = 50  # times as long as an unprofiled step, or as the median profiled one, is no profile
 _EVEN = 0.8  # of the mean step, below which the median step stands for little of the run
 
 TITLES: dict[Bound, str] = {
@@ -59,6 +61,7 @@ TITLES: dict[Bound, str] = {
     "kernels": "Kernel bound",
     "unknown": "Cannot tell what bounds the step",
 }
+_PREFETCH = "overlap more of it: let FSDP prefetch the next layer's parameters (set_modules_to_forward_prefetch)"
 _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
     ("cpu-starved", "background load"): ("end the background processes, or measure again when they have ended",),
     ("cpu-starved", CROWDED): (
@@ -156,6 +159,7 @@ def verdict(run: Run) -> Verdict:
     cautions = (
         *_damaged(run),
         *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
+        *_stalled_while_profiled(run),
         *_uneven(run),
         *(_profiling(run) if profiled else ()),
         *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
@@ -204,6 +208,8 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
             "give the loader more workers, or less to do for each sample: those it has do not keep up" if several
             else "load ahead of the step: DataLoader(num_workers=2, persistent_workers=True)"
         )  # fmt: skip
+    if cause.bound == "communication" and any("FSDP" in name for name in names):
+        found = [_PREFETCH, *(text for text in found if "DistributedDataParallel" not in text)]
     if cause.bound == "overhead":
         updates = run.phases().filter(pl.col("phase") == "optimizer")["share"].sum()
         if (
@@ -256,6 +262,25 @@ def _uneven(run: Run) -> Iterator[str]:
             few = f"{percent(len(long) / len(lengths), 0)} of the steps"
             text += f", and {few}, each longer than twice that, hold {percent(of_time, 0)} of their time"
         yield f"Steps vary: {text}."
+
+
+def _stalled_while_profiled(run: Run) -> Iterator[str]:
+    """Yield a caution where a profiled step waited long: the speed is of unprofiled steps, and does not show it."""
+    timed, which = timed_steps(run)
+    steps = steps_after_warmup(run)
+    others = steps.filter("recorded")["length_ns"].to_numpy()
+    if which != "unprofiled steps" or not len(others):
+        return
+    usual = max(
+        float(np.median(others)) if len(others) >= FEW else 0.0,
+        _STALL * float(np.median(timed["length_ns"].to_numpy())),
+    )
+    long = others[others > _STALL * usual] if len(others) >= FEW else others[others > usual]
+    share = (long.sum() - len(long) * usual) / max(int(steps["length_ns"].sum()), 1)
+    if share >= NOTABLE:
+        what = "a profiled step of" if len(long) == 1 else f"{len(long)} profiled steps of up to"
+        took = f"{duration(float(long.max()))}, {percent(share, 0)} of the time after warm-up"
+        yield f"The speed does not count {what} {took}."
 
 
 def _profiled_slowdown(run: Run) -> float | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from stepscope.errors import RunError, RunNotFound, StepscopeError, UsageError
 from stepscope.run_paths import NEWEST, find_run
+from stepscope.units import plural
 
 MOST_STEPS, MOST_MINUTES, MOST_RUNS, MOST_COMPARED = 2_000, 10.0, 50, 10
 _MOST_CHARACTERS = 12_000
@@ -38,7 +39,7 @@ class Assistant:
         from stepscope.report.brief import quoted
 
         if most < 1:
-            raise UsageError(f"{most} runs are none", "most=1 or more")
+            raise UsageError(f"most={most}: no run would be listed", "most=1 or more")
         folders = sorted((header.parent for header in self.runs.glob("*/run.json")), reverse=True)
         lines = []
         for folder in folders[: max(1, min(most, MOST_RUNS))]:
@@ -62,7 +63,7 @@ class Assistant:
         from stepscope.api.reading import text
 
         if not 2 <= len(runs) <= MOST_COMPARED:
-            raise UsageError(f"{len(runs)} runs cannot be compared", f"give 2 to {MOST_COMPARED} names")
+            raise UsageError(f"{plural(len(runs), 'run')} cannot be compared", f"give 2 to {MOST_COMPARED} names")
         return _cut(text(compare([self._path(run) for run in runs]), 120))
 
     def measure(self, workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:

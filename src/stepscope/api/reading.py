@@ -120,7 +120,7 @@ def export(
     """Write a run for another tool and return the path: a file, or for csv and parquet a folder of tables.
 
     run: a Run, the path of its folder, its name in `runs`, or "last". to: perfetto, chrome, csv, parquet, speedscope,
-    json or an export of a plug-in. out: a file or folder; default: in the run folder. steps: "10:20" (10 to 19),
+    json, latex or an export of a plug-in. out: a file or folder; default: in the run folder. steps: "10:20" (10 to 19),
     "first:50" or "all". Raises UnknownName, UsageError, RunError and OutputNotWritable; nothing is left half written.
     """
     return write_export(plan_export(run, to, steps, None if out is None else Path(out)))

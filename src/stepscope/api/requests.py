@@ -7,10 +7,8 @@ A study of one's own is a `StudyRequest` in one file and a row of STUDIES.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepscope.api.run_request import RunRequest
 from stepscope.errors import UsageError
@@ -24,7 +22,7 @@ from stepscope.experiments.paper_p744 import PaperP744
 from stepscope.experiments.partial import PartialTraining
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PowerModes, PrecisionSweep, ThreadSweep
-from stepscope.request import REQUIRED, Option, Request, option
+from stepscope.request import REQUIRED, Option, Request, option, refuse_bare_share
 from stepscope.run_paths import NEWEST
 
 _MOST_SHIFT_S = 4e9  # a clock that counts from 1970, brought to any time that a clock of this century shows
@@ -121,9 +119,7 @@ class CheckRequest(Request):
 
     def __post_init__(self) -> None:
         for name in ("max_slowdown", "max_memory", "max_energy"):
-            value: Any = getattr(self, name)
-            if isinstance(value, str) and re.fullmatch(r"\s*0?\.\d+\s*", value):  # 0.5 typed is half a percent
-                object.__setattr__(self, name, f"{value}%")
+            refuse_bare_share(f"--{name.replace('_', '-')}", getattr(self, name))
         super().__post_init__()
 
     @property

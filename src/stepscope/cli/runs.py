@@ -162,7 +162,7 @@ def verify(
     """Read every file of a store and compare it with what was pushed; nothing is changed."""
     from stepscope.errors import StoreError
     from stepscope.store import verify as verified
-    from stepscope.units import bytes_
+    from stepscope.units import bytes_, plural
 
     found = verified(_open(store, timeout), names or None, None if as_json else _print_verified)
     damaged = [run.id for run in found if run.wrong]
@@ -170,7 +170,7 @@ def verify(
     if as_json:
         print_json([vars(run) for run in found])
     else:
-        typer.echo(f"{files:,} files of {len(found):,} runs, {bytes_(read)}: {len(damaged)} runs damaged")
+        typer.echo(f"{plural(files, 'file')} of {plural(len(found), 'run')}, {bytes_(read)}: {len(damaged)} damaged")
     if damaged:
         raise StoreError(
             f"{len(damaged)} of {len(found):,} runs are not what was pushed: {', '.join(damaged[:3])}",
@@ -179,7 +179,9 @@ def verify(
 
 
 def gc(
-    older_than: Annotated[float, typer.Option(help="Hours without a write after which a left-over is one.")] = 24.0,
+    older_than: Annotated[
+        float, typer.Option(min=0.0, help="Hours without a write after which a left-over is one.")
+    ] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: AsJson = False,
     store: StoreOption = None,
@@ -187,7 +189,7 @@ def gc(
 ) -> None:
     """Remove what broken pushes left in a store, and write its index anew."""
     from stepscope.store import collect
-    from stepscope.units import bytes_
+    from stepscope.units import bytes_, plural
 
     found = collect(_open(store, timeout), older_than * 3600, dry_run)
     if as_json:
@@ -197,7 +199,7 @@ def gc(
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path}")
     if found.too_young:
         typer.echo(f"{len(found.too_young)} left-over(s) are younger than {older_than:g} h: a push may be going on")
-    typer.echo(f"{bytes_(found.bytes)} {'to free' if dry_run else 'freed'}, {found.runs:,} runs")
+    typer.echo(f"{bytes_(found.bytes)} {'to free' if dry_run else 'freed'}, {plural(found.runs, 'run')}")
 
 
 SUBCOMMANDS = {
@@ -241,7 +243,7 @@ def _print_pushed(pushed: Pushed) -> None:
 
         named = [" ".join(clean_text(name).split()) for name in pushed.left[:_MOST_NAMED]]
         more = f" and {len(pushed.left) - _MOST_NAMED:,} more" if len(pushed.left) > _MOST_NAMED else ""
-        typer.echo(f"  left here, since it could say what is not to leave: {', '.join(named)}{more}", err=True)
+        typer.echo(f"  not pushed, since it could hold private names: {', '.join(named)}{more}", err=True)
 
 
 _MOST_NAMED = 3  # files
@@ -256,7 +258,7 @@ def _table(frame: pl.DataFrame, most: int) -> None:
     from rich.console import Console
 
     from stepscope.report.table import Table, figures, terminal, words
-    from stepscope.units import duration, si
+    from stepscope.units import duration, plural, si
 
     console = Console(highlight=False)
     # On a narrow terminal what a run's name tells, or --json, gives way: a name that is broken cannot be copied.
@@ -274,7 +276,9 @@ def _table(frame: pl.DataFrame, most: int) -> None:
     ]
     table = Table.over("runs", columns, frame.head(most).iter_rows(named=True))
     console.print(terminal(table, "bold list", pad_edge=True))
-    rest = len(frame) - most
+    rest, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
+    if simulated:
+        typer.echo(f"{plural(simulated, 'run')} with SIMULATED sensors: --json names the boards")
     typer.echo(
         ("1 run" if len(frame) == 1 else f"{len(frame):,} runs")
         + (f", {rest:,} of them not shown: --most {len(frame)}" if rest > 0 else "")

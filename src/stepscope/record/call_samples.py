@@ -67,7 +67,7 @@ class CallSamples:
                 return
             shape, mapped = tuple(tensor.shape), mapped_samples(tensor)
             if mapped > 1 and shape:
-                self._samples.called(number, mapped * size, True)
+                self._samples.called(number, mapped if _is_one_sample(module, shape) else mapped * size, True)
                 return
             if len(shape) > 1 and number not in self._axis and self._ask_for_axis(module, number, shape):
                 return
@@ -185,6 +185,21 @@ def mapped_samples(tensor: torch.Tensor) -> int:
     return samples
 
 
+def unwrapped(tensor: Any) -> Any:
+    """Return what a transform of `torch.func` made a tensor of: the nn.Parameter that `grad` differentiates by, say."""
+    functorch = torch._C._functorch
+    while isinstance(tensor, torch.Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _is_one_sample(module: nn.Module, shape: tuple[Any, ...]) -> bool:
+    """Return whether an input within `torch.vmap` has no batch of its own: a vector, or what a convolution takes so."""
+    first = next((part for part in parts_of(module) if isinstance(part, _Convolution)), None)
+    return len(shape) == 1 or (first is not None and len(shape) == len(first.kernel_size) + 1)
+
+
+_Convolution = nn.modules.conv._ConvNd
 TELLING = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 

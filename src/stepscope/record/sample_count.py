@@ -9,13 +9,26 @@ import contextlib
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 _MOST_MODELS = 256
 _AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
+
+
+class _Update(NamedTuple):
+    """An update of a step: its passes and their samples, 0 where unknown; the number of the last batch before it.
+
+    new_inputs: models were called with tensors that no earlier pass of the step had.
+    """
+
+    passes: int
+    samples: int
+    last_batch: int
+    optimizer: int | None
+    new_inputs: bool
 
 
 class SampleCount:
@@ -27,7 +40,7 @@ class SampleCount:
     there are any (an export or an average may be called between steps). Twin networks and unrolled ones are called
     many times with the same samples; of unbatched calls each is a sample. Passes add up to an update. Of several
     updates in a step (a GAN) the one with the fewest samples counts, since a discriminator is shown real and made
-    ones.
+    ones; those of one optimizer, each with samples of its own, add up.
     """
 
     def __init__(self) -> None:
@@ -48,7 +61,9 @@ class SampleCount:
         self._passes = 0  # and their samples, since the last update
         self._samples = 0
         self._known = True  # in all of those passes
-        self._updates: list[tuple[int, int, int]] = []  # of this step: passes, samples, and the last batch before it
+        self._updates: list[_Update] = []  # of this step
+        self._of_step: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # inputs of its passes
+        self._new_to_step = False  # one of those since the last update is not among them
         self._updating = False
         self._in_chunks = False  # a loader's batch is trained on in several steps, which their calls tell
         self._left_of_batch = 0  # samples of the last batch that no step has had, as far as calls tell
@@ -73,13 +88,15 @@ class SampleCount:
         reference, known = self._inputs.get(id(tensor), (None, None))
         if reference is None or reference() is not tensor or known != version:
             self._new_input, reference = True, weakref.ref(tensor)
+        earlier, known = self._of_step.get(id(tensor), (None, None))
+        self._new_to_step |= earlier is None or earlier() is not tensor or known != version
         if len(self._inputs_since) < _MOST_MODELS:
             self._inputs_since[id(tensor)] = reference, version
 
     def forget_inputs(self) -> None:
         """Hold no reference to a tensor any more."""
-        self._inputs.clear()
-        self._inputs_since.clear()
+        for inputs in (self._inputs, self._inputs_since, self._of_step):
+            inputs.clear()
 
     def raised(self, model: int, counted: bool) -> None:
         """The last call of a model ended with an exception: nothing comes of it, nor of the batch that it was given.
@@ -117,6 +134,7 @@ class SampleCount:
         again, self._new_input = self._passes > 0 and bool(calls) and not self._new_input, False
         if len(self._inputs) < _MOST_MODELS:
             self._inputs |= self._inputs_since
+            self._of_step |= self._inputs_since
         self._inputs_since.clear()
         self._passes += 1
         if again:
@@ -145,7 +163,7 @@ class SampleCount:
         """The gradients of the passes since the last update are gone: nothing comes of their batches."""
         dropped, self._before_pass = self._passes, None
         self._passes, self._samples, self._known = 0, 0, True
-        last = self._updates[-1][2] if self._updates else 0
+        last = self._updates[-1].last_batch if self._updates else 0
         for loader, waiting in self._fetched.items():
             since = [batch for batch in waiting if batch[0] > last]
             gone = since[: min(dropped, max(len(since) - self._skipped.since_pass[loader], 0))]
@@ -156,10 +174,10 @@ class SampleCount:
         """An optimizer begins to update, and may call a closure."""
         self._updating = True
 
-    def updated(self) -> None:
-        """Note an update."""
+    def updated(self, optimizer: object = None) -> None:
+        """Note an update, by an optimizer."""
         self._updating = False
-        self._settle()
+        self._settle(id(optimizer))
 
     def evaluated(self) -> None:
         """Count as evaluation what was fetched from loaders that are not trained on."""
@@ -195,14 +213,16 @@ class SampleCount:
     def take(self, ahead: int = 0) -> int | None:
         """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""
         if not ahead and self._passes:
-            self._settle()
+            self._settle(None)
         cut = len(self._updates) - ahead
         updates, self._updates = self._updates[:cut], self._updates[cut:]
-        passes = sum(passes for passes, _, _ in updates)
-        waiting = sum(passes for passes, _, _ in self._updates)
-        last = updates[-1][2] if ahead and updates else self._batches
+        if not self._updates:
+            self._of_step.clear()
+        passes = sum(update.passes for update in updates)
+        waiting = sum(update.passes for update in self._updates)
+        last = updates[-1].last_batch if ahead and updates else self._batches
         fetched = sum(self._take_from(loader, passes, waiting, last) for loader in list(self._fetched))
-        called = min((samples for _, samples, _ in updates if samples), default=None)
+        called = _samples_of_calls(updates)
         if fetched:
             self._left_of_batch = fetched - called if called else 0
         elif called and self._left_of_batch > 0:
@@ -210,9 +230,10 @@ class SampleCount:
             self._in_chunks |= self._left_of_batch == 0
         return called if called and self._in_chunks else fetched or called
 
-    def _settle(self) -> None:
-        self._updates.append((self._passes, self._samples if self._known else 0, self._batches))
-        self._passes, self._samples, self._known = 0, 0, True
+    def _settle(self, optimizer: int | None) -> None:
+        samples = self._samples if self._known else 0
+        self._updates.append(_Update(self._passes, samples, self._batches, optimizer, self._new_to_step))
+        self._passes, self._samples, self._known, self._new_to_step = 0, 0, True, False
         self._inputs.clear()
 
     def _take_from(self, loader: int, passes: int, ahead: int, last: int) -> int:
@@ -224,6 +245,19 @@ class SampleCount:
         if not waiting and len(self._fetched) > 8:  # of epochs that are over
             del self._fetched[loader]
         return taken
+
+
+def _samples_of_calls(updates: list[_Update]) -> int | None:
+    """Return the samples of a step by the calls of its updates; None where they are not known."""
+    by_optimizer: dict[int | None, list[_Update]] = {}
+    for update in updates:
+        if update.passes:
+            by_optimizer.setdefault(update.optimizer, []).append(update)
+    sums = []
+    for own in by_optimizer.values():
+        counted = [update.samples for update in own if update.new_inputs] or [own[0].samples]
+        sums.append(sum(counted) if all(counted) else 0)
+    return min(filter(None, sums), default=None)
 
 
 class SkippedBatches:

@@ -180,7 +180,8 @@ def _close(writer: RunWriter, code: int) -> None:
         whole.close(*_status(code, claimed))
     elif code > 0 and whole.status == "ok":  # a process that trained ended well, and the script did not
         whole.close("failed", f"exit code {code}")
-    (writer.path / CLAIM).unlink(missing_ok=True)
+    for sign in (CLAIM, SIGNS):
+        (writer.path / sign).unlink(missing_ok=True)
 
 
 def _why_no_training(run: Path) -> str:

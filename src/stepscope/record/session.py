@@ -377,10 +377,15 @@ class Session:
         """The interpreter ends with the run open: a running profiler would crash it."""
         try:
             with Undisturbed():  # a second Ctrl-C would cost what is not on the disk yet
-                self.close(*self.status)
+                self.close(*self._last_status())
         except BaseException as error:
             if not is_ours(error):
                 raise
+
+    def _last_status(self) -> tuple[str, str | None]:
+        """Return how this process ends; of one that nobody follows, an exception that ended it tells."""
+        uncaught = getattr(sys, "last_value", None)
+        return self.status if self.status[0] != "ok" or uncaught is None else facts.status_of(uncaught)
 
     def _safely(self, action: Callable[[], Any], note: bool = True) -> None:
         """Run the action; a failure on our side is noted, and nothing else happens."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.call_samples import BatchWitness, CallSamples
+from stepscope.record.call_samples import BatchWitness, CallSamples, unwrapped
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.modules import parameters_of, parts_of
 from stepscope.record.optimizers import COPIES, CopiesMove, Identities, OneModel, OptimizerNumbers
@@ -203,7 +203,7 @@ class StepFinder:
         self.signs["updates"] += 1
         self._take_back_steps_by_hand()
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
-        self._samples.updated()
+        self._samples.updated(optimizer)
         if self._from_updates:
             self._copies.updated()
             number = self._optimizers.number(optimizer, joins)
@@ -320,7 +320,7 @@ class StepFinder:
         parameters like that. What a model was given is none, nor is anything else where the pass reaches an
         nn.Parameter and does not ask for its gradient.
         """
-        if any(isinstance(tensor, nn.Parameter) for tensor in inputs):
+        if any(isinstance(unwrapped(tensor), nn.Parameter) for tensor in inputs):
             return False
         if any(
             weight is not None and weight is tensor for weight in (ref() for ref in self._weights) for tensor in inputs

@@ -5,6 +5,7 @@ At most about 1,500 tokens, whatever the run holds. Names of a run are data: the
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 import polars as pl
@@ -92,7 +93,9 @@ def _unknown(run: Run) -> Iterator[str]:
     entries = run.not_measured()
     for entry in entries[:_UNKNOWN]:
         remedy = f" To change it: {entry.remedy}." if entry.remedy else ""
-        yield f"unknown: {entry.what.replace('_', ' ')}: {entry.why}.{remedy}"[:240]
+        yield textwrap.shorten(
+            f"unknown: {entry.what.replace('_', ' ')}: {entry.why}.{remedy}", 320, placeholder=" ..."
+        )
     if len(entries) > _UNKNOWN:
         yield f"unknown: {len(entries) - _UNKNOWN} more things"
     yield f"all numbers: stepscope report {run.path.name} --json"

@@ -189,7 +189,7 @@ def render(
     parts += _over_settings(comparison)
     parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
     if not verbose:
-        parts.append(Text("MORE  stepscope compare -v   page: stepscope compare --html", style="dim"))
+        parts.append(Text("MORE  the same command with -v, or with --html for the page", style="dim"))
     return Group(*parts)
 
 
@@ -483,7 +483,8 @@ def _checked(row: Judged, side: str) -> str:
 def reasons(check: Check) -> list[str]:
     """Return the basis of each outcome, and what was not measured at all."""
     parts = [f"{row.what}: {row.outcome}: {row.why}" for row in check.judged]
-    return [*parts, *(f"{what}: not judged: it was not measured on both sides" for what in check.not_judged)]
+    unjudged = [f"{what}: not judged: it was not measured on both sides" for what in check.not_judged]
+    return [*parts, *unjudged, *check.notes]
 
 
 def _checked_sides(check: Check) -> str:

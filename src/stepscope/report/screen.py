@@ -49,6 +49,7 @@ LINES, WIDTH = 24, 100
 _LABEL = 14
 _MOST_LAYERS, _LEAST_LAYERS = 8, 3
 _EVIDENCE = 2
+_MOST_ENDINGS = 2  # ranks that did not end well, on the first screen
 _MOST_PROCESSES = 8  # whose steps one line holds
 _ROOM = ((3, 2), (2, 2), (2, 1), (1, 1))  # cautions and what to do next, the more the better
 _NAME = 18  # characters of a name for which columns give way
@@ -193,7 +194,7 @@ def _processes(run: Run) -> list[RenderableType]:
     if len(run.ranks) < 2:
         return []
     table = run.rank_table()
-    last = rank_sentences(table)
+    last = [*run.side_by_side.endings[:_MOST_ENDINGS], *rank_sentences(table)]
     if last:
         return [_labelled("RANKS", Text(f"{len(run.ranks)} ranks; {'; '.join(last)}"))]
     steps = [f"{count:,}" for count in table["steps"].to_list()[:_MOST_PROCESSES]]

@@ -43,10 +43,18 @@ def least_events(known: dict[str, Any]) -> int:
     return lines if isinstance(lines, int) else 0
 
 
+_DESCRIBES = {"channels.json": ("samples",), "model.json": ("ops", "layers")}  # what the rows in these folders are of
+
+
 def missing(run: Path, known: dict[str, Any]) -> list[str]:
     """Return which files of those that were noted are gone; samples that were made coarser lie in another one."""
     gone = [Path(name) for name in known if name != EVENTS and not (run / name).exists()]
-    return [
+    described = [
+        f"{file}: {GONE}"
+        for file, folders in _DESCRIBES.items()
+        if any(Path(name).parent.name in folders for name in known) and not (run / file).exists()
+    ]
+    return described + [
         f"{name.as_posix()}: {GONE}"
         for name in gone
         if name.parent.name in ("ops", "memory", "layers")

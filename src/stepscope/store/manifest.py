@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from stepscope.errors import StoreError
+from stepscope.errors import StoreError, UsageError
 from stepscope.runfolder.writer import is_run_id
 from stepscope.units import visible
 
@@ -148,18 +148,21 @@ def check_path(path: str) -> None:
 
 
 def with_tags(manifest: Manifest, add: Iterable[str], drop: Iterable[str]) -> Manifest:
-    """The next revision with other tags; raises StoreError for what is no tag."""
+    """The next revision with other tags; raises UsageError for what is no tag."""
     new = tuple(sorted({*manifest.tags, *add} - set(drop)))
     if len(new) > _MOST_TAGS:
         raise StoreError(f"the run '{manifest.id}' has more than {_MOST_TAGS} tags", "--drop some")
-    return replace(manifest, tags=tuple(map(checked_tag, new)), revision=manifest.revision + 1)
+    try:
+        return replace(manifest, tags=tuple(map(checked_tag, new)), revision=manifest.revision + 1)
+    except StoreError as error:
+        raise UsageError(str(error), error.hint) from error
 
 
 def checked_tag(tag: str) -> str:
     """Return a tag; StoreError for what is none."""
     if _TAG.fullmatch(tag) is None:
         raise StoreError(
-            f"'{visible(tag[:80])}' is no tag", "letters, digits and . _ = / + -, such as baseline or power=15W"
+            f"'{visible(tag[:80])}' is no tag", "a letter or digit, then . _ = / + - too, such as baseline or power=15W"
         )
     return tag
 

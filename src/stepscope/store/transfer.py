@@ -45,6 +45,7 @@ def push(
     Raises UsageError for a run that is still being written, StoreError where the store holds another run of the same
     name, once the others are pushed, and StoreFails at once; what was pushed stays and is listed.
     """
+    _refuse_folder_of_runs(store)
     pushed: list[Pushed] = []
     refused: list[StepscopeError] = []
     try:
@@ -67,6 +68,14 @@ def push(
     if refused:
         raise refused[0]
     return pushed
+
+
+def _refuse_folder_of_runs(store: Store) -> None:
+    """Raise UsageError where runs lie in the folder itself: with a store beside them they were listed no more."""
+    if store.is_local and not store.names(FOLDER) and next(Path(store.root).glob("*/run.json"), None) is not None:
+        raise UsageError(
+            f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
+        )
 
 
 def entries_of(folder: Path) -> tuple[FileEntry, ...]:
@@ -116,12 +125,29 @@ def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushe
 
 
 def save(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
-    """Write a manifest, and then remove those that it replaces."""
-    name, content = manifests.to_file(manifest)
-    store.write(f"{FOLDER}/{name}", content)
-    for other in older:
-        if other != name:
+    """Write a manifest, and then remove those that it replaces; of two that are written at once, the tags of both stay.
+
+    Raises StoreFails where others go on changing it.
+    """
+    replaced = set(older)
+    for _ in range(_MOST_MERGES):
+        name, content = manifests.to_file(manifest)
+        store.write(f"{FOLDER}/{name}", content)
+        for other in replaced - {name}:
             store.remove(f"{FOLDER}/{other}")
+        meanwhile = [other for other in store.names(FOLDER) if manifests.id_in(other) == manifest.id and other != name]
+        rivals = [
+            rival
+            for rival in read_all(store, meanwhile, {}).values()
+            if rival.digest == manifest.digest
+            and rival.revision >= manifest.revision  # an older one is what is replaced
+        ]
+        if all(set(rival.tags) <= set(manifest.tags) for rival in rivals):
+            return
+        newest = max([manifest, *rivals], key=lambda entry: entry.revision)
+        manifest = manifests.with_tags(newest, [tag for rival in (manifest, *rivals) for tag in rival.tags], ())
+        replaced = {name, *meanwhile}
+    raise StoreFails(f"'{manifest.id}' is being changed by others all the time", "try again when they have ended")
 
 
 def _refuse_another_run(store: Store, known: Manifest, new: Manifest) -> None:
@@ -162,6 +188,7 @@ def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 MOST_BYTES = 16 << 30
+_MOST_MERGES = 5  # of a run that several push or tag at once
 _PULLED = ".pull-"  # a run on its way
 
 

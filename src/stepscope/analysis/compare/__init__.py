@@ -40,8 +40,8 @@ from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.errors import RunError, UnknownName, UsageError
 from stepscope.fault_isolation import analysed
 from stepscope.plugins import draw_in_notebook
-from stepscope.quantities import find, in_order
-from stepscope.request import parse_amount
+from stepscope.quantities import find, in_order, simulated_badge
+from stepscope.request import parse_amount, refuse_bare_share
 from stepscope.units import duration, estimate, number, percent, row_label, si
 
 WHAT = {
@@ -113,6 +113,10 @@ class Comparison:
             raise UnknownName("thing to explain", what, WHAT)
         if by not in WHAT[what]:
             raise UnknownName(f"way to divide {what}", by, WHAT[what])
+        if not 0 < other < len(self.run_groups) or not 0 <= setting < len(self.settings):
+            raise UsageError(
+                f"there is no side {other} in setting {setting}", "sides are numbered from 1, settings from 0"
+            )
         question = (what, by, other, setting)
         if question not in self._explained:
             self._explained[question] = self._explain(*question)
@@ -261,7 +265,7 @@ def letter(side: int) -> str:
 
 def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
     rows = comparison.quantities.filter(pl.col("setting") == comparison.settings[setting].label)
-    parts = [_step_time_sentence(rows, other)]
+    parts = [_step_time_sentence(rows, other), *_changed(comparison, other, setting)]
     rows = rows.filter(pl.col("side") == other)
     why = comparison.explain("time", "module", other, setting)
     program = comparison.program(other, setting).sentence(letter(other))
@@ -279,7 +283,7 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
     phases, kinds = (comparison.explain("time", by, other, setting) for by in ("phase", "kind"))
     where = why if _largest(phases) in ("forward", "backward") else phases
     named = [text for explained in (where, kinds) if (text := _dominant_parts(explained))]
-    parts += [*_changed(comparison, other, setting), *(named or ["No part of the profiled steps shows it."])]
+    parts += named or ["No part of the profiled steps shows it."]
     return " ".join([*parts, *_unexplained_note(why)])
 
 
@@ -403,13 +407,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Check:
-    """A run, or repeats of it, against a baseline: a row a limit, and what was excluded as not measured."""
+    """A run, or repeats of it, against a baseline: a row a limit, what was excluded as not measured, and notes."""
 
     run: str
     baseline: str
     runs: tuple[int, int]
     judged: tuple[Judged, ...]
     not_judged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -452,10 +457,18 @@ def check(
         else:
             judged.append(_judge_limit(what, limit, row, sides))
     counts = len(sides[0].runs), len(sides[1].runs)
-    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left))
+    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left), tuple(_simulated_notes(sides)))
+
+
+def _simulated_notes(sides: Sequence[RunGroup]) -> Iterator[str]:
+    for side, name in zip(sides, ("the run", "the baseline"), strict=True):
+        boards = dict.fromkeys(run.simulated for run in side.runs if run.simulated is not None)
+        if boards:
+            yield f"{simulated_badge(', '.join(boards))} (of {name})"
 
 
 def _share(what: str, limit: float | str) -> float:
+    refuse_bare_share(f"limit of {what}", limit)
     share = parse_amount(what, limit, "share", "%", "5%") if isinstance(limit, str) else limit
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= _MOST_GROWTH:
         raise UsageError(f"limit of {what}: {limit!r} is no growth", 'a share or a text: 0.05 or "5%"')
@@ -477,9 +490,10 @@ def _refuse_unlike(side: RunGroup, baseline: RunGroup) -> None:
     for run in (*baseline.runs[1:], *side.runs):
         found = {name: pair for name, pair in setting_differences(first, run).items() if name != "data"}
         if found:
-            text = ", ".join(f"{name} {before} and {after}" for name, (before, after) in found.items())
+            pairs = ((name, before or "none", after or "none") for name, (before, after) in found.items())
+            text = ", ".join(f"{name} {before} and {after}" for name, before, after in pairs)
             raise UsageError(
-                f"'{run.id}' and '{first.id}' differ in more than the code: {text}",
+                f"'{first.id}' and '{run.id}' differ in more than the code: {text}",
                 "record both alike on one device, or give --anyway",
             )
 

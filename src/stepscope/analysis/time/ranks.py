@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOSTLY = 0.7  # of the steps, from which a rank is called the last one; of two alike, each is in half of them
 _NAMED = 9  # ranks of which there is nothing
+_APART_NS = 1_000_000  # by which ends of processes differ where one came first
 _SAME_CLOCK_NS = 1_000_000_000  # by which wall minus monotonic time may differ between processes of one machine
 _PAUSE_NS = 500_000  # between two steps, from which what the others wait for it is worth leaving out
 
@@ -73,13 +74,14 @@ class Ranks:
     divided by its users; `cpu_cores` its CPU utilisation in its steps after warm-up, without processes that it
     starts. skew: a row a step after warm-up that all parts share, columns as `SKEW`, empty where nothing can be
     compared.
-    notes: what is missing, or limits it.
+    notes: what is missing, or limits it. endings: those of the notes that tell how parts ended.
     """
 
     parts: list[Run]
     table: pl.DataFrame
     skew: pl.DataFrame
     notes: tuple[str, ...]
+    endings: tuple[str, ...] = ()
 
 
 def parts_of(run: Run) -> tuple[list[Run], tuple[str, ...]]:
@@ -122,14 +124,15 @@ def _group_rank(part: Run) -> int | None:
 def ranks(run: Run) -> Ranks:
     """Return all facts of the parts; one row for a training in a single process."""
     parts, missing = parts_of(run)
-    notes = [*missing, *_endings(parts)]
     reason = _not_comparable(parts)
+    endings = tuple(_endings(parts, one_clock=not reason))
+    notes = [*missing, *endings]
     compared = _Comparison.of(parts) if len(parts) > 1 and not reason else _Comparison.nothing()
     if len(parts) > 1:
         notes += [f"the ranks are not compared with each other: {reason}"] if reason else compared.notes
     used = _used(run) if len(parts) > 1 else {}
     rows = [_rank_row(part) | compared.row(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts)]
-    return Ranks(parts, pl.DataFrame(rows, schema=RANK_SCHEMA, orient="row"), compared.skew, tuple(notes))
+    return Ranks(parts, pl.DataFrame(rows, schema=RANK_SCHEMA, orient="row"), compared.skew, tuple(notes), endings)
 
 
 def _scope(run: Run, part: Run) -> str:
@@ -178,18 +181,45 @@ def last_rank(table: pl.DataFrame) -> LastRank | None:
     return LastRank(row["rank"], row["last_share"], row["late_ns"], row["late_low_ns"], row["late_high_ns"], explains)
 
 
-def _endings(parts: list[Run]) -> Iterator[str]:
-    """Parts that did not end well, or not with the others."""
+def _endings(parts: list[Run], one_clock: bool) -> Iterator[str]:
+    """Parts that did not end well, or not with the others; of a training that failed, the one that ended first."""
     running = [part for part in parts if part.status == "running"]
-    for part in parts:
+    first = _first_to_end(parts) if one_clock and not running else None
+    for part in sorted(parts, key=lambda part: part is not first):
+        steps, reason = plural(len(part.steps), "step"), f": {part.meta['reason']}" if part.meta.get("reason") else ""
+        before = ", before the others" if part is first else ""
         if part.status not in ("ok", "running"):
-            reason = f": {part.meta['reason']}" if part.meta.get("reason") else ""
-            yield f"rank {rank_number(part)} ended as '{part.status}' after {plural(len(part.steps), 'step')}{reason}"
+            reason = reason or (_KILLED if part.status == "interrupted" else "")
+            yield f"rank {rank_number(part)} ended as '{part.status}' after {steps}{before}{reason}"
+        elif part is first:
+            yield f"rank {rank_number(part)} ended after {steps}{before}, by sys.exit or without an error that was seen"
         elif part.status == "running" and len(running) < len(parts):
             yield f"rank {rank_number(part)} has not ended"
     lengths = [len(part.steps) for part in parts]
     if max(lengths) - min(lengths) > 1:
         yield f"the ranks made {min(lengths):,} to {max(lengths):,} steps: only the steps of all are compared"
+
+
+_KILLED = ": it was killed (by SIGKILL, say), or left by os._exit"
+
+
+def _first_to_end(parts: list[Run]) -> Run | None:
+    """Return the part whose process ended before all others; None of a training that ended well, or where unknown."""
+    if len(parts) < 2 or all(part.status == "ok" for part in parts):
+        return None
+    ends = [_monotonic_end_ns(part) for part in parts]
+    known = sorted(end for end in ends if end is not None)
+    if len(known) < len(parts) or known[1] - known[0] < _APART_NS:
+        return None
+    return parts[ends.index(known[0])]
+
+
+def _monotonic_end_ns(part: Run) -> int | None:
+    """Return when a process said its end; of one that was killed nothing tells when."""
+    try:
+        return int(part.meta["clock_end"]["monotonic_ns"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _not_comparable(parts: list[Run]) -> str:

@@ -113,11 +113,13 @@ class ModuleBook:
         whole = list(_named_modules(module))
         known = [(below, part) for below, part in whole if self.knows(part)]
         parts = [(below, part) for below, part in whole if not self.knows(part)]
+        learns = any(parameters_of(part) for _, part in whole)
+        if learns and not known and (found := self._root_around(module)) is not None:
+            return self._add_to_root(*found, parts)
         signature = (name, *((below, type(part).__name__) for below, part in parts))
         alike = [self.roots[root] for root in self._alike[signature]]
         vacant = next((root for root in alike if root.held() is None and root.within is None), None)
         if vacant is None:
-            learns = any(parameters_of(part) for _, part in whole)
             first, roots = len(self._modules), len(self.roots)
             before = [(entry, entry.root, entry.below) for entry in self._modules] if known else []
             try:
@@ -135,6 +137,24 @@ class ModuleBook:
                 self._modules[index].held = weakref.ref(part)
             self._index.update((id(part), index) for index, (_, part) in enumerate(parts, first))
         self._found_root(module)
+        return first
+
+    def _root_around(self, module: nn.Module) -> tuple[int, str] | None:
+        """Return the root that an unknown module was added to since that became known, and its path there."""
+        for number, root in enumerate(self.roots):
+            model = root.held() if root.within is None else None
+            for below, part in () if model is None else _named_modules(model):
+                if part is module:
+                    return number, below
+        return None
+
+    def _add_to_root(self, root: int, path: str, parts: list[tuple[str, nn.Module]]) -> int:
+        first = len(self._modules)
+        with Undisturbed():
+            self._modules += [
+                _Known(weakref.ref(part), root, _joined(path, below), type(part).__name__) for below, part in parts
+            ]
+            self._index.update((id(part), index) for index, (_, part) in enumerate(parts, first))
         return first
 
     def _new_root(self, new: Root, signature: tuple[Any, ...], parts: list[tuple[str, nn.Module]]) -> None:
@@ -159,6 +179,9 @@ class ModuleBook:
     def names(self) -> list[tuple[str, str]]:
         """(qualified name, type) by index. From the first call on, names stay as they are."""
         self._settle_root_names()
+        for known in self._modules:
+            if (module := known.held()) is not None:
+                known.kind = type(module).__name__  # a lazy one has become another
         return [(_joined(self._root_names[known.root] or "", known.below), known.kind) for known in self._modules]
 
     def root_names(self) -> set[str]:

@@ -105,6 +105,8 @@ class Recording:
         self.session = Session(settings, lambda: claim_writer(Path(orders.run)))
         self.session.status = ("ok", None)
         if self._first:
+            with contextlib.suppress(OSError):
+                (Path(orders.run) / SIGNS).write_text(_LEFT_BEFORE_A_STEP, encoding="utf-8")
             atexit.register(_guarded, self._say_why_not)
         self.session.start()
         after = _resident_bytes()
@@ -116,6 +118,12 @@ class Recording:
         session = self.session
         if session is not None and not session.begun and os.getpid() == session.pid and not self._faulty:
             (Path(self.orders.run) / SIGNS).write_text(session.why_no_steps(), encoding="utf-8")
+
+
+_LEFT_BEFORE_A_STEP = (
+    "the process that imported torch left before it had made a step (os._exit, exec, or a daemon that goes on in a "
+    "fork of it): what its forks train is not recorded"
+)
 
 
 def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:

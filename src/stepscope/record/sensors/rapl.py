@@ -224,6 +224,7 @@ _REMEDY = (
     "sudo sysctl kernel.perf_event_paranoid=0   (for good: a line in /etc/sysctl.d/; or open RAPL's powercap files)"
 )
 Opener = Callable[[int, int, int], int]
+Wait = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -280,9 +281,7 @@ def _a_while() -> None:
     time.sleep(_STILL_S)
 
 
-def count_events(
-    known: Sequence[Event], opener: Opener, wait: Callable[[], None] | None = None
-) -> OpenSensor | NoSensor:
+def count_events(known: Sequence[Event], opener: Opener, wait: Wait | None = None) -> OpenSensor | NoSensor:
     """Opens what may be opened; an event that this processor lacks is excluded.
 
     wait: as long as no package and no system can take nothing: what stands still is excluded, as in virtual machines.

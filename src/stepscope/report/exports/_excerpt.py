@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -128,11 +129,15 @@ def _limits(chosen: str) -> tuple[int, int]:
 _CHANNEL = ("id", "sensor", "quantity", "unit", "kind", "scope")
 
 
-def tables_for(excerpt: Excerpt, folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield every table of an export that is a folder, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items():
-        yield name, table()
+def write_tables(excerpt: Excerpt, folder: Path, suffix: str, write: Callable[[pl.DataFrame, Path], None]) -> None:
+    """Write every table of an export that is a folder: all of them, or none where writing ends before."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as part:
+        for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items():
+            write(table(), Path(part, f"{name}{suffix}"))
+        folder.mkdir(exist_ok=True)
+        for file in Path(part).iterdir():
+            file.replace(folder / file.name)
 
 
 def bytes_of_tables(excerpt: Excerpt, *, per_op: int, per_sample: int, per_step: int, fixed: int) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from stepscope.report.exports._excerpt import Excerpt, bytes_of_tables, tables_for
+from stepscope.report.exports._excerpt import Excerpt, bytes_of_tables, write_tables
 from stepscope.units import FORMULA
 
 TITLE = "folder of CSV tables"
@@ -20,8 +20,7 @@ def estimate(excerpt: Excerpt) -> int:
 
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write one file a table into the folder, which is made; an empty cell is "not measured"."""
-    for name, table in tables_for(excerpt, path):
-        without_formulas(_flat(table)).write_csv(path / f"{name}.csv")
+    write_tables(excerpt, path, ".csv", lambda table, file: without_formulas(_flat(table)).write_csv(file))
 
 
 def without_formulas(table: pl.DataFrame) -> pl.DataFrame:

@@ -31,6 +31,7 @@ _FIXED, _PER_LAYER = 1_900, 70  # bytes, measured
 _NAME, _TYPE = 18, 14  # characters: with the numbers as wide as one of two columns
 _MICRO = re.compile(r"(?<=\d )u(?=[sJWV]\b)")
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "{''}"}
 _SPECIAL |= {"µ": r"$\mu$", "°": r"$^\circ$", "…": r"\ldots{}"}
 _SPECIAL |= {"ß": r"\ss{}", "æ": r"\ae{}", "Æ": r"\AE{}", "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}", "Ł": r"\L{}"}
 _ACCENTS = {
@@ -54,14 +55,14 @@ def write(excerpt: Excerpt, path: Path) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a text as LaTeX sets it; a question mark for what is neither ASCII nor a letter with an accent."""
+    """Return a text as LaTeX sets it; its code, U+4E2D, for what is neither ASCII nor a letter with an accent."""
     micro = _MICRO.sub("\N{MICRO SIGN}", text)  # which a terminal may lack and paper has
     return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else _accented(sign)) for sign in micro)
 
 
 def _accented(sign: str) -> str:
     letter, accent = unicodedata.normalize("NFD", sign)[0], unicodedata.normalize("NFD", sign)[1:]
-    return f"{{\\{_ACCENTS[accent]}{{{letter}}}}}" if letter.isascii() and accent in _ACCENTS else "?"
+    return f"{{\\{_ACCENTS[accent]}{{{letter}}}}}" if letter.isascii() and accent in _ACCENTS else f"U+{ord(sign):04X}"
 
 
 def _headline(run: Run) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from stepscope.report.exports._excerpt import Excerpt, bytes_of_tables, tables_for
+import polars as pl
+
+from stepscope.report.exports._excerpt import Excerpt, bytes_of_tables, write_tables
 
 TITLE = "folder of Parquet tables"
 SUFFIX = ""
@@ -18,7 +20,10 @@ def estimate(excerpt: Excerpt) -> int:
 
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write one file a table into the folder, which is made."""
-    for name, table in tables_for(excerpt, path):
-        buffer = io.BytesIO()  # a full disk is an OSError from write_bytes, and from polars it is not
-        table.write_parquet(buffer, compression="zstd")
-        (path / f"{name}.parquet").write_bytes(buffer.getbuffer())
+    write_tables(excerpt, path, ".parquet", _write_table)
+
+
+def _write_table(table: pl.DataFrame, file: Path) -> None:
+    buffer = io.BytesIO()  # a full disk is an OSError from write_bytes, and from polars it is not
+    table.write_parquet(buffer, compression="zstd")
+    file.write_bytes(buffer.getbuffer())
