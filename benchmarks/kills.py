@@ -770,8 +770,8 @@ def _import_all() -> None:
 
     import stepscope.experiments.engine.engine
     import stepscope.experiments.fleet.worker
+    import stepscope.experiments.tune.experiment
     import stepscope.experiments.tune.judge
-    import stepscope.experiments.tune.tuning
     import stepscope.record.sampler.loop
     import stepscope.runfolder.keep
     import stepscope.runfolder.pack

@@ -1,4 +1,4 @@
-"""Record where losses lie after some seeded steps, for workloads/_quality.py: python -m benchmarks.loss_bands [NAMES].
+"""Record where losses lie after some seeded steps, for workloads/_loss_bands.py: python -m benchmarks.loss_bands.
 
 Without names: every workload that trains on real data here and has no band. Batch, steps and seeds follow from what a
 sample costs, so that each takes minutes at most. A band is the range of the seeds, widened on both sides by their
@@ -15,7 +15,7 @@ import torch
 
 from stepscope import workloads
 from stepscope.record.dry.flops import count_flops
-from stepscope.workloads._quality import Band, losses
+from stepscope.workloads._loss_bands import Band, losses
 from stepscope.workloads.contract import Workload
 
 _LEARNT = 0.97  # of the first loss: what the mean of the last steps must be below to count as learnt

@@ -239,7 +239,7 @@ def test_what_a_handler_raises_goes_on_whatever_fails_as_handlers_are_put_back(m
 
     broken = ours("raise LookupError")
     before = signal.signal(signal.SIGUSR1, ring)
-    monkeypatch.setattr(boundary_module, "_put_back", lambda *_: broken())
+    monkeypatch.setattr(boundary_module, "_restore", lambda *_: broken())
     try:
         with pytest.raises(Timeout), Undisturbed():
             signal.raise_signal(signal.SIGUSR1)

@@ -22,7 +22,7 @@ from stepscope import Run
 from stepscope.clock import monotonic_ns
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.kineto import runs_elsewhere, start_window
-from stepscope.record.optimizers import CopiesMove, Identities, OneModel, OptimizerNumbers
+from stepscope.record.optimizer_identity import CopiesMove, Identities, OneModel, OptimizerNumbers
 from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import Gaps, StepFinder
 from stepscope.record.torch_private import first_bytes

@@ -17,8 +17,8 @@ from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
 from stepscope.report.charts import steps
+from stepscope.report.multi_run_figures import FIGURES
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer, flat
-from stepscope.report.run_figures import FIGURES
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 NAMES = [entry.name for entry in figures.entries()]

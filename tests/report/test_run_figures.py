@@ -19,7 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report import figures
-from stepscope.report.run_figures import FIGURES, labels
+from stepscope.report.multi_run_figures import FIGURES, labels
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 SMALLEST_PT, PT_PER_PX, MM_PER_PX = 7.0, 72 / 96, 25.4 / 96

@@ -27,7 +27,7 @@ from stepscope.experiments.kernels.rates import (
     best_kernels,
     cliffs,
     frame,
-    imported_five_three,
+    imported_conv_5_vs_3,
     parse_table,
     read_tables,
     verdict,
@@ -196,7 +196,7 @@ def test_imported_tables_give_the_published_rates_and_the_known_cliff(tables: Pa
     assert rates[FORWARD, 5] == pytest.approx(790, rel=0.01)
     assert rates[FORWARD, 7] == pytest.approx(432, rel=0.01)
     assert (FORWARD, "kernel", 5, 7) in {(c.part, c.axis, c.before, c.after) for c in cliffs(found.rows())}
-    pairs = {row["part"]: row for row in imported_five_three(found.by_size())}
+    pairs = {row["part"]: row for row in imported_conv_5_vs_3(found.by_size())}
     assert pairs[FORWARD]["ratio"] == pytest.approx(246.7 / 464.7, rel=0.01)
     assert verdict(pairs[FORWARD]) == "holds"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from stepscope.experiments.tune.arms import Desk, Rules
 from stepscope.experiments.tune.changes import Change
+from stepscope.experiments.tune.experiment import Tuning
 from stepscope.experiments.tune.process import TrainingEnded
-from stepscope.experiments.tune.tuning import Tuning
 
 FACTS: dict[str, Any] = {
     "device": "cpu", "cores": 4, "physical_cores": 4, "large_cores": [], "threads": 4, "conv2d": 3,

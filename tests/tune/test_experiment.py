@@ -381,7 +381,7 @@ def test_what_was_measured_of_another_training_is_not_gone_on_with() -> None:
 
 def test_a_script_that_was_edited_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr("stepscope.experiments.tune.tuning.Tuning.run", lambda tuning: opened.append(tuning))
+    monkeypatch.setattr("stepscope.experiments.tune.experiment.Tuning.run", lambda tuning: opened.append(tuning))
     script = tmp_path / "train.py"
     request = TuneRequest(str(script))
     for text in ("print(1)", "print(1)"):

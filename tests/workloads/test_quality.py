@@ -11,7 +11,7 @@ import pytest
 from stepscope import workloads
 from stepscope.cli.workloads import workloads as command
 from stepscope.errors import StepscopeError
-from stepscope.workloads._quality import BANDS, NO_BAND, Band
+from stepscope.workloads._loss_bands import BANDS, NO_BAND, Band
 
 # A few seconds in all; `stepscope workloads --check` takes any of the others.
 QUICK = ("lenet", "resnet8-c32", "mobilenet-v1-025-96", "char-gpt-64", "char-lstm-80")

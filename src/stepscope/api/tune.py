@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
     from stepscope.experiments.tune.arms import TunableTraining
     from stepscope.experiments.tune.changes import Change
-    from stepscope.experiments.tune.tuning import Tuning
+    from stepscope.experiments.tune.experiment import Tuning
     from stepscope.report.study_results import Charts
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
@@ -145,8 +145,8 @@ def _answer(
     from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.arms import Desk, Rules
+    from stepscope.experiments.tune.experiment import Tuning
     from stepscope.experiments.tune.judge import judge
-    from stepscope.experiments.tune.tuning import Tuning
 
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     kept = StudyFolder(folder, "tune", settings, sources, measured_on())

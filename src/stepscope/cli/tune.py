@@ -13,7 +13,7 @@ from stepscope.cli._script_options import ScriptCommand
 from stepscope.experiments.tune import TuneRequest
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.tuning import Tuning
+    from stepscope.experiments.tune.experiment import Tuning
 
 CONTEXT = {"ignore_unknown_options": False, "allow_interspersed_args": True}
 _INTERRUPTED = 130

@@ -97,7 +97,7 @@ def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
 def check_bands(chosen: Iterable[Workload]) -> Iterator[dict[str, Any]]:
     """A row for each as it is trained; `holds` is null where it could not be judged, and `why_not` says why."""
     for workload in chosen:
-        yield {"name": workload.name, **_band_row(workload)}
+        yield {"name": workload.name, **_loss_band_row(workload)}
 
 
 def band_text(row: dict[str, Any]) -> str:
@@ -126,8 +126,8 @@ def bands_summary(rows: list[dict[str, Any]]) -> str:
     return f"{sum(judged)} of {len(judged)} bands hold; {len(rows) - len(judged)} not judged"
 
 
-def _band_row(workload: Workload) -> dict[str, Any]:
-    from stepscope.workloads._quality import check
+def _loss_band_row(workload: Workload) -> dict[str, Any]:
+    from stepscope.workloads._loss_bands import check
 
     try:
         found = check(workload)

@@ -19,7 +19,7 @@ from stepscope.record import torch_private
 from stepscope.record.call_samples import BatchWitness, CallSamples, unwrapped
 from stepscope.record.gradient_threads import Trainers
 from stepscope.record.ops.modules import parameters_of, parts_of
-from stepscope.record.optimizers import COPIES, CopiesMove, Identities, OneModel, OptimizerNumbers
+from stepscope.record.optimizer_identity import COPIES, CopiesMove, Identities, OneModel, OptimizerNumbers
 from stepscope.record.sample_count import SampleCount, batch_size, tensors_in
 from stepscope.record.update_rounds import (
     ROUNDS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.fault_isolation import analysed
-from stepscope.report import run_figures, sections
+from stepscope.report import multi_run_figures, sections
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def entries() -> list[Entry]:
     """Every figure by name, in the order of the page; last those that several runs share."""
     modules = sorted(sections.discovered().modules, key=lambda module: (module.ORDER, module.__name__))
     of_page = [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
-    return [*of_page, *(Entry(name, title) for name, (title, _) in run_figures.FIGURES.items())]
+    return [*of_page, *(Entry(name, title) for name, (title, _) in multi_run_figures.FIGURES.items())]
 
 
 def parse_width(text: float | str) -> float:
@@ -63,7 +63,7 @@ def parse_width(text: float | str) -> float:
 
 def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_MM) -> None:
     """UnknownName with the nearest where there is no such figure or format, UsageError for a width of no paper."""
-    if name not in run_figures.FIGURES:
+    if name not in multi_run_figures.FIGURES:
         _section(name)
     for unknown in (form for form in forms if form not in SUFFIXES):
         raise UnknownName("format", unknown, SUFFIXES)
@@ -79,7 +79,7 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
     Raises StepscopeError where the run has nothing to draw, with the reason; OutputNotWritable where the folder fails;
     UsageError where a file is named in place of the folder.
     """
-    if name in run_figures.FIGURES:
+    if name in multi_run_figures.FIGURES:
         return write_together(name, [run], folder, form, width_mm)
     _check_folder(folder)
     chart, caption = _chart(name, run)
@@ -88,16 +88,16 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
 
 @analysed
 def write_together(name: str, runs: Sequence[Run], folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
-    """Write a figure of several runs (`run_figures.FIGURES`) into a folder; returns its path, raises as `write`."""
+    """Write a figure of several runs (`multi_run_figures.FIGURES`) into a folder; returns its path."""
     _check_folder(folder)
-    chart, caption = run_figures.FIGURES[name][1](runs)
-    description = "; ".join(run_figures.described(caption, runs))
-    return write_chart(chart, description, folder, run_figures.stem(name, runs), form, width_mm)
+    chart, caption = multi_run_figures.FIGURES[name][1](runs)
+    description = "; ".join(multi_run_figures.described(caption, runs))
+    return write_chart(chart, description, folder, multi_run_figures.stem(name, runs), form, width_mm)
 
 
 def is_shared(name: str) -> bool:
     """Return whether a figure draws several runs in one picture."""
-    return name in run_figures.FIGURES
+    return name in multi_run_figures.FIGURES
 
 
 def _check_folder(folder: Path) -> None:
@@ -129,7 +129,7 @@ def write_chart(
 def _section(name: str) -> ModuleType:
     by_name = {figure: module for module in sections.discovered().modules for figure in getattr(module, "FIGURES", ())}
     if name not in by_name:
-        raise UnknownName("figure", name, [*by_name, *run_figures.FIGURES])
+        raise UnknownName("figure", name, [*by_name, *multi_run_figures.FIGURES])
     return by_name[name]
 
 

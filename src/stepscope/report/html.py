@@ -129,7 +129,7 @@ def page_of(
         light=_variables(LIGHT),
         dark=_variables(DARK),
         script=script,
-        script_hash=_hash(script),
+        script_hash=_csp_hash(script),
         version=__version__,
         not_measured=units.NOT_MEASURED,
     )
@@ -216,7 +216,7 @@ def coded(escaped: str) -> str:
     return _BACKTICKS.sub(r"<code>\1</code>", whole)
 
 
-def _hash(script: str) -> str:
+def _csp_hash(script: str) -> str:
     """Return the hash by which the content security policy knows our script; no other script on the page runs."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 

@@ -318,7 +318,8 @@ def _category(row: tuple[str, int, float]) -> str:
 
 
 def _tensor(row: dict[str, object]) -> str:
-    shape = f" {row['shape']}" if row["shape"] else ""
+    shape = str(row["shape"] or "")
+    shape = f" {shape}" if "x" in shape else f" [{shape}]" if shape else ""
     layer = f" of {row['module'] or '(the model)'}" if row["module"] is not None else ""
     return f"{category_label(str(row['category']))}{shape}{layer} {bytes_(float(str(row['bytes'])))}"
 

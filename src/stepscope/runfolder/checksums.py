@@ -33,11 +33,11 @@ def note_events(run: Path) -> None:
     known = stated(run)
     with contextlib.suppress(FileNotFoundError):
         lines = (run / EVENTS).read_bytes().count(b"\n")
-        if lines > least_events(known):
+        if lines > noted_event_count(known):
             _write(run, {**known, EVENTS: lines})
 
 
-def least_events(known: dict[str, Any]) -> int:
+def noted_event_count(known: dict[str, Any]) -> int:
     """Return the number of events that was noted, 0 where none was."""
     lines = known.get(EVENTS)
     return lines if isinstance(lines, int) else 0

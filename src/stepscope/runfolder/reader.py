@@ -19,7 +19,7 @@ from stepscope.privacy import cleaned, redacted_sources, without_secrets
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
-from stepscope.runfolder.checksums import CHECKSUMS, agrees, least_events, missing
+from stepscope.runfolder.checksums import CHECKSUMS, agrees, missing, noted_event_count
 from stepscope.runfolder.samples import EVER, LongSensor, SampleFile, Unreadable, checked_samples, described_samples
 from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
@@ -424,7 +424,7 @@ class RunReader:
         lines: list[bytes] = []
         with contextlib.suppress(OSError):
             lines = self._bytes("events.jsonl").splitlines()
-        if not self._grows and len(lines) < least_events(self._checksums):
+        if not self._grows and len(lines) < noted_event_count(self._checksums):
             self._mark_damaged("events.jsonl")
         for number, line in enumerate(lines, 1):
             try:

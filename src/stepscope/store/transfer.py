@@ -83,10 +83,10 @@ def entries_of(folder: Path) -> tuple[FileEntry, ...]:
 
     Raises RunDamaged for a link or a special file: a run folder holds plain files alone.
     """
-    return tuple(FileEntry(path.relative_to(folder).as_posix(), *_checked(path)) for path in files_of(folder))
+    return tuple(FileEntry(path.relative_to(folder).as_posix(), *_size_and_sha256(path)) for path in files_of(folder))
 
 
-def _checked(path: Path) -> tuple[int, str]:
+def _size_and_sha256(path: Path) -> tuple[int, str]:
     digest, size = hashlib.sha256(), 0
     for piece in _pieces(path):
         digest.update(piece)
@@ -178,7 +178,7 @@ def _send_files(store: Store, folder: Path, manifest: Manifest) -> None:
 
 def _holds(store: Store, manifest: Manifest, file: FileEntry) -> bool:
     path = Path(store.at(f"{manifest.folder}/{file.path}"))
-    return not path.is_symlink() and _checked(path) == (file.bytes, file.sha256)
+    return not path.is_symlink() and _size_and_sha256(path) == (file.bytes, file.sha256)
 
 
 def _hashed(path: Path, digest: hashlib._Hash) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from stepscope.files import digest_of
 from stepscope.plugins import discover
 
 if TYPE_CHECKING:
-    from stepscope.workloads._quality import Checked
+    from stepscope.workloads._loss_bands import Checked
     from stepscope.workloads.contract import Workload
 
 
@@ -88,7 +88,7 @@ def _unknown(name: str, rows: Iterable[str]) -> UsageError:
 def check(name: str) -> Checked | None:
     """Train a workload as its loss band was recorded, and compare; null where it has no band (`no_band` says why)."""
     workload = find(name)
-    from stepscope.workloads._quality import check as checked
+    from stepscope.workloads._loss_bands import check as checked
 
     return checked(workload)
 

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from stepscope.errors import MissingDependency, UnknownName, UsageError
-from stepscope.workloads._quality import BANDS, NO_BAND, Band
+from stepscope.workloads._loss_bands import BANDS, NO_BAND, Band
 from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best, named
 
 
@@ -227,7 +227,7 @@ class Workload:
     tiers: tuple[Tier, ...] = ()
     needs: tuple[Extra, ...] = ()
     published: tuple[Published, ...] = ()
-    own_band: Band | None = None  # of a workload from another package; ours are in _quality.py
+    own_band: Band | None = None  # of a workload from another package; ours are in _loss_bands.py
 
     @property
     def data(self) -> Source:

@@ -70,11 +70,11 @@ class Program:
             ("removed", [change for change in changes if change.other is None]),
         ):
             if kept:
-                yield f"{plural(len(kept), 'layer')} {verb} ({_few([change.name for change in kept])})"
+                yield f"{plural(len(kept), 'layer')} {verb} ({_abbreviated([change.name for change in kept])})"
         sized = [change for change in changes if change.first is not None and change.other is not None]
         if sized:
             named = [f"{change.name} {_count(change.other)} (A: {_count(change.first)})" for change in sized]
-            yield f"other parameters in {_few(named)}"
+            yield f"other parameters in {_abbreviated(named)}"
 
     def _totals(self) -> Iterator[str]:
         for change in self.of("FLOPs"):
@@ -83,10 +83,10 @@ class Program:
     def _operators(self) -> Iterator[str]:
         named = [f"{change.name} {_count(change.other)} (A: {_count(change.first)})" for change in self.of("operator")]
         for change in self.of("operator calls"):
-            yield f"{_count(change.other)} operator calls (A: {_count(change.first)}), above all {_few(named)}"
+            yield f"{_count(change.other)} operator calls (A: {_count(change.first)}), above all {_abbreviated(named)}"
 
 
-def _few(names: Sequence[str]) -> str:
+def _abbreviated(names: Sequence[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

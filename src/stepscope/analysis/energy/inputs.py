@@ -166,7 +166,7 @@ def _keyed(
 
 def _columns(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
     """Key of each kind of instance, and what the keys are; two more follow: between steps, and the gap."""
-    key = _numbered(ops, seconds)
+    key = _limited_keys(ops, seconds)
     first = np.unique(key, return_index=True)[1]
     same_work = ops.select(pl.struct("name", "device", "flops", "bytes", "phase", "part").rank("dense")).to_series()
     kinds = ops.select(pl.struct("name", "device").rank("dense")).to_series()
@@ -178,7 +178,7 @@ def _columns(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
     )
 
 
-def _numbered(ops: pl.DataFrame, seconds: Floats) -> Ints:
+def _limited_keys(ops: pl.DataFrame, seconds: Floats) -> Ints:
     """A key for each place; where there are too many, those with most time keep theirs and the rest share coarser ones.
 
     A key that several modules share cannot tell them apart: only what is small may be put together.

@@ -90,7 +90,7 @@ def measured_five_three(
     return found
 
 
-def imported_five_three(repeats: Mapping[tuple[str, str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
+def imported_conv_5_vs_3(repeats: Mapping[tuple[str, str, str], Mapping[int, Floats]]) -> Iterator[dict[str, Any]]:
     """Return the table from imported repeats, ms by (source, where, part) and size; Student's interval over repeats."""
     for (source, where, part), sizes in repeats.items():
         if {_SMALL, _MIDDLE, _LARGE} <= set(sizes):
@@ -109,7 +109,7 @@ def imported_five_three(repeats: Mapping[tuple[str, str, str], Mapping[int, Floa
             }
 
 
-def five_three_places(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
+def conv_5_vs_3_places(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     """Places of a sweep where convolutions of 3, 5 and 7 are asked for."""
     sizes: dict[str, set[int]] = defaultdict(set)
     places: dict[str, dict[str, Any]] = {}

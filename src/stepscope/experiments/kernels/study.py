@@ -30,9 +30,9 @@ from stepscope.experiments.kernels.rates import (
     Row,
     best_kernels,
     cliffs,
-    five_three_places,
+    conv_5_vs_3_places,
     frame,
-    imported_five_three,
+    imported_conv_5_vs_3,
     measured_five_three,
     verdict,
 )
@@ -49,7 +49,7 @@ def kernel_plan(request: Kernels) -> Plan:
     """Time the kernels in this process, one after the other, shuffled: what drifts must not look like an axis."""
     imported = None if request.import_ is None else tables.read_tables(request.import_, request.import_device)
     todo = _requested_kernels(request)
-    places = {", ".join(f"{axis} {at}" for axis, at in where.items()): where for where in five_three_places(todo)}
+    places = {", ".join(f"{axis} {at}" for axis, at in where.items()): where for where in conv_5_vs_3_places(todo)}
     order = list(todo)
     random.Random(request.seed).shuffle(order)
     tasks: dict[str, tuple[str, Callable[[], Mapping[str, Any]]]] = {
@@ -189,7 +189,7 @@ def _pairs(evidence: Evidence, brought: ProfilerTables | None) -> list[dict[str,
         for where, cell in evidence.pairs.items()
         for part, ratio in cell.get("parts", {}).items()
     ]
-    there = list(imported_five_three(brought.by_size())) if brought else []
+    there = list(imported_conv_5_vs_3(brought.by_size())) if brought else []
     return [{**row, "verdict": verdict(row)} for row in here + there]
 
 

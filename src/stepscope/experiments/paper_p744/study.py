@@ -54,8 +54,8 @@ def _heap_of(events: pl.DataFrame) -> dict[str, Any]:
     allocated = rows.filter(own & (pl.col("bytes") > 0) & (pl.col("site") != _BUILT)).with_columns(category="phase")
     return {
         "peak": int(live[at]),
-        "live": _sums(tensors),
-        "allocated": _sums(allocated),
+        "live": _bytes_by_site(tensors),
+        "allocated": _bytes_by_site(allocated),
         "over_step": _over_step(rows, own),
     }
 
@@ -66,7 +66,7 @@ _SHOWN = 0.001  # of the peak or of what is allocated
 _AT_PEAK, _ALLOCATED = "MB at the peak", "MB allocated a step"
 
 
-def _sums(rows: pl.DataFrame) -> list[list[Any]]:
+def _bytes_by_site(rows: pl.DataFrame) -> list[list[Any]]:
     sums = rows.group_by("site", "category").agg(pl.col("bytes").sum()).sort("bytes", "site", descending=[True, False])
     return [list(row) for row in sums.iter_rows()]
 

@@ -128,7 +128,7 @@ class _Reader:
         """The quantities of every rail in order; NaN where one fails."""
         now_ns = self.target.clock()
         if not self._files and now_ns >= self._reopen_ns:
-            self._find_again()
+            self._rediscover()
         self._reads += 1
         values: list[float] = []
         for number, rail in enumerate(self.chip.rails):
@@ -152,7 +152,7 @@ class _Reader:
         self.error = error
         self._reopen_ns = self.target.clock() + REOPEN_NS
 
-    def _find_again(self) -> None:
+    def _rediscover(self) -> None:
         same = [(rail.label, rail.quantities) for rail in self.chip.rails]
         self._reopen_ns = self.target.clock() + REOPEN_NS
         try:

@@ -234,7 +234,7 @@ _EITHER_COMMA = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)  # 1,234 is 1.2
 def parse_reading(line: str) -> dict[str, float]:
     """Quantities of one line in SI units, with "meter_clock" (unix s) where it has a time; raises ValueError."""
     text = line.strip()
-    pairs = _pairs_of(text)
+    pairs = _split_named_values(text)
     found = _pairs(pairs) if pairs else _bare(text)
     if not found.keys() - {"meter_clock"}:
         raise ValueError(f"'{text[:60]}' is no reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
@@ -259,7 +259,7 @@ def _bare(text: str) -> dict[str, float]:
     return {"meter_clock": t_s, quantity: value}
 
 
-def _pairs_of(text: str) -> list[tuple[str, str]]:
+def _split_named_values(text: str) -> list[tuple[str, str]]:
     """Names, and all that stands behind each up to the next."""
     names = list(_PAIR.finditer(text))
     ends = [*(later.start() for later in names[1:]), len(text)]

@@ -38,7 +38,7 @@ def watch(
             _print(console, ending_of(first))
             return first.status
         if lines or not console.is_terminal:
-            return _in_lines(looks(follows, first, LINE_EVERY_S, sleep), console)
+            return _print_lines(looks(follows, first, LINE_EVERY_S, sleep), console)
         return _on_screen(looks(follows, first, 1 / looks_per_s, sleep), console)
 
 
@@ -51,7 +51,7 @@ def _on_screen(looks: Iterator[Now], console: Console) -> str:
     return now.status
 
 
-def _in_lines(looks: Iterator[Now], console: Console) -> str:
+def _print_lines(looks: Iterator[Now], console: Console) -> str:
     status, warnings = "", tuple[str, ...]()
     for now in looks:
         for warning in now.warnings[-1:] if now.warnings != warnings else ():

@@ -23,10 +23,10 @@ def build(run: Run) -> Section:
         return Section("")
     names = ", ".join(dict.fromkeys(_spaced(entry.what) for entry in missing))
     lede = f"Not measured in this run: {names}. These are unknown, not 0."
-    return Section(lede, (*_groups(missing), *_details(missing)), closed=True)
+    return Section(lede, (*_parts_by_group(missing), *_details(missing)), closed=True)
 
 
-def _groups(missing: list[NotMeasured]) -> Iterator[Part]:
+def _parts_by_group(missing: list[NotMeasured]) -> Iterator[Part]:
     for group in GROUPS:
         rows = tuple((_capital(_spaced(e.what)), _why(e.why, e.remedy)) for e in missing if e.group == group)
         if rows:

@@ -32,7 +32,7 @@ from stepscope.files import read_json, replaced, user_cache
 from stepscope.privacy import redacted_text
 from stepscope.quantities import simulated_badge
 from stepscope.report.live.folder import planned_steps, status_of
-from stepscope.report.run_figures import labels
+from stepscope.report.multi_run_figures import labels
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
 _MOST_RUNS = 20_000

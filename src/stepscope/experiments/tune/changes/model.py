@@ -98,8 +98,8 @@ def _precision_changes(facts: Facts) -> Iterator[Change]:
     least = "" if facts["matmul_precision"] == "highest" else f"the precision is {facts['matmul_precision']} already"
     yield Change(
         f"matmul={lower}", "float32 products in fewer bits", "matmul", f'torch.set_float32_matmul_precision("{lower}")',
-        "products are rounded: compare the loss of a whole training before you keep it", _matmul(lower), refused=least,
-        lossy=True,
+        "products are rounded: compare the loss of a whole training before you keep it", _matmul_precision(lower),
+        refused=least, lossy=True,
     )  # fmt: skip
     reason = "of the CPU alone" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
     yield Change(
@@ -156,7 +156,7 @@ def _in_float(output: Any) -> Any:
     return output
 
 
-def _matmul(precision: str) -> Switch:
+def _matmul_precision(precision: str) -> Switch:
     @contextlib.contextmanager
     def switch(_: Targets) -> Iterator[None]:
         import torch
