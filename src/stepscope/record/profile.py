@@ -35,9 +35,9 @@ class Scope:
 
     def __init__(self, session: Session | _Unrecorded, trained: Sequence[Any] = ()) -> None:
         self._session = session
-        self._trained = [
-            weakref.ref(part) for part in trained if _can_be_referred_to(part)
-        ]  # models and optimizers, which belong to the training
+        self._trained = [  # models and optimizers, which belong to the training
+            weakref.ref(part) for part in trained if type(part).__weakrefoffset__ != 0
+        ]
 
     @property
     def path(self) -> Path:
@@ -269,10 +269,6 @@ def _listed(given: Any) -> list[Any]:
     if isinstance(given, dict):
         return list(given.values())
     return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _can_be_referred_to(part: Any) -> bool:
-    return type(part).__weakrefoffset__ != 0
 
 
 def _is_module(part: Any) -> bool:

@@ -174,9 +174,10 @@ class SampleCount:
         """An optimizer begins to update, and may call a closure."""
         self._updating = True
 
-    def updated(self, optimizer: object = None) -> None:
-        """Note an update, by an optimizer."""
+    def updated(self, optimizer: object = None, penalty: bool = False) -> None:
+        """Note an update, by an optimizer; one for a penalty is of samples that another one is of."""
         self._updating = False
+        self._new_to_step &= not penalty
         self._settle(id(optimizer))
 
     def evaluated(self) -> None:

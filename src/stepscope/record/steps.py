@@ -203,7 +203,7 @@ class StepFinder:
         self.signs["updates"] += 1
         self._take_back_steps_by_hand()
         joins, self._worked = self.signs["passes"] > 0 and not self._worked, False
-        self._samples.updated(optimizer)
+        self._samples.updated(optimizer, self._penalty)
         if self._from_updates:
             self._copies.updated()
             number = self._optimizers.number(optimizer, joins)
