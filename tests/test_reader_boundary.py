@@ -420,6 +420,12 @@ def test_words_of_any_length_are_looked_at_in_little_time(piece: str) -> None:
     assert time.process_time() - began < 20.0, "without bounds it takes minutes"
 
 
+@pytest.mark.parametrize("name", ["channels.json", "model.json"])
+def test_what_describes_rows_that_are_there_is_named_where_it_is_gone(run: Path, name: str) -> None:
+    (run / name).unlink()
+    assert f"{name}: gone" in RunReader(run).damaged_files()
+
+
 @pytest.mark.parametrize("name", ["ops", "samples"])
 def test_a_file_that_was_written_and_is_gone_is_named(run: Path, name: str) -> None:
     gone = sorted((run / name).glob("*.parquet"))[0]

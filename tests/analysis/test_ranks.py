@@ -119,6 +119,26 @@ def test_a_rank_that_died_is_named(tmp_path: Path, ending: dict[str, Any], said:
     assert "ranks" in {entry.what for entry in run.not_measured()}
 
 
+def _ended_at(seconds: float) -> dict[str, Any]:
+    return {"header": {"clock_end": {"monotonic_ns": round(seconds * 1e9)}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("failed", "rank 1 ended as 'failed' after 5 steps, before the others: ValueError: nan"),
+        ("ok", "rank 1 ended after 5 steps, before the others, by sys.exit or without an error that was seen"),
+    ],
+)
+def test_of_a_training_that_failed_the_rank_that_ended_first_comes_first(
+    tmp_path: Path, status: str, said: str
+) -> None:
+    reason = "ValueError: nan" if status == "failed" else None
+    second = {"steps": 5, "status": status, "reason": reason, **_ended_at(10.0)}
+    run = _pair(tmp_path, {"status": "failed", "reason": "Connection closed", **_ended_at(10.5)}, second)
+    assert run.side_by_side.endings[0] == said
+
+
 def test_a_rank_that_wrote_nothing_and_one_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     run = _pair(tmp_path, first={"world": 4})
     broken = run.path / "ranks" / "2"

@@ -35,6 +35,15 @@ def screen(run: Run) -> str:
     return captured.get()
 
 
+def test_a_stall_in_a_profiled_step_is_named_since_the_speed_does_not_count_it(tmp_path: Path) -> None:
+    path = fabricate_run(
+        tmp_path, recorded=lambda step: step in {4, 8, 12}, stretch=lambda step: 999.0 if step == 8 else 1
+    )
+    assert any("The speed does not count a profiled step of" in said for said in Run(path).verdict().cautions)
+    calm = fabricate_run(tmp_path / "calm", recorded=lambda step: step in {4, 8, 12})
+    assert not any("does not count" in said for said in Run(calm).verdict().cautions)
+
+
 def test_what_is_printed_is_what_is_ranked_by_and_what_shares_are_of(stalled: Run) -> None:
     step = stalled.metrics().filter(metric="step_time")["value"][0]
     for frame, name in ((stalled.phases(), "ns"), (stalled.operators(), "total_ns"), (stalled.modules(), "total_ns")):

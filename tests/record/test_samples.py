@@ -405,3 +405,60 @@ def test_every_step_is_kept_whatever_its_samples_and_its_loss_are_said_to_be(tmp
     kinds = [event["kind"] for event in run.events]
     assert "profiling-failed" not in kinds
     assert kinds.count("no-count") == int(stated is not STATED[0] and stated is not STATED[1])
+
+
+@pytest.mark.parametrize(("same", "samples"), [(False, 6), (True, 3)])
+def test_updates_of_one_optimizer_in_a_step_count_together_unless_they_are_of_the_same_tensor(
+    tmp_path: Path, same: bool, samples: int
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with stepscope.profile(model, optimizer, out=tmp_path, record="every:3") as scope:
+        for _ in range(6):
+            batch = torch.randn(3, 4)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(batch if same else torch.randn(3, 4)).mean().backward()
+                optimizer.step()
+            scope.step()
+    assert RunReader(scope.path).steps["samples"].to_list() == [samples] * 6
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(10, 1), nn.Conv2d(3, 1, 3)])
+def test_a_sample_without_a_batch_within_vmap_is_one_in_every_step(tmp_path: Path, layer: nn.Module) -> None:
+    """DP-SGD: gradients of each sample by vmap of grad, which asks for parameters within a transform."""
+    shape = (10,) if isinstance(layer, nn.Linear) else (3, 6, 6)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+
+    def loss(parameters: dict[str, torch.Tensor], sample: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, parameters, (sample,)).square().mean()  # type: ignore[no-any-return]
+
+    def loop() -> None:
+        for _ in range(6):
+            batch = torch.randn(8, *shape)
+            found = torch.func.vmap(torch.func.grad(loss), (None, 0))(dict(layer.named_parameters()), batch)
+            for name, parameter in layer.named_parameters():
+                parameter.grad = found[name].detach().mean(0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert recorded(loop, tmp_path).steps["samples"].to_list() == [8] * 6
+
+
+def test_a_layer_that_is_added_in_mid_training_and_a_lazy_one_have_their_names(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.LazyLinear(4)})
+    model["b"](torch.ones(1, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with stepscope.profile(model, optimizer, out=tmp_path, record="all") as scope:
+        for number in range(6):
+            if number == 3:
+                model["c"] = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+                optimizer.add_param_group({"params": model["c"].parameters()})
+            value = torch.randn(3, 4)
+            for part in model.values():
+                value = part(value)
+            value.square().sum().backward()
+            optimizer.step()
+            scope.step()
+    types = dict(RunReader(scope.path).model.select("module", "type").iter_rows())
+    assert {name: types.get(name) for name in ("b", "c.0", "c.1")} == {"b": "Linear", "c.0": "Linear", "c.1": "Tanh"}

@@ -66,6 +66,30 @@ def test_a_pulled_run_is_the_run_that_was_pushed(opened: Store, tmp_path: Path) 
     assert RunReader(pulled).steps.equals(RunReader(run).steps)
 
 
+def test_a_push_into_a_folder_of_runs_is_refused_since_it_would_hide_them(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "runs"), make_run(tmp_path / "more")
+    with pytest.raises(UsageError, match="a store is another folder"):
+        store.push(open_store(tmp_path / "runs"), [second])
+    assert store.listed(open_store(tmp_path / "runs"))["id"].to_list() == [first.name]
+
+
+def test_of_two_pushes_at_once_the_tags_of_both_stay(
+    opened: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "runs")
+    write = Store.write
+    rivals = [("rival",)]
+
+    def write_beside(self: Store, path: str, content: bytes) -> None:
+        if path.startswith(store_listing.FOLDER) and rivals:
+            store.push(opened, [run], rivals.pop())
+        write(self, path, content)
+
+    monkeypatch.setattr(Store, "write", write_beside)
+    store.push(opened, [run], ["mine"])
+    assert store.listed(opened)["tags"].to_list() == [["mine", "rival"]]
+
+
 def test_pushing_a_run_twice_leaves_one_and_says_so(opened: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     first, second = store.push(opened, [run])[0], store.push(opened, [run])[0]
