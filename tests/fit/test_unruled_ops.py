@@ -69,7 +69,7 @@ def test_an_op_without_a_rule_is_an_interval_that_holds_and_exact_once_it_was_ru
     assert not rules.not_modelled
     said = answer(Applied(function), x)
     assert said.least == said.most == said.bytes == pytest.approx(measured, rel=1e-3)
-    assert max(s.max_requested for s in log.storages if s.category == "workspace") > 0
+    assert max(s.most for s in log.storages if s.category == "workspace") > 0
 
 
 def test_the_gradient_of_a_sum_is_one_number_which_a_convolution_writes_out() -> None:

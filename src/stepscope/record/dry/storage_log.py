@@ -99,7 +99,7 @@ class Storage:
         return self.low if self.bounds is None else self.bounds[0]
 
     @property
-    def max_requested(self) -> int:
+    def most(self) -> int:
         """Of what is asked for, B."""
         return self.high if self.bounds is None else self.bounds[1]
 
