@@ -437,6 +437,16 @@ def test_a_run_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
     assert console.file.getvalue() == f"{crashed.name}: interrupted\n"  # type: ignore[attr-defined]
 
 
+def test_a_run_that_has_ended_has_the_pace_of_its_last_steps(tmp_path: Path) -> None:
+    ended = fabricate_run(tmp_path, steps=70)
+    assert not (ended / "steps.rows").exists()
+    now = Watch(ended).look()
+    assert now.pace.done == 70
+    assert now.pace.mean_ns is not None
+    assert now.pace.began_ns is not None
+    assert now.waited_ns is None
+
+
 @pytest.mark.parametrize(
     ("argv", "planned"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from stepscope.files import read_object
 from stepscope.liveness import runs_still
-from stepscope.part_names import name_of, of_stem
+from stepscope.part_names import STEPS, counting, name_of, of_stem
 from stepscope.quantities import find
 
 
@@ -220,6 +221,7 @@ class Steps:
     """Follows the rows of steps."""
 
     def __init__(self, run: Path) -> None:
+        self._run = run
         self._tail = RowTail(run / "steps.rows", STEP_ROW)
         self._recent: deque[tuple[int, int, int, int, float, int]] = deque(maxlen=_RECENT)
         self._began_ns: int | None = None
@@ -227,6 +229,8 @@ class Steps:
     def look(self) -> Pace:
         """The pace with the steps that have come since the last look."""
         self._recent.extend(self._tail.new())
+        if not self._recent:
+            self._recent.extend(self._packed())
         if not self._recent:
             return Pace()
         if self._began_ns is None and (first := self._tail.first()) is not None:
@@ -236,6 +240,24 @@ class Steps:
     def close(self) -> None:
         """Close the file."""
         self._tail.close()
+
+    def _packed(self) -> Iterator[tuple[int, int, int, int, float, int]]:
+        """The last steps of a run that has ended: its rows are tables then."""
+        try:
+            parts = counting(STEPS, os.listdir(self._run))  # noqa: PTH208 - names, once a look
+        except OSError:
+            return
+        if not parts or not all(part.packed for part in (parts[0], parts[-1])):
+            return
+        import polars as pl  # a view of a run that goes on needs none
+
+        columns = ["step", "t0_ns", "t1_ns", "samples", "loss", "recorded"]
+        with contextlib.suppress(OSError, pl.exceptions.PolarsError):  # damaged: no pace, as where it is gone
+            first = pl.scan_parquet(self._run / parts[0].name).select("t0_ns").head(1).collect()
+            rows = pl.scan_parquet(self._run / parts[-1].name).select(columns).tail(_RECENT).collect()
+            self._began_ns = first["t0_ns"].item() if len(first) else None
+            filled = rows.with_columns(pl.col("samples").fill_null(_NO_SAMPLES), pl.col("loss").fill_null(math.nan))
+            yield from filled.iter_rows()
 
 
 def _pace(recent: list[tuple[int, int, int, int, float, int]], began_ns: int | None) -> Pace:

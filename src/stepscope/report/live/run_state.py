@@ -111,7 +111,7 @@ class Watch:
             reason=header.get("reason"),
             pace=pace,
             planned=planned_steps(header),
-            waited_ns=None if pace.ended_ns is None else max(self._clock() - pace.ended_ns, 0),
+            waited_ns=None if pace.ended_ns is None or status != "running" else max(self._clock() - pace.ended_ns, 0),
             cores=self._cores(),
             accelerators=self._of("utilisation"),
             rails=tuple(rails.values()),
