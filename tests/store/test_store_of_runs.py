@@ -570,6 +570,23 @@ def test_a_plain_folder_of_runs_can_be_listed_too(tmp_path: Path) -> None:
     assert store.listed(open_store(tmp_path / "runs"))["id"].to_list() == [run.name]
 
 
+def test_a_run_whose_manifest_is_cut_off_is_listed_as_unreadable(tmp_path: Path) -> None:
+    sound, cut = (make_run(tmp_path / "runs", started_s=1.7e9 + number) for number in range(2))
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "notes" / "run.json").write_text("{")
+    folder = open_store(tmp_path / "runs")
+    store.listed(folder)
+    (cut / "run.json").write_text((cut / "run.json").read_text()[:100])
+    found = store.listed(folder)
+    assert dict(found.select("id", "status").iter_rows()) == {sound.name: "ok", cut.name: "unreadable"}
+
+
+def test_a_folder_of_runs_has_nothing_to_be_verified_against(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs")
+    with pytest.raises(UsageError, match="as they were recorded"):
+        store.verify(open_store(tmp_path / "runs"))
+
+
 def test_of_a_plain_folder_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = open_store(tmp_path / "runs")

@@ -166,6 +166,14 @@ def runs(store: Store) -> pl.DataFrame:
     )
 
 
+def refuse_folder_of_runs(store: Store) -> None:
+    """Raise UsageError where runs lie in the folder itself: nothing of them was pushed."""
+    if store.is_local and not store.names(FOLDER) and next(Path(store.root).glob("*/run.json"), None) is not None:
+        raise UsageError(
+            f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
+        )
+
+
 def find(store: Store, run_id: str) -> tuple[str, Manifest]:
     """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
     manifests.check_id(run_id)
@@ -265,22 +273,27 @@ def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     known, states = _cached_rows(root), {header.parent: _state(header.parent) for header in root.glob("*/run.json")}
     rows = {path.name: known[path.name] for path, state in states.items() if known.get(path.name, [0])[0] == state}
     found: list[RunReader] = []
+    damaged: list[str] = []
     for path in states:
         if path.name not in rows:
-            with contextlib.suppress(RunError):  # whatever else lies there is no run
+            try:
                 found.append(RunReader(path))
+            except RunError:
+                damaged += [path.name] * any((path / name).exists() for name in _OF_A_RUN)
     for run, facts in zip(found, facts_of_runs(found), strict=True):
         rows[run.path.name] = [states[run.path], {"id": run.id, **facts}]
     if found:
         _keep_rows(root, {name: row for name, row in rows.items() if row[1]["status"] != "running"})
     nothing = {**dict.fromkeys(COLUMNS), "tags": list[str]()}
     frame = [{**nothing, **rows[name][1], "folder": name} for name in sorted(rows)]
+    frame += [{**nothing, "id": name, "status": UNREADABLE, "folder": name} for name in damaged]
     return pl.DataFrame(frame, schema=COLUMNS, orient="row", strict=False)
 
 
 # Rows of a plain folder from one process to the next, in the user's own cache: what lies in the folder is not trusted.
 # A row counts while the files that say it are as they were; a cache that cannot be read or written costs time alone.
 _FORMAT = 1
+_OF_A_RUN = ("channels.json", "device.json", "steps.rows", "steps.parquet")  # any: what lies there is a run
 _SAYING = ("run.json", "summary.json", "steps.rows", "steps.parquet")
 
 

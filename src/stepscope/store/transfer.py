@@ -19,7 +19,7 @@ from stepscope.files import sync
 from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
-from stepscope.store.index import FOLDER, find, read_all, run_facts, write_index
+from stepscope.store.index import FOLDER, find, read_all, refuse_folder_of_runs, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
 from stepscope.store.redaction import files_of, redacted_run
 from stepscope.store.storage import CHUNK_BYTES, Store, StoreFails
@@ -45,7 +45,7 @@ def push(
     Raises UsageError for a run that is still being written, StoreError where the store holds another run of the same
     name, once the others are pushed, and StoreFails at once; what was pushed stays and is listed.
     """
-    _refuse_folder_of_runs(store)
+    refuse_folder_of_runs(store)
     pushed: list[Pushed] = []
     refused: list[StepscopeError] = []
     try:
@@ -68,14 +68,6 @@ def push(
     if refused:
         raise refused[0]
     return pushed
-
-
-def _refuse_folder_of_runs(store: Store) -> None:
-    """Raise UsageError where runs lie in the folder itself: with a store beside them they were listed no more."""
-    if store.is_local and not store.names(FOLDER) and next(Path(store.root).glob("*/run.json"), None) is not None:
-        raise UsageError(
-            f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
-        )
 
 
 def entries_of(folder: Path) -> tuple[FileEntry, ...]:
