@@ -130,11 +130,12 @@ def _show(console: Console, said: Forecast) -> None:
 
     console.print(f"{plural(said.steps, 'step')}, predicted from {plural(said.measured_steps, 'measured one')}")
     for total in said.totals:
-        of = f", {total.scope}" if total.metric.endswith(("energy", "battery", "carbon")) else ""
+        known = total.value is not None
+        of = f", {total.scope}" if known and total.metric.endswith(("energy", "battery", "carbon")) else ""
         kind = "simulated " if total.metric.startswith("simulated_") else ""
         name = total.metric.removeprefix("simulated_").removeprefix("estimated_")
-        console.print(labelled(name, f"{kind}{_amounts(total)}{of}"))
-    for how in dict.fromkeys(total.note for total in said.totals if total.note):
+        console.print(labelled(name, f"{kind}{_amounts(total)}{of}" if known else f"{total.note}"))
+    for how in dict.fromkeys(total.note for total in said.totals if total.note and total.value is not None):
         console.print(f"- predicted: {how}", style="dim")
     for note in (*said.notes, *([said.condition] if said.condition else [])):
         console.print(f"- {note}", style="dim", markup=False)
