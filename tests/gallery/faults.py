@@ -49,8 +49,8 @@ EMPTY = (
 DOORS = {
     "record.boundary:Boundary.asks", "record.boundary:Boundary.call", "record.boundary:Boundary.failed",
     "record.boundary:Boundary.guarded.call", "record.boundary:Undisturbed._wait", "record.boundary:is_ours",
-    "record.boundary:without_our_frames.frames", "record.kineto:before_other_profilers.end",
-    "record.kineto:before_other_profilers.prepare", "record.kineto:follow_ranges.follow",
+    "record.boundary:without_our_frames.frames", "record.kineto:_at_exit",
+    "record.kineto:before_other_profilers.end", "record.kineto:before_other_profilers.prepare", "record.kineto:follow_ranges.follow",
     "record.kineto:follow_ranges.forget", "record.processes.children:_Finder.find_spec",
     "record.processes.children:_Loader.__getattr__", "record.processes.children:_Loader.create_module",
     "record.processes.children:_Loader.exec_module", "record.processes.children:_joining_popen.start",

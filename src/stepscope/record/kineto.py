@@ -210,7 +210,10 @@ def end_what_runs(at_exit: bool = False) -> None:
             end_without_destructors()
 
 
-atexit.register(end_what_runs, at_exit=True)  # before any session's own, so that it comes after them
+@atexit.register  # before any session's own, so that it comes after them
+def _at_exit() -> None:
+    with contextlib.suppress(Exception):  # the interpreter would print it
+        end_what_runs(at_exit=True)
 
 
 def _silence_the_allocator() -> Callable[[], None]:
