@@ -20,8 +20,8 @@ from tests.analysis.attribution.scores import Score, error_of, kinds, modules, s
 from tests.analysis.attribution.simulated import Device, Execution, Program, counted, execute, resnet_step, sampled
 
 from stepscope.analysis.energy.attribution import Options, attribute
-from stepscope.analysis.energy.rail_fits import nearest, overlap
-from stepscope.analysis.energy.readings import Readings, taken_apart
+from stepscope.analysis.energy.rail_fits import energy_by_nearest_reading, energy_by_overlap
+from stepscope.analysis.energy.readings import Readings, from_running_average
 
 INA3221 = Device(0.0066, 0.0011, 0.038, 0.002, 0.001, 0.0003, 0.0, register=1 / 64)
 Source = Callable[[Execution, int], Readings]
@@ -58,7 +58,7 @@ def _gauge(**device: float) -> Source:
 
 def _averaged(run: Execution, seed: int) -> Readings:
     raw = sampled(run, seed, INA3221)
-    return taken_apart(raw.stamp, raw.watts, 1 / 64, 0.0066)
+    return from_running_average(raw.stamp, raw.watts, 1 / 64, 0.0066)
 
 
 def _rapl(run: Execution, seed: int) -> Readings:
@@ -99,7 +99,10 @@ def outcome(case: Case, seed: int) -> Outcome:
     assert found is not None, "every case has readings enough"
     group = kinds(run)
     true = truth(run, group)
-    simple = (nearest(run.timeline, readings), overlap(run.timeline, readings, found.calibration.model.lag))
+    simple = (
+        energy_by_nearest_reading(run.timeline, readings),
+        energy_by_overlap(run.timeline, readings, found.calibration.model.lag),
+    )
     errors = [error_of(true, np.asarray(np.bincount(group, keys), dtype=np.float64)) for keys in simple]
     closure = abs(float(found.joules.sum()) / found.total.joules - 1)
     return Outcome(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.energy.inputs import BETWEEN, PAUSES, pauses
+from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES, pauses
 
 COUNTED = 0.003
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.footprint.cuda_allocator import SMALL, CachingAllocator, Settings, parse_settings, rounded
+from stepscope.footprint.cuda_allocator import SMALL, CachingAllocator, Settings, parse_settings, rounded_block_size
 
 _GIVEN = ("segment_alloc", "segment_map")
 _TAKEN = ("segment_free", "segment_unmap")
@@ -69,7 +69,7 @@ def _at_start(snapshot: dict[str, Any], trace: list[dict[str, Any]], device: int
         if action == "alloc":
             used.pop(address, None)
         elif action == "free_completed":
-            used[address] = rounded(size)
+            used[address] = rounded_block_size(size)
         elif action in _GIVEN:
             segments.pop(address, None)
         elif action in _TAKEN:

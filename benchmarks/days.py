@@ -1,8 +1,8 @@
 """What --max-disk makes of a run of days: `python -m benchmarks.days [HOURS] [MB]`, 168 h and 500 MB in the end.
 
 The run is that of `benchmarks.packing` (40 channels at 10 ms, a step each 100 ms), written part by part as the sampling
-process does, each followed by the pass of `stepscope.runfolder.keep` that it starts. Printed: the most that the folder
-held at any time, its CPU time, what the energy differs by from all readings, and what a report takes.
+process does, each followed by the pass of `stepscope.runfolder.disk_limit` that it starts. Printed: the most that the
+folder held at any time, its CPU time, what the energy differs by from all readings, and what a report takes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.packing import _CHANNELS, _CHILD, _described, _ops, _rows
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.part_names import name_of
 from stepscope.record.sampler.loop import part_bytes
-from stepscope.runfolder import RunReader, RunWriter, keep, part_of, sample_dtype
+from stepscope.runfolder import RunReader, RunWriter, disk_limit, part_of, sample_dtype
 
 _STEP_NS = 100_000_000
 _PERIOD_NS = 10_000_000
@@ -63,7 +63,7 @@ def written(out: Path, hours: float, most: int) -> tuple[Path, float, float, flo
         for step in steps[::_EVERY]:
             writer.ops(part_of(_ops(np.array([step - step % _EVERY])), "ops"))
         largest, began = max(largest, size_of(writer.path)), time.process_time()
-        keep.main([str(writer.path), "--max-disk", str(most)])
+        disk_limit.main([str(writer.path), "--max-disk", str(most)])
         cpu += time.process_time() - began
     writer.close("ok")
     return writer.path, largest, cpu, joules

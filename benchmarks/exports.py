@@ -22,7 +22,7 @@ from tests.fabricate import STEP, Core, every_step, fabricate_run
 from tests.report import perfetto_reader
 
 from stepscope.analysis.run import Run
-from stepscope.clock import anchors, monotonic_ns
+from stepscope.clock import monotonic_ns, read_clocks
 from stepscope.report import exports
 from stepscope.report.exports._excerpt import excerpt
 from stepscope.runfolder import RunWriter
@@ -96,7 +96,7 @@ def _grow(out: Path, seconds: float) -> None:
     channels = [{"id": str(at), **dict(zip(names, row, strict=True))} for at, row in enumerate([*idle, *rails])]
     (writer.path / "channels.json").write_text(json.dumps({"channels": channels, "missing": []}))
     workload = {"name": "grown", "batch_size": 16}
-    writer.update(pid=os.getpid(), clock=anchors(), workload=workload, planned_steps=1000)
+    writer.update(pid=os.getpid(), clock=read_clocks(), workload=workload, planned_steps=1000)
     files = [(writer.path / "samples" / f"{sensor}.rows").open("ab", 0) for sensor in ("cpu", "ina")]
     until, step = time.monotonic() + seconds, 0
     while time.monotonic() < until:

@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from stepscope.experiments.engine.points import Entry, Grid, SweepPoint
+from stepscope.experiments.engine.sweep_points import Entry, Grid, SweepPoint
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import Hosts, read_hosts, scheduler_of_hosts

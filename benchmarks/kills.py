@@ -341,7 +341,7 @@ def measure_sweep(folder: Path, say: Say) -> None:
     from stepscope.errors import OutputNotWritable
     from stepscope.experiments.engine.engine import Watch, measure_points
     from stepscope.experiments.engine.folder import SweepFolder
-    from stepscope.experiments.engine.points import Entry, SweepPoint
+    from stepscope.experiments.engine.sweep_points import Entry, SweepPoint
 
     entry = Entry("ok", ("smoke",), 1, "sgd", ("sgd",), {"parameters": 7}, {}, "line 1\n")
     order = [vars(SweepPoint("ok", 1, "sgd", "fp32", 1, "cpu", repeat)) for repeat in range(POINTS)]
@@ -555,7 +555,7 @@ def a_device(folder: Path) -> None:
 def gather_it(folder: Path, say: Say) -> None:
     """A gatherer fetches the run of a device into its sweep, begun or gone on with."""
     from stepscope.experiments.engine.folder import SweepFolder
-    from stepscope.experiments.engine.points import Entry, SweepPoint
+    from stepscope.experiments.engine.sweep_points import Entry, SweepPoint
     from stepscope.experiments.fleet.worker import gather_run, list_files
 
     device = folder / "device"
@@ -578,7 +578,7 @@ def gather_it(folder: Path, say: Say) -> None:
             except RunDamaged:
                 if not left:
                     raise
-        sweep.keep(point.id, {"status": "ok"})
+        sweep.store_result(point.id, {"status": "ok"})
         say(["gathered", where.name])
 
 
@@ -773,7 +773,7 @@ def _import_all() -> None:
     import stepscope.experiments.tune.experiment
     import stepscope.experiments.tune.judge
     import stepscope.record.sampler.loop
-    import stepscope.runfolder.keep
+    import stepscope.runfolder.disk_limit
     import stepscope.runfolder.pack
     import stepscope.runfolder.reader
     import stepscope.store

@@ -110,12 +110,12 @@ def thin_it(folder: Path, say: Say) -> None:
 
 
 def keep_small(folder: Path, say: Say) -> None:
-    """One pass of `python -m stepscope.runfolder.keep RUN --max-disk`."""
-    from stepscope.runfolder import keep
+    """One pass of `python -m stepscope.runfolder.disk_limit RUN --max-disk`."""
+    from stepscope.runfolder import disk_limit
 
     (path,) = folder.iterdir()
-    keep.SAMPLES_SHARE, keep.STEPS_SHARE = MOST_SAMPLES / 1e6, MOST_STEPS / 1e6
-    keep.main([str(path), "--max-disk", "1000000"])
+    disk_limit.SAMPLES_SHARE, disk_limit.STEPS_SHARE = MOST_SAMPLES / 1e6, MOST_STEPS / 1e6
+    disk_limit.main([str(path), "--max-disk", "1000000"])
     say("kept")
 
 
@@ -227,7 +227,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
     from stepscope.record.sampler.rows import EventLog, PartTurn
     from stepscope.record.sensors import Survey
     from stepscope.record.sensors.contract import Pace, Target
-    from stepscope.runfolder import keep
+    from stepscope.runfolder import disk_limit
 
     class Counting:
         NAME = "a"
@@ -251,7 +251,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
             self._pid = os.fork()
             if self._pid == 0:
                 try:
-                    os._exit(keep.main(command[3:]))
+                    os._exit(disk_limit.main(command[3:]))
                 finally:
                     os._exit(70)
 
@@ -352,20 +352,20 @@ def tune_it(folder: Path, say: Say) -> None:
     from tests.tune.fake_training import FakeTraining
 
     from stepscope.experiments.engine.folder import StudyFolder
-    from stepscope.experiments.tune.arms import Desk
     from stepscope.experiments.tune.judge import judge
+    from stepscope.experiments.tune.pair_statistics import ExperimentStore
 
     training = FakeTraining({"channels_last": 0.8, "fused": 0.9}, noise=1e-6)
 
     def keep(name: str, content: Any) -> None:
-        study.keep(name, content)
+        study.store_result(name, content)
         say(["kept", name, content.get("pairs", content.get("spent_s"))])
 
     with contextlib.suppress(StepscopeError):
         study = StudyFolder(folder / "tune", "tune", {"target": "planted"})
         say("begun")
         with study.locked():
-            tuning = training.tuning(desk=Desk(keep, study.results()), only=_TRIED)
+            tuning = training.tuning(desk=ExperimentStore(keep, study.results()), only=_TRIED)
             study.conclude(judge(tuning, "What makes it faster"))
             say("concluded")
 
@@ -373,7 +373,7 @@ def tune_it(folder: Path, say: Say) -> None:
 def look_at_tuning(folder: Path, said: list[Any], lossy: bool) -> list[str]:
     """Pairs that were kept are there for ever, and are not measured again; findings are whole or not there."""
     from stepscope.experiments.engine.folder import StudyFolder
-    from stepscope.experiments.tune.arms import FINAL
+    from stepscope.experiments.tune.pair_statistics import FINAL
 
     path, wrong = folder / "tune", []
     if not (path / "study.json").exists():

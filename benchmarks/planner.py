@@ -27,9 +27,17 @@ from stepscope import workloads
 from stepscope.analysis.memory.limits import MARGIN, VERDICTS, Limit
 from stepscope.errors import StepscopeError
 from stepscope.footprint.jobs import workload_job
-from stepscope.footprint.measurements import really_trained, trained_under
-from stepscope.footprint.plan import Candidate, Search, StepTime, changes_of, make_plan, measured_step_time, timed
+from stepscope.footprint.plan import (
+    Candidate,
+    Search,
+    StepTime,
+    changes_of,
+    make_plan,
+    measured_step_time,
+    with_measured_times,
+)
 from stepscope.footprint.prediction import JobQuestion, question_of
+from stepscope.footprint.prediction_trials import train_in_child, train_under_limit
 from stepscope.footprint.real_steps import RealSteps
 from stepscope.footprint.transforms import Settings
 from stepscope.record.dry.allocator_costs import StepCost
@@ -114,12 +122,12 @@ class Model:
 
     def small_step(self, samples: int) -> StepCost:
         """Real steps with few samples; processor time in the place of the clock's."""
-        cost = really_trained(replace(self.real, batch=samples).command(_PRICED), "default")
+        cost = train_in_child(replace(self.real, batch=samples).command(_PRICED), "default")
         return replace(cost, wall_s=cost.cpu_s)
 
     def steps_of(self, settings: Settings) -> StepCost:
         """Real updates of a combination, with processor time likewise."""
-        cost = really_trained(replace(self.real, changed=asdict(settings)).command(_PRICED), settings.allocator)
+        cost = train_in_child(replace(self.real, changed=asdict(settings)).command(_PRICED), settings.allocator)
         return replace(cost, wall_s=cost.cpu_s)
 
     def candidates(self, combinations: Sequence[Settings], limit: Limit) -> list[Candidate]:
@@ -151,7 +159,7 @@ class Model:
         chosen = plan.chosen
         if chosen is None:
             return nothing
-        by_the_line, plan = chosen.price, timed(plan, self.steps_of)
+        by_the_line, plan = chosen.price, with_measured_times(plan, self.steps_of)
         assert plan.chosen is not None
         chosen = plan.chosen
         said = replace(
@@ -160,7 +168,7 @@ class Model:
         )  # fmt: skip
         command = replace(self.real, changed=asdict(chosen.settings)).command(_PROVEN)
         try:
-            kind, cost = trained_under(command, chosen.settings.allocator, limit)
+            kind, cost = train_under_limit(command, chosen.settings.allocator, limit)
         except StepscopeError as error:
             print(f"{self.name}, {limit.bytes / 1e6:.0f} MB: {error}", flush=True)
             return said

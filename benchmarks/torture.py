@@ -287,7 +287,7 @@ def _made_to_fit(folder: Path, path: Path, draw: random.Random) -> str:
     if path.suffix != ".parquet" or draw.random() < 0.5:
         return ""
     with contextlib.suppress(OSError):  # an earlier mutation left no place for it
-        checksums.note(folder, path.relative_to(folder).as_posix())
+        checksums.record_checksums(folder, path.relative_to(folder).as_posix())
     return ", with its checksum"
 
 

@@ -105,7 +105,7 @@ def _with_results(run: Path) -> None:
     stepscope.text(run)
     stepscope.page(run, run.parent / "page.html")
     files = (path.relative_to(run).as_posix() for path in run.rglob("*.parquet") if ".cache" not in path.parts)
-    checksums.note(run, *(name for name in files if not name.startswith("ranks/")))
+    checksums.record_checksums(run, *(name for name in files if not name.startswith("ranks/")))
 
 
 def bases(out: Path) -> list[Path]:

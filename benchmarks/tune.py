@@ -26,10 +26,10 @@ from typing import Any
 import stepscope
 from stepscope.analysis.results import Findings
 from stepscope.experiments.tune import TuneRequest
-from stepscope.experiments.tune.arms import process_interval, ratio_interval
-from stepscope.experiments.tune.changes import Change, offered, wanted
+from stepscope.experiments.tune.changes import Change, all_changes, select_changes
+from stepscope.experiments.tune.pair_statistics import process_interval, ratio_interval
 from stepscope.experiments.tune.process import RestartingTraining, TrainingEnded, TrainingProcess
-from stepscope.files import replaced
+from stepscope.files import atomic_write
 from stepscope.record.device import describe_device
 
 _LIMIT_S = 1800.0
@@ -83,8 +83,8 @@ class Target:
         finally:
             place.close()
         self._orders["facts"] = self.facts
-        self.known: dict[str, Change] = offered(self.facts)
-        self.changes = [change for change in wanted(self.known.values(), "time", (), ()) if not change.refused]
+        self.known: dict[str, Change] = all_changes(self.facts)
+        self.changes = [change for change in select_changes(self.known.values(), "time", (), ()) if not change.refused]
 
     def _open(
         self, name: str, environment: dict[str, str], at_start: Sequence[str]
@@ -213,7 +213,7 @@ def main() -> None:
     kept = {row["target"]: Answer(**row) for row in rows}
 
     def keep() -> None:
-        with replaced(known.kept) as part:
+        with atomic_write(known.kept) as part:
             part.write_text(json.dumps([asdict(answer) for answer in kept.values()], indent=1) + "\n")
 
     for text in known.targets:

@@ -36,7 +36,7 @@ from torch import nn
 import stepscope
 from stepscope.clock import monotonic_ns
 from stepscope.record.session import SESSIONS, Session
-from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_hooks import TorchHooks
 from stepscope.record.torch_recorder import TorchRecorder
 
 WARM_STEPS = 300  # the first blocks of profiled steps lie in them
@@ -71,7 +71,7 @@ def sampler_of(pid: int) -> int:
     raise SystemExit("the sampling process was not found: is STEPSCOPE_DISABLE set?")
 
 
-def _routes(session: Session) -> Routes:
+def _routes(session: Session) -> TorchHooks:
     recorder = session._recorder
     assert isinstance(recorder, TorchRecorder)
     return recorder.routes

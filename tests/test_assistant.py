@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.fabricate import fabricate_run
 
-from stepscope.api.assistant import Assistant, answered
+from stepscope.api.assistant import Assistant, text_or_refusal
 from stepscope.errors import RunNotFound, UsageError
 
 VERBS = {"list_runs", "ask", "compare", "measure", "fit", "tune"}
@@ -92,7 +92,7 @@ def test_what_is_not_there_is_refused_with_what_lists_it(tmp_path: Path) -> None
     verbs = Assistant(tmp_path)
     with pytest.raises(RunNotFound):
         verbs.ask("20260101T000000Z-net-123456")
-    assert answered(lambda: verbs.ask()).startswith("refused: there is no run below")
+    assert text_or_refusal(lambda: verbs.ask()).startswith("refused: there is no run below")
     assert verbs.list_runs() == "There is no run yet: measure one."
 
 
@@ -100,4 +100,4 @@ def test_what_is_not_there_is_refused_with_what_lists_it(tmp_path: Path) -> None
     "values", [{"workload": "lenett"}, {"workload": "mine.py:net"}, {"workload": "lenet", "minutes": 1e6}]
 )
 def test_what_cannot_be_tuned_is_refused_before_a_process_begins(runs: Path, values: dict[str, Any]) -> None:
-    assert answered(lambda: Assistant(runs).tune(**values)).startswith("refused: ")
+    assert text_or_refusal(lambda: Assistant(runs).tune(**values)).startswith("refused: ")

@@ -15,24 +15,24 @@ def test_the_clock_never_goes_back() -> None:
 
 
 def test_clocks_that_a_training_puts_in_the_place_of_pythons_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = clock.anchors()
+    before = clock.read_clocks()
     for name in ("monotonic_ns", "time_ns", "clock_gettime_ns"):
         monkeypatch.setattr(time, name, lambda *_: 0)
-    after = clock.anchors()
+    after = clock.read_clocks()
     assert after["monotonic_ns"] > before["monotonic_ns"] > 0
     assert after["unix_ns"] > 0
 
 
 def test_the_anchors_are_one_instant_on_each_clock() -> None:
     before = (time.monotonic_ns(), time.time_ns())
-    read = clock.anchors()
+    read = clock.read_clocks()
     assert before[0] <= read["monotonic_ns"] <= time.monotonic_ns()
     assert before[1] <= read["unix_ns"] <= time.time_ns()
 
 
 def test_a_system_without_boot_time_has_a_null_and_not_a_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_boottime_ns", None)
-    assert clock.anchors()["boottime_ns"] is None
+    assert clock.read_clocks()["boottime_ns"] is None
 
 
 def test_the_offset_between_the_clocks_comes_from_the_tightest_bracket(monkeypatch: pytest.MonkeyPatch) -> None:

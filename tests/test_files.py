@@ -13,10 +13,10 @@ import pytest
 from stepscope.files import (
     CHANGED,
     MENDED,
+    atomic_write,
     clear_parts,
     read_object,
     replace_json,
-    replaced,
     sealed,
     store_object,
     unsealed,
@@ -30,7 +30,7 @@ NO_PROCESS = 2**22 + 1  # above the largest pid_max of Linux
 def test_a_reader_sees_the_old_content_until_the_new_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     replace_json(path, {"status": "running", "where": tmp_path})
-    with replaced(path) as part:
+    with atomic_write(path) as part:
         part.write_text("half")
         assert json.loads(path.read_text()) == {"status": "running", "where": str(tmp_path)}
     assert path.read_text() == "half"
@@ -42,7 +42,7 @@ def test_what_could_not_be_written_leaves_the_old_content_and_nothing_beside_it(
 ) -> None:
     path = tmp_path / "run.json"
     replace_json(path, {}, durable=True)
-    with contextlib.suppress(type(raised)), replaced(path, durable=True) as part:
+    with contextlib.suppress(type(raised)), atomic_write(path, durable=True) as part:
         part.write_text("half")
         raise raised
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]

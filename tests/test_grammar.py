@@ -15,7 +15,7 @@ from typer.main import get_command
 from stepscope.__main__ import build_app, main
 from stepscope.api.run_request import RunRequest
 from stepscope.cli import PANELS, _script, command_names, load_commands
-from stepscope.cli._script import typed_plainly
+from stepscope.cli._script import parse_common_options
 from stepscope.cli.run import PARSER
 from stepscope.errors import RunNotFound
 from stepscope.run_paths import last_runs
@@ -76,7 +76,7 @@ def test_the_short_way_of_a_script_reads_what_the_library_of_options_reads(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = typed.split()
-    read = typed_plainly(words)
+    read = parse_common_options(words)
     assert read is not None
     fields = parser.make_context("run", list(words)).params
     quiet = fields.pop("quiet")
@@ -93,7 +93,7 @@ def test_the_short_way_of_a_script_reads_what_the_library_of_options_reads(
     ],
 )
 def test_what_needs_a_closer_look_is_left_to_the_library_of_options(typed: str) -> None:
-    assert typed_plainly(typed.split()) is None
+    assert parse_common_options(typed.split()) is None
 
 
 def test_a_script_is_waited_for_without_the_libraries_of_options_tables_and_arrays(tmp_path: Path) -> None:

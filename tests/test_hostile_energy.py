@@ -14,7 +14,7 @@ from benchmarks.hostile.sensors import Faults, read
 
 from stepscope.analysis.energy.readings import Readings as PowerReadings
 from stepscope.analysis.energy.sensor_model import SensorModel, covered, design
-from stepscope.analysis.energy.timeline import Keys, Lane, Scatter, Timeline, without_false_detail
+from stepscope.analysis.energy.timeline import Keys, Lane, PieceUncertainty, Timeline, join_uncertain_pieces
 from stepscope.arrays import Floats
 
 SMALL = ("small",)
@@ -139,8 +139,9 @@ def test_pieces_of_filled_in_steps_join_within_what_is_uncertain() -> None:
     lane = Lane(t0, t0 + 8e-5, key)
     keys = Keys(np.arange(3), np.arange(3), np.zeros(3, dtype=bool))
     whole = Timeline((lane,), keys, steps, steps + 0.05, np.array([True, False]),
-                     scatter=Scatter(np.array([0.0, 0.05, 0.0501, 0.1]), np.array([0, 0, 2e-3, 2e-3])))  # fmt: skip
-    fewer = without_false_detail(whole)
+                     scatter=PieceUncertainty(np.array([0.0, 0.05, 0.0501, 0.1]),
+                                              np.array([0, 0, 2e-3, 2e-3])))  # fmt: skip
+    fewer = join_uncertain_pieces(whole)
     (joined,) = fewer.lanes
     assert np.count_nonzero(joined.t0 < 0.05) == 500  # the profiled step is as it was
     assert np.count_nonzero(joined.t0 >= 0.05) < 200

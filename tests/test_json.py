@@ -120,7 +120,7 @@ def test_a_calibration_says_where_it_is_kept(
 ) -> None:
     from stepscope.api import calibration
 
-    done = calibration.Calibrated({}, {"ina": "no reading"}, tmp_path / "device.json")
+    done = calibration.CalibrationOutcome({}, {"ina": "no reading"}, tmp_path / "device.json")
     monkeypatch.setattr(calibration, "calibrate_device", lambda *_: done)
     assert main(["calibrate", "--plug", "shelly=192.168.1.20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path)}

@@ -85,7 +85,7 @@ def test_a_flipped_bit_in_a_long_sensor_costs_that_sensor(tmp_path: Path) -> Non
     from stepscope.runfolder import checksums
 
     path = _run(tmp_path)
-    checksums.note(path, "samples/meter.parquet")
+    checksums.record_checksums(path, "samples/meter.parquet")
     file = path / "samples" / "meter.parquet"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -20,7 +20,7 @@ from stepscope.analysis.caveats import not_measured, thinning_sentences
 from stepscope.analysis.energy import fit_span
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.analysis.run import Run
-from stepscope.runfolder import RunReader, RunWriter, checksums, keep, sample_dtype, samples
+from stepscope.runfolder import RunReader, RunWriter, checksums, disk_limit, sample_dtype, samples
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.parts import to_bytes
 from stepscope.runfolder.thinning import thinned, thinned_steps
@@ -76,7 +76,7 @@ def mean(frame: pl.DataFrame, channel: str) -> float:
 
 def kept(writer: RunWriter, room: int) -> None:
     """Thin the samples to so many bytes."""
-    assert keep.main([str(writer.path), "--max-disk", str(int(room / keep.SAMPLES_SHARE))]) == 0
+    assert disk_limit.main([str(writer.path), "--max-disk", str(int(room / disk_limit.SAMPLES_SHARE))]) == 0
 
 
 def test_the_mean_of_a_window_keeps_its_energy_and_a_counter_its_growth_to_the_last_digit(writer: RunWriter) -> None:
@@ -204,7 +204,7 @@ def test_a_kill_at_any_moment_of_thinning_leaves_each_reading_in_one_file_that_c
     rows = parted(writer, 5)
     kept(writer, 10**9)
     whole = sum(path.stat().st_size for path in (writer.path / "samples").glob("*.parquet"))
-    room = str(int(whole / 3 / keep.SAMPLES_SHARE))
+    room = str(int(whole / 3 / disk_limit.SAMPLES_SHARE))
     kills = 0
     for at in (0, 1, 2, 3, 4, 5, 7, 8, 9):
         killed = subprocess.run(
@@ -220,7 +220,7 @@ def test_a_kill_at_any_moment_of_thinning_leaves_each_reading_in_one_file_that_c
             assert len(run.sensor("meter")) == len(rows)
         assert run.damaged == []
     assert kills >= 5
-    assert keep.main([str(writer.path), "--max-disk", room]) == 0
+    assert disk_limit.main([str(writer.path), "--max-disk", room]) == 0
     assert [name for name in names(writer) if name.endswith(".part")] == []
     assert sum(path.stat().st_size for path in (writer.path / "samples").glob("*.parquet")) <= whole / 3
 
@@ -250,7 +250,7 @@ def test_a_channel_of_which_a_thinned_part_lacks_a_column_was_not_read_there(wri
     before = RunReader(writer.path).sensor("meter")
     frame = pl.read_parquet(file)
     frame.rename({"heat~low": "x"}).write_parquet(file)
-    checksums.note(writer.path, file.relative_to(writer.path).as_posix())
+    checksums.record_checksums(writer.path, file.relative_to(writer.path).as_posix())
     now = RunReader(writer.path).sensor("meter")
     assert now["heat"].null_count() > before["heat"].null_count()
     assert now["watts"].null_count() == before["watts"].null_count()
@@ -294,9 +294,9 @@ def test_steps_keep_to_their_room(writer: RunWriter, monkeypatch: pytest.MonkeyP
             writer.flush_steps()
     writer.flush_steps()
     most = 1_000_000
-    assert keep.main([str(writer.path), "--max-disk", str(most)]) == 0
+    assert disk_limit.main([str(writer.path), "--max-disk", str(most)]) == 0
     packed = sum(path.stat().st_size for path in writer.path.glob("steps*.parquet"))
-    assert packed <= keep.STEPS_SHARE * most
+    assert packed <= disk_limit.STEPS_SHARE * most
     run = RunReader(writer.path)
     assert run.steps["recorded"].sum() == 30
     assert run.steps["step"][-1] == 59_999

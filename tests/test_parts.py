@@ -249,14 +249,14 @@ def test_checksums_of_many_windows_are_noted_together(writer: RunWriter, monkeyp
         writer.ops(window(5, step))
     writer.close("ok")
     noted: list[int] = []
-    note = checksums.note
+    note = checksums.record_checksums
 
     def counted(run: Path, *names: str) -> None:
         noted.append(len(names))
         note(run, *names)
 
-    monkeypatch.setattr(checksums, "note", counted)
+    monkeypatch.setattr(checksums, "record_checksums", counted)
     assert pack(writer.path) == []
     assert noted == [AT_ONCE, AT_ONCE, 1]
     assert not list((writer.path / "ops").glob("*.part"))
-    assert len(checksums.stated(writer.path)) == 2 * AT_ONCE + 1
+    assert len(checksums.read_checksums(writer.path)) == 2 * AT_ONCE + 1

@@ -228,7 +228,7 @@ def test_the_outcome_of_a_point_that_failed_has_no_secret(tmp_path: Path) -> Non
     assert "401 from https://me:[redacted]@hub.example" in content["reason"]
     assert found_in(ended, SECRET) == []
     study = StudyFolder(tmp_path / "study", "s", {})
-    study.keep("a", {"status": "killed", "reason": REASON})
+    study.store_result("a", {"status": "killed", "reason": REASON})
     assert found_in(study.path, SECRET) == []
 
 

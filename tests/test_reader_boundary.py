@@ -38,7 +38,7 @@ from stepscope.runfolder.validation import DEEPEST, clean_text, parse
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = fabricate_run(tmp_path / "runs", steps=12, power_w=5.0)
-    checksums.note(folder, *(path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")))
+    checksums.record_checksums(folder, *(path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")))
     return folder
 
 
@@ -167,7 +167,7 @@ def test_a_packed_file_that_was_rewritten_without_its_checksum_is_named(run: Pat
     frame = pl.read_parquet(run / "steps.parquet").with_columns(loss=pl.lit(0.0))
     frame.write_parquet(run / "steps.parquet")
     assert RunReader(run).steps.height == 0
-    checksums.note(run, "steps.parquet")
+    checksums.record_checksums(run, "steps.parquet")
     assert RunReader(run).steps["loss"].to_list() == [0.0] * 12
 
 
@@ -281,7 +281,7 @@ def test_control_characters_in_channels_and_in_packed_names_do_not_reach_a_chart
     part = sorted((run / "ops").glob("*.parquet"))[0]
     frame = pl.read_parquet(part).with_columns(name=pl.lit(f"aten::{odd}").cast(pl.Categorical))
     frame.write_parquet(part)
-    checksums.note(run, f"ops/{part.name}")
+    checksums.record_checksums(run, f"ops/{part.name}")
     stepscope.page(run)
     assert "\x00" not in stepscope.text(run)
 

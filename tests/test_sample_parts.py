@@ -19,7 +19,7 @@ from stepscope.record.sampler.loop import AFTER_NS, PartPacking, part_bytes
 from stepscope.record.sampler.rows import EventLog, PartTurn, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors.contract import Channel, OpenSensor, Target
-from stepscope.runfolder import RunReader, RunWriter, keep
+from stepscope.runfolder import RunReader, RunWriter, disk_limit
 from stepscope.runfolder.pack import pack
 
 _PERIOD = 10_000_000
@@ -102,7 +102,7 @@ def test_a_sampling_process_that_begins_anew_goes_on_behind_what_is_packed(write
     bench.next_part()
     bench.sample(3)
     assert PartTurn(writer.path / "samples").number == 1
-    keep.main([str(writer.path)])
+    disk_limit.main([str(writer.path)])
     (writer.path / "samples" / "counting.000001.rows").rename(writer.path / "samples" / "counting.000001.parquet")
     assert PartTurn(writer.path / "samples").number == 2
 
@@ -114,7 +114,7 @@ def test_closed_parts_of_a_run_that_goes_on_become_parquet_and_the_open_one_stay
         bench.next_part()
     bench.sample(4)
     opened_before = RunReader(writer.path)
-    assert keep.main([str(writer.path)]) == 0
+    assert disk_limit.main([str(writer.path)]) == 0
     assert files(writer.path) == [
         "counting.000001.parquet",
         "counting.000002.parquet",
@@ -136,7 +136,7 @@ def test_a_flipped_bit_costs_its_part_also_of_a_run_that_broke_off(writer: RunWr
         bench.sample(reads)
         bench.next_part()
     bench.sample(4)
-    assert keep.main([str(writer.path)]) == 0
+    assert disk_limit.main([str(writer.path)]) == 0
     file = writer.path / "samples" / "counting.000001.parquet"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -157,7 +157,7 @@ def test_many_rows_in_parts_are_read_as_one_long_sensor(writer: RunWriter, monke
         bench.sample(reads)
         bench.next_part()
     bench.sample(50)
-    assert keep.main([str(writer.path)]) == 0
+    assert disk_limit.main([str(writer.path)]) == 0
     run = RunReader(writer.path)
     assert 60 < len(run.sensor("counting")) < 200
     assert run.coarser_sensors == ["counting"]
@@ -201,7 +201,7 @@ def test_a_kill_while_a_closed_part_is_packed_loses_and_doubles_nothing(writer: 
     assert killed.returncode == -signal.SIGKILL
     expected = [float(n) for n in range(1, 19)]
     assert values(writer.path) == expected
-    assert keep.main([str(writer.path)]) == 0
+    assert disk_limit.main([str(writer.path)]) == 0
     assert values(writer.path) == expected
     assert [name for name in files(writer.path) if name.endswith(".rows")] == ["counting.000002.rows"]
 
@@ -244,7 +244,7 @@ def test_one_process_at_a_time_packs_once_the_streams_have_gone_on(writer: RunWr
     packing.look()
     assert len(started) == 1
     assert list(started[0][0][1:]) == [
-        "-m", "stepscope.runfolder.keep", str(writer.path.absolute()), "--max-disk", "500"
+        "-m", "stepscope.runfolder.disk_limit", str(writer.path.absolute()), "--max-disk", "500"
     ]  # fmt: skip
     bench.now_ns += row_files.PART_NS + AFTER_NS
     packing.look()
@@ -289,7 +289,7 @@ def test_steps_go_on_in_another_file_and_read_as_one_table(
     names = sorted(path.name for path in writer.path.glob("steps*"))
     assert names == ["steps.000001.rows", "steps.000002.rows", "steps.000003.rows", "steps.rows"]
     assert RunReader(writer.path).steps["step"].to_list() == list(range(45))
-    keep.main([str(writer.path)])
+    disk_limit.main([str(writer.path)])
     assert RunReader(writer.path).steps["step"].to_list() == list(range(45))
     again = RunWriter.attach(writer.path)
     again.step(45, 450, 459, 4, None, False)
@@ -308,15 +308,15 @@ def test_the_file_that_holds_more_parts_counts_and_then_the_coarser_one() -> Non
         "samples/a.000001-000002.1s.parquet", "samples/a.000001-000002.10s.parquet", "samples/a.000003.rows",
         "samples/ab.000004.rows", "samples/.a.000005.rows.1f.7.part", "samples/.sampler-pid",
     ]  # fmt: skip
-    found = [part.name for part in part_names.counting("samples/a", names)]
+    found = [part.name for part in part_names.parts_in_use("samples/a", names)]
     assert found == ["samples/a.parquet", "samples/a.000001-000002.10s.parquet", "samples/a.000003.rows"]
-    without = part_names.counting("samples/a", names, ["samples/a.000001-000002.10s.parquet", "samples/a.parquet"])
+    without = part_names.parts_in_use("samples/a", names, ["samples/a.000001-000002.10s.parquet", "samples/a.parquet"])
     assert [part.name for part in without] == [
         "samples/a.rows",
         "samples/a.000001-000002.1s.parquet",
         "samples/a.000003.rows",
     ]
-    assert [part.name for part in part_names.closed(names)] == ["samples/a.rows", "samples/a.000001.rows"]
+    assert [part.name for part in part_names.parts_ready_to_pack(names)] == ["samples/a.rows", "samples/a.000001.rows"]
     assert part_names.next_number(names) == 4
 
 

@@ -19,8 +19,8 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import stepscope
-from stepscope.analysis.answer import headline, machine_name
-from stepscope.analysis.tuning import what_to_change
+from stepscope.analysis.first_screen import headline, machine_name
+from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.report.screen import figure_text
 from stepscope.report.text_tables import short_source
 from stepscope.units import percent

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab.kernel.training import train
 
-from stepscope.clock import anchors
+from stepscope.clock import read_clocks
 from stepscope.record.device import describe_device
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.runfolder import RunWriter
@@ -39,7 +39,7 @@ def sampled(scene: str) -> Iterator[tuple[Path, Marks]]:
     folder = OUT / scene
     folder.mkdir()
     writer = RunWriter.create(folder, scene)
-    writer.update(clock=anchors(), workload={"name": scene})
+    writer.update(clock=read_clocks(), workload={"name": scene})
     writer.device({"start": describe_device(Path("/"))})
     marks: Marks = {}
     sampler = start_sampler(writer.path, timeout_s=120)

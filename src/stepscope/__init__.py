@@ -18,30 +18,30 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Run": "stepscope.analysis.run",
     "calibrate": "stepscope.api.calibration",
-    "brief": "stepscope.api.reading",
+    "brief": "stepscope.api.run_reports",
     "check": "stepscope.analysis.compare",
     "compare": "stepscope.analysis.compare",
-    "doctor": "stepscope.api.reading",
-    "export": "stepscope.api.reading",
-    "figure": "stepscope.api.reading",
-    "figures": "stepscope.api.reading",
+    "doctor": "stepscope.api.run_reports",
+    "export": "stepscope.api.run_reports",
+    "figure": "stepscope.api.run_reports",
+    "figures": "stepscope.api.run_reports",
     "fit": "stepscope.footprint.prediction",
     "fit_script": "stepscope.api.workloads",
     "fit_workload": "stepscope.api.workloads",
-    "forecast": "stepscope.api.reading",
+    "forecast": "stepscope.api.run_reports",
     "import_file": "stepscope.importers",
-    "learn_power_model": "stepscope.api.reading",
-    "live": "stepscope.api.reading",
-    "log": "stepscope.api.reading",
+    "learn_power_model": "stepscope.api.run_reports",
+    "live": "stepscope.api.run_reports",
+    "log": "stepscope.api.run_reports",
     "measure": "stepscope.api.training",
-    "meter": "stepscope.api.reading",
-    "page": "stepscope.api.reading",
+    "meter": "stepscope.api.run_reports",
+    "page": "stepscope.api.run_reports",
     "profile": "stepscope.record.profile",
     "schedule": "stepscope.record.settings",
     "study": "stepscope.api.study",
-    "text": "stepscope.api.reading",
+    "text": "stepscope.api.run_reports",
     "tune": "stepscope.api.tune",
-    "view": "stepscope.api.reading",
+    "view": "stepscope.api.run_reports",
     "workload_facts": "stepscope.api.workloads",
 }
 # Groups of functions, as the groups of commands.
@@ -104,18 +104,18 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run as Run
     from stepscope.api import fleet, requests, suite
     from stepscope.api.calibration import calibrate as calibrate
-    from stepscope.api.reading import doctor as doctor
-    from stepscope.api.reading import export as export
-    from stepscope.api.reading import figure as figure
-    from stepscope.api.reading import figures as figures
-    from stepscope.api.reading import forecast as forecast
-    from stepscope.api.reading import learn_power_model as learn_power_model
-    from stepscope.api.reading import live as live
-    from stepscope.api.reading import log as log
-    from stepscope.api.reading import meter as meter
-    from stepscope.api.reading import page as page
-    from stepscope.api.reading import text as text
-    from stepscope.api.reading import view as view
+    from stepscope.api.run_reports import doctor as doctor
+    from stepscope.api.run_reports import export as export
+    from stepscope.api.run_reports import figure as figure
+    from stepscope.api.run_reports import figures as figures
+    from stepscope.api.run_reports import forecast as forecast
+    from stepscope.api.run_reports import learn_power_model as learn_power_model
+    from stepscope.api.run_reports import live as live
+    from stepscope.api.run_reports import log as log
+    from stepscope.api.run_reports import meter as meter
+    from stepscope.api.run_reports import page as page
+    from stepscope.api.run_reports import text as text
+    from stepscope.api.run_reports import view as view
     from stepscope.api.study import study as study
     from stepscope.api.training import measure as measure
     from stepscope.api.tune import tune as tune

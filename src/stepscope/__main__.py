@@ -18,13 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = None
         if arguments[:1] == ["run"]:
-            from stepscope.cli._script import run_plainly
+            from stepscope.cli._script import run_with_common_options
 
-            code = run_plainly(arguments[1:])
+            code = run_with_common_options(arguments[1:])
     except (Exception, KeyboardInterrupt) as error:
-        from stepscope.cli._application import code_of
+        from stepscope.cli._application import exit_code_of
 
-        return code_of(error, arguments)
+        return exit_code_of(error, arguments)
     if code is not None:
         return code
     from stepscope.cli._application import run_command_line

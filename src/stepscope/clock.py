@@ -31,7 +31,7 @@ class Anchors(TypedDict):
     boottime_ns: int | None
 
 
-def anchors() -> Anchors:
+def read_clocks() -> Anchors:
     """The three clocks read together; boottime - monotonic is the time spent suspended."""
     return {
         "monotonic_ns": monotonic_ns(),

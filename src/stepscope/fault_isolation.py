@@ -36,7 +36,7 @@ class FailedPart:
         return f"{names[:1].upper()}{names[1:]} cannot be shown: {self.why}"
 
 
-def contained(make: Callable[[], T]) -> T | FailedPart:
+def result_or_failed_part(make: Callable[[], T]) -> T | FailedPart:
     """Return what `make` gives, or why a fault of ours or the damage of the run prevents it."""
     try:
         return make()
@@ -48,7 +48,7 @@ def contained(make: Callable[[], T]) -> T | FailedPart:
         return FailedPart(f"{_describe_error(error)}; {_SEE}")
 
 
-def analysed(analyse: Callable[P, T]) -> Callable[P, T]:
+def wrap_analysis_faults(analyse: Callable[P, T]) -> Callable[P, T]:
     """Raise AnalysisFailed in place of a fault of this function; errors of ours pass as they are."""
 
     @functools.wraps(analyse)

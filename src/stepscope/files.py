@@ -16,7 +16,7 @@ from stepscope.liveness import is_running
 
 
 @contextlib.contextmanager
-def replaced(path: Path, durable: bool = False, whole: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path, durable: bool = False, whole: bool = False) -> Iterator[Path]:
     """Give a new file beside `path` to write, and move it into its place: a reader or a crash sees the old or the new.
 
     Nothing of it stays where the writing raises; an OSError names `path`. durable: the disk has content and name when
@@ -75,7 +75,7 @@ def store_object(path: Path, content: Mapping[str, Any]) -> bool:
 
 def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:
     """Write a value as indented JSON, sealed, in the place of a file; what JSON does not know becomes text."""
-    with replaced(path, durable, whole) as part:
+    with atomic_write(path, durable, whole) as part:
         part.write_text(sealed(json.dumps(content, indent=1, default=str)) + "\n", encoding="utf-8")
 
 
@@ -95,7 +95,7 @@ def unsealed(data: bytes) -> tuple[bytes, str]:
     text, seal = data.rstrip(b"\r\n")[:-32], data.rstrip(b"\r\n")[-32:]
     if len(seal) == 32 and not seal.strip(b" \t"):
         wrong = zlib.crc32(text) ^ int(seal.decode().translate(_UNSEAL), 2)
-        mended = _mended(text, wrong) if wrong else text
+        mended = _repair_one_bit(text, wrong) if wrong else text
         return (mended, MENDED if wrong else "") if mended is not None else (text, CHANGED)
     end = data.rfind(b"}") + 1
     return (data[:end], CHANGED) if end and data[end:].strip(b"\r\n") else (data, "")
@@ -106,7 +106,7 @@ _UNSEAL = str.maketrans(" \t", "01")
 _LARGEST_MENDED = 100_000  # bytes
 
 
-def _mended(text: bytes, wrong: int) -> bytes | None:
+def _repair_one_bit(text: bytes, wrong: int) -> bytes | None:
     """Return a text with the one bit flipped that makes a CRC32 of which these bits are wrong right; None without one.
 
     What a flipped bit does to the CRC32 depends on how far from the end it is alone.

@@ -56,22 +56,22 @@ def parsed(name: str) -> PartName | None:
     return PartName(name, folder + slash + found["stem"], first, max(first, last), grain, found["kind"] == "parquet")
 
 
-def of_stem(stem: str, names: Iterable[str]) -> list[PartName]:
+def parts_of_stem(stem: str, names: Iterable[str]) -> list[PartName]:
     """Return all files with rows of a stem, such as `samples/cpu` or `steps`."""
     parts = (parsed(name) for name in names if name.startswith(stem))
     return [part for part in parts if part is not None and part.stem == stem]
 
 
-def counting(stem: str, names: Iterable[str], without: Collection[str] = ()) -> list[PartName]:
+def parts_in_use(stem: str, names: Iterable[str], without: Collection[str] = ()) -> list[PartName]:
     """Return the files that count, in the order of their parts; `without` those that cannot be read."""
     chosen: list[PartName] = []
-    for part in sorted(of_stem(stem, names), key=lambda part: part.order):
+    for part in sorted(parts_of_stem(stem, names), key=lambda part: part.order):
         if part.name not in without and (not chosen or part.first > chosen[-1].last):
             chosen.append(part)
     return chosen
 
 
-def closed(names: Iterable[str]) -> list[PartName]:
+def parts_ready_to_pack(names: Iterable[str]) -> list[PartName]:
     """Return the files of rows, not packed yet, to which nothing is added any more: a later part has begun."""
     parts = [part for part in map(parsed, names) if part is not None]
     newest: dict[str, int] = {}

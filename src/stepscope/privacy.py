@@ -22,7 +22,7 @@ _HOMES = re.compile(r"(?:/var)?/(?:home|Users)/[^/\s'\":,;)\]]+|(?<![\w.~-])/roo
 _NO_NAMES = {"localhost", "linux", "ubuntu", "debian", "fedora", "raspberrypi", "jetson", "nvidia", "tegra", "root"}
 
 
-def withheld() -> frozenset[str]:
+def withheld_kinds() -> frozenset[str]:
     """Return what is omitted: "argv", "names", both or nothing."""
     chosen = os.environ.get(VARIABLE, "")
     return frozenset(_FIELDS) if chosen == "1" else frozenset(chosen.split(",")) & frozenset(_FIELDS)
@@ -36,12 +36,12 @@ def is_closed() -> bool:
 def withhold(*kinds: str) -> None:
     """Leave these out too, in this process and in those that it starts."""
     if not is_closed() and kinds:
-        os.environ[VARIABLE] = ",".join(sorted(withheld() | set(kinds)))
+        os.environ[VARIABLE] = ",".join(sorted(withheld_kinds() | set(kinds)))
 
 
 def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of a header without those that are omitted, and without names in the texts of the others."""
-    kinds = withheld()
+    kinds = withheld_kinds()
     excluded = {field for kind in kinds for field in _FIELDS[kind]}
     kept = {field: value for field, value in fields.items() if field not in excluded}
     for field in ("reason", "script"):
@@ -76,7 +76,7 @@ def redacted_texts(content: Any) -> Any:
 
 def cleaned(content: Any, host: str = "") -> Any:
     """Return what JSON holds without home folders and names of host and user in its texts, where they are omitted."""
-    return _cleaned(content, _names(host)) if "names" in withheld() else content
+    return _cleaned(content, _names(host)) if "names" in withheld_kinds() else content
 
 
 def _cleaned(content: Any, names: re.Pattern[str]) -> Any:
@@ -199,7 +199,11 @@ def redacted(words: Iterable[str]) -> list[str]:
             secret = False
         elif several and not word.startswith("-"):
             found.append(redacted_text(word) if _NUMBER_OR_FILE.fullmatch(word) else REDACTED)
-        elif equals and value and (_is_secret(name) or (_is_several(name) and not _NUMBER_OR_FILE.fullmatch(value))):
+        elif (
+            equals
+            and value
+            and (_is_secret(name) or (_is_ambiguous_option(name) and not _NUMBER_OR_FILE.fullmatch(value)))
+        ):
             found.append(f"{name}={REDACTED}")
             secret = several = False
         elif before in ("-p", "-P") and users and _is_password(word):  # -u me -p X
@@ -208,7 +212,7 @@ def redacted(words: Iterable[str]) -> list[str]:
             text = f"{name}={_brief_value(name, value)}" if equals else _brief_value(before, word)
             found.append(redacted_text(text))
             option = word.startswith("-") and not equals
-            secret, several = option and _is_secret(word), option and _is_several(word)
+            secret, several = option and _is_secret(word), option and _is_ambiguous_option(word)
     return found
 
 
@@ -247,14 +251,14 @@ def says_secret(content: bytes, as_page: bool = False) -> bool:
     begin = end = 0
     for hint in _HINTS.finditer(content):
         if hint.start() - _BEFORE_HINT > end:
-            if _says(content[begin:end]):
+            if _has_secret(content[begin:end]):
                 return True
             begin = hint.start() - _BEFORE_HINT
         end = hint.end() + _AFTER_HINT
-    return _says(content[begin:end])
+    return _has_secret(content[begin:end])
 
 
-def _says(part: bytes) -> bool:
+def _has_secret(part: bytes) -> bool:
     text = part.decode("utf-8", errors="replace")
     return redacted_text(text) != text
 
@@ -266,7 +270,7 @@ def _redacted_value(key: Any, value: Any) -> Any:
         secret = value != "" and name != "key" and _is_secret(name)
         return REDACTED if secret else redacted_text(_brief_value(f"--{name}", value))
     if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
-        return redacted([f"--{name}", *value])[1:] if _is_several(name) else redacted(value)
+        return redacted([f"--{name}", *value])[1:] if _is_ambiguous_option(name) else redacted(value)
     return redacted_texts(value)
 
 
@@ -274,7 +278,7 @@ def _without_form(key: Any) -> Any:
     return _FORMS.sub(REDACTED, key) if isinstance(key, str) and len(key) >= _SHORTEST_FORM else key
 
 
-def _is_several(name: str) -> bool:
+def _is_ambiguous_option(name: str) -> bool:
     """Return whether an option of this name takes secrets, or one that is none where it is a number or a file."""
     known = _SECRETS_NAME.search(name) is not None and _NO_SECRETS.search(name) is None
     return known or _BRIEF_NAME.search(name) is not None

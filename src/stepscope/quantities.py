@@ -199,7 +199,7 @@ _ORDER = {name: place for place, name in enumerate([*(row.name for row in METRIC
 
 def find(name: str, unit: str = "") -> Quantity:
     """The quantity of this name, also of an estimated or simulated metric; one that nobody knows stands for itself."""
-    kind, plain = _parted(name)
+    kind, plain = _split_kind(name)
     quantity = _KNOWN.get(plain, Quantity(plain, unit, label=_words(plain)))
     if not kind:
         return quantity
@@ -221,13 +221,13 @@ def in_order(names: Iterable[str]) -> list[str]:
     """Names of metrics in the order in which they are shown, each with its kinds; unknown ones last, as they came."""
 
     def place(name: str) -> tuple[int, int]:
-        kind, plain = _parted(name)
+        kind, plain = _split_kind(name)
         return _ORDER.get(plain, len(_ORDER)), KINDS.index(kind)
 
     return sorted(dict.fromkeys(names), key=place)
 
 
-def _parted(name: str) -> tuple[str, str]:
+def _split_kind(name: str) -> tuple[str, str]:
     """The kind that begins a name, and the rest of it."""
     kind = next((kind for kind in KINDS if kind and name.startswith(kind)), "")
     return kind, name.removeprefix(kind)

@@ -108,12 +108,12 @@ class Parameter:
         if self.mapping:
             return self._pairs(value)
         if not self.many:
-            return self._bounded(value, self._single(value))
+            return self._check_bounds(value, self._single(value))
         if isinstance(value, str) and not self.option.separate:
             value = self._split(value)
         elif isinstance(value, (str, PathLike)) or not hasattr(value, "__iter__"):
             value = (value,)
-        return tuple(self._bounded(single, self._single(single)) for single in value)
+        return tuple(self._check_bounds(single, self._single(single)) for single in value)
 
     def text(self, value: Any) -> list[str]:
         """Return the words of the command line for this value."""
@@ -133,14 +133,14 @@ class Parameter:
         if not parts:
             example = self.option.example or ("1,2,4" if self.type is int else "a,b")
             raise UsageError(f"{self.flag} is empty", f"for example {self.flag} {example}")
-        return list(self._filled(text, parts)) if self.type is int else parts
+        return list(self._expand_range(text, parts)) if self.type is int else parts
 
-    def _filled(self, text: str, parts: list[str]) -> Iterator[int]:
+    def _expand_range(self, text: str, parts: list[str]) -> Iterator[int]:
         """`1,2,8`, and `1,2,4,...,256`, which goes on by the same factor or difference."""
         found: list[int] = []
         for index, part in enumerate(parts):
             if part != "...":
-                found.append(self._bounded(part, self._single(part)))
+                found.append(self._check_bounds(part, self._single(part)))
                 continue
             if len(found) < 2 or index + 1 >= len(parts):
                 raise UsageError(f"{self.flag} {text}: '...' goes between numbers", f"{self.flag} 1,2,4,...,256")
@@ -194,9 +194,9 @@ class Parameter:
         else:
             texts = [value] if isinstance(value, str) else list(value)
             pairs = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
-        return {name: self._bounded(number, self._number(number)) for name, number in pairs.items()}
+        return {name: self._check_bounds(number, self._number(number)) for name, number in pairs.items()}
 
-    def _bounded(self, given: Any, value: Any) -> Any:
+    def _check_bounds(self, given: Any, value: Any) -> Any:
         about, bound = self.option, ""
         if about.least is not None and value < about.least:
             bound = f"must be {about.least:g} or more"

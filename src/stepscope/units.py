@@ -246,7 +246,7 @@ def without_formula(text: str) -> str:
     return FORMULA.sub(r"'\g<0>", text)
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Text in which characters that steer a terminal or turn the direction of writing are spelt out, not obeyed."""
     return STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 

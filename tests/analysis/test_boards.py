@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analysis.device import (
     all_boards,
-    canonical,
+    canonical_rail_name,
     core_clusters,
     discover_boards,
     identify,
@@ -145,7 +145,7 @@ def test_a_simulated_board_is_taken_by_its_name() -> None:
 
 def test_rails_of_old_releases_and_of_mainline_have_one_name() -> None:
     tx2 = BOARDS["jetson_tx2"]
-    assert [canonical(tx2, name) for name in ("VDD_DDR", "VDD_5V0_DDR", "VDD_SYS_DDR")] == ["VDD_SYS_DDR"] * 3
+    assert [canonical_rail_name(tx2, name) for name in ("VDD_DDR", "VDD_5V0_DDR", "VDD_SYS_DDR")] == ["VDD_SYS_DDR"] * 3
     memory = rail_of(tx2, "VDD_SYS_DDR")
     assert memory is not None
     assert memory.component == "memory"

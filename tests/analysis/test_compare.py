@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 import stepscope
 from stepscope.analysis.compare import WHAT, compare
 from stepscope.analysis.compare.explanation import RESIDUAL
-from stepscope.analysis.compare.sides import _estimate
-from stepscope.analysis.estimate import Estimate, over_repeats, overall
+from stepscope.analysis.compare.run_groups import _estimate
+from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios, geometric_mean_of_repeats
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -424,7 +424,7 @@ def test_a_ratio_lies_in_its_interval_and_turns_round(a: float, b: float, below:
     assert there.low <= there.value <= there.high
     assert back.low == pytest.approx(1 / there.high)
     assert back.high == pytest.approx(1 / there.low)
-    mean = overall([there, there])
+    mean = geometric_mean_of_ratios([there, there])
     assert mean is not None
     assert mean.value == pytest.approx(there.value)
 
@@ -437,17 +437,17 @@ def test_nothing_is_divided_by_what_is_not_above_0(value: float | None) -> None:
 
 def test_repeats_are_pooled_on_a_logarithmic_scale_and_a_single_one_keeps_its_interval() -> None:
     single = Estimate(3.0, 2.0, 4.0)
-    assert over_repeats([single]) == single
-    pooled = over_repeats([Estimate(1.0), Estimate(2.0), Estimate(4.0)])
+    assert geometric_mean_of_repeats([single]) == single
+    pooled = geometric_mean_of_repeats([Estimate(1.0), Estimate(2.0), Estimate(4.0)])
     assert pooled.value == pytest.approx(2.0)
     assert pooled.low is not None
     assert pooled.high is not None
     assert pooled.low * pooled.high == pytest.approx(4.0), "the interval is as wide below as above, as factors"
-    apart = over_repeats([Estimate(0.4), Estimate(30.0)])
+    apart = geometric_mean_of_repeats([Estimate(0.4), Estimate(30.0)])
     assert apart.value == pytest.approx(12**0.5)
     assert apart.low is apart.high is None, "bounds would be of no use"
-    assert over_repeats([Estimate(1e-200), Estimate(1e200)]).high is None
-    with_zero = over_repeats([Estimate(0.0), Estimate(2.0)])
+    assert geometric_mean_of_repeats([Estimate(1e-200), Estimate(1e200)]).high is None
+    with_zero = geometric_mean_of_repeats([Estimate(0.0), Estimate(2.0)])
     assert with_zero.value == 1.0, "zero has no logarithm"
 
 
@@ -488,7 +488,7 @@ def test_use_of_simulated_cores_is_not_compared_with_that_of_real_ones(tmp_path:
 def test_a_run_whose_steps_are_lost_is_not_told_to_train_more(tmp_path: Path, rest: int | None) -> None:
     path = fabricate_run(tmp_path)
     (file,) = path.glob("steps*")
-    checksums.note(path, file.name)
+    checksums.record_checksums(path, file.name)
     content = file.read_bytes()[:rest]
     file.unlink() if rest is None else file.write_bytes(content)
     verdict = Run(path).verdict()

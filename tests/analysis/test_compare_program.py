@@ -26,12 +26,12 @@ def fabricated(
 def test_operators_that_a_step_calls_besides_are_named_with_their_numbers_where_no_time_tells(tmp_path: Path) -> None:
     comparison = compare([fabricated(tmp_path / "a"), fabricated(tmp_path / "b", CLIPPED)])
     program = comparison.program()
-    assert [(change.name, change.first, change.other) for change in program.of("operator")] == [
+    assert [(change.name, change.first, change.other) for change in program.changes_of_kind("operator")] == [
         ("aten::linalg_vector_norm", None, 1),
         ("aten::mul_", None, 4),
         ("aten::_foreach_norm", None, 1),
     ]
-    (calls,) = program.of("operator calls")
+    (calls,) = program.changes_of_kind("operator calls")
     assert calls.other is not None
     assert calls.first is not None
     assert calls.other - calls.first == 6
@@ -56,7 +56,10 @@ def test_layers_that_one_side_has_alone_or_larger_are_named_without_what_contain
     larger = tuple((name, kind, parent, 2 * size if name in ("fc", "") else size) for name, kind, parent, size in MODEL)
     other = fabricated(tmp_path / "b", model=(*larger, ("norm", "LayerNorm", "", 64)))
     comparison = compare([fabricated(tmp_path / "a"), other])
-    assert [change.name for change in comparison.program().of("layer")] == ["fc (Linear)", "norm (LayerNorm)"]
+    assert [change.name for change in comparison.program().changes_of_kind("layer")] == [
+        "fc (Linear)",
+        "norm (LayerNorm)",
+    ]
     (said,) = comparison.sentences()
     assert "1 layer added (norm (LayerNorm))" in said
     assert "other parameters in fc (Linear)" in said

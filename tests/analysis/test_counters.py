@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.channels import CounterLimits, Growth, counter_growth, cut_spans, still_spans
+from stepscope.analysis.channels import CounterLimits, Growth, counter_growth, cut_spans, spans_without_growth
 
 RANGE_J = 262_143.328850  # a Core processor's package
 RAPL = CounterLimits(RANGE_J, most_per_s=1000.0, refresh_ns=1e6, step_size=6.1e-5)
@@ -116,10 +116,10 @@ def test_what_a_stalled_counter_makes_good_in_one_reading_is_counted() -> None:
 def test_a_counter_that_stands_still_is_seen() -> None:
     values = TRUTH_J + 1000.0
     values[2000:2500] = values[2000]
-    assert still_spans(of(values), 2e9).tolist() == [[20e9, 25e9]]
+    assert spans_without_growth(of(values), 2e9).tolist() == [[20e9, 25e9]]
     values[5000:] = values[5000]
-    assert still_spans(of(values), 2e9).tolist() == [[20e9, 25e9], [50e9, 60e9]]
-    assert not len(still_spans(of(TRUTH_J + 1.0), 2e9))
+    assert spans_without_growth(of(values), 2e9).tolist() == [[20e9, 25e9], [50e9, 60e9]]
+    assert not len(spans_without_growth(of(TRUTH_J + 1.0), 2e9))
 
 
 def test_a_cut_makes_all_that_it_touches_a_gap() -> None:

@@ -15,7 +15,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.dependencies import BRANCHES, DATA_BESIDE, NO_ACCESSES, data_edges, replay, replayed_ns
 from stepscope.analysis.time.idleness import DATA, HOST_CODE, SMALL, SYNC, gaps_by_cause, idle_causes
 from stepscope.analysis.time.schedule import Tasks, bound_ns, heads, schedule, tails
-from stepscope.analysis.time.units import Units, units_of
+from stepscope.analysis.time.step_units import StepUnits, units_of
 from stepscope.runfolder import RunWriter
 
 LOAD = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -38,7 +38,7 @@ def _diamond(out: Path) -> Run:
     return Run(path)
 
 
-def _units(*rows: Row, length_us: float) -> Units:
+def _units(*rows: Row, length_us: float) -> StepUnits:
     frame = pl.DataFrame(
         {
             "t0_ns": [round(row.t0 * 1000) for row in rows],

@@ -18,7 +18,7 @@ from stepscope.analysis.estimate import change_points
 from stepscope.analysis.forecast import Forecast, forecast, watch_starts, watched_steps
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.tracks import levels
+from stepscope.analysis.time.tracks import step_time_level_changes
 from stepscope.api.requests import ForecastRequest
 from stepscope.arrays import Flags, Floats
 from stepscope.cli import forecast as cli
@@ -302,7 +302,7 @@ def test_a_change_is_told_by_the_number_of_its_step(tmp_path: Path) -> None:
     steps.with_columns(t1_ns=slower).cast(steps.schema).write_parquet(path / "steps.parquet")
     run = Run(path)
     (change,) = forecast(run, 1000).changes
-    assert [step for step, _ in levels(run) or ()] == [change.step]
+    assert [step for step, _ in step_time_level_changes(run) or ()] == [change.step]
     assert change.ratio == pytest.approx(1.5, rel=0.02)
     assert abs(change.step - 303) <= 5
 

@@ -10,7 +10,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.channels import Series
 from stepscope.analysis.metrics import regularity
-from stepscope.analysis.periods import _first_peak, period_of
+from stepscope.analysis.periodicity import _first_peak, period_of
 from stepscope.analysis.run import Run
 
 

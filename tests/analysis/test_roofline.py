@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from tests.fabricate import CEILINGS, STEP, Op, every_step, fabricate_run
 
-from stepscope.analysis.device.ceilings import roofline, roofs, why_no_ceilings, would_tell
+from stepscope.analysis.device.ceilings import ceilings_remedy, roofline, roofs, why_no_ceilings
 from stepscope.analysis.run import Run
 from stepscope.report.sections.roofline import build
 
@@ -82,7 +82,7 @@ def test_ceilings_that_were_measured_under_load_are_withheld_with_all_that_is_bu
 def test_a_run_with_simulated_sensors_is_not_sent_to_measure_ceilings_that_it_would_never_have(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, header={"simulated": "jetson-tx2"}, device={"ceilings": None}))
     assert "simulated" in why_no_ceilings(run)
-    assert "--simulate" in would_tell(run)
+    assert "--simulate" in ceilings_remedy(run)
 
 
 def test_flops_of_steps_whose_shapes_were_not_seen_are_unknown_and_not_0(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.fabricate import Sampled, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.tracks import clocks_and_heat, drift, levels
+from stepscope.analysis.time.tracks import clocks_and_heat, drift, step_time_level_changes
 from stepscope.report.page.parts import Items
 from stepscope.report.sections.step_times import build
 
@@ -38,7 +38,7 @@ def test_a_steady_run_has_none(tmp_path: Path) -> None:
     found = drift(run)
     assert found is not None
     assert not found.is_clear
-    assert levels(run) == []
+    assert step_time_level_changes(run) == []
     lists = [part for part in build(run).parts if isinstance(part, Items)]
     said = " ".join(f"{sentence} {why}" for items in lists for sentence, why in items.rows)
     assert "Cannot tell whether the run drifts" in said
@@ -49,7 +49,7 @@ def test_a_steady_run_has_none(tmp_path: Path) -> None:
 def test_too_few_steps_are_not_judged(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, steps=20))
     assert drift(run) is None
-    assert levels(run) is None
+    assert step_time_level_changes(run) is None
 
 
 def test_heat_is_shown_as_read_and_a_gap_begins_with_null(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.analysis.test_bottleneck import Machine
 from tests.fabricate import Sampled, fabricate_run
 
-from stepscope.analysis.answer import headline
 from stepscope.analysis.device.throttling import throttling
+from stepscope.analysis.first_screen import headline
 from stepscope.analysis.run import Run
 from stepscope.report.page.parts import Items
 from stepscope.report.sections.step_times import build

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from tests.analysis.attribution.powered_run import OTHER_W, WATTS, powered_run
 
-from stepscope.analysis.energy.operators import _says_nothing, utilisation_by
+from stepscope.analysis.energy.operators import _reason_uninformative, utilisation_by
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
 
@@ -62,9 +62,9 @@ def test_a_use_that_is_disowned_has_no_interval(path: Path) -> None:
 
 
 def test_a_confidence_interval_of_everything_says_nothing() -> None:
-    assert _says_nothing(-0.5, 2.5, 2.0) == "its CI holds everything from none to all"
-    assert _says_nothing(1.9, 2.1, 2.0) == ""
-    assert _says_nothing(-0.5, 0.5, 2.0) == ""
+    assert _reason_uninformative(-0.5, 2.5, 2.0) == "its CI holds everything from none to all"
+    assert _reason_uninformative(1.9, 2.1, 2.0) == ""
+    assert _reason_uninformative(-0.5, 0.5, 2.0) == ""
 
 
 @pytest.mark.parametrize("by", ["kind", "module", "phase", "op"])

@@ -13,8 +13,8 @@ from stepscope.footprint.cuda_allocator import (
     OutOfMemory,
     Settings,
     parse_settings,
-    reserved_by,
-    rounded,
+    replay_allocations,
+    rounded_block_size,
 )
 
 MIB = 1 << 20
@@ -22,15 +22,15 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (4 * MIB + 1, 4 * MIB + 512)])
 def test_sizes_are_rounded_up_to_512_bytes(size: int, block: int) -> None:
-    assert rounded(size) == block
+    assert rounded_block_size(size) == block
 
 
 def test_sizes_are_rounded_to_steps_between_powers_of_two_where_asked() -> None:
     settings = parse_settings("roundup_power2_divisions:4")
-    assert rounded(1200 << 10, settings.roundup_power2_divisions) == 1280 << 10
+    assert rounded_block_size(1200 << 10, settings.roundup_power2_divisions) == 1280 << 10
     by_size = parse_settings("roundup_power2_divisions:[256:1,512:2,>:8]").roundup_power2_divisions
-    assert rounded(600 * MIB, by_size) == 640 * MIB
-    assert rounded(300 * MIB, by_size) == 300 * MIB
+    assert rounded_block_size(600 * MIB, by_size) == 640 * MIB
+    assert rounded_block_size(300 * MIB, by_size) == 300 * MIB
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_a_rest_of_a_large_block_of_one_mebibyte_is_not_split_off() -> None:
 def test_segments_that_grow_leave_no_holes_between_them() -> None:
     events = [(0, 1), (1, 1), (0, -1), (2, 1)]
     sizes = [30 * MIB, 30 * MIB, 50 * MIB]
-    assert reserved_by(events, sizes).peak == 110 * MIB
-    assert reserved_by(events, sizes, Settings(expandable_segments=True)).peak == 120 * MIB  # steps of 20 MiB
+    assert replay_allocations(events, sizes).peak == 110 * MIB
+    assert replay_allocations(events, sizes, Settings(expandable_segments=True)).peak == 120 * MIB  # steps of 20 MiB
     at_the_end = [(0, 1), (1, 1), (1, -1), (2, 1)]
-    assert reserved_by(at_the_end, sizes).peak == 110 * MIB
-    assert reserved_by(at_the_end, sizes, Settings(expandable_segments=True)).peak == 80 * MIB
+    assert replay_allocations(at_the_end, sizes).peak == 110 * MIB
+    assert replay_allocations(at_the_end, sizes, Settings(expandable_segments=True)).peak == 80 * MIB
 
 
 def test_what_lies_unused_is_given_back_before_memory_is_said_to_be_out() -> None:

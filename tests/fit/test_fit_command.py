@@ -13,9 +13,9 @@ from tests.fit import jobs
 from tests.patience import HANG_S
 
 from stepscope.__main__ import main
-from stepscope.analysis.memory.limits import Environment, ProcessPeak
+from stepscope.analysis.memory.limits import BaselineMemory, ProcessPeak
 from stepscope.footprint import calibration
-from stepscope.footprint.measurements import Trial, probe_batches
+from stepscope.footprint.prediction_trials import Trial, probe_batches
 
 SCRIPT = """
 import sys
@@ -136,7 +136,7 @@ def test_what_the_module_of_a_function_imports_is_in_the_empty_process(
 ) -> None:
     asked_for: list[set[str]] = []
 
-    def measured(_allocator: str, imports: Iterable[str]) -> Environment:
+    def measured(_allocator: str, imports: Iterable[str]) -> BaselineMemory:
         asked_for.append(set(imports))
         return jobs.MEASURED.environment
 
@@ -288,10 +288,10 @@ def test_a_probe_takes_a_peak_above_the_limit_for_a_failure() -> None:
 
 def test_how_far_a_peak_lies_outside_the_prediction_is_a_ratio_to_its_nearer_end() -> None:
     predicted = ProcessPeak((100, 200), (0, 0), (50, 50), (0, 0))
-    assert Trial(1, 200, None, predicted).off == 1.0
-    assert Trial(1, 290, None, predicted).off == pytest.approx(240 / 200)
-    assert Trial(1, 100, None, predicted).off == pytest.approx(0.5)
-    assert Trial(1, None, "killed", predicted).off == 1.0
+    assert Trial(1, 200, None, predicted).error_ratio == 1.0
+    assert Trial(1, 290, None, predicted).error_ratio == pytest.approx(240 / 200)
+    assert Trial(1, 100, None, predicted).error_ratio == pytest.approx(0.5)
+    assert Trial(1, None, "killed", predicted).error_ratio == 1.0
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from stepscope.__main__ import main
 from stepscope.analysis.memory.limits import ADDRESSES, RESIDENT, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import chart_data
-from stepscope.footprint.measurements import trade_allocators, trade_dicts, trade_frame
 from stepscope.footprint.prediction import JobQuestion, predict_fit
+from stepscope.footprint.prediction_trials import trade_allocators, trade_dicts, trade_frame
 from stepscope.footprint.real_steps import RealSteps, script_steps
 from stepscope.footprint.simulator import Simulator
 from stepscope.footprint.transforms import Settings

@@ -15,9 +15,9 @@ from torch import nn
 
 from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.footprint.measurements import prove
-from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time, timed
+from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time, with_measured_times
 from stepscope.footprint.prediction import JobQuestion
+from stepscope.footprint.prediction_trials import prove
 from stepscope.footprint.transforms import Settings
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.workspaces import Platform
@@ -160,7 +160,7 @@ def test_the_seconds_that_are_said_are_of_real_steps_and_a_cheaper_combination_i
         ran.append(settings)
         return StepCost(1, 2, 0.0, (90.0, 100.0, 110.0) if settings == first else (2.0, 1.9, 2.1))
 
-    found = timed(plan, steps)
+    found = with_measured_times(plan, steps)
     assert found.chosen is not None
     assert ran == [first, found.chosen.settings]
     assert (found.chosen.seconds, found.chosen.timed, found.chosen.verdict) == ((1.9, 2.1), True, plan.chosen.verdict)
@@ -178,7 +178,7 @@ def test_passes_of_as_many_samples_as_one_that_was_run_are_corrected_alike() -> 
         return StepCost(1, 2, 0.0, (2 * before[settings],) * 3)
 
     before = {candidate.settings: candidate.price for candidate in plan.candidates}
-    found = timed(plan, twice_as_long)
+    found = with_measured_times(plan, twice_as_long)
     parts = {settings.parts for settings in ran}
     assert len(parts) == len(ran), "a pass of as many samples was run again"
     for candidate in found.candidates:
@@ -188,7 +188,7 @@ def test_passes_of_as_many_samples_as_one_that_was_run_are_corrected_alike() -> 
 
 def test_of_combinations_that_all_take_longer_than_was_thought_the_cheapest_of_three_is_chosen() -> None:
     plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
-    found = timed(plan, lambda settings: StepCost(1, 2, 0.0, (80.0 - settings.parts,) * 3))
+    found = with_measured_times(plan, lambda settings: StepCost(1, 2, 0.0, (80.0 - settings.parts,) * 3))
     ran = [candidate for candidate in found.candidates if candidate.timed]
     assert 1 <= len(ran) <= 3
     assert found.chosen == min(ran, key=lambda candidate: candidate.price)
@@ -199,7 +199,7 @@ def test_a_plan_that_cannot_be_run_keeps_the_seconds_of_the_line() -> None:
         raise StepscopeError("killed")
 
     plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
-    assert timed(plan, fails).chosen == plan.chosen
+    assert with_measured_times(plan, fails).chosen == plan.chosen
 
 
 def test_more_samples_are_never_said_to_take_less_than_those_that_were_measured() -> None:

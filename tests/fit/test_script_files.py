@@ -21,7 +21,7 @@ from torch import nn
 from stepscope.footprint import script_files, script_overlay
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.script_progress import Progress
-from stepscope.footprint.script_tensor_files import saved
+from stepscope.footprint.script_tensor_files import make_restorer
 from stepscope.record.dry.storage_log import StorageLog, nothing_hidden, peak_of
 
 BEFORE = b"before" * 2
@@ -234,7 +234,7 @@ def test_what_was_saved_takes_no_memory_and_comes_back_from_where_it_was_moved(
 def test_tensors_that_share_a_storage_share_one_when_they_are_loaded_and_small_ones_keep_their_numbers() -> None:
     weight = nn.Parameter(torch.ones(300, 2))
     content = {"a": weight.detach(), "b": weight.detach().t(), "p": weight, "step": torch.tensor(7.0), "epoch": 3}
-    again = saved(content)()
+    again = make_restorer(content)()
     assert again["a"].data_ptr() == again["b"].data_ptr() != weight.data_ptr()
     assert (again["b"].shape, again["step"].item(), again["epoch"]) == ((2, 300), 7.0, 3)
     assert isinstance(again["p"], nn.Parameter)

@@ -15,9 +15,9 @@ from tests.fit.test_script import answered, followed
 
 from stepscope.errors import StepscopeError
 from stepscope.footprint.script import ScriptLog
-from stepscope.footprint.script_calls import ANSWERED, TAKEN
 from stepscope.footprint.script_loops import Loops
 from stepscope.footprint.script_progress import Progress
+from stepscope.footprint.script_rewriter import ANSWERED, TAKEN
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry.storage_log import StorageLog
 

@@ -13,8 +13,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.script_loop_items import Items
 from stepscope.footprint.simulator import live_peak
-from stepscope.record.boundary import is_foreign
 from stepscope.record.dry.storage_log import nothing_hidden
+from stepscope.record.fault_boundary import is_foreign
 
 ENGINE = """
 from __future__ import annotations

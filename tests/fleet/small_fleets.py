@@ -12,7 +12,7 @@ from typing import Any
 from tests.patience import HANG_S
 from tests.suite.small_sweeps import entry
 
-from stepscope.experiments.engine.points import Grid
+from stepscope.experiments.engine.sweep_points import Grid
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.hosts import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch, fleet_sweep

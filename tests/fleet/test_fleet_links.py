@@ -13,7 +13,7 @@ import pytest
 from tests.fleet.hostile_fleet import HostileFleet
 from tests.patience import until
 
-from stepscope.experiments.fleet.protocol import Link, open_link, within
+from stepscope.experiments.fleet.protocol import Link, open_link, with_timeout
 
 MESSAGE = struct.pack("!II", 14, 3) + b'{"pong": true}' + b"abc"
 
@@ -43,12 +43,12 @@ def test_who_is_told_to_end_ends_also_in_the_moment_in_which_a_message_comes(tur
 
 def test_what_comes_in_time_is_returned_and_what_does_not_is_ended() -> None:
     async def tried() -> None:
-        assert await within(asyncio.sleep(0, "result"), 60.0) == "result"
+        assert await with_timeout(asyncio.sleep(0, "result"), 60.0) == "result"
         with pytest.raises(ZeroDivisionError):
-            await within(_failing(), 60.0)
+            await with_timeout(_failing(), 60.0)
         late = asyncio.ensure_future(asyncio.sleep(60))
         with pytest.raises(asyncio.TimeoutError):
-            await within(late, 0.0)
+            await with_timeout(late, 0.0)
         assert late.cancelled()
 
     asyncio.run(tried())

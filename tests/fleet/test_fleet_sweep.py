@@ -15,7 +15,7 @@ from tests.fleet.small_fleets import fleet_folder, fleet_of, let_go, started, st
 from tests.patience import HANG_S, until
 
 from stepscope.errors import FleetError, UsageError
-from stepscope.experiments.engine.points import SweepPoint
+from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.fleet import gatherer as gatherer_module
 from stepscope.experiments.fleet.certificates import make_certificates
 from stepscope.experiments.fleet.devices import devices, up

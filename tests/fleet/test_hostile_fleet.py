@@ -30,12 +30,12 @@ from stepscope.experiments.fleet.certificates import (
     Identity,
     NotAdmitted,
     admit,
-    admitted,
     device_public_key,
     make_certificates,
     revoke,
     signed_by,
     tls_context,
+    verify_peer,
 )
 from stepscope.experiments.fleet.devices import devices
 from stepscope.experiments.fleet.protocol import MOST_BODY_BYTES, FleetUnreachable, open_link
@@ -250,7 +250,7 @@ def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> Non
     fleet = HostileFleet(tmp_path)
     old = fleet.device("old")
     der = ssl.PEM_cert_to_DER_cert((old.folder / CERTIFICATE).read_text())
-    assert admitted(fleet.tls, der) == Identity("device", "old", "old")
+    assert verify_peer(fleet.tls, der) == Identity("device", "old", "old")
     signature = certificates.sign(old.folder, b"x")
     assert not make_certificates(fleet.tls), "what lasts is left as it is"
     assert make_certificates(fleet.tls, rotate=True)
@@ -258,7 +258,7 @@ def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> Non
         signed_by(fleet.tls / "ca.pem", (old.folder / CERTIFICATE).read_text(), signature, b"x")
     admit(fleet.tls, Identity("device", "old", "old"), device_public_key(old.folder, rotate=True))
     with pytest.raises(NotAdmitted, match="revoked or replaced"):
-        admitted(fleet.tls, der)
+        verify_peer(fleet.tls, der)
     fleet.loop.close()
 
 
@@ -270,7 +270,7 @@ def test_a_certificate_ends_and_is_renewed_before(tmp_path: Path, monkeypatch: p
     now = datetime.datetime.now(datetime.timezone.utc)
     monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=366))
     with pytest.raises(NotAdmitted, match="expired"):
-        admitted(fleet.tls, ssl.PEM_cert_to_DER_cert(pem))
+        verify_peer(fleet.tls, ssl.PEM_cert_to_DER_cert(pem))
     with pytest.raises(NotAdmitted, match="expired"):
         signed_by(fleet.tls / "ca.pem", pem, certificates.sign(device.folder, b"x"), b"x")
     monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=330))

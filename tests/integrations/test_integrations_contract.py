@@ -13,7 +13,7 @@ from tests.patience import HANG_S
 
 from stepscope.errors import MissingDependency, UnknownName
 from stepscope.integrations import discovered, logger, loggers
-from stepscope.integrations._library import load
+from stepscope.integrations._library_hooks import load
 
 FILES = discovered().modules
 LIBRARIES = {"lightning", "pytorch_lightning", "transformers", "accelerate", "keras", "mlflow", "wandb", "tensorboard"}

@@ -17,7 +17,7 @@ from torch import nn
 
 import stepscope
 from stepscope.errors import UsageError
-from stepscope.integrations._library import guarded
+from stepscope.integrations._library_hooks import guard_hook
 from stepscope.integrations._training import TrainingRun
 
 LIBRARY = {"library": "test"}
@@ -63,8 +63,8 @@ def test_what_fails_in_a_hook_ends_the_recording_and_not_the_training(tmp_path: 
     hook.__name__ = "on_batch"
     callback = SimpleNamespace(recording=_begun(tmp_path))
     with pytest.warns(RuntimeWarning, match="the training goes on"):
-        guarded(hook)(callback)
-    guarded(hook)(callback)
+        guard_hook(hook)(callback)
+    guard_hook(hook)(callback)
     run = callback.recording.run
     assert hook.call_count == 1
     assert run.status == "interrupted"
@@ -81,7 +81,7 @@ def test_an_exception_that_a_signal_handler_raises_in_a_hook_is_the_trainings_ow
     callback, before = SimpleNamespace(recording=_begun(tmp_path)), signal.signal(signal.SIGUSR1, alarm)
     try:
         with pytest.raises(TimeoutError):
-            guarded(hook)(callback)
+            guard_hook(hook)(callback)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert callback.recording.open
@@ -93,7 +93,7 @@ def test_a_forked_child_hears_of_nothing(tmp_path: Path) -> None:
     hook.__name__ = "on_batch"
     child = os.fork()
     if child == 0:
-        guarded(hook)(SimpleNamespace(recording=recording))
+        guard_hook(hook)(SimpleNamespace(recording=recording))
         os._exit(hook.call_count)
     assert os.waitpid(child, 0)[1] == 0
     recording.step()

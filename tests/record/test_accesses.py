@@ -10,7 +10,7 @@ from tests.record.loops import record
 from torch import Tensor, nn
 
 from stepscope.analysis.run import Run
-from stepscope.record.memory.tree import changed_arguments
+from stepscope.record.memory.event_tree import changed_arguments
 
 
 class TwoBranches(nn.Module):

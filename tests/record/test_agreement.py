@@ -12,12 +12,12 @@ from torch import nn
 
 from stepscope.clock import unix_minus_monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.boundary import Boundary
+from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.events import MODULE_SCOPE, Names
 from stepscope.record.ops.modules import ModuleBook
 from stepscope.record.ops.rows import ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.updates import OptimizerCalls
-from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder.reader import frame_of
 
 
@@ -44,7 +44,7 @@ def both() -> tuple[pl.DataFrame, Any, ModuleBook]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     book = ModuleBook()
     book.add_root(model)
-    routes, spans = Routes(Boundary(lambda _: None), ScopesAlone(book)), []
+    routes, spans = TorchHooks(Boundary(lambda _: None), ScopesAlone(book)), []
     offset = unix_minus_monotonic_ns()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         routes.install()

@@ -14,7 +14,7 @@ from stepscope.errors import MissingDependency, StepscopeError, UnknownName, Usa
 from stepscope.record import c_allocators, empty_process
 from stepscope.record.dry.allocator_costs import compare_allocators, measured_steps, report
 
-glibc = pytest.mark.skipif(c_allocators.in_force()["library"] is None, reason="needs glibc")
+glibc = pytest.mark.skipif(c_allocators.current_allocator_facts()["library"] is None, reason="needs glibc")
 _SAYS = "import json; from stepscope.record import c_allocators as a; {}; print(json.dumps(a.in_force()))"
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.record import boundary as boundary_module
-from stepscope.record.boundary import Boundary, Undisturbed, _action_of, is_ours
+from stepscope.record import fault_boundary as boundary_module
+from stepscope.record.fault_boundary import Boundary, DeferredSignals, _action_of, is_ours
 
 _OURS = str(Path(stepscope.__file__).parent / "record" / "a_part.py")
 
@@ -161,8 +161,8 @@ def test_a_signal_that_comes_while_undisturbed_is_handled_at_the_end() -> None:
     done = []
     before = signal.signal(signal.SIGUSR1, ring)
     try:
-        with pytest.raises(Timeout), Undisturbed():  # noqa: PT012 - it is raised by the end of the block
-            with Undisturbed():
+        with pytest.raises(Timeout), DeferredSignals():  # noqa: PT012 - it is raised by the end of the block
+            with DeferredSignals():
                 signal.raise_signal(signal.SIGUSR1)
             done.append("inner")
             signal.raise_signal(signal.SIGUSR1)
@@ -178,7 +178,7 @@ def test_a_signal_that_comes_while_undisturbed_is_handled_at_the_end() -> None:
 def test_a_handler_that_waited_is_given_the_frame_in_which_the_training_was() -> None:
     given: list[FrameType | None] = []
     act = ours(
-        "with Undisturbed(): ring(number)", Undisturbed=Undisturbed, ring=signal.raise_signal, number=signal.SIGUSR1
+        "with Undisturbed(): ring(number)", Undisturbed=DeferredSignals, ring=signal.raise_signal, number=signal.SIGUSR1
     )
     before = signal.signal(signal.SIGUSR1, lambda _number, frame: given.append(frame))
     try:
@@ -218,12 +218,12 @@ def test_a_shield_that_a_fault_of_ours_keeps_from_ending_ends_with_the_boundary(
         raise LookupError
 
     def work() -> None:
-        with Undisturbed():
+        with DeferredSignals():
             signal.raise_signal(signal.SIGUSR1)
 
     boundary = Boundary(lambda _: None)
     before = signal.signal(signal.SIGUSR1, ring)
-    monkeypatch.setattr(Undisturbed, "__exit__", broken)
+    monkeypatch.setattr(DeferredSignals, "__exit__", broken)
     try:
         with pytest.raises(Timeout):
             boundary.call(work)
@@ -241,7 +241,7 @@ def test_what_a_handler_raises_goes_on_whatever_fails_as_handlers_are_put_back(m
     before = signal.signal(signal.SIGUSR1, ring)
     monkeypatch.setattr(boundary_module, "_restore", lambda *_: broken())
     try:
-        with pytest.raises(Timeout), Undisturbed():
+        with pytest.raises(Timeout), DeferredSignals():
             signal.raise_signal(signal.SIGUSR1)
         assert signal.getsignal(signal.SIGUSR1) is ring
     finally:
@@ -256,13 +256,13 @@ def test_nothing_is_kept_by_an_exception_that_the_end_raises(ours: bool, monkeyp
     def ring(_number: int, _frame: object) -> None:
         raise Timeout
 
-    def broken(_: Undisturbed) -> None:
+    def broken(_: DeferredSignals) -> None:
         raise Timeout
 
     def train() -> weakref.ref[Large]:
         held = Large()
         try:
-            with Undisturbed():
+            with DeferredSignals():
                 signal.raise_signal(signal.SIGUSR1)
         except Timeout:
             return weakref.ref(held)
@@ -270,7 +270,7 @@ def test_nothing_is_kept_by_an_exception_that_the_end_raises(ours: bool, monkeyp
 
     before = signal.signal(signal.SIGUSR1, ring)
     if ours:
-        monkeypatch.setattr(Undisturbed, "_restore", broken)
+        monkeypatch.setattr(DeferredSignals, "_restore", broken)
     gc.disable()
     try:
         assert train()() is None
@@ -283,7 +283,7 @@ def test_another_thread_needs_no_shield_and_changes_no_handler() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def enter() -> None:
-        with Undisturbed():
+        with DeferredSignals():
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen: list[object] = []
@@ -306,7 +306,7 @@ def test_what_c_has_installed_for_a_signal_is_put_back() -> None:
         signal.siginterrupt(signal.SIGUSR1, False)
         faulthandler.register(signal.SIGUSR1, file=2, chain=True)
         installed = _handler_and_flags()
-        with Undisturbed():
+        with DeferredSignals():
             assert _handler_and_flags() != installed
         assert _handler_and_flags() == installed
     finally:
@@ -329,7 +329,7 @@ def test_a_child_that_another_thread_forks_meanwhile_has_the_handlers_of_the_tra
 
     before = signal.signal(signal.SIGUSR1, ring)
     try:
-        with Undisturbed():
+        with DeferredSignals():
             thread = threading.Thread(target=fork)
             thread.start()
             thread.join()

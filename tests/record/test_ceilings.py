@@ -104,7 +104,7 @@ def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
 
 
 def test_a_slow_device_is_asked_for_the_small_products_and_convolutions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling_probe, "best", lambda *asked: ceiling_probe.Timed(0.2, 0.0))
+    monkeypatch.setattr(ceiling_probe, "time_fastest_block", lambda *asked: ceiling_probe.Timed(0.2, 0.0))
     rows = list(ceiling_probe.arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None))
     assert [row["kind"] for row in rows] == ["gemm", "convolution", "convolution backward"]
 
@@ -124,4 +124,4 @@ def test_a_block_in_which_the_probe_waited_gives_way_to_a_slower_one_that_was_cl
 ) -> None:
     blocks = iter([ceiling_probe.Timed(1.0, 0.5), ceiling_probe.Timed(3.0, 0.0)] * 1000)
     monkeypatch.setattr(ceiling_probe, "_block", lambda call, calls, wait: next(blocks))
-    assert ceiling_probe.best(lambda: None, seconds=0.0).seconds == 3.0
+    assert ceiling_probe.time_fastest_block(lambda: None, seconds=0.0).seconds == 3.0

@@ -18,7 +18,7 @@ from torch import nn
 import stepscope
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.record import kineto, torch_private
-from stepscope.record.facts import status_of
+from stepscope.record.run_facts import status_of
 from stepscope.runfolder import RunReader
 
 LOOP = """

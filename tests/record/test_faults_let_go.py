@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stepscope.record.boundary import Boundary
+from stepscope.record.fault_boundary import Boundary
 
 
 class Graph:

@@ -441,7 +441,7 @@ def plan(cost_of_layers_ms: float = 0.1) -> tuple[Plan, list[int], list[int]]:
             layers.append(step)
             open_layers += 1
             made.layers_timed = True
-        made.took(wanted, 10 * MS)
+        made.note_step_length(wanted, 10 * MS)
     return made, profiled, layers
 
 
@@ -467,7 +467,7 @@ def test_layers_stay_within_the_allowance_of_profiling(monkeypatch: pytest.Monke
 def test_a_training_whose_layers_cannot_be_timed_apart_is_profiled_as_before() -> None:
     made = Plan(parse_schedule("adaptive"))
     for step in range(300):
-        made.took(made.records(step, step * 10 * MS), 10 * MS)
+        made.note_step_length(made.records(step, step * 10 * MS), 10 * MS)
         assert not made.times_layers
 
 

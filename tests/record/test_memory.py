@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import stepscope
 from stepscope.analysis.run import Run
 from stepscope.record import kineto
-from stepscope.record.memory.watch import MemoryWatch
+from stepscope.record.memory.tensor_watch import MemoryWatch
 
 WIDE, DEEP, BATCH = 64, 8, 32
 F32 = 4

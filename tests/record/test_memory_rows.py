@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.memory.events import memory_over_time, peak
+from stepscope.record.memory.event_tree import Argument, Tree, TreeOp, read_tree
 from stepscope.record.memory.rows import MemoryBook, memory_rows
-from stepscope.record.memory.tree import Argument, Tree, TreeOp, read_tree
-from stepscope.record.memory.watch import Mark, Watched
+from stepscope.record.memory.tensor_watch import Mark, Watched
 from stepscope.record.ops.events import BACKWARD, FORWARD, Events
 from stepscope.record.ops.rows import Labelled, StepSpan, Window
 from stepscope.record.ops.updates import OptimizerCalls

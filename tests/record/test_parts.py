@@ -14,7 +14,7 @@ from tests.record.loops import record
 from torch import nn
 
 from stepscope import Run
-from stepscope.record import recorder, torch_private, windows
+from stepscope.record import op_windows, recorder, torch_private
 from stepscope.record.ops.modules import CallPlaces
 from stepscope.runfolder import RunReader
 
@@ -40,8 +40,8 @@ class Recurrent(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST_EVENTS_PER_STEP", 3000)
-    monkeypatch.setattr(windows, "MOST_EVENTS_PER_PART", 1000)
+    monkeypatch.setattr(op_windows, "MOST_EVENTS_PER_STEP", 3000)
+    monkeypatch.setattr(op_windows, "MOST_EVENTS_PER_PART", 1000)
 
 
 @pytest.fixture(autouse=True)

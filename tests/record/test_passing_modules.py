@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import stepscope
-from stepscope.record.facts import of_modules
-from stepscope.record.gradient_threads import Trainers
+from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.ops import modules
 from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.run_facts import model_json_rows
 from stepscope.record.steps import StepFinder
 from stepscope.runfolder import RunReader
 
@@ -161,7 +161,7 @@ def test_a_part_that_is_called_before_its_model_has_its_name_there() -> None:
     assert book.index(model[0]) == first
     assert sorted(name for name, _ in book.names()) == ["", "0", "0.0", "0.1", "1"]
     assert book.root_names() == {""}
-    rows = of_modules(book, {}, {})
+    rows = model_json_rows(book, {}, {})
     assert [row["module"] for row in rows] == ["", "0", "0.0", "0.1", "1"]
     assert [row["parent"] for row in rows] == [None, "", "0", "0", ""]
 
@@ -204,7 +204,9 @@ def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
 
 
 def test_what_is_known_of_modules_that_are_made_anew_does_not_grow_with_the_steps() -> None:
-    finder = StepFinder(Trainers(), True, None, lambda *_: None, lambda *_: False, lambda _: None, lambda _: True)
+    finder = StepFinder(
+        GradientThreads(), True, None, lambda *_: None, lambda *_: False, lambda _: None, lambda _: True
+    )
     inputs, targets = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
 
     def call(module: nn.Module, *given: torch.Tensor) -> torch.Tensor:

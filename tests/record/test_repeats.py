@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import stepscope
-from stepscope.record import repeats
+from stepscope.record import repeated_steps
 from stepscope.record.framework import Ended
-from stepscope.record.repeats import Repeats
+from stepscope.record.repeated_steps import RepeatFilter
 from stepscope.record.session import SESSIONS, Session
 from stepscope.record.torch_recorder import TorchRecorder
 from stepscope.runfolder import RunReader
@@ -201,7 +201,7 @@ def test_steps_and_samples_are_those_of_a_run_in_which_every_event_is_followed(
 ) -> None:
     found = written(loop, seed, tmp_path / "looked")
     assert sum(looked_at) > 10
-    monkeypatch.setattr(Repeats, "may_begin", lambda *_: None)
+    monkeypatch.setattr(RepeatFilter, "may_begin", lambda *_: None)
     assert found == written(loop, seed, tmp_path / "followed")
 
 
@@ -241,7 +241,7 @@ def test_losses_on_an_accelerator_are_waited_for_at_the_flush_and_not_in_every_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.record.step_log.FLUSH_EVERY_NS", 10**15)
-    monkeypatch.setattr("stepscope.record.repeats.FLUSH_EVERY_NS", 10**15)
+    monkeypatch.setattr("stepscope.record.repeated_steps.FLUSH_EVERY_NS", 10**15)
     model, read, graphs = nn.Linear(8, 1), list[int](), list[weakref.ref[Any]]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with _Accelerator() as device, stepscope.profile(model, out=tmp_path, record="none") as scope:
@@ -339,7 +339,7 @@ def test_a_fault_of_ours_in_a_look_is_told_and_the_training_goes_on(
     with stepscope.profile(model, out=tmp_path, record="none") as scope:
         for step in range(20):
             if step == 15:
-                monkeypatch.setattr(repeats, "_is_grad_enabled", broken)
+                monkeypatch.setattr(repeated_steps, "_is_grad_enabled", broken)
             model(torch.randn(3, 4))
             monkeypatch.undo()
             optimizer.step()

@@ -457,7 +457,7 @@ def test_a_layer_that_is_added_in_mid_training_and_a_lazy_one_have_their_names(t
             value = torch.randn(3, 4)
             for part in model.values():
                 value = part(value)
-            value.square().sum().backward()
+            value.square().sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scope.step()
     types = dict(RunReader(scope.path).model.select("module", "type").iter_rows())

@@ -61,7 +61,7 @@ class Machine:
                 plan.spent(self.window_ns)
                 now, block = now + self.window_ns, 0
             took = self.step_ns + (self.extra_ns if wanted else 0)
-            plan.took(wanted, took)
+            plan.note_step_length(wanted, took)
             now += took
             if wanted:
                 recorded.append(step)
@@ -177,7 +177,7 @@ def test_shapes_are_looked_at_one_step_later_where_the_first_could_not_be_profil
     asked = {}
     for step in range(WARMUP_STEPS):
         asked[step] = plan.records(step, 0), plan.wants_shapes(step, 0)
-        plan.took(asked[step][0] and step != 1, MS)
+        plan.note_step_length(asked[step][0] and step != 1, MS)
     assert asked == {0: (False, False), 1: (True, True), 2: (True, True)}
 
 
@@ -185,7 +185,7 @@ def test_shapes_are_looked_at_one_step_later_where_the_first_was_profiled_in_par
     plan = Plan(parse_schedule("adaptive"))
     plan.events_per_step = 700
     assert not plan.records(0, 0)
-    plan.took(False, MS)
+    plan.note_step_length(False, MS)
     assert plan.records(1, 0)
     assert plan.wants_shapes(1, 0)
     plan.took_no_shapes()

@@ -487,7 +487,7 @@ def test_a_run_whose_training_has_not_begun_yet_is_running(tmp_path: Path, monke
         seen.append((RunReader(writer.path).status, status_of(read_json(writer.path / "run.json"))))
         return 0
 
-    monkeypatch.setattr("stepscope.record.script._trained", looked)
+    monkeypatch.setattr("stepscope.record.script._run_training_script", looked)
     (tmp_path / "train.py").write_text("")
     run_script(str(tmp_path / "train.py"), [], Settings(out=tmp_path / "runs"))
     assert seen == [("running", "running")]

@@ -20,11 +20,11 @@ from torch import nn
 import stepscope
 from stepscope import Run
 from stepscope.clock import monotonic_ns
-from stepscope.record.gradient_threads import Trainers
+from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.kineto import runs_elsewhere, start_window
-from stepscope.record.optimizer_identity import CopiesMove, Identities, OneModel, OptimizerNumbers
+from stepscope.record.optimizer_identity import CopyUpdateWitness, Identities, OptimizerNumbers, SharedModelWitness
 from stepscope.record.sample_count import SampleCount, first_tensor
-from stepscope.record.steps import Gaps, StepFinder
+from stepscope.record.steps import EvaluationGaps, StepFinder
 from stepscope.record.torch_private import first_bytes
 from stepscope.record.update_rounds import ROUNDS, Fingerprint, ManualRounds, OptimizerRounds
 from stepscope.runfolder import RunReader
@@ -263,7 +263,7 @@ def test_many_copies_that_come_one_after_another_have_one_number() -> None:
 @pytest.mark.parametrize(("rate", "moves"), [(0.5, True), (0.0, False), (1.0, False)])
 def test_a_model_moves_where_a_new_copy_begins_on_the_way_of_those_before_it(rate: float, moves: bool) -> None:
     torch.manual_seed(0)
-    model, witness = nn.Linear(4, 3), CopiesMove()
+    model, witness = nn.Linear(4, 3), CopyUpdateWitness()
     for _ in range(6):
         ways = []
         for _ in range(2 if rate < 1 else 1):
@@ -279,13 +279,13 @@ def test_a_model_moves_where_a_new_copy_begins_on_the_way_of_those_before_it(rat
 @pytest.mark.parametrize("width", [1, 4, 16])
 def test_models_that_begin_anywhere_are_no_copies_of_one_that_moves(width: int, updates: int) -> None:
     torch.manual_seed(0)
-    witness = CopiesMove()
+    witness = CopyUpdateWitness()
     for _ in range(20):
         trained(nn.Linear(width, 4), updates, witness)
         assert not witness.moves
 
 
-def trained(model: nn.Linear, updates: int, witness: CopiesMove) -> torch.Tensor:
+def trained(model: nn.Linear, updates: int, witness: CopyUpdateWitness) -> torch.Tensor:
     """The weights of a model after so many updates by an optimizer of its own."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(updates):
@@ -302,7 +302,7 @@ def test_optimizers_are_of_one_model_where_it_holds_the_parameters_and_each_pass
     shared: bool, detached: bool
 ) -> None:
     nets = [nn.Linear(4, 4), nn.Linear(4, 1)]
-    both, witness = nn.Sequential(*nets), OneModel()
+    both, witness = nn.Sequential(*nets), SharedModelWitness()
     optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
     for number in (0, 1, 1, 0, 1, 1):
         for model in [both] if shared else nets:
@@ -785,7 +785,7 @@ def test_a_model_whose_call_fails_is_asked_again(tmp_path: Path) -> None:
     assert record(loop, tmp_path, steps="optimizer").steps["samples"].to_list() == [20, 20]
 
 
-def gap(gaps: Gaps, *models: int) -> int | None:
+def gap(gaps: EvaluationGaps, *models: int) -> int | None:
     """When evaluation ended that is excluded from the step after this gap."""
     gaps.begins()
     for t_ns, model in enumerate(models, 1):
@@ -794,12 +794,12 @@ def gap(gaps: Gaps, *models: int) -> int | None:
 
 
 def test_what_is_called_without_gradients_now_and_then_is_evaluation() -> None:
-    gaps = Gaps()
+    gaps = EvaluationGaps()
     assert [gap(gaps, *([7] if step % 5 == 4 else [])) for step in range(10)] == [*[None] * 4, 1, *[None] * 4, 1]
 
 
 def test_what_is_called_without_gradients_before_every_step_is_part_of_it() -> None:
-    gaps = Gaps()
+    gaps = EvaluationGaps()
     assert [gap(gaps, 7) for _ in range(5)] == [None] * 5
 
 
@@ -1183,7 +1183,7 @@ class _Looked(nn.Parameter):
 
 @pytest.mark.parametrize("others", [False, True])
 def test_gradients_are_not_looked_at_while_another_thread_trains(others: bool) -> None:
-    class Others(Trainers):
+    class Others(GradientThreads):
         def others(self) -> bool:
             return others
 

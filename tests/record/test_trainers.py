@@ -13,10 +13,10 @@ from tests.record.loops import record, simple_loop
 from torch import nn
 from torch.utils.data import DataLoader
 
-from stepscope.record.boundary import Boundary
-from stepscope.record.gradient_threads import Trainers
+from stepscope.record.fault_boundary import Boundary
+from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.steps import StepFinder
-from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_hooks import TorchHooks
 
 
 def _in_a_thread(action: Callable[[], None]) -> Callable[[], None]:
@@ -40,7 +40,7 @@ def _in_a_thread(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> None:
-    trainers = Trainers()
+    trainers = GradientThreads()
     trainers.computes()
     assert not trainers.others()
     end = _in_a_thread(trainers.computes)
@@ -50,7 +50,7 @@ def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> N
 
 
 def test_a_thread_that_the_module_threading_knows_nothing_of_counts_until_it_has_ended() -> None:
-    trainers, done, may_end = Trainers(), threading.Event(), threading.Event()
+    trainers, done, may_end = GradientThreads(), threading.Event(), threading.Event()
     trainers.computes()
 
     def run() -> None:
@@ -67,7 +67,7 @@ def test_a_thread_that_the_module_threading_knows_nothing_of_counts_until_it_has
 
 def test_a_thread_that_has_the_number_of_one_that_ended_counts_as_that_one() -> None:
     """What it does is what the former did, so that it is only looked at, and tells nobody that it computes."""
-    trainers, numbers = Trainers(), []
+    trainers, numbers = GradientThreads(), []
     trainers.computes()
 
     def computes() -> None:
@@ -85,7 +85,7 @@ def test_a_thread_that_has_the_number_of_one_that_ended_counts_as_that_one() -> 
 
 def test_a_pass_within_a_pass_makes_no_trainer() -> None:
     """Autograd runs it in a thread of its own for an accelerator, while the one that asked for it waits."""
-    trainers = Trainers()
+    trainers = GradientThreads()
 
     class Nested(torch.autograd.Function):
         @staticmethod
@@ -120,7 +120,7 @@ def _heard(action: Callable[[], object]) -> list[nn.Module]:
     """Modules that are reported as called while this runs."""
     heard = _Heard()
     listener: Any = heard
-    routes = Routes(Boundary(lambda _: None), listener)
+    routes = TorchHooks(Boundary(lambda _: None), listener)
     routes.install()
     try:
         action()

@@ -12,7 +12,7 @@ import torch
 from tests.patience import HANG_S
 from torch import nn
 
-from stepscope.record import facts
+from stepscope.record import run_facts
 from stepscope.record.ops.modules import ModuleBook
 
 IMPORTS = """
@@ -66,7 +66,7 @@ def test_a_profiled_loop_never_imports_polars_and_holds_no_file_of_the_run(tmp_p
 def modules_of(model: nn.Module) -> dict[str, dict[str, Any]]:
     book = ModuleBook()
     book.add_root(model, "")
-    return {row["module"]: row for row in facts.of_modules(book, {}, {})}
+    return {row["module"]: row for row in run_facts.model_json_rows(book, {}, {})}
 
 
 def test_a_lazy_module_has_no_parameters_yet_and_its_neighbours_do() -> None:
@@ -140,9 +140,9 @@ def test_facts_ask_nothing_that_would_initialise_a_gpu_or_set_up_threads(
     monkeypatch.setattr(torch, "get_num_threads", refuse)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     (tmp_path / "device.json").write_text('{"board": "a board"}')
-    assert facts.of_device(None)["accelerators_torch"] == []
-    assert facts.of_device(None, tmp_path)["board"] == "a board"
-    assert "threads" not in facts.of_process()
+    assert run_facts.device_json(None)["accelerators_torch"] == []
+    assert run_facts.device_json(None, tmp_path)["board"] == "a board"
+    assert "threads" not in run_facts.process_facts()
 
 
 def test_gpus_are_named_at_the_end_where_the_training_has_initialised_them(
@@ -154,7 +154,7 @@ def test_gpus_are_named_at_the_end_where_the_training_has_initialised_them(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: Properties)
-    found = facts.of_device(None, tmp_path)  # device.json is gone as well
+    found = run_facts.device_json(None, tmp_path)  # device.json is gone as well
     assert found["accelerators_torch"] == [{"index": 0, "name": "a GPU", "memory_bytes": 8_000}]
     assert {"board", "at_end"} <= set(found)
 
@@ -164,8 +164,8 @@ def test_a_working_directory_that_was_removed_is_null(tmp_path: Path, monkeypatc
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert facts.of_process()["cwd"] is None
+    assert run_facts.process_facts()["cwd"] is None
     monkeypatch.chdir(tmp_path)
-    versions = facts.of_process()["versions"]
+    versions = run_facts.process_facts()["versions"]
     assert versions["polars"]
     assert versions["torch"] == torch.__version__

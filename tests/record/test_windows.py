@@ -21,7 +21,7 @@ import pytest
 from tests.patience import HANG_S
 
 from stepscope.record.gradient_threads import at_end_of_thread
-from stepscope.record.windows import RamAlarm
+from stepscope.record.op_windows import RamAlarm
 from stepscope.runfolder import RunReader
 
 ALWAYS = -(10**15)  # less than nothing is resident: the alarm goes off at once
@@ -82,7 +82,7 @@ def test_an_alarm_that_is_cleared_or_far_from_its_limit_does_nothing() -> None:
 READ = """
 import time
 import numpy as np
-from stepscope.record.windows import RamAlarm
+from stepscope.record.op_windows import RamAlarm
 seen = []
 alarm = RamAlarm(lambda: seen.append(1), 100_000_000)
 alarm.set()

@@ -14,8 +14,8 @@ import pytest
 from tests.analysis.powered import powered, rail, times
 from tests.fabricate import STEP, Core, fabricate_run
 
-from stepscope.analysis.answer import setting
 from stepscope.analysis.device.ceilings import roofline, roofs
+from stepscope.analysis.first_screen import setting_facts
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import module_quantities, resolution_sentences, summary
 from stepscope.analysis.time.tracks import drift, step_lanes, step_tracks
@@ -75,7 +75,7 @@ def _known(run: Run) -> list[object]:
     found, points = drift(run), roofline(run)
     frames = [summary(run), run.meta, run.device, run.channels, steps, run.modules(), run.operators(), run.phases()]
     frames += [run.metrics(), run.overhead(), run.energy_totals(), run.rail_energy(), module_quantities(run), run.id]
-    frames += [run.layers(), setting(run)]
+    frames += [run.layers(), setting_facts(run)]
     frames += [
         run.attained("module"),
         run.attained("operator"),

@@ -20,11 +20,11 @@ from tests.fabricate import fabricate_run
 from tests.patience import HANG_S, until
 
 from stepscope.cli import live as live_command
-from stepscope.clock import anchors
+from stepscope.clock import read_clocks
 from stepscope.errors import RunNotFound
 from stepscope.report.live import folder, live_view
 from stepscope.report.live.folder import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_of
-from stepscope.report.live.run_state import Now, Watch, total_scopes
+from stepscope.report.live.run_state import Now, RunWatcher, total_scopes
 from stepscope.report.live.screen import Screen, ending_of, line_of, watch
 from stepscope.runfolder import RunWriter, schema
 
@@ -78,7 +78,7 @@ class Growing:
         self.describe(self.CHANNELS)
         workload = {"name": "lenet", "batch_size": 16}
         defaults = {"workload": workload, "argv": ["stepscope", "run", "lenet", "--steps", "200"], "pid": os.getpid()}
-        self.writer.update(**{**defaults, "clock": anchors(), **header})
+        self.writer.update(**{**defaults, "clock": read_clocks(), **header})
         self.now_ns, self.step = 10**12, 0
 
     def describe(self, channels: Any) -> None:
@@ -135,13 +135,13 @@ def test_the_row_of_a_step_is_that_of_the_run_folder() -> None:
 def test_a_tail_gives_each_whole_row_once_and_waits_for_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     tail = RowTail(path, ROW)
-    assert list(tail.new()) == []
+    assert list(tail.read_new_rows()) == []
     path.write_bytes(ROW.pack(1, 0.1) + ROW.pack(2, 0.2)[:7])
-    assert list(tail.new()) == [(1, 0.1)]
+    assert list(tail.read_new_rows()) == [(1, 0.1)]
     with path.open("ab") as file:
         file.write(ROW.pack(2, 0.2)[7:])
-    assert list(tail.new()) == [(2, 0.2)]
-    assert list(tail.new()) == []
+    assert list(tail.read_new_rows()) == [(2, 0.2)]
+    assert list(tail.read_new_rows()) == []
     assert tail.first() == (1, 0.1)
     tail.close()
 
@@ -150,7 +150,7 @@ def test_a_tail_reads_the_end_alone_of_a_long_file(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(b"".join(ROW.pack(n, 0.0) for n in range(20_000)))
     tail = RowTail(path, ROW)
-    rows = list(tail.new())
+    rows = list(tail.read_new_rows())
     assert len(rows) < 5_000
     assert rows[-1] == (19_999, 0.0)
     tail.close()
@@ -160,27 +160,27 @@ def test_a_tail_reads_on_when_the_file_has_lost_its_name(tmp_path: Path) -> None
     path = tmp_path / "rows"
     path.write_bytes(ROW.pack(1, 0.0))
     tail = RowTail(path, ROW)
-    list(tail.new())
+    list(tail.read_new_rows())
     with path.open("ab") as file:
         file.write(ROW.pack(2, 0.0))
     path.unlink()
-    assert list(tail.new()) == [(2, 0.0)]
+    assert list(tail.read_new_rows()) == [(2, 0.0)]
     tail.close()
 
 
 def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     tail = LineTail(path)
-    assert tail.new() == []
+    assert tail.read_new_lines() == []
     path.write_bytes(b"one\ntw")
-    assert tail.new() == ["one"]
+    assert tail.read_new_lines() == ["one"]
     with path.open("ab") as file:
         file.write(b"o\n\xff\n")
-    assert tail.new() == ["two", "\ufffd"]
+    assert tail.read_new_lines() == ["two", "\ufffd"]
 
 
 def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None:
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     growing.go(100)
     view.look()
     growing.go(50)
@@ -206,7 +206,7 @@ def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None
 
 
 def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     growing.go(10)
     view.look()
     growing.now_ns += 60_000 * MS
@@ -219,7 +219,7 @@ def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
 
 
 def test_after_the_last_reading_of_a_run_that_goes_on_nothing_is_known(growing: Growing) -> None:
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     growing.go(10)
     assert view.look().total_w == pytest.approx(5.0)
     growing.now_ns += 60_000 * MS
@@ -230,7 +230,7 @@ def test_after_the_last_reading_of_a_run_that_goes_on_nothing_is_known(growing: 
 
 
 def test_a_core_whose_idle_time_stands_still_is_as_busy_as_before_until_it_would_have_woken(growing: Growing) -> None:
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     growing.row("cpu", 0.0, 0.0)
     assert dict(view.look().cores) == {"core 0": None, "core 1": None}
     found = []
@@ -255,7 +255,7 @@ def test_what_lies_inside_a_rail_of_the_total_is_not_added_to_it(tmp_path: Path)
         ]
     )
     growing.row("p", 20.0, 100.0, 80.0)
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     assert view.look().total_w == pytest.approx(120.0)
     view.close()
 
@@ -271,7 +271,7 @@ def test_a_counter_that_is_set_back_gives_no_rate_and_no_negative_one() -> None:
 
 
 def test_a_sensor_that_joins_is_followed_from_then_on(growing: Growing) -> None:
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     growing.go(5)
     view.look()
     growing.describe([*Growing.CHANNELS, _channel("wall", "power", "W", "wall:shelly", rail="shelly")])
@@ -287,7 +287,7 @@ def test_energy_counters_stand_in_where_no_power_is_read(tmp_path: Path) -> None
     growing.row("rapl", 100.0)
     growing.now_ns += 1000 * MS
     growing.row("rapl", 115.0)
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     assert dict(view.look().rails) == pytest.approx({"package-0": 15.0})
     view.close()
 
@@ -301,7 +301,7 @@ def test_a_total_is_of_the_rail_that_holds_the_others_or_not_known() -> None:
 
 def test_a_run_that_has_only_begun_can_be_watched(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "early")
-    view = Watch(writer.path)
+    view = RunWatcher(writer.path)
     now = view.look()
     view.close()
     assert now.status == "running"
@@ -311,7 +311,7 @@ def test_a_run_that_has_only_begun_can_be_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["run.json", "channels.json", "device.json"])
 def test_a_file_that_is_cut_off_leaves_what_was_known(growing: Growing, broken: str) -> None:
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     growing.go(3)
     before = view.look()
     (growing.path / broken).write_text('{"cut')
@@ -333,7 +333,7 @@ def test_no_line_is_wider_than_the_terminal(growing: Growing, width: int, cores:
     growing.go(30)
     if cores:
         growing.row("c", *([1.0] * cores))
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     now = view.look()
     view.close()
     shown = _shown(now, width)
@@ -346,7 +346,7 @@ def test_no_line_is_wider_than_the_terminal(growing: Growing, width: int, cores:
 def test_the_screen_says_what_it_shows(growing: Growing) -> None:
     growing.writer.event("sensor-lost", "sensor x is lost")
     growing.go(150)
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     shown = _shown(view.look())
     view.close()
     for said in (
@@ -374,7 +374,7 @@ def test_the_screen_says_what_it_shows(growing: Growing) -> None:
 def test_a_step_that_takes_long_is_said_to(growing: Growing) -> None:
     growing.go(20)
     growing.now_ns += 30_000 * MS
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     assert "this step: 30 s so far" in _shown(view.look())
     view.close()
 
@@ -440,7 +440,7 @@ def test_a_run_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
 def test_a_run_that_has_ended_has_the_pace_of_its_last_steps(tmp_path: Path) -> None:
     ended = fabricate_run(tmp_path, steps=70)
     assert not (ended / "steps.rows").exists()
-    now = Watch(ended).look()
+    now = RunWatcher(ended).look()
     assert now.pace.done == 70
     assert now.pace.mean_ns is not None
     assert now.pace.began_ns is not None
@@ -493,7 +493,7 @@ def test_waiting_ends_when_it_is_given_up(tmp_path: Path) -> None:
 
 def test_the_run_of_a_process_is_the_one_it_began_since_then(tmp_path: Path) -> None:
     earlier = Growing(tmp_path)
-    since = anchors()["monotonic_ns"]
+    since = read_clocks()["monotonic_ns"]
     assert folder.run_of(tmp_path, os.getpid(), since) is None
     assert folder.run_of(tmp_path, os.getpid(), 0) == earlier.path
     assert folder.run_of(tmp_path, 1, 0) is None
@@ -554,6 +554,6 @@ def test_a_run_that_is_not_there_is_refused_with_what_to_do(tmp_path: Path) -> N
 
 def test_the_end_of_a_run_is_said_with_its_reason(growing: Growing) -> None:
     growing.writer.close("failed", "ValueError: x")
-    view = Watch(growing.path, growing.clock)
+    view = RunWatcher(growing.path, growing.clock)
     assert ending_of(view.look()) == f"{growing.path.name}: failed (ValueError: x)"
     view.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from stepscope.report.table import Cell, Column, Fitting, Parted, Table
+from stepscope.report.table import Cell, Column, FittedTable, SplitTable, Table
 
 NAMES = ("Simulated power of the whole module, rail VDD_IN", "Simulated power of the whole module, rail VDD_CPU")
 NUMBERS = ("1,234,567 ms", "[0.936, 1.234]", "98.7 %", "1.19 min", "12.3 J")
@@ -26,7 +26,10 @@ def drawn(shown: RenderableType, width: int) -> str:
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_report_table_that_does_not_fit_goes_on_below_with_whole_numbers_and_different_names(width: int) -> None:
-    for shown in (Parted(TABLE, "a heading", "report"), Fitting(TABLE, [[column.title for column in COLUMNS[1:]]])):
+    for shown in (
+        SplitTable(TABLE, "a heading", "report"),
+        FittedTable(TABLE, [[column.title for column in COLUMNS[1:]]]),
+    ):
         text = drawn(shown, width)
         assert all(text.count(number) == 2 for number in NUMBERS)
         names = {line.split("  ")[0] for line in text.splitlines() if line.startswith("Sim")}
@@ -45,7 +48,7 @@ def test_a_table_of_a_suite_breaks_no_number(width: int) -> None:
 
 def test_a_heading_without_room_stands_above_its_table() -> None:
     assert "what a step does otherwise, B (40)\n" in drawn(
-        Parted(TABLE, "what a step does otherwise, B (40)", "report"), 60
+        SplitTable(TABLE, "what a step does otherwise, B (40)", "report"), 60
     )
 
 

@@ -130,7 +130,7 @@ def test_a_run_without_steps_is_offered_no_tuning(folders: dict[str, Path]) -> N
 
 
 def test_no_line_breaks_in_an_option_nor_before_a_percent_sign() -> None:
-    assert html.coded("85 % of it; `x` --record-memory all") == (
+    assert html.backticks_to_code("85 % of it; `x` --record-memory all") == (
         '85\u00a0% of it; <code>x</code> <span class="whole">--record-memory</span> all'
     )
 

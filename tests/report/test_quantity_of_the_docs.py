@@ -28,7 +28,7 @@ from stepscope.report import html, text
 from stepscope.report.comparison import render as compared
 from stepscope.report.exports import perfetto
 from stepscope.report.exports._excerpt import excerpt
-from stepscope.report.live.run_state import Watch
+from stepscope.report.live.run_state import RunWatcher
 from stepscope.report.live.screen import line_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-quantity.md").read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def test_it_is_shown_by_terminal_page_perfetto_and_comparison(tmp_path: Path) ->
 
 
 def test_the_live_view_follows_it(tmp_path: Path) -> None:
-    watch = Watch(measured(tmp_path, status=None))
+    watch = RunWatcher(measured(tmp_path, status=None))
     now = watch.look()
     watch.close()
     assert ("DRAM bandwidth dram 0", 8 * GB, "B/s") in now.others

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.run import Run, open_run
+from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.analysis.time.dependencies import _units_of_step, replay, replayed_ns
 from stepscope.analysis.time.schedule import schedule
-from stepscope.analysis.tuning import what_to_change
 from stepscope.report.brief import brief
 from stepscope.report.screen import render
 

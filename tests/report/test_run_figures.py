@@ -14,7 +14,7 @@ from tests.fabricate import fabricate_run
 from tests.report.stored_runs import simulated_board
 
 import stepscope
-from stepscope.analysis.compare.sides import MOST
+from stepscope.analysis.compare.run_groups import MOST
 from stepscope.analysis.run import Run
 from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import StepscopeError, UsageError

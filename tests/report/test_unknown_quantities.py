@@ -18,7 +18,7 @@ from stepscope.analysis.run import Run
 from stepscope.report import html, text
 from stepscope.report.exports import csv, perfetto
 from stepscope.report.exports._excerpt import excerpt
-from stepscope.report.live.run_state import Watch
+from stepscope.report.live.run_state import RunWatcher
 from stepscope.report.live.screen import Screen, line_of
 
 STEP_NS = 16_000_000
@@ -71,7 +71,7 @@ def test_it_is_compared(run: Run, tmp_path: Path) -> None:
 
 
 def test_it_is_in_the_live_view(tmp_path: Path) -> None:
-    watch = Watch(fabricate_run(tmp_path, sampled=(fan(),), status=None))
+    watch = RunWatcher(fabricate_run(tmp_path, sampled=(fan(),), status=None))
     now = watch.look()
     watch.close()
     assert now.others == (("fan load fan 0", 42.0, "%"),)

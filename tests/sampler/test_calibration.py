@@ -19,8 +19,8 @@ from stepscope.record.diagnosis import diagnose
 from stepscope.record.sampler import calibration
 from stepscope.record.sampler.calibration import (
     Recorded,
+    align_log_to_load,
     calibrate_channels,
-    lay_log,
     load_calibrations,
     save_calibrations,
     square_load,
@@ -82,7 +82,7 @@ def test_gain_offset_delay_and_window_come_back() -> None:
 
 def test_a_log_with_a_clock_of_its_own_is_laid_over_the_load() -> None:
     log = [(t / 1e9 + 5000.0, watts) for t, watts in _plug(0.0)]
-    laid = lay_log([t for t, _ in log], [w for _, w in log], False, LOAD, int(SECONDS * 1e9))
+    laid = align_log_to_load([t for t, _ in log], [w for _, w in log], False, LOAD, int(SECONDS * 1e9))
     assert abs(laid[0][0] - (-3.0e9)) < 0.6e9
     found, _ = calibrate_channels(_recorded(_sensor()), [CHANNEL], laid, "log", 0.01)
     assert found[CHANNEL.id].gain == pytest.approx(GAIN, rel=0.01)

@@ -19,7 +19,7 @@ import pytest
 from tests.patience import HANG_S, until
 
 from stepscope.errors import SamplerFailed
-from stepscope.record.sampler.process import STDERR, Sampler, SamplerEnd, pin_away, start_sampler
+from stepscope.record.sampler.process import STDERR, Sampler, SamplerEnd, choose_sampler_core, start_sampler
 from stepscope.runfolder import RunReader
 
 TRAINER = """
@@ -323,10 +323,10 @@ def test_cpu_time_of_a_process_that_is_busy_forty_percent_is_right_within_two_po
 
 
 def test_two_cores_leave_no_core_for_the_sampler_and_more_give_the_last_or_a_little_one(tmp_path: Path) -> None:
-    assert pin_away(tmp_path, {0, 1}) is None
-    assert pin_away(tmp_path, {0, 1, 2, 3}) == 3
+    assert choose_sampler_core(tmp_path, {0, 1}) is None
+    assert choose_sampler_core(tmp_path, {0, 1, 2, 3}) == 3
     for core, capacity in enumerate((446, 446, 1024, 1024)):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{core}"
         folder.mkdir(parents=True)
         (folder / "cpu_capacity").write_text(f"{capacity}\n")
-    assert pin_away(tmp_path, {0, 1, 2, 3}) == 1
+    assert choose_sampler_core(tmp_path, {0, 1, 2, 3}) == 1

@@ -23,10 +23,10 @@ from stepscope.record.sampler.characterise import (
     load_profiles,
     may_characterise,
     observe,
+    period_warning,
     recall_or_measure,
     responses,
     save_profiles,
-    too_fine,
     with_profiles,
 )
 from stepscope.record.sampler.rows import EventLog
@@ -203,10 +203,10 @@ def test_a_sensor_is_read_a_little_faster_than_it_refreshes_and_never_faster_tha
 
 def test_who_asks_for_a_finer_period_than_the_sensor_is_told_why_it_is_not_kept() -> None:
     found = with_profiles(sensor(lambda: [1.0], GAUGE), {GAUGE.id: PROFILE}, 10 * MS)
-    said = too_fine(found, 10 * MS)
+    said = period_warning(found, 10 * MS)
     assert said == "refreshes every 100 ms and averages over 420 ms and is read every 80 ms"
-    assert too_fine(found, 500 * MS) is None
-    assert too_fine(sensor(lambda: [1.0], replace(GAUGE, quantity="rss")), 1) is None
+    assert period_warning(found, 500 * MS) is None
+    assert period_warning(sensor(lambda: [1.0], replace(GAUGE, quantity="rss")), 1) is None
 
 
 def test_a_run_characterises_this_machine_alone_unless_told_otherwise(

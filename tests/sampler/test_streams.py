@@ -18,7 +18,7 @@ import pytest
 from stepscope.record.sampler.loop import SHORT_S, Sampling, StreamOpener, sleeps_between
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import RETRY_NS, Stream
-from stepscope.record.sensors import Survey, distinct, load
+from stepscope.record.sensors import Survey, load, make_ids_unique
 from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Pace, Target, decoded_later
 from stepscope.runfolder import RunReader
 
@@ -320,7 +320,7 @@ def test_one_dear_read_stretches_no_pause_and_two_in_a_row_do(bench: Bench, monk
 def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: Bench) -> None:
     found = bench.sensor.discover(bench.run, bench.target)
     assert isinstance(found, OpenSensor)
-    both = distinct({"first": found, "wobbly": found})
+    both = make_ids_unique({"first": found, "wobbly": found})
     assert [channel.id for channel in both["first"].channels] == ["wobbly.a", "wobbly.b"]
     assert [channel.id for channel in both["wobbly"].channels] == ["wobbly.wobbly.a", "wobbly.wobbly.b"]
     stream = Stream(bench.sensor, both["wobbly"], bench.target, bench.run, bench.file, bench.events, 10)

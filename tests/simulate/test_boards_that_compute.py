@@ -24,11 +24,11 @@ from stepscope.record.device import describe_device
 from stepscope.record.sensors import load
 from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_options
-from stepscope.simulate.chip import RASPBERRY_PI_5, TX2, Activity, Changed, activity, governed_hz
+from stepscope.simulate.chip import RASPBERRY_PI_5, TX2, Activity, ChipScaling, activity, governed_hz
 from stepscope.simulate.marks import FIXED, HOST, IDLE, State, StateLog, StateReader
 from stepscope.simulate.power import PowerTable
 from stepscope.simulate.training_hooks import Beacon
-from stepscope.simulate.work import Work, work_of_call, work_of_update
+from stepscope.simulate.work_estimates import Work, work_of_call, work_of_update
 
 CONVOLUTION = State("Conv2d", "forward", "", "", flops=2e9, moved=2e7, kernels=1)
 RECURRENT = State("LSTM", "forward", "", "", flops=4e7, moved=3e7, kernels=64)
@@ -36,7 +36,7 @@ COMPUTING = {name: board.chip for name, board in BOARDS.items() if board.chip is
 
 
 def doing(state: State, **changed: Any) -> Activity:
-    return activity(TX2, Changed(**changed), state, len(FIXED))
+    return activity(TX2, ChipScaling(**changed), state, len(FIXED))
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_a_gpu_of_a_hundredth_of_the_speed_is_always_busy() -> None:
 
 
 def test_an_idle_board_does_nothing_and_one_whose_host_works_leaves_the_gpu_alone() -> None:
-    assert activity(TX2, Changed(), FIXED[IDLE], IDLE) == Activity()
-    host = activity(TX2, Changed(), FIXED[HOST], HOST)
+    assert activity(TX2, ChipScaling(), FIXED[IDLE], IDLE) == Activity()
+    host = activity(TX2, ChipScaling(), FIXED[HOST], HOST)
     assert (host.gpu, host.host) == (0.0, 1.0)
 
 
@@ -328,7 +328,7 @@ def test_a_clock_leaves_a_fifth_free_and_is_the_highest_under_load() -> None:
 
 def test_a_raspberry_pi_computes_on_four_cores_that_its_memory_can_hold_back() -> None:
     even, starved = (
-        activity(RASPBERRY_PI_5, Changed(), State("Linear", "forward", "", "", flops=flops, moved=2e7), len(FIXED))
+        activity(RASPBERRY_PI_5, ChipScaling(), State("Linear", "forward", "", "", flops=flops, moved=2e7), len(FIXED))
         for flops in (1e10, 1e6)
     )
     shares = even.by_processor(RASPBERRY_PI_5, 0.3)

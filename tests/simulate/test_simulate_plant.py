@@ -8,7 +8,7 @@ import pytest
 from stepscope.arrays import Ints
 from stepscope.simulate.boards import BOARDS, Options
 from stepscope.simulate.marks import FIXED, IDLE, State
-from stepscope.simulate.power import Plant, PowerTable, Segments
+from stepscope.simulate.power import PowerSimulator, PowerTable, Segments
 
 TX2 = BOARDS["jetson-tx2"]
 KINDS = [State(f"Kind{number}", "forward", "place", "shape") for number in range(200)]
@@ -65,7 +65,7 @@ def test_energy_is_the_sum_of_watts_times_seconds_whatever_the_ticks() -> None:
     whole, kept = [], list[Segments]()
     for ticks in ([2 * S], [S // 3, S, 2 * S], list(range(0, 2 * S + 1, S // 10))[1:]):
         kept.clear()
-        plant = Plant(table(), Options(computed=False, noise=0, drift=0), 0, 0, kept.append)
+        plant = PowerSimulator(table(), Options(computed=False, noise=0, drift=0), 0, 0, kept.append)
         marks, states = times(S // 2, S, S + S // 2), times(5, 6, 7)
         for before, until in zip([0, *ticks], ticks, strict=False):
             inside = (marks > before) & (marks <= until)
@@ -77,7 +77,7 @@ def test_energy_is_the_sum_of_watts_times_seconds_whatever_the_ticks() -> None:
 
 def test_marks_of_later_wait_and_marks_that_come_late_begin_now() -> None:
     kept: list[Segments] = []
-    plant = Plant(table(), Options(computed=False, noise=0, drift=0), 0, 0, kept.append)
+    plant = PowerSimulator(table(), Options(computed=False, noise=0, drift=0), 0, 0, kept.append)
     plant.advance(S, times(2 * S), times(5))
     assert [part["state"].tolist() for part in kept] == [[IDLE]]
     plant.advance(3 * S, times(S // 2), times(6))
@@ -87,7 +87,9 @@ def test_marks_of_later_wait_and_marks_that_come_late_begin_now() -> None:
 
 def test_a_throttle_takes_its_share_of_the_power_above_idle() -> None:
     kept: list[Segments] = []
-    plant = Plant(table(), Options(computed=False, noise=0, drift=0, throttle_at_s=1, throttle=0.5), 0, 0, kept.append)
+    plant = PowerSimulator(
+        table(), Options(computed=False, noise=0, drift=0, throttle_at_s=1, throttle=0.5), 0, 0, kept.append
+    )
     plant.advance(S, times(0), times(5))
     before = plant.advance(S + S // 2, times(), times()).watts[-1]
     after = plant.advance(2 * S, times(), times()).watts[-1]
@@ -97,7 +99,7 @@ def test_a_throttle_takes_its_share_of_the_power_above_idle() -> None:
 
 
 def test_heat_raises_power_by_the_drift_in_the_long_run() -> None:
-    plant = Plant(table(), Options(computed=False, noise=0, drift=0.1, drift_tau_s=1), 0, 0, lambda _: None)
+    plant = PowerSimulator(table(), Options(computed=False, noise=0, drift=0.1, drift_tau_s=1), 0, 0, lambda _: None)
     plant.advance(S // 10, times(0), times(5))
     for second in range(1, 11):
         stretch = plant.advance(second * S, times(), times())

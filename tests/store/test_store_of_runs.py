@@ -25,7 +25,7 @@ from stepscope.runfolder import RunReader, RunWriter
 from stepscope.store import Choice, Store, open_store
 from stepscope.store import index as store_listing
 from stepscope.store import manifest as manifests
-from stepscope.store.storage import within
+from stepscope.store.storage import call_with_timeout
 
 
 def make_run(out: Path, workload: str = "lenet", started_s: float = 1.7e9, batch: int = 32) -> Path:
@@ -546,7 +546,7 @@ def test_pulling_twice_is_harmless_and_other_content_is_never_overwritten(local:
 def test_a_store_that_does_not_answer_is_said_in_time() -> None:
     release = threading.Event()
     with pytest.raises(StoreError, match=r"did not answer within 0\.02 s") as refused:
-        within(0.02, release.wait, "s3://bucket")
+        call_with_timeout(0.02, release.wait, "s3://bucket")
     release.set()
     assert "--timeout" in str(refused.value.hint)
 
@@ -625,7 +625,7 @@ def test_collecting_removes_nothing_through_a_link(local: Store, tmp_path: Path)
     theirs = tmp_path / "elsewhere" / "0123456789abcdef"
     theirs.mkdir(parents=True)
     (theirs / "letters").write_text("dear")
-    runs = Path(local.at("runs"))
+    runs = Path(local.full_path("runs"))
     (runs / "evil").symlink_to(theirs.parent)
     (next(path for path in runs.iterdir() if path.name != "evil") / "fedcba9876543210").symlink_to(theirs)
     store.collect(local, older_than_s=0)
@@ -636,7 +636,7 @@ def test_collecting_removes_nothing_through_a_link(local: Store, tmp_path: Path)
 def test_a_push_writes_nothing_through_a_link(local: Store, tmp_path: Path, planted: str) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
-    (content,) = Path(local.at(f"runs/{run.name}")).iterdir()
+    (content,) = Path(local.full_path(f"runs/{run.name}")).iterdir()
     theirs = tmp_path / "elsewhere"
     theirs.mkdir()
     (theirs / "run.json").write_text("dear")
@@ -652,7 +652,7 @@ def test_a_push_writes_nothing_through_a_link(local: Store, tmp_path: Path, plan
 def test_a_circle_of_links_in_a_store_is_not_walked(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
-    (content,) = Path(local.at(f"runs/{run.name}")).iterdir()
+    (content,) = Path(local.full_path(f"runs/{run.name}")).iterdir()
     for name in "abcd":
         (content / name).symlink_to("..")
     (verified,) = store.verify(local)

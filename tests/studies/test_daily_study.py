@@ -13,9 +13,16 @@ from torch.utils.data import Subset
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.daily import DailyTraining
-from stepscope.experiments.daily.study import Routine
-from stepscope.experiments.daily.training import _chunks, _images, _lessons, _pretrain, _shipped, train_life
-from stepscope.experiments.engine import chosen
+from stepscope.experiments.daily.study import DailyTrainingOrders
+from stepscope.experiments.daily.training import (
+    _chunks,
+    _images,
+    _images_to_train_by_day,
+    _pretrain,
+    _shipped,
+    train_all_days,
+)
+from stepscope.experiments.engine import request_fields
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
 from stepscope.experiments.engine.training import Environment
 from stepscope.experiments.partial import PartialTraining
@@ -26,7 +33,7 @@ from stepscope.workloads.data import packaged
 
 CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
 SMALL = DailyTraining(days=3, seeds=3, batch=(16,))
-ROUTINE = Routine(2, 20, 0.15, 8, "none", 10, 1, "shuffled", None, None, "mnist-5k", "cpu")
+ROUTINE = DailyTrainingOrders(2, 20, 0.15, 8, "none", 10, 1, "shuffled", None, None, "mnist-5k", "cpu")
 
 
 def _counting(begun: list[str]) -> Watch:
@@ -35,10 +42,10 @@ def _counting(begun: list[str]) -> Watch:
 
 def test_replay_brings_back_older_images_and_a_reservoir_keeps_its_size() -> None:
     days = [list(range(day * 20, day * 20 + 20)) for day in range(5)]
-    none, every = (_lessons(days, replace(ROUTINE, replay=name), 0) for name in ("none", "all"))
+    none, every = (_images_to_train_by_day(days, replace(ROUTINE, replay=name), 0) for name in ("none", "all"))
     assert none == days
     assert [len(lesson) for lesson in every] == [20, 40, 60, 80, 100]
-    kept = _lessons(days, replace(ROUTINE, replay="reservoir"), 0)
+    kept = _images_to_train_by_day(days, replace(ROUTINE, replay="reservoir"), 0)
     assert [len(lesson) for lesson in kept] == [20, 30, 30, 30, 30]
     assert all(number < 20 * day for day, lesson in enumerate(kept) for number in lesson[20:])
     assert all(len(set(lesson)) == len(lesson) for lesson in kept)
@@ -56,8 +63,8 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
     torch.set_num_threads(1)
     environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
-    one = train_life(lenet, ROUTINE, 0, environment)
-    other = train_life(lenet, replace(ROUTINE, batch=16, replay="all"), 0, environment)
+    one = train_all_days(lenet, ROUTINE, 0, environment)
+    other = train_all_days(lenet, replace(ROUTINE, batch=16, replay="all"), 0, environment)
     assert [day["day"] for day in one["days"]] == [0, 1, 2]
     assert one["days"][0]["accuracy"] == other["days"][0]["accuracy"]
     assert all(day["time_s"] > 0 for day in one["days"][1:])
@@ -66,7 +73,7 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
     assert one["pretrained"]["accuracy"] >= 0.15
     assert one["pretrained"]["images"] + one["pretrained"]["looked_at"] == 2000
     with pytest.raises(UsageError, match="too few for 200 days"):
-        train_life(lenet, replace(ROUTINE, days=200), 0, environment)
+        train_all_days(lenet, replace(ROUTINE, days=200), 0, environment)
 
 
 def test_days_begin_with_the_weights_that_ship_and_every_image_is_new_to_them(tmp_path: Path) -> None:
@@ -74,14 +81,14 @@ def test_days_begin_with_the_weights_that_ship_and_every_image_is_new_to_them(tm
     environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
     routine = replace(ROUTINE, start=None, data="fashion-mnist-6k")
-    lives = [train_life(lenet, routine, seed, environment) for seed in (0, 1)]
+    lives = [train_all_days(lenet, routine, seed, environment) for seed in (0, 1)]
     assert not (tmp_path / "pretrained").exists()
     shipped = packaged.WEIGHTS["lenet"]
     assert lives[0]["days"][0]["accuracy"] == lives[1]["days"][0]["accuracy"] == lives[0]["pretrained"]["accuracy"]
     assert lives[0]["pretrained"]["accuracy"] == pytest.approx(shipped.accuracy, abs=0.002)
     assert lives[0]["days"][1]["accuracy"] != lives[1]["days"][1]["accuracy"]
     with pytest.raises(UsageError, match="5000 training images are too few for 251 days"):
-        train_life(lenet, replace(routine, days=251), 0, environment)
+        train_all_days(lenet, replace(routine, days=251), 0, environment)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +200,7 @@ def test_an_interrupted_study_of_days_goes_on(tmp_path: Path) -> None:
 
 
 def test_everything_that_a_day_depends_on_is_told_to_the_process() -> None:
-    assert {each.name for each in fields(Routine)} - {"batch", "replay"} <= {
+    assert {each.name for each in fields(DailyTrainingOrders)} - {"batch", "replay"} <= {
         each.name for each in fields(DailyTraining)
     }
 
@@ -234,4 +241,4 @@ def test_fewer_images_than_a_batch_are_trained_as_one_or_refused() -> None:
 def test_a_study_goes_on_with_the_data_that_it_began_with() -> None:
     for asked in (DailyTraining(workload="lenet"), PartialTraining(workload="lenet")):
         assert asked.data is None
-        assert chosen(asked.checked(), ("data",)) == {"data": workloads.find("lenet").data.name}
+        assert request_fields(asked.checked(), ("data",)) == {"data": workloads.find("lenet").data.name}

@@ -10,7 +10,16 @@ import polars as pl
 import pytest
 from tests.studies.tx2_board import Behaviour, board_evidence, days, memory
 
-from stepscope.experiments.observations import AS_THE_PAPER, FAILS, HOLDS, UNKNOWN, Outcome, Verdict, discovered, every
+from stepscope.experiments.observations import (
+    AS_THE_PAPER,
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    Outcome,
+    Verdict,
+    all_observations,
+    discovered,
+)
 from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence
 
 # All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.
@@ -28,7 +37,7 @@ OTHER_HALF: list[tuple[int, dict[str, Any]]] = [
 
 
 def judged(number: int, evidence: Evidence) -> Verdict:
-    return next(each for each in every() if each.number == number).judge(evidence)
+    return next(each for each in all_observations() if each.number == number).judge(evidence)
 
 
 def outcome(number: int, evidence: Evidence) -> Outcome:
@@ -42,14 +51,14 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 
 def test_there_are_twelve_observations_and_each_file_holds_some() -> None:
-    assert [each.number for each in every()] == list(range(1, 13))
+    assert [each.number for each in all_observations()] == list(range(1, 13))
     assert sum(len(module.OBSERVATIONS) for module in discovered().modules) == 12
     assert all(module.OBSERVATIONS for module in discovered().modules)
     assert discovered().warnings == ()
 
 
 def test_every_observation_says_what_the_paper_saw_and_where_it_is_drawn() -> None:
-    assert all(each.claim and each.paper and each.figure for each in every())
+    assert all(each.claim and each.paper and each.figure for each in all_observations())
 
 
 @pytest.mark.parametrize("number", range(1, 13))

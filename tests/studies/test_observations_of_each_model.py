@@ -20,7 +20,7 @@ from stepscope.experiments.observations import (
     QUICK_WORKLOADS,
     UNKNOWN,
     Verdict,
-    every,
+    all_observations,
 )
 from stepscope.experiments.observations._evidence import OWN_TIME, POWER, RUNS, Evidence
 from stepscope.experiments.observations._statistics import cells_of, exponents
@@ -65,7 +65,7 @@ def study(models: list[Model], seed: int, repeats: int = 3, batches: tuple[int, 
 
 
 def judged(number: int, evidence: Evidence) -> Verdict:
-    return next(each for each in every() if each.number == number).judge(evidence)
+    return next(each for each in all_observations() if each.number == number).judge(evidence)
 
 
 def well_behaved(name: str, random: np.random.Generator) -> Model:

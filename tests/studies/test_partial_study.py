@@ -19,7 +19,7 @@ from stepscope.experiments.partial import PartialTraining as Partial
 from stepscope.experiments.partial.study import (
     PartialSetting,
     SettingOutcome,
-    front,
+    pareto_front,
     partial_plan,
     partial_settings,
     unbeaten,
@@ -134,7 +134,7 @@ def _outcome(way: str, percent: float, seconds: float, half: float, peak: float 
 
 def test_a_way_that_is_beaten_within_the_intervals_alone_is_not_decided() -> None:
     ways = [_outcome("all", 90, 10, 0.5), _outcome("last", 60, 20, 0.5), _outcome("bias", 89.5, 10.2, 0.5)]
-    assert front(ways, "time_s") == front(ways, "peak_mb") == {"all"}
+    assert pareto_front(ways, "time_s") == pareto_front(ways, "peak_mb") == {"all"}
     assert undecided(ways, "time_s") == undecided(ways, "peak_mb") == ["bias"]
     assert undecided([_outcome("all", 90, 10, 0.5), _outcome("last", 80, 9.8, 0.5, 2e6)], "peak_mb") == []
     alone = [replace(way, accuracy=Estimate(way.accuracy.value)) for way in ways]

@@ -17,11 +17,12 @@ from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments import partial
 from stepscope.experiments.engine.training import Environment
-from stepscope.experiments.partial import PartialTraining, ways
+from stepscope.experiments.partial import PartialTraining, methods
+from stepscope.experiments.partial.methods import WAYS, Choice, Plan, Terms, biases, freeze, freeze_filters, layers
 from stepscope.experiments.partial.training import (
-    Absent,
-    Lesson,
+    NoSuchLayers,
     OptimizerRule,
+    PartialTrainingOrders,
     StepCost,
     _terms,
     load_weights,
@@ -30,14 +31,13 @@ from stepscope.experiments.partial.training import (
     split_classes,
     splits_of_classes,
     step_cost,
-    train_lesson,
+    train_one_seed,
 )
-from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, biases, freeze, hold_filters, layers
 from stepscope.workloads.contract import Training
 from stepscope.workloads.data import packaged
 
 TERMS = Terms(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
-LESSON = Lesson("all", 1.0, "step", 3, 1, 16, "momentum", None, "mnist-5k", "cpu", False, (), None)
+LESSON = PartialTrainingOrders("all", 1.0, "step", 3, 1, 16, "momentum", None, "mnist-5k", "cpu", False, (), None)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def _plan(training: Training, way: str, **terms: object) -> Plan:
 
 def _step(training: Training, choice: Choice) -> None:
     freeze(training.model, choice)
-    with hold_filters(training.model, training.optimizers, choice):
+    with freeze_filters(training.model, training.optimizers, choice):
         training.step(next(iter(training.batches())))
 
 
@@ -126,7 +126,7 @@ def test_an_adapter_changes_nothing_at_first_and_is_what_is_trained(training: Tr
     x, model = torch.randn(2, 1, 28, 28), training.model.eval()
     with torch.no_grad():
         expected = model(x)
-        ways.add_adapters(model)
+        methods.add_adapters(model)
         assert torch.allclose(model(x), expected, atol=1e-6)
     trained = _plan(training, "lora")(0).trained
     assert {"conv1.down.weight", "conv1.up.weight", "fc2.weight"} <= trained
@@ -218,16 +218,16 @@ def test_classes_are_divided_and_an_absent_one_is_named(training: Training) -> N
 def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
-    first = train_lesson(lenet, replace(LESSON, transfer=True), 0, environment)
-    second = train_lesson(lenet, replace(LESSON, transfer=True, way="last"), 0, environment)
+    first = train_one_seed(lenet, replace(LESSON, transfer=True), 0, environment)
+    second = train_one_seed(lenet, replace(LESSON, transfer=True, way="last"), 0, environment)
     assert first["data"]["train_size"] == 2000
     assert [row["step"] for row in first["curve"]] == [0, 1, 2, 3]
     assert first["curve"][0]["before"] == second["curve"][0]["before"]
     assert first["curve"][0]["accuracy"] == second["curve"][0]["accuracy"]
     assert first["curve"][3]["time_s"] > first["curve"][1]["time_s"] > 0
     assert len(list((tmp_path / "runs").glob("*/steps.parquet"))) == 2
-    with pytest.raises(Absent, match="no batch normalisation"):
-        train_lesson(lenet, replace(LESSON, way="batch-norm"), 0, environment)
+    with pytest.raises(NoSuchLayers, match="no batch normalisation"):
+        train_one_seed(lenet, replace(LESSON, way="batch-norm"), 0, environment)
 
 
 def test_weights_that_ship_begin_a_transfer_to_other_data(tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ def test_weights_that_ship_begin_a_transfer_to_other_data(tmp_path: Path) -> Non
     resnet8 = workloads.find("resnet8-c32")
     lesson = replace(LESSON, pretrained=True, data="fashion-mnist-6k", steps=1)
     known, other = (
-        train_lesson(resnet8, lesson, 0, environment),
-        train_lesson(resnet8, replace(lesson, data="mnist-5k"), 0, environment),
+        train_one_seed(resnet8, lesson, 0, environment),
+        train_one_seed(resnet8, replace(lesson, data="mnist-5k"), 0, environment),
     )
     assert known["curve"][0]["accuracy"] == pytest.approx(packaged.WEIGHTS["resnet8-c32"].accuracy, abs=0.002)
     assert other["curve"][0]["accuracy"] < 0.5  # digits are no clothes

@@ -13,7 +13,7 @@ from stepscope.__main__ import main
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import answer_study
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
-from stepscope.experiments.sweeps.user_training import TASK, _End, filled, is_user_training
+from stepscope.experiments.sweeps.user_training import TASK, _End, fill_placeholders, is_user_training
 from stepscope.request import is_function
 from stepscope.runfolder import RunReader
 
@@ -133,7 +133,7 @@ def test_a_study_that_needs_a_workload_says_which_commands_take_a_script(folder:
 def test_places_are_filled_and_other_braces_stay() -> None:
     words = ["--batch", "{batch}", "--name={threads}x{batch}", "{other}", "{precision}"]
     values = {"batch": 4, "threads": 2, "precision": None}
-    assert filled(words, values) == ["--batch", "4", "--name=2x4", "{other}", "{precision}"]
+    assert fill_placeholders(words, values) == ["--batch", "4", "--name=2x4", "{other}", "{precision}"]
 
 
 def test_the_name_of_a_setting_is_the_same_with_and_without_arguments() -> None:

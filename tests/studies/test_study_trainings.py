@@ -18,7 +18,7 @@ from stepscope import workloads
 from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.engine import Point, Watch, answer_study
-from stepscope.experiments.engine.points import in_rounds
+from stepscope.experiments.engine.sweep_points import in_rounds
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
 from stepscope.experiments.sweeps.optimizers import (
     KINDS,
@@ -32,7 +32,7 @@ from stepscope.experiments.sweeps.results import (
     WINDOW,
     BestSetting,
     SettingCost,
-    _knee,
+    _smallest_saturating_batch,
     _spread,
     axis_sweep,
     best_settings,
@@ -217,7 +217,7 @@ def test_a_real_training_of_two_settings_from_the_command_line(stepscope_cli: Co
     ],
 )
 def test_a_larger_batch_that_is_slower_again_is_named(speeds: dict[int, float], said: str) -> None:
-    assert _knee(_costs(speeds, 2, 1.0)) == said
+    assert _smallest_saturating_batch(_costs(speeds, 2, 1.0)) == said
 
 
 def _costs(speeds: dict[int, float], repeats: int, half: float) -> list[SettingCost]:
@@ -234,9 +234,11 @@ def test_from_which_batch_on_it_is_fast_is_said_where_the_intervals_tell() -> No
     speeds = {1: 50.0, 8: 96.0, 64: 100.0}
     within = "throughput is within 5% of the highest"
     said = f"From which batch on {within} cannot be told: the CI of batch 1 reaches it as well."
-    assert _knee(_costs(speeds, 2, 60.0)) == said
-    assert _knee(_costs(speeds, 1, 1.0)) == said  # of one run the interval is of its own steps
-    assert _knee(_costs({1: 50.0, 8: 60.0, 64: 100.0}, 2, 1.0)) == ""  # the largest is the fastest: nothing beyond it
+    assert _smallest_saturating_batch(_costs(speeds, 2, 60.0)) == said
+    assert _smallest_saturating_batch(_costs(speeds, 1, 1.0)) == said  # of one run the interval is of its own steps
+    assert (
+        _smallest_saturating_batch(_costs({1: 50.0, 8: 60.0, 64: 100.0}, 2, 1.0)) == ""
+    )  # the largest is the fastest: nothing beyond it
 
 
 def test_a_single_repeat_names_no_best_and_flags_that_differ_are_a_range() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.patience import HANG_S
 
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.points import Entry, Grid
+from stepscope.experiments.engine.sweep_points import Entry, Grid
 from stepscope.experiments.suite.plan import Rules
 from stepscope.experiments.suite.sweep import sweep
 

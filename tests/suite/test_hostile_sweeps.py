@@ -14,7 +14,7 @@ import pytest
 from stepscope.__main__ import main
 from stepscope.errors import RunDamaged, UsageError
 from stepscope.experiments.engine.folder import StudyFolder, SweepFolder
-from stepscope.experiments.engine.points import SweepPoint
+from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import new_sweep, resume_sweep
 
@@ -113,9 +113,9 @@ def test_a_result_of_ours_is_read_as_it_was_written(plan: dict[str, Any], tmp_pa
     folder = SweepFolder(_kept(tmp_path / "s", plan))
     (folder.path / "points").mkdir()
     (point,) = folder.order
-    folder.keep(point.id, _result(point))
+    folder.store_result(point.id, _result(point))
     assert json.dumps(folder.result(point.id), sort_keys=True) == json.dumps(_result(point), sort_keys=True)
-    folder.keep("another", _result(point))
+    folder.store_result("another", _result(point))
     assert folder.result("another") is None
 
 

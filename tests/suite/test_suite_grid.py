@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.suite.small_sweeps import entry
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.engine.points import Grid, SweepPoint, names_of_tier
+from stepscope.experiments.engine.sweep_points import Grid, SweepPoint, names_of_tier
 from stepscope.experiments.suite import SuiteRun
 
 TIERS = {"lenet": ("smoke",), "resnet18-c32": ("smoke", "edge"), "vgg16-224": ("paper-2019",)}

@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.__main__ import main
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.points import SweepPoint
+from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import chosen_entries
 

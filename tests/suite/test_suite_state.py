@@ -26,7 +26,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_what_has_ended_is_read_back_and_a_torn_file_counts_as_none(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "s", batches=(1, 2))
     first, second = folder.order
-    folder.keep(first.id, {"status": "ok"})
+    folder.store_result(first.id, {"status": "ok"})
     (folder.path / "points" / f"{second.id}.json").write_text('{"status": "o')
     assert SweepFolder(folder.path).results() == {first.id: {"status": "ok"}}
 
@@ -78,7 +78,7 @@ def test_a_full_disk_is_a_refusal_that_says_how_to_go_on(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputNotWritable, match="is full") as refused:
-        folder.keep(folder.order[0].id, {"status": "ok"})
+        folder.store_result(folder.order[0].id, {"status": "ok"})
     assert f"--resume --out {folder.path}" in str(refused.value.hint)
     assert not list((folder.path / "points").iterdir()), "no part is left behind"
 

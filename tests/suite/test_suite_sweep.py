@@ -20,7 +20,7 @@ from stepscope.api.study import sweep_progress
 from stepscope.errors import OutputNotWritable
 from stepscope.experiments.engine.engine import Watch
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.points import SweepPoint
+from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.suite.sweep import sweep, time_left_s
 from stepscope.runfolder import RunWriter
 

@@ -19,13 +19,13 @@ from stepscope import workloads
 from stepscope.__main__ import main
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import config
-from stepscope.experiments.tune.changes import offered
+from stepscope.experiments.tune.changes import all_changes
 from stepscope.experiments.tune.config import Config, read_config, refuse_path, write_config
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
 
 
 def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
-    known = offered(FACTS)
+    known = all_changes(FACTS)
     write_config(tmp_path / "best.toml", [known["channels_last"], known["malloc-keep"]], FACTS, "Written by a test")
     config = read_config(tmp_path / "best.toml")
     assert config.changes == ("channels_last", "malloc-keep")
@@ -35,7 +35,7 @@ def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_an_environment_file_holds_an_environment_alone(tmp_path: Path) -> None:
-    known = offered(FACTS)
+    known = all_changes(FACTS)
     write_config(tmp_path / "best.env", [known["isa=avx2"]], FACTS, "head")
     assert (tmp_path / "best.env").read_text() == "# head\nexport ONEDNN_MAX_CPU_ISA=AVX2\n"
     with pytest.raises(UsageError, match="cannot hold channels_last"):
@@ -115,7 +115,7 @@ def test_one_written_by_hand_needs_no_facts_and_an_unknown_change_is_refused(tmp
 
 def test_a_workload_trains_with_it_from_its_second_step_on() -> None:
     plain = workloads.find("lenet")
-    training = config.configured(plain, Config(("channels_last", "fused"))).prepare(batch=2)
+    training = config.apply_to_workload(plain, Config(("channels_last", "fused"))).prepare(batch=2)
     weight = training.model.get_parameter("conv2.weight")
     layouts = []
     try:
@@ -140,7 +140,9 @@ def test_a_batch_in_parts_is_divided_when_a_workload_trains_with_it() -> None:
         sizes.append(len(batch[0]))
         return plain.loss(model, batch)
 
-    training = config.configured(replace(plain, loss=loss), Config(("accumulate=2",), facts=PARTS)).prepare(batch=4)
+    training = config.apply_to_workload(replace(plain, loss=loss), Config(("accumulate=2",), facts=PARTS)).prepare(
+        batch=4
+    )
     batches = training.batches()
     try:
         for _ in range(2):
@@ -236,7 +238,7 @@ def test_an_allocator_is_loaded_before_what_the_user_preloads_and_no_other_libra
 ) -> None:
     monkeypatch.setattr(config, "jemalloc_library", lambda: Path("/l/libjemalloc.so.2"))
     facts = {**FACTS, "jemalloc": "/l/libjemalloc.so.2", "environment": {"LD_PRELOAD": "/l/libgomp.so.1"}}
-    change = offered(facts)["jemalloc"]
+    change = all_changes(facts)["jemalloc"]
     assert change.environment == {"LD_PRELOAD": "/l/libjemalloc.so.2:/l/libgomp.so.1"}
     write_config(tmp_path / "best.toml", [change], FACTS, "Written by a test")
     for preloaded in ("/l/libgomp.so.1", "/l/libjemalloc.so.2:/l/libgomp.so.1"):  # before and after the restart

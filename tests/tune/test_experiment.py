@@ -19,10 +19,18 @@ from stepscope.cli.tune import _write_config
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.experiments.tune import TuneRequest
-from stepscope.experiments.tune.arms import FINAL, Arm, Desk, process_interval, ratio_interval, tie_groups, typical
-from stepscope.experiments.tune.changes import Change, offered, wanted
+from stepscope.experiments.tune.changes import Change, all_changes, select_changes
 from stepscope.experiments.tune.config import read_config
 from stepscope.experiments.tune.judge import gains, judge
+from stepscope.experiments.tune.pair_statistics import (
+    FINAL,
+    Arm,
+    ExperimentStore,
+    process_interval,
+    ratio_interval,
+    tie_groups,
+    typical,
+)
 from stepscope.experiments.tune.process import TooShort
 
 
@@ -321,11 +329,11 @@ def test_ctrl_c_keeps_what_is_known_and_the_same_folder_goes_on() -> None:
 
     training = FakeTraining({"channels_last": 0.8})
     training.interrupt_after = 60
-    first = training.tuning(desk=Desk(keep, kept), only=("channels_last", "fused", "foreach"))
+    first = training.tuning(desk=ExperimentStore(keep, kept), only=("channels_last", "fused", "foreach"))
     known = {name: len(arm.pairs) for name, arm in first.arms.items() if arm.pairs}
     assert not first.interrupted or known
     training.interrupt_after, training.blocks = None, []
-    second = training.tuning(desk=Desk(keep, kept), only=("channels_last", "fused", "foreach"))
+    second = training.tuning(desk=ExperimentStore(keep, kept), only=("channels_last", "fused", "foreach"))
     assert not second.interrupted
     assert all(len(second.arms[name].pairs) >= count for name, count in known.items() if name != FINAL)
     assert second.arms["channels_last"].pairs[: known["channels_last"]] == first.arms["channels_last"].pairs
@@ -354,10 +362,10 @@ def test_the_largest_combination_is_the_answer_in_whatever_order_a_folder_lists_
 
     training = FakeTraining({"channels_last": 0.8, "isa=avx2": 0.88, "fused": 0.9})
     names = ("channels_last", "isa=avx2", "fused")
-    first = training.tuning(desk=Desk(keep, kept), only=names).best()
+    first = training.tuning(desk=ExperimentStore(keep, kept), only=names).best()
     kept = dict(reversed(kept.items()))
     kept["progress"] = {**kept["progress"], "spent_s": 1e9}  # no time is left to combine anything again
-    second = training.tuning(desk=Desk(keep, kept), only=names).best()
+    second = training.tuning(desk=ExperimentStore(keep, kept), only=names).best()
     assert first is not None
     assert second is not None
     assert len(first.changes) == 3
@@ -371,11 +379,11 @@ def test_what_was_measured_of_another_training_is_not_gone_on_with() -> None:
         kept[name] = json.loads(json.dumps(content))
 
     training = FakeTraining({"fused": 0.8})
-    training.tuning(desk=Desk(keep, kept), only=("fused",))
+    training.tuning(desk=ExperimentStore(keep, kept), only=("fused",))
     before = json.dumps(kept)
     training.facts["parameters"] = training.facts["parameters"] * 2
     with pytest.raises(UsageError, match="of another training:\n  parameters: 1000 -> 2000"):
-        training.tuning(desk=Desk(keep, kept), only=("fused",))
+        training.tuning(desk=ExperimentStore(keep, kept), only=("fused",))
     assert json.dumps(kept) == before
 
 
@@ -509,27 +517,27 @@ def test_the_table_says_what_helps_what_does_not_and_what_was_not_tried() -> Non
     ],
 )
 def test_a_change_that_does_not_apply_says_why(facts: Mapping[str, Any], name: str, reason: str) -> None:
-    assert reason in offered({**FACTS, **facts})[name].refused
+    assert reason in all_changes({**FACTS, **facts})[name].refused
 
 
 def test_more_threads_than_cores_are_not_offered_and_fewer_are() -> None:
-    names = set(offered({**FACTS, "cores": 2, "physical_cores": 2, "threads": 8}))
+    names = set(all_changes({**FACTS, "cores": 2, "physical_cores": 2, "threads": 8}))
     assert {"threads=1", "threads=2"} <= names
     assert not names & {"threads=4", "threads=8"}
 
 
 def test_names_groups_and_goals_choose_changes_and_an_unknown_one_is_refused() -> None:
-    known = offered(FACTS).values()
-    assert [change.name for change in wanted(known, "time", ("allocator",), ("tcmalloc", "jemalloc"))] == [
+    known = all_changes(FACTS).values()
+    assert [change.name for change in select_changes(known, "time", ("allocator",), ("tcmalloc", "jemalloc"))] == [
         "malloc-keep", "malloc-keep-large",
     ]  # fmt: skip
-    assert all(change.goal == "time" for change in wanted(known, "time", (), ()))
+    assert all(change.goal == "time" for change in select_changes(known, "time", (), ()))
     with pytest.raises(UnknownName, match="chanels_last"):
-        wanted(known, "time", ("chanels_last",), ())
+        select_changes(known, "time", ("chanels_last",), ())
 
 
 def test_every_change_has_code_to_paste_and_a_title() -> None:
-    for change in offered({**FACTS, "tcmalloc": "/usr/lib/libtcmalloc.so", "large_cores": [2, 3]}).values():
+    for change in all_changes({**FACTS, "tcmalloc": "/usr/lib/libtcmalloc.so", "large_cores": [2, 3]}).values():
         assert change.code
         assert change.title
         assert change.at_start or change.switch is not None, change.name
@@ -610,6 +618,8 @@ def test_what_somebody_else_put_into_the_folder_of_an_experiment_is_measured_aga
         (folder.path / "cells" / f"{name}.json").write_text(json.dumps(HOSTILE[hostile]), encoding="utf-8")
     os.mkfifo(folder.path / "cells" / "foreach.json")
     (folder.path / "cells" / "bf16.json").symlink_to("fused.json")
-    tuned = FakeTraining({"fused": 0.8}).tuning(desk=Desk(folder.keep, folder.results()), only=("fused",))
+    tuned = FakeTraining({"fused": 0.8}).tuning(
+        desk=ExperimentStore(folder.store_result, folder.results()), only=("fused",)
+    )
     assert set(tuned.arms) <= {"fused", "final"}
     assert judge(tuned, "it").answer.startswith("fused: ")

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.bench import LocalTraining, loop_bench
-from stepscope.experiments.tune.changes import offered
+from stepscope.experiments.tune.block_runner import LocalTraining, loop_bench
+from stepscope.experiments.tune.changes import all_changes
 from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.training import Targets
 
@@ -194,7 +194,7 @@ def _tried(training: Training) -> None:
     )
     targets = Targets(models, optimizers)
     place = LocalTraining(loop_bench(training.step, training.batches, targets, tuple(training.others), 2))
-    names = [change.name for change in offered(place.ask(9, do="facts")).values() if not change.refused]
+    names = [change.name for change in all_changes(place.ask(9, do="facts")).values() if not change.refused]
     live = {"channels_last", "bf16", "fused", "foreach", "flush-denormals", "matmul=medium", "workers=1"}
     for name in live & set(names):
         with contextlib.suppress(TrainingEnded):

@@ -9,8 +9,8 @@ import random
 import pytest
 from tests.tune.fake_training import FakeTraining
 
-from stepscope.experiments.tune.arms import Arm
 from stepscope.experiments.tune.experiment import Tuning
+from stepscope.experiments.tune.pair_statistics import Arm
 
 GAINS = {"channels_last": 0.70, "fused": 0.80, "foreach": 0.87, "threads=1": 0.93, "flush-denormals": 1.3}
 NAMES = tuple(GAINS)

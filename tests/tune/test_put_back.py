@@ -20,11 +20,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.bench import Bench, LocalTraining, _with, loop_bench
-from stepscope.experiments.tune.changes import offered, switched
+from stepscope.experiments.tune.block_runner import Bench, LocalTraining, _loader_with, loop_bench
+from stepscope.experiments.tune.changes import all_changes, apply_changes
 from stepscope.experiments.tune.child import bench_of
-from stepscope.experiments.tune.state import State
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
+from stepscope.experiments.tune.training_state import State
 
 LIVE = ("channels_last", "bf16", "fused", "foreach", "flush-denormals", "threads=1", "matmul=medium", "checkpoint")
 
@@ -296,9 +296,9 @@ def test_a_module_among_the_others_is_put_back_and_an_empty_state_is_refused() -
 def test_a_loader_that_is_made_anew_starts_its_workers_as_the_first_did() -> None:
     data: Any = list(range(8))
     loader: Any = DataLoader(data, num_workers=1, persistent_workers=True, multiprocessing_context="spawn")
-    assert _with(loader, {}).multiprocessing_context.get_start_method() == "spawn"
+    assert _loader_with(loader, {}).multiprocessing_context.get_start_method() == "spawn"
     single: Any = DataLoader(data)
-    assert _with(single, {"num_workers": 1}).multiprocessing_context is None
+    assert _loader_with(single, {"num_workers": 1}).multiprocessing_context is None
 
 
 def test_a_loader_without_batches_is_refused_and_a_stream_that_ends_as_well() -> None:
@@ -329,7 +329,7 @@ def test_a_device_whose_work_nobody_waits_for_is_refused_and_precision_of_a_back
         facts = facts_of(Targets((nn.Linear(2, 2),), ()), Observer())
     finally:
         onednn.matmul.fp32_precision = before
-    assert offered(facts)["matmul=medium"].refused
+    assert all_changes(facts)["matmul=medium"].refused
 
 
 def _loop() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:
@@ -491,7 +491,7 @@ def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_lo
 
     loader = DataLoader(Stream(), batch_size=4, drop_last=True, num_workers=1)
     place = LocalTraining(loop_bench(watched, loader, Targets((model,), (optimizer,)), (), 2))
-    changes = offered({**place.ask(9, do="facts"), "data_share": 0.5})
+    changes = all_changes({**place.ask(9, do="facts"), "data_share": 0.5})
     assert "iterable data set" in changes["workers=2"].refused
     assert not changes["prefetch=4"].refused
     assert len(place.ask(9, do="block", changes=["prefetch=4"], warmup=1, steps=3)["seconds"]) == 3
@@ -499,8 +499,8 @@ def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_lo
 
 
 def test_a_loader_of_a_stream_keeps_its_workers_beside_one_whose_workers_are_changed() -> None:
-    change = offered({"loader": {"workers": 0}, "cores": 4})["workers=2"]
-    with switched([change], Targets((), ())):
+    change = all_changes({"loader": {"workers": 0}, "cores": 4})["workers=2"]
+    with apply_changes([change], Targets((), ())):
         stream, other = DataLoader(Stream(), batch_size=4), DataLoader(TensorDataset(torch.zeros(4)))
     assert (stream.num_workers, other.num_workers) == (0, 2)
 
@@ -545,26 +545,26 @@ def test_autocast_is_opened_for_the_device_that_each_model_is_on(monkeypatch: py
         return contextlib.nullcontext()
 
     monkeypatch.setattr(torch, "autocast", autocast)
-    unknown = offered({})["bf16"]  # as a study makes it, before anything is known of the script
+    unknown = all_changes({})["bf16"]  # as a study makes it, before anything is known of the script
     models = nn.Identity(), nn.Identity(), nn.Identity()
     with FakeTensorMode():
         for model, device in zip(models, ("cuda", "cpu"), strict=False):
             model.weight = nn.Parameter(torch.empty(1, device=device))
-        with switched([unknown], Targets(models, (), models)):
+        with apply_changes([unknown], Targets(models, (), models)):
             for model in models:
                 model(torch.empty(1))
     assert opened == ["cuda", "cpu", "cpu"]  # one without parameters takes the device that is known
 
 
 def test_counts_of_steps_lie_beside_the_weights_while_the_update_is_fused() -> None:
-    changes = offered({"optimizers": [{"kind": "Adam", "fused": False, "foreach": False}]})
+    changes = all_changes({"optimizers": [{"kind": "Adam", "fused": False, "foreach": False}]})
     with FakeTensorMode():
         weight = nn.Parameter(torch.empty(3, device="cuda"))
         optimizer = torch.optim.Adam([weight])
         count = torch.tensor(2.0)
         optimizer.state[weight] = {"step": count}
-        with switched([changes["fused"]], Targets((), (optimizer,))):
+        with apply_changes([changes["fused"]], Targets((), (optimizer,))):
             assert optimizer.state[weight]["step"].device == weight.device
         assert optimizer.state[weight]["step"] is count
-        with switched([changes["foreach"]], Targets((), (optimizer,))):
+        with apply_changes([changes["foreach"]], Targets((), (optimizer,))):
             assert optimizer.state[weight]["step"] is count

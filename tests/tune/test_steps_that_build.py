@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from stepscope.experiments.tune.bench import LocalTraining, loop_bench
+from stepscope.experiments.tune.block_runner import LocalTraining, loop_bench
 from stepscope.experiments.tune.training import Targets
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.experiments.tune import TuneRequest
-from stepscope.experiments.tune.bench import Bench
-from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name, delay_of, waited
+from stepscope.experiments.tune.block_runner import Bench
+from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name, delay_of, take_delay_totals
 from stepscope.experiments.tune.training import Targets
 from stepscope.experiments.tune.what_if import Part, WhatIf, judge_parts
 
@@ -111,15 +111,15 @@ def test_delays_are_waited_counted_and_leave_nothing_behind() -> None:
         step, Targets((model,), (optimizer,)), lambda _: iter(lambda: torch.ones(2, 4), None), [torch.ones(2, 4)]
     )
     for kind, part, count in ((LAYER, "0", 2), (LAYER, "2", 2), (OPTIMIZER, "optimizer", 1)):
-        waited()
+        take_delay_totals()
         name = delay_name(kind, part, 2e6, 2e6 if count == 2 else 0)
         block = bench.block([name], 0, 3)
-        assert waited()["delayed_s"] >= 3 * count * 2e-3
+        assert take_delay_totals()["delayed_s"] >= 3 * count * 2e-3
         assert min(block.seconds) >= count * 2e-3
     assert not any(module._forward_hooks for module in model.modules())
     assert not optimizer._optimizer_step_post_hooks
     bench.block([], 0, 2)
-    assert waited()["delayed_s"] == 0.0
+    assert take_delay_totals()["delayed_s"] == 0.0
     with pytest.raises(LookupError, match="no module nothing"):
         bench.block([delay_name(LAYER, "nothing", 1e6)], 0, 1)
 

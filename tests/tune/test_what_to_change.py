@@ -13,8 +13,8 @@ from rich.console import Console
 from tests.fabricate import fabricate_run
 
 from stepscope import Run
-from stepscope.analysis.answer import machine_name
-from stepscope.analysis.tuning import what_to_change
+from stepscope.analysis.first_screen import machine_name
+from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.report import screen, text
 from stepscope.report.page.parts import Command, Note
 from stepscope.report.sections import changes

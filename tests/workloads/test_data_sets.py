@@ -374,4 +374,4 @@ def test_without_pillow_the_install_line_is_given(tmp_path: Path, monkeypatch: p
         (tmp_path / label / "1.png").touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "PIL" else object())
     with pytest.raises(MissingDependency, match="Pillow"):
-        folder.own((3, 32, 32), 10, tmp_path)
+        folder.user_pictures((3, 32, 32), 10, tmp_path)

@@ -14,7 +14,7 @@ import torch
 from stepscope import workloads
 from stepscope.errors import MissingDependency
 from stepscope.workloads import dqn
-from stepscope.workloads.dqn import DQN, RENEWED_EVERY, Emulator, Replay, Seen
+from stepscope.workloads.dqn import DQN, RENEWED_EVERY, ActionResult, Emulator, Replay
 
 BLACK = np.zeros((210, 160), dtype=np.uint8)
 
@@ -92,7 +92,7 @@ def test_a_lost_life_ends_the_episode_and_the_end_of_the_game_counts_its_score(e
 def lived(replay: Replay, steps: int, over_at: tuple[int, ...] = ()) -> None:
     for step in range(steps):
         picture = torch.full((84, 84), step + 1, dtype=torch.uint8)
-        replay.add(step % 4, Seen(picture, float(step), step in over_at))
+        replay.add(step % 4, ActionResult(picture, float(step), step in over_at))
 
 
 def test_a_state_is_the_last_four_pictures_and_starts_dark_after_the_end_of_an_episode() -> None:
@@ -122,7 +122,7 @@ def test_samples_follow_one_another_and_reach_no_overwritten_picture() -> None:
 def test_a_small_picture_keeps_the_brightness() -> None:
     screen = BLACK.copy()
     screen[:105] = 200
-    picture = dqn.small(screen)
+    picture = dqn.downscale_screen(screen)
     assert set(picture[:42].flatten().tolist()) == {200}
     assert set(picture[42:].flatten().tolist()) == {0}
 

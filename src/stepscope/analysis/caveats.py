@@ -21,7 +21,7 @@ from stepscope.analysis.process_scopes import (
     RANK,
     WATCHED,
     Process,
-    several,
+    has_several_processes,
     training_processes,
     watched_pid_stated,
 )
@@ -88,7 +88,7 @@ def not_measured(run: Run) -> list[NotMeasured]:
         *_memory_gaps(run),
         *_overhead_gaps(run),
         *_sensor_gaps(run),
-        *_thinned(run),
+        *_dropped_data_gaps(run),
         *_damaged_files(run),
         *_losses_by_kind(run),
     ]
@@ -99,11 +99,11 @@ def _rank_gaps(run: Run) -> Iterator[NotMeasured]:
     """Yield what is missing of the other processes of a distributed training, or cannot be compared."""
     for note in run.side_by_side.notes:
         yield NotMeasured("ranks", note)
-    if several(run) and run.channels:
-        yield from _of_processes(run)
+    if has_several_processes(run) and run.channels:
+        yield from _process_metric_gaps(run)
 
 
-def _of_processes(run: Run) -> Iterator[NotMeasured]:
+def _process_metric_gaps(run: Run) -> Iterator[NotMeasured]:
     """Memory and CPU utilisation that is not known of a training process, or of all processes together."""
     metrics = run.metrics().filter(pl.col("value").is_not_null())
     for metric, what in (("peak_memory", "memory"), ("process_cpu_utilisation", "CPU utilisation")):
@@ -182,7 +182,7 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         why, remedy = (within[0], remedy) if within else (why, "train for some steps more")
         yield NotMeasured("layers and operators after the warm-up", why, remedy)
     elif not whole_steps(run):
-        yield NotMeasured("whole steps", _in_part(run))
+        yield NotMeasured("whole steps", _partial_profiling_reason(run))
     elif seen < FEW:
         steps = plural(seen, "profiled step")
         why = f"only {steps} after the warm-up, {FEW} are needed: one unusual step can sway the shares"
@@ -217,7 +217,7 @@ def _closed_regions(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured(f"forward and backward of {plural(inside, 'module')}", why, f"{remedy} to see them")
 
 
-def _in_part(run: Run) -> str:
+def _partial_profiling_reason(run: Run) -> str:
     part = profiled_steps(run)
     whole = run.steps.join(part.select("step"), on="step", how="semi")
     share = percent(float(part["length_ns"].sum() / (whole["t1_ns"] - whole["t0_ns"]).sum()), 2)
@@ -341,7 +341,7 @@ def _damaged_files(run: RunReader) -> Iterator[NotMeasured]:
             yield NotMeasured(name, "the file is damaged and was excluded", group=LOST)
 
 
-def _thinned(run: Run) -> Iterator[NotMeasured]:
+def _dropped_data_gaps(run: Run) -> Iterator[NotMeasured]:
     """Yield what the run gave up to keep to its room on the disk."""
     if said := list(thinning_sentences(run)):
         yield NotMeasured("all of a long run", "; ".join(said), "a larger --max-disk keeps more")
@@ -379,7 +379,7 @@ def overhead(run: Run) -> pl.DataFrame:
 
 
 @dataclass(frozen=True)
-class _Change:
+class _ProfilingSwitch:
     """Step times, ns, on either side of a change between profiled and unprofiled steps."""
 
     recorded: Floats
@@ -390,11 +390,11 @@ class _Change:
 def _profiling_rows(run: RunReader) -> list[Measured]:
     steps = steps_after_warmup(run)
     steps = steps.filter(~pl.col("step").is_in(layer_timed_steps(run).to_list()))
-    changes = _changes(steps)
+    changes = _profiling_switches(steps)
     reason = _reason_not_comparable(steps, changes)
     if reason:
         return [Measured(name, "run", None, unit, note=reason) for name, unit in _RECORDING_UNITS]
-    cost, base = _cost(changes), float(np.median(np.concatenate([change.bare for change in changes])))
+    cost, base = _mean_slowdown_ns(changes), float(np.median(np.concatenate([change.bare for change in changes])))
     count = min(sum(len(change.recorded) for change in changes), len(steps.filter("recorded")))
     note = f"{plural(len(changes), 'change')} between profiled and unprofiled steps"
     if len({change.begins for change in changes}) == 1:
@@ -457,7 +457,7 @@ def _slower_by_ns(run: RunReader, chosen: pl.Series) -> float:
     return max(typical - usual, 0.0)
 
 
-def _reason_not_comparable(steps: pl.DataFrame, changes: list[_Change]) -> str | None:
+def _reason_not_comparable(steps: pl.DataFrame, changes: list[_ProfilingSwitch]) -> str | None:
     if steps.is_empty():
         return "no steps after the warm-up"
     if steps["recorded"].all():
@@ -468,7 +468,7 @@ def _reason_not_comparable(steps: pl.DataFrame, changes: list[_Change]) -> str |
     return _TOO_FEW if few < _FEW_STEPS or len(steps) < _FEWEST else None
 
 
-def _changes(steps: pl.DataFrame) -> list[_Change]:
+def _profiling_switches(steps: pl.DataFrame) -> list[_ProfilingSwitch]:
     """Every change of `recorded` with the steps next to it that lie in the same stretch."""
     lengths, recorded = steps["length_ns"].to_numpy().astype(np.float64), steps["recorded"].to_numpy()
     edges = np.flatnonzero(recorded[1:] != recorded[:-1]) + 1
@@ -483,11 +483,11 @@ def _changes(steps: pl.DataFrame) -> list[_Change]:
         # The first step after a window ran on cold caches, whichever sort it is: it belongs to the pause.
         settled = edge if begins else min(edge + 1, last - 1)
         before, after = lengths[max(first, edge - _NEAR) : edge], lengths[settled : min(last, settled + _NEAR)]
-        found.append(_Change(after, before, True) if begins else _Change(before, after, False))
+        found.append(_ProfilingSwitch(after, before, True) if begins else _ProfilingSwitch(before, after, False))
     return found
 
 
-def _cost(changes: list[_Change]) -> tuple[float, float | None, float | None]:
+def _mean_slowdown_ns(changes: list[_ProfilingSwitch]) -> tuple[float, float | None, float | None]:
     """Mean difference of the medians, ns, with a bootstrap interval over the changes and over the steps of each."""
     random = np.random.default_rng(0)
     draws = [

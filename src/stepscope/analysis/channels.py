@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 
@@ -60,7 +60,7 @@ def board_has_gpu(run: RunReader) -> bool:
     return own and run.meta.get("simulated") is not None
 
 
-@once_a_run
+@cached_per_run
 def series_of(run: RunReader, quantity: str) -> list[Series]:
     """Every channel of a quantity that was read at least twice; times in ns whatever unit the channel has."""
     found = []
@@ -93,7 +93,7 @@ def _read_series(channel: dict[str, Any], frame: pl.DataFrame) -> Series:
 MOST_WINDOWS = 1_000_000  # a sensor has fewer rows; times of a damaged run span years
 
 
-def even_edges(t0_ns: float, t1_ns: float, length_ns: float) -> Floats:
+def equal_window_edges(t0_ns: float, t1_ns: float, length_ns: float) -> Floats:
     """Divide a span into windows of the same length, at least this one: their edges (n + 1,)."""
     count = int(min(max((t1_ns - t0_ns) // max(length_ns, 1), 0), MOST_WINDOWS))
     return np.linspace(t0_ns, t1_ns, count + 1)
@@ -101,7 +101,7 @@ def even_edges(t0_ns: float, t1_ns: float, length_ns: float) -> Floats:
 
 def windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float) -> Windows:
     """Divide a span into windows of at least this length; growth is interpolated between readings."""
-    edges = even_edges(t0_ns, t1_ns, length_ns)
+    edges = equal_window_edges(t0_ns, t1_ns, length_ns)
     if len(edges) < 2:
         return Windows(np.array([t0_ns, t1_ns], dtype=np.float64), np.array([np.nan]))
     rates = np.diff(np.interp(edges, series.t_ns, series.values)) / np.diff(edges)
@@ -120,7 +120,7 @@ def resolved_ns(series: Series) -> float:
 _CORE_SCHEMA = {"scope": pl.String, "t0_ns": pl.Int64, "t1_ns": pl.Int64, "utilisation": pl.Float64}
 
 
-@once_a_run
+@cached_per_run
 def core_busy_time(run: RunReader) -> list[Series]:
     """Busy time of every core, ns, as a growing counter; in the order of the cores."""
     cores = [*series_of(run, "core_busy_time"), *(_busy_from_idle(idle) for idle in series_of(run, "core_idle_time"))]
@@ -235,7 +235,7 @@ def cut_spans(growth: Growth, spans_ns: Floats, known: bool = False) -> Growth:
     return replace(growth, steps=steps, gap=growth.gap | touched)
 
 
-def still_spans(growth: Growth, at_least_ns: float) -> Floats:
+def spans_without_growth(growth: Growth, at_least_ns: float) -> Floats:
     """Spans, (m, 2) ns, in which it did not grow for this long; each reaches to the reading that moves again."""
     moved = np.flatnonzero(growth.gap | (np.nan_to_num(growth.steps) > 0))
     if not len(moved):
@@ -271,8 +271,8 @@ class CounterLimits:
 
 def counter_growth(t_ns: Floats, values: Floats, limits: CounterLimits) -> Growth:
     """Growth of a counter between its good readings. t_ns, values: (n,), NaN where not read."""
-    good = _can_be_true(t_ns, values, limits)
-    garbled = _disproved(t_ns[good], values[good], limits)
+    good = _valid_readings(t_ns, values, limits)
+    garbled = _contradicted_readings(t_ns[good], values[good], limits)
     good[np.flatnonzero(good)[garbled]] = False
     read = np.flatnonzero(good)
     t, v = t_ns[read], values[read]
@@ -290,7 +290,7 @@ def counter_growth(t_ns: Floats, values: Floats, limits: CounterLimits) -> Growt
     )
 
 
-def _can_be_true(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
+def _valid_readings(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
     """Finite, not negative, within the range; and no 0 that is not the end of a wrap: that is a read that failed."""
     full = np.inf if limits.full_range is None else limits.full_range
     good: Flags = np.isfinite(values) & (values >= 0) & (values <= full * (1 + 1e-9))
@@ -322,7 +322,7 @@ def _plausible(t_ns: Floats, values: Floats, steps: Floats, limits: CounterLimit
     return within
 
 
-def _disproved(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
+def _contradicted_readings(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
     """Readings that later ones disprove: spikes above them, and dips that the counter returned from."""
     nothing = np.zeros(len(values), dtype=np.bool_)
     if len(values) < 3 or not _falls(t_ns, values, limits).any():
@@ -330,13 +330,13 @@ def _disproved(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
     period_ns = max(float(np.median(np.diff(t_ns))), 1.0)
     width = int(min(_DISPROVED_WITHIN_NS / 2 / period_ns, len(values) - 1)) + 1
     level = _levels(t_ns, values, limits)
-    as_spikes = _garbled(level, width)
-    as_dips = _garbled(-level[::-1], width)[::-1]  # a dip is a spike upside down and backwards
+    as_spikes = _spikes_and_dips(level, width)
+    as_dips = _spikes_and_dips(-level[::-1], width)[::-1]  # a dip is a spike upside down and backwards
     few, many = sorted((as_spikes, as_dips), key=lambda drops: int(drops.sum()))
     return few if 2 * few.sum() < many.sum() else few | many
 
 
-def _garbled(level: Floats, width: int) -> Flags:
+def _spikes_and_dips(level: Floats, width: int) -> Flags:
     """Readings to leave out if what is wrong are spikes, and what is still a dip without them."""
     out = _spikes(level, width)
     rest = np.flatnonzero(~out)
@@ -411,7 +411,7 @@ def _growth_rate(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Chann
     unit, scale = _RATE_UNITS.get(str(channel.get("unit")), (f"{channel.get('unit') or ''}/s", 1e9))
     growth = counter_growth(t_ns, values, _counter_limits(channel))
     length_ns = max(2 * growth.period_ns, 2 * float(channel.get("refresh_ns") or 0), 1.0)
-    edges = even_edges(growth.t_ns[0], growth.t_ns[-1], length_ns) if len(growth.t_ns) > 1 else growth.t_ns
+    edges = equal_window_edges(growth.t_ns[0], growth.t_ns[-1], length_ns) if len(growth.t_ns) > 1 else growth.t_ns
     if len(edges) < 2:
         return ChannelTimeline(unit, True, np.empty(0), np.empty(0), np.empty((0, 2)))
     rates = growth.between(edges[:-1], edges[1:]) / np.diff(edges) * scale

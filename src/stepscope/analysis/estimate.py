@@ -148,7 +148,7 @@ def mean_of_stretches(share: Floats) -> Estimate:
     return Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
 
 
-def over_repeats(repeats: Sequence[Estimate]) -> Estimate:
+def geometric_mean_of_repeats(repeats: Sequence[Estimate]) -> Estimate:
     """Geometric mean of repeats with Student's interval between them; of a single repeat, the interval within it.
 
     Where one of the repeats is not above 0, and so has no logarithm, the mean is arithmetic. Without bounds where they
@@ -178,7 +178,7 @@ def mean_of_repeats(repeats: Sequence[Estimate]) -> Estimate:
     return Estimate(float(value), None if math.isnan(low) else max(low, 0.0), null_if_nan(high))
 
 
-def overall(ratios: Iterable[Estimate]) -> Estimate | None:
+def geometric_mean_of_ratios(ratios: Iterable[Estimate]) -> Estimate | None:
     """Geometric mean of ratios of several settings, with the CI that theirs give it; None without any."""
     pairs = list(ratios)
     if not pairs:
@@ -199,7 +199,7 @@ _SMALLEST_CHANGE = 0.005  # of the level: smaller changes are of no use to anybo
 
 
 @dataclass(frozen=True)
-class Change:
+class LevelChange:
     """A change of level: the first step of the new level, the step at which it was noticed, and the two levels."""
 
     step: int
@@ -213,14 +213,14 @@ class Change:
         return self.after / self.before if self.before else float("nan")
 
 
-def change_points(values: Floats) -> list[Change]:
+def change_points(values: Floats) -> list[LevelChange]:
     """Changes of the level of a per-step quantity, in order; (n,) without NaN. E. S. Page, Biometrika 41, 1954.
 
     A change of three standard deviations or more is noticed after some 20 steps; quiet steps raise fewer than one
     alarm in 100,000. Fewer than 60 steps are not judged.
     """
     blocks = np.median(values[: len(values) // BLOCK_STEPS * BLOCK_STEPS].reshape(-1, BLOCK_STEPS), axis=1)
-    changes: list[Change] = []
+    changes: list[LevelChange] = []
     start = 0
     while len(blocks) - start > _FEWEST_BLOCKS:
         found = _first_change(blocks[start:])
@@ -229,7 +229,7 @@ def change_points(values: Floats) -> list[Change]:
         first, noticed = start + found[0], start + found[1]
         after = float(np.median(blocks[first : noticed + _FEWEST_BLOCKS]))
         before = float(np.median(blocks[start:first]))
-        changes.append(Change(first * BLOCK_STEPS, (noticed + 1) * BLOCK_STEPS, before, after))
+        changes.append(LevelChange(first * BLOCK_STEPS, (noticed + 1) * BLOCK_STEPS, before, after))
         start = first
     return changes
 

@@ -11,14 +11,14 @@ import polars as pl
 
 from stepscope.analysis.channels import series_of
 from stepscope.analysis.energy.power_model import power_model_gaps
-from stepscope.analysis.energy.rails import Line, rail_tree
-from stepscope.analysis.estimate import Change, change_points
+from stepscope.analysis.energy.rails import MeasuredRail, rail_tree
+from stepscope.analysis.estimate import LevelChange, change_points
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.projection import project, project_level
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import UsageError
-from stepscope.fault_isolation import analysed
+from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
 from stepscope.runfolder import RunReader
 from stepscope.units import duration, percent, plural
@@ -46,7 +46,7 @@ class Forecast:
     steps: int
     measured_steps: int
     totals: tuple[Measured, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[LevelChange, ...]
     notes: tuple[str, ...] = field(default=())
     condition: str | None = None
 
@@ -81,7 +81,7 @@ def watched_steps(numbers: Floats, seed: int = 0) -> Flags:
     return chosen
 
 
-@analysed
+@wrap_analysis_faults
 def forecast(
     run: RunReader,
     steps: int,
@@ -128,14 +128,14 @@ def forecast(
             device = next(filter(None, map(series.total, device_energies(run, made, metric))), None)
             totals.append(_amount(device, total, metric, factor, unit, note))
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
-    condition = _condition(steps, int(numbers[kept][-1]) + 1, time)
+    condition = _assumption_text(steps, int(numbers[kept][-1]) + 1, time)
     badge = simulated_badge(run.meta.get("simulated"))
     notes[:0] = [f"{badge}: {SIMULATED_MEANS}"] if badge else []
-    named = [time, *(named_for(run, total) for total in (*totals[1:], *warm))]
+    named = [time, *(with_simulated_name(run, total) for total in (*totals[1:], *warm))]
     return Forecast(steps, int(kept.sum()), tuple(named), changes, tuple(notes), condition)
 
 
-def named_for(run: RunReader, total: Measured) -> Measured:
+def with_simulated_name(run: RunReader, total: Measured) -> Measured:
     """Return what sensors said under its name: of simulated ones never that of a measurement."""
     return total if run.meta.get("simulated") is None else replace(total, metric=f"simulated_{total.metric}")
 
@@ -155,14 +155,14 @@ def _unprofiled(run: RunReader, made: pl.DataFrame) -> Flags:
     return plain if plain.sum() >= _FEWEST_STEPS else np.ones(len(made), dtype=bool)
 
 
-def _changes(steps: pl.DataFrame) -> Iterator[Change]:
+def _changes(steps: pl.DataFrame) -> Iterator[LevelChange]:
     """Yield the lasting changes of the step time, by the numbers of steps in the run."""
     number, last = steps["step"].to_list(), len(steps) - 1
     for change in change_points(steps["length_ns"].to_numpy() / 1e9):
         yield replace(change, step=number[min(change.step, last)], noticed=number[min(change.noticed, last)])
 
 
-def _condition(steps: int, made: int, time: Measured) -> str | None:
+def _assumption_text(steps: int, made: int, time: Measured) -> str | None:
     """What a forecast takes for granted of the steps after the first `made`, with what it would cost if it failed."""
     ahead = steps - made
     if ahead <= 0:
@@ -247,7 +247,7 @@ def _temperature(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]
                      f"of the hottest zone at the end: {said.method}")]  # fmt: skip
 
 
-def _change_notes(changes: tuple[Change, ...]) -> list[str]:
+def _change_notes(changes: tuple[LevelChange, ...]) -> list[str]:
     return [
         f"the step time changed by {change.ratio - 1:+.0%} at step {change.step} (noticed at step {change.noticed})"
         for change in changes
@@ -304,7 +304,7 @@ def device_energies(run: RunReader, steps: pl.DataFrame, of: str) -> Iterator[St
             yield StepEnergy(_sum_of_lines(lines, steps), entry.meaning if entry else lines[0].name)
 
 
-def _sum_of_lines(lines: Sequence[Line], steps: pl.DataFrame) -> Floats:
+def _sum_of_lines(lines: Sequence[MeasuredRail], steps: pl.DataFrame) -> Floats:
     t0_ns, t1_ns = (steps[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns"))
     joules: Floats = np.sum([line.best.growth.between(t0_ns, t1_ns) for line in lines], axis=0)
     return joules

@@ -31,7 +31,7 @@ from stepscope.analysis.estimate import (
     null_if_nan,
     share_interval,
 )
-from stepscope.analysis.periods import period_of
+from stepscope.analysis.periodicity import period_of
 from stepscope.analysis.process_scopes import (
     ALL,
     CHILDREN,
@@ -40,13 +40,13 @@ from stepscope.analysis.process_scopes import (
     HeldReadings,
     cpu_of_all,
     gauges,
+    has_several_processes,
     proportional_of_all,
     resident_of_all,
     scope_name,
-    several,
     training_processes,
 )
-from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import FEW, profiled_steps, span_ns, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
@@ -72,14 +72,14 @@ def metrics(run: Run) -> pl.DataFrame:
     return metric_frame(rows)
 
 
-@once_a_run
+@cached_per_run
 def step_time(run: RunReader) -> list[Measured]:
     """Time of a step, ns: median, of the unprofiled steps where there are enough of them."""
     steps, which = timed_steps(run)
     return _median_of_steps("step_time", steps["length_ns"], "ns", which)
 
 
-@once_a_run
+@cached_per_run
 def throughput(run: RunReader) -> list[Measured]:
     """Training samples a second (III-A) and steps a second, as achieved: of all timed steps together, over their time.
 
@@ -104,7 +104,7 @@ def _achieved(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) 
     yield Measured(metric, "run", rate, "1/s", bounds[0], bounds[1], len(seconds), "steps", note)
 
 
-@once_a_run
+@cached_per_run
 def core_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each core (Eq. 1): active time of the core / total time."""
     span = span_ns(run)
@@ -122,14 +122,14 @@ def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     return [_mean_of_windows("mean_cpu_utilisation", "cpu", "1", mean, series, 1.0)]
 
 
-@once_a_run
+@cached_per_run
 def process_cpu_utilisation(run: RunReader) -> list[Measured]:
     """CPU utilisation of the training process, and apart from it of its child processes: CPU time / total time, cores.
 
     Of several processes: of all together (scope "processes"), then of each training process in its own steps.
     """
     span = span_ns(run)
-    if several(run):
+    if has_several_processes(run):
         return [*_cpu_of_several(run, span)]
     if span is None:
         return []
@@ -354,7 +354,7 @@ def peak_memory(run: RunReader) -> list[Measured]:
 
     Of several processes (scope "processes") it is the most that all of them had at one time, then that of each.
     """
-    whole = several(run)
+    whole = has_several_processes(run)
     resident = pl.concat([run.samples(name).with_columns(quantity=pl.lit(name)) for name in _PEAKS])
     proportional = run.samples("pss").with_columns(quantity=pl.lit("pss"))
     rows = [*_peak_of_all(run)] if whole else []
@@ -368,7 +368,7 @@ def peak_memory(run: RunReader) -> list[Measured]:
     return rows
 
 
-def _of_all(run: RunReader) -> Iterator[tuple[str, HeldReadings, str]]:
+def _memory_of_all_processes(run: RunReader) -> Iterator[tuple[str, HeldReadings, str]]:
     """Source, readings of all processes together, and what is counted how often."""
     for source, held, counted in (
         ("rss", resident_of_all(run), "a page that processes share counts in each of them"),
@@ -379,7 +379,7 @@ def _of_all(run: RunReader) -> Iterator[tuple[str, HeldReadings, str]]:
 
 
 def _peak_of_all(run: RunReader) -> Iterator[Measured]:
-    for source, held, counted in _of_all(run):
+    for source, held, counted in _memory_of_all_processes(run):
         value = float(held.values.max())
         note = f"{counted}; {_AT_LEAST}"
         yield Measured("peak_memory", ALL, value, "B", value, None, held.count, source, note)
@@ -388,7 +388,7 @@ def _peak_of_all(run: RunReader) -> Iterator[Measured]:
 def resident_memory(run: RunReader) -> list[Measured]:
     """Memory in the steady part of the run, B: median of the samples, resident (rss) and proportional (pss)."""
     span = span_ns(run)
-    if several(run):
+    if has_several_processes(run):
         return [*_resident_of_several(run, span)]
     rows = []
     for quantity in _RESIDENT if span is not None else ():
@@ -403,7 +403,7 @@ def resident_memory(run: RunReader) -> list[Measured]:
 
 def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
     """Return resident memory of all processes during this one's steps, and of each training process during its own."""
-    for source, held, counted in _of_all(run):
+    for source, held, counted in _memory_of_all_processes(run):
         yield from _median_of(ALL, held, span, source, counted)
     for source in _RESIDENT:
         read = gauges(run, source)

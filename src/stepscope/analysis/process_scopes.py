@@ -85,7 +85,7 @@ def _watched_pid(run: RunReader) -> int | None:
     return int(found[1]) if found else None
 
 
-def several(run: RunReader) -> bool:
+def has_several_processes(run: RunReader) -> bool:
     """Return whether other processes than the watched one trained, so that its figures are not those of the
     training.
     """
@@ -94,7 +94,7 @@ def several(run: RunReader) -> bool:
 
 def training_processes(run: RunReader) -> list[Process]:
     """The processes that trained, by the number of their parts; empty where the watched one alone did."""
-    if not several(run):
+    if not has_several_processes(run):
         return []
     watched = _watched_pid(run)
     found = []
@@ -114,7 +114,7 @@ def writer_scope(run: RunReader) -> str:
 
 def scope_name(run: RunReader, scope: str) -> str:
     """A scope of the run folder as the metrics of a run of several processes have it."""
-    if scope != WATCHED or not several(run):
+    if scope != WATCHED or not has_several_processes(run):
         return scope
     return next((process.scope for process in training_processes(run) if process.sampled_as == WATCHED), LAUNCHER)
 
@@ -132,13 +132,13 @@ def cpu_of_all(run: RunReader) -> Series | None:
     known = [series for series in parts if series is not None]
     if len(known) < len(parts):
         return None
-    return known[0] if len(known) == 1 else _added(known)
+    return known[0] if len(known) == 1 else _sum_of_counters(known)
 
 
-def _added(counters: list[Series]) -> Series:
+def _sum_of_counters(counters: list[Series]) -> Series:
     """The sum of counters at the times of the one that is read least often."""
     seldom = max(counters, key=lambda series: series.period_ns)
-    values = np.sum([_grown(series, seldom.t_ns) for series in counters], axis=0)
+    values = np.sum([_counter_at(series, seldom.t_ns) for series in counters], axis=0)
     begin, end = (edge(series.t_ns[place] for series in counters) for edge, place in ((max, 0), (min, -1)))
     inside = (seldom.t_ns >= begin - seldom.period_ns) & (seldom.t_ns <= end + seldom.period_ns)
     if inside.sum() < _TWICE:
@@ -157,7 +157,7 @@ def _added(counters: list[Series]) -> Series:
     )
 
 
-def _grown(series: Series, t_ns: Floats) -> Floats:
+def _counter_at(series: Series, t_ns: Floats) -> Floats:
     return np.interp(t_ns, series.t_ns, series.values)
 
 

@@ -182,7 +182,7 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
         scale * (share + _quantile(weight[kept], mean[kept], np.sqrt(variance[kept]), p))
         for p in (0.5, (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     )
-    return median, low, high, _in_words(weight)
+    return median, low, high, _describe_posterior(weight)
 
 
 def _wanderings() -> list[tuple[float, float, float]]:
@@ -329,7 +329,7 @@ def _quantile(weight: Floats, mean: Floats, sd: Floats, share: float) -> float:
     return (low + high) / 2
 
 
-def _in_words(weight: Floats) -> str:
+def _describe_posterior(weight: Floats) -> str:
     """Return what the readings show, of the posterior (wanderings, drifts, changes)."""
     shown = ["at the level of the measured steps"]
     if weight[:, :, 1:].sum() > 0.5:

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import polars as pl
 
 from stepscope import __version__
-from stepscope.files import replaced, user_cache
+from stepscope.files import atomic_write, user_cache
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.validation import read_regular
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def once_a_run(find: Callable[Concatenate[RunReader, P], T]) -> Callable[Concatenate[RunReader, P], T]:
+def cached_per_run(find: Callable[Concatenate[RunReader, P], T]) -> Callable[Concatenate[RunReader, P], T]:
     """Return the function so that it finds its result once for a run: a report asks for the same thing many times.
 
     The result is shared, and must neither be changed nor hold the run.
@@ -115,7 +115,7 @@ class ResultCache:
             path.parent.mkdir(exist_ok=True)
             if path.parent.is_symlink():
                 raise OSError(f"'{path.parent}' leads elsewhere")
-            with replaced(path) as part:
+            with atomic_write(path) as part:
                 part.write_bytes(_seal(key, path.name, data) + data)
             for older in path.parent.glob(f"{name}.*.{form}"):
                 if older != path:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import polars as pl
 
-from stepscope.analysis.answer import layers
 from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
 from stepscope.analysis.channels import board_computes, board_has_gpu, core_timeline
 from stepscope.analysis.device import core_clusters
 from stepscope.analysis.device.ceilings import attained
 from stepscope.analysis.device.contract import Board
-from stepscope.analysis.energy.inputs import RunTimelines
+from stepscope.analysis.energy.fit_inputs import RunTimelines
 from stepscope.analysis.energy.operators import (
     METHODS,
     UtilisationFit,
@@ -36,13 +35,14 @@ from stepscope.analysis.energy.tables import (
     samples_per_step,
     step_energy_table,
 )
+from stepscope.analysis.first_screen import layers
 from stepscope.analysis.memory.events import Peak, memory_over_time, peak
 from stepscope.analysis.metrics import metrics, regularity
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTime, collective_time
-from stepscope.analysis.time.correction import StepTimes, step_times
 from stepscope.analysis.time.dependencies import Dependencies, dependencies
 from stepscope.analysis.time.operators import self_times
+from stepscope.analysis.time.overhead_correction import StepTimes, step_times
 from stepscope.analysis.time.ranks import Ranks, ranks
 from stepscope.analysis.time.tables import anatomy, module_table, operator_table, phase_table
 from stepscope.analysis.verdict import Verdict, verdict

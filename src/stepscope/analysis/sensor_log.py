@@ -9,7 +9,7 @@ import polars as pl
 
 from stepscope.analysis.channels import Series
 from stepscope.analysis.energy.power_sources import integrate_power, power_sources
-from stepscope.analysis.periods import period_of
+from stepscope.analysis.periodicity import period_of
 from stepscope.analysis.results import ResultTable, Value
 from stepscope.arrays import Floats
 from stepscope.units import duration, number

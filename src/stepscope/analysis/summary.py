@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
+from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES
 from stepscope.analysis.energy.rail_fits import CLAIM, COARSE, RESOLVED
 from stepscope.analysis.process_scopes import OWN
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SLOWDOWN_LIMIT = 1.2  # times slower
 _LONG = 2  # times the median step
-_STALL = 50  # times as long as an unprofiled step, or as the median profiled one, is no profile
+_STALL = 50  # unprofiled steps, or median profiled ones, in the time of which a step is no profile
 _EVEN = 0.8  # of the mean step, below which the median step stands for little of the run
 
 TITLES: dict[Bound, str] = {
@@ -138,7 +138,7 @@ class Verdict:
 def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
-        why, cautions = _without_ops(run), (*_damaged(run), *_simulated(run))
+        why, cautions = _without_ops(run), (*_damaged_files_caution(run), *_simulated(run))
         none = _LOST_STEPS if missing_steps_file(run) else _NO_STEPS
         following = _LOG_ALONE if is_sensor_log(run) else none if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
@@ -151,16 +151,16 @@ def verdict(run: Run) -> Verdict:
     of_last = "" if last is None else f" Rank {last.rank} arrives last in {percent(last.share, 0)} of the steps."
     few = profiled and int(run.self_times["step"].n_unique()) < FEW
     parts = [
-        _proof(first) if first is not None else _cannot_tell(run, found),
+        _evidence_sentence(first) if first is not None else _cannot_tell(run, found),
         of_last.strip(),
-        *_further(found),
-        "" if starved or not profiled else _IN_PARTS if not whole_steps(run) else _dominant(run),
+        *_other_causes_sentence(found),
+        "" if starved or not profiled else _IN_PARTS if not whole_steps(run) else _dominant_phase_and_type(run),
     ]
     cautions = (
-        *_damaged(run),
+        *_damaged_files_caution(run),
         *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
         *_stalled_while_profiled(run),
-        *_uneven(run),
+        *_uneven_steps_caution(run),
         *(_profiling(run) if profiled else ()),
         *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
         *(() if by_others else _background(run)),
@@ -181,7 +181,7 @@ def verdict(run: Run) -> Verdict:
     )
 
 
-def _proof(cause: Cause) -> str:
+def _evidence_sentence(cause: Cause) -> str:
     """Return the bound with its evidence and confidence."""
     evidence = "; ".join(entry.text for entry in cause.evidence)
     named = "" if cause.name in ("arithmetic", "memory traffic", "collectives", "clock") else f" ({cause.name})"
@@ -192,7 +192,7 @@ def _cannot_tell(run: Run, found: Bottleneck) -> str:
     return _without_ops(run) if run.self_times.is_empty() else f"{TITLES['unknown']}: {found.why}."
 
 
-def _further(found: Bottleneck) -> list[str]:
+def _other_causes_sentence(found: Bottleneck) -> list[str]:
     """Return a sentence on the causes beside the first."""
     rest = [f"{TITLES[cause.bound].lower()} ({cause.name}, {percent(cause.share, 0)})" for cause in found.causes[1:]]
     return [f"Beside that: {', '.join(rest[: _MOST_CAUSES - 1])}."] if rest else []
@@ -223,7 +223,7 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _damaged(run: Run) -> Iterator[str]:
+def _damaged_files_caution(run: Run) -> Iterator[str]:
     """Yield a caution where files are damaged: what cannot be trusted at all was excluded."""
     if damaged := run.damaged_files():
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
@@ -249,7 +249,7 @@ def _profiling(run: Run) -> Iterator[str]:
         yield f"Profiled steps are {number(slower, 2)}x slower; times and shares are corrected for it."
 
 
-def _uneven(run: Run) -> Iterator[str]:
+def _uneven_steps_caution(run: Run) -> Iterator[str]:
     """Yield a caution where a few long steps take much of the time, so that the median step stands for little."""
     rows = {row.metric: row.value for row in (*step_time(run), *throughput(run))}
     median, rate = rows.get("step_time"), rows.get("step_rate")
@@ -313,7 +313,7 @@ def _without_ops(run: Run) -> str:
     return f"The run has {steps} warm-up: too few to measure (the first {run.warmup_steps} are excluded)."
 
 
-def _dominant(run: Run) -> str:
+def _dominant_phase_and_type(run: Run) -> str:
     """Return the longest phase and the type of module with most time; on an accelerator, by kernel time."""
     phase = run.phases().filter(pl.col("phase") != FRAMEWORK_OVERHEAD).sort("share", descending=True).row(0, named=True)
     text = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"

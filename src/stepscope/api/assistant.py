@@ -60,11 +60,11 @@ class Assistant:
     def compare(self, runs: Sequence[str]) -> str:
         """Compare two to ten runs with the first of them: ratios with intervals, and what explains the difference."""
         from stepscope.analysis.compare import compare
-        from stepscope.api.reading import text
+        from stepscope.api.run_reports import text
 
         if not 2 <= len(runs) <= MOST_COMPARED:
             raise UsageError(f"{plural(len(runs), 'run')} cannot be compared", f"give 2 to {MOST_COMPARED} names")
-        return _cut(text(compare([self._path(run) for run in runs]), 120))
+        return _truncate(text(compare([self._path(run) for run in runs]), 120))
 
     def measure(self, workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:
         """Train a workload of the package for some steps, measure it, and say what was found, as `ask` does."""
@@ -113,7 +113,7 @@ class Assistant:
         return str(said)
 
 
-def answered(verb: Callable[[], str]) -> str:
+def text_or_refusal(verb: Callable[[], str]) -> str:
     """Return the text of a verb, or its refusal with what to do, in one line."""
     try:
         return verb()
@@ -130,15 +130,15 @@ def _check(workload: str) -> None:
 
 
 def _line(run: Any) -> str:
-    from stepscope.analysis.answer import headline, setting
+    from stepscope.analysis.first_screen import headline, setting_facts
     from stepscope.report.brief import quoted
     from stepscope.report.screen import figure_text
 
     time = next((f", {figure_text(row)}" for row in headline(run) if row.metric == "step_time"), "")
-    return f"{quoted(run.id, 80)}: {run.status}, {' '.join(quoted(fact) for fact in setting(run))}{time}"
+    return f"{quoted(run.id, 80)}: {run.status}, {' '.join(quoted(fact) for fact in setting_facts(run))}{time}"
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
@@ -170,7 +170,7 @@ def _fitted(orders: Mapping[str, Any]) -> str:
 
 
 def _tuned(orders: Mapping[str, Any]) -> str:
-    from stepscope.api.reading import text
+    from stepscope.api.run_reports import text
     from stepscope.api.tune import tune
 
     out = Path(orders["runs"]).parent / "studies"
@@ -191,9 +191,9 @@ def main(orders: Mapping[str, Any]) -> None:
     """Run one verb, with its other output on stderr, and print its text."""
     out = os.dup(1)
     os.dup2(2, 1)
-    said = answered(lambda: _VERBS[orders["verb"]](orders))
+    said = text_or_refusal(lambda: _VERBS[orders["verb"]](orders))
     with os.fdopen(out, "w", encoding="utf-8") as file:
-        file.write(_cut(said))
+        file.write(_truncate(said))
 
 
 if __name__ == "__main__":

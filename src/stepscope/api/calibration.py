@@ -16,8 +16,8 @@ from stepscope.record.sampler.calibration import (
     Calibration,
     Readings,
     Recorded,
+    align_log_to_load,
     calibrate_channels,
-    lay_log,
     record_square,
     save_calibrations,
 )
@@ -26,7 +26,7 @@ from stepscope.record.sensors.contract import Channel, Meter, OpenSensor, Target
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibrationOutcome:
     """Calibrations and why there is none, by channel id; where they are kept, None where they are not."""
 
     calibrations: Mapping[str, Calibration]
@@ -59,7 +59,7 @@ def calibrate(
     return {name: asdict(kept) for name, kept in done.calibrations.items()}
 
 
-def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None]) -> Calibrated:
+def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None]) -> CalibrationOutcome:
     """Run the requested calibration on this machine. Raises UsageError, OutputNotWritable."""
     root = Path(os.environ.get("STEPSCOPE_ROOT") or "/")
     meters = parse_meters(
@@ -70,7 +70,7 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
     target = Target(os.getpid(), meters=meters)
     seen = survey(root, target)
     try:
-        theirs, channels = _apart(seen.found, meters)
+        theirs, channels = _split_meter_and_sensors(seen.found, meters)
         if meters and not theirs:
             why = "; ".join(f"{name}: {missing.detail}" for name, missing in seen.missing.items() if name in _NAMES)
             raise UsageError(f"the meter does not answer: {why or 'no power in what it says'}", "check its address")
@@ -91,13 +91,15 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
             "no channel follows the load: " + "; ".join(f"{channel}: {why}" for channel, why in refused.items()),
             "close what else runs, or take longer: --seconds 120s",
         )
-    return Calibrated(found_, refused, None if request.dry else _save(root, found_))
+    return CalibrationOutcome(found_, refused, None if request.dry else _save(root, found_))
 
 
 _NAMES = ("shelly", "tasmota", "android", "adb", "termux", "meter_command")
 
 
-def _apart(found: Mapping[str, OpenSensor], meters: tuple[Meter, ...]) -> tuple[list[Channel], list[Channel]]:
+def _split_meter_and_sensors(
+    found: Mapping[str, OpenSensor], meters: tuple[Meter, ...]
+) -> tuple[list[Channel], list[Channel]]:
     """The meter's channels of power, and the channels of power and energy of the device's own sensors."""
     theirs, own, names = [], [], {meter.name for meter in meters}
     for sensor in found.values():
@@ -114,7 +116,7 @@ def _apart(found: Mapping[str, OpenSensor], meters: tuple[Meter, ...]) -> tuple[
 def _log(path: Path | None, recorded: Recorded) -> Readings:
     assert path is not None
     log = read_meter_csv(path)
-    return lay_log(log.t_s, log.power_w, log.clock == "unix", recorded.load, recorded.end_ns)
+    return align_log_to_load(log.t_s, log.power_w, log.clock == "unix", recorded.load, recorded.end_ns)
 
 
 def _save(root: Path, calibrations: Mapping[str, Calibration]) -> Path:

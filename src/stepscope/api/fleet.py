@@ -54,4 +54,4 @@ def revoke(hosts: str | Path, name: str) -> bool:
     Raises UnknownName where no host has this name.
     """
     require_libraries()
-    return fleet_up.shut_out(read_hosts(Path(hosts)), name)
+    return fleet_up.revoke_host(read_hosts(Path(hosts)), name)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.engine import StudyRequest
     from stepscope.experiments.engine.engine import Point, Watch
     from stepscope.experiments.engine.folder import SweepFolder
-    from stepscope.experiments.engine.points import SweepPoint
+    from stepscope.experiments.engine.sweep_points import SweepPoint
     from stepscope.experiments.fleet.gatherer import Device
     from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch
     from stepscope.report.study_results import Charts

@@ -19,7 +19,7 @@ from stepscope.errors import MissingDependency, StepscopeError, UnknownName, Usa
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.results import Results, read_results, runs_table
 from stepscope.experiments.suite.results import settings_table as table_of
-from stepscope.units import bytes_, estimate, percent, plural, visible
+from stepscope.units import bytes_, escape_control_characters, estimate, percent, plural
 
 if TYPE_CHECKING:
     from stepscope.experiments.suite.results import Score
@@ -45,7 +45,7 @@ def run(tier: str | SuiteRun | None = None, *, progress: bool = False, **setting
     else:
         request = SuiteRun.from_settings({"tier": tier, **settings}, "suite run")
     folder = sweep_path(request)
-    run_sweep(request, folder, progress, _say if progress else lambda line: None)
+    run_sweep(request, folder, progress, _print_to_stderr if progress else lambda line: None)
     return folder
 
 
@@ -72,7 +72,7 @@ def run_sweep(request: SuiteRun, out: Path, progress: bool, says: Callable[[str]
         return
     folder = resume_sweep(request, out) if request.resume else new_sweep(request, out, says)
     if progress:
-        _say(f"sweep of {len(folder.order)} runs in {folder.path}")
+        _print_to_stderr(f"sweep of {len(folder.order)} runs in {folder.path}")
     with sweep_progress(folder, progress) as watch:
         sweep(folder, watch=watch)
 
@@ -142,12 +142,12 @@ def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[
     folder = resume_fleet(request, out) if request.resume else new_fleet(request, out, where, says)
     if progress:
         runs = sum(len(sweep.order) for sweep in folder.boards.values())
-        _say(f"sweep of {runs} runs on {len(folder.boards)} boards in {folder.path}")
+        _print_to_stderr(f"sweep of {runs} runs on {len(folder.boards)} boards in {folder.path}")
     with fleet_progress(folder, progress) as watch:
         fleet_sweep(folder, where, CHILD[1:], watch, request.wait)
 
 
-def _say(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
@@ -192,7 +192,7 @@ def results_heading(results: Results) -> list[str]:
         f"rules: {text}",
         *limited,
     ]
-    return [visible(" ".join(line.split())) for line in lines]  # a device of a fleet can say anything
+    return [escape_control_characters(" ".join(line.split())) for line in lines]  # a device of a fleet can say anything
 
 
 def result_scores(results: Results, against: str | None) -> list[Score]:
@@ -262,7 +262,7 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
 
 def list_contents(below: Path) -> dict[str, Any]:
     """Tiers, sweeps and reference devices."""
-    from stepscope.experiments.engine.points import workload_tiers
+    from stepscope.experiments.engine.sweep_points import workload_tiers
     from stepscope.experiments.suite.results import reference_names
 
     by_tier: dict[str, list[str]] = {}

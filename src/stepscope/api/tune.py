@@ -20,9 +20,9 @@ from stepscope.privacy import redacted_texts
 
 if TYPE_CHECKING:
     from stepscope.analysis.results import Findings
-    from stepscope.experiments.tune.arms import TunableTraining
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.experiment import Tuning
+    from stepscope.experiments.tune.pair_statistics import TunableTraining
     from stepscope.report.study_results import Charts
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
@@ -69,7 +69,7 @@ def tune(
 def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
     """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
-    from stepscope.experiments.engine.points import sources_of
+    from stepscope.experiments.engine.sweep_points import sources_of
     from stepscope.experiments.sweeps.user_training import refuse_no_function
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.process import RestartingTraining
@@ -100,10 +100,10 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     """Delay each layer of a recorded run, its loader and its optimizer, and return what a perfect one would save."""
     from stepscope.analysis.device.ceilings import ceilings_of, why_no_ceilings
     from stepscope.analysis.run import open_run
-    from stepscope.analysis.tuning import refuse_other_training
+    from stepscope.analysis.suggested_changes import refuse_other_training
     from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
-    from stepscope.experiments.tune.arms import Desk
+    from stepscope.experiments.tune.pair_statistics import ExperimentStore
     from stepscope.experiments.tune.process import RestartingTraining
     from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of
 
@@ -118,12 +118,12 @@ def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
     with kept.locked(), _progress(progress) as tell:
         found = WhatIf(
             lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
-            Desk(tell=tell),
+            ExperimentStore(tell=tell),
         )  # fmt: skip
         found.run()
     why = "" if ceilings_of(run) else why_no_ceilings(run)
     findings = judge_parts(found, f"What {request.subject} would gain if", why)
-    return _concluded(replace(findings, study=STUDY), replace(request, batch=orders.get("batch")), kept, folder)
+    return _write_findings(replace(findings, study=STUDY), replace(request, batch=orders.get("batch")), kept, folder)
 
 
 def tune_path(request: TuneRequest, out: Path | None) -> Path:
@@ -144,23 +144,23 @@ def _answer(
 ) -> tuple[Findings, Tuning]:
     from stepscope.experiments.engine.engine import measured_on
     from stepscope.experiments.engine.folder import StudyFolder
-    from stepscope.experiments.tune.arms import Desk, Rules
     from stepscope.experiments.tune.experiment import Tuning
     from stepscope.experiments.tune.judge import judge
+    from stepscope.experiments.tune.pair_statistics import ExperimentStore, Rules
 
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     kept = StudyFolder(folder, "tune", settings, sources, measured_on())
     rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
     with kept.locked(), _progress(progress) as tell:
-        tuning = Tuning(open_training, rules, Desk(kept.keep, kept.results(), tell), apart=apart)
+        tuning = Tuning(open_training, rules, ExperimentStore(kept.store_result, kept.results(), tell), apart=apart)
         tuning.run()
     title = f"What makes {request.subject} faster" if request.for_ == "time" else f"Changes to {request.subject}"
     gpu = tuning.facts.get("gpu")
     found = replace(judge(tuning, title), study="tune", device=f"{gpu} (cuda)" if gpu else "")
-    return _concluded(found, request, kept, folder), tuning
+    return _write_findings(found, request, kept, folder), tuning
 
 
-def _concluded(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
+def _write_findings(findings: Findings, request: TuneRequest, kept: Any, folder: Path) -> Findings:
     """Return the findings with what they are of, once they, their figures and their page are written.
 
     Of a workload that is its batch size as well, given or its own: what was measured holds for no other.
@@ -232,9 +232,9 @@ def _tune_step(
     progress: bool,
     settings: Mapping[str, Any],
 ) -> Findings:
-    from stepscope.experiments.tune.bench import LocalTraining, loop_bench, sources_of_loop
+    from stepscope.experiments.tune.block_runner import LocalTraining, loop_bench, sources_of_loop
     from stepscope.experiments.tune.changes import refuse_unknown
-    from stepscope.experiments.tune.state import RandomNumbers
+    from stepscope.experiments.tune.training_state import RandomNumbers
 
     known = {"minutes", "for_", "only", "not_"}
     unknown = [name for name in settings if name not in known]

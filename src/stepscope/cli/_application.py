@@ -16,9 +16,9 @@ from typer.main import get_command
 
 from stepscope import __version__
 from stepscope.cli import Command, command_names, in_panels, load_commands, panel_of
-from stepscope.cli._options import print_anything
+from stepscope.cli._options import replace_unprintable_output
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
-from stepscope.units import visible
+from stepscope.units import escape_control_characters
 
 # ClickException of click, wherever this version of typer has it.
 _OptionsError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -96,14 +96,14 @@ def run_command_line(argv: Sequence[str]) -> int:
             arguments = [*arguments[1:], "--help"]
         name = _refuse_unknown_command(arguments)
         if name != "run":  # which may run a script, and sees to it otherwise
-            print_anything()
+            replace_unprintable_output()
         code = get_command(build_app(name)).main(arguments, "stepscope", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        return code_of(error, arguments)
+        return exit_code_of(error, arguments)
     return code if isinstance(code, int) else 0
 
 
-def code_of(error: BaseException, arguments: Sequence[str]) -> int:
+def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
     """Return the exit code of a command that ended so, once its message is printed."""
     if isinstance(error, StepscopeError):
         return _refused(error)
@@ -159,19 +159,19 @@ def _of_options(error: Any, arguments: Sequence[str]) -> StepscopeError:
     if option is not None and hasattr(error, "possibilities") and context is not None:
         return UsageError(f"{called} has no option {option}", _option_hint(option, called, context) or usage)
     if option is not None and context is None:  # it is the last word, and no command is told
-        return UsageError(f"{option} needs a value", f"{_called(arguments)} -h lists the options")
+        return UsageError(f"{option} needs a value", f"{_typed_command(arguments)} -h lists the options")
     about = str(getattr(parameter, "help", None) or "").rstrip(".")
     if about and not about[1:2].isupper():
         about = about[0].lower() + about[1:]
     if parameter is not None and not error.message and parameter.param_type_name == "argument":
-        return UsageError(f"{called} needs {parameter.name.upper()}: {about}", _swallowed(arguments) or usage)
+        return UsageError(f"{called} needs {parameter.name.upper()}: {about}", _option_value_hint(arguments) or usage)
     message = error.format_message().rstrip(".")
     if parameter is not None and not error.message:
         message += f": {about}"
     return UsageError(f"{message[:1].lower()}{message[1:]}", usage)
 
 
-def _called(arguments: Sequence[str]) -> str:
+def _typed_command(arguments: Sequence[str]) -> str:
     """Return the command that was typed, with its group."""
     command, *below = arguments
     named = below[:1] if below and below[0] in load_commands(command)[0].subcommands else []
@@ -190,7 +190,7 @@ def _option_hint(option: str, called: str, context: Any) -> str:
     return " ".join(part for part in (said, of_a_script * (called in _TAKE_SCRIPTS)) if part)
 
 
-def _swallowed(arguments: Sequence[str]) -> str:
+def _option_value_hint(arguments: Sequence[str]) -> str:
     """Return where the script went that an option without its value took."""
     for option, value in pairwise(arguments):
         if option.startswith("--") and value.endswith(".py"):
@@ -208,10 +208,10 @@ def _missing(module: str) -> MissingDependency:
 def _refused(error: StepscopeError) -> int:
     colour = False if os.environ.get("NO_COLOR") else None  # None: as the terminal can
     typer.secho("error: ", fg="red", bold=True, nl=False, err=True, color=colour)
-    typer.echo(visible(str(error)), err=True)  # it may quote a file, a store or a device
+    typer.echo(escape_control_characters(str(error)), err=True)  # it may quote a file, a store or a device
     if error.hint:
         typer.secho("hint: ", fg="cyan", nl=False, err=True, color=colour)
-        typer.echo(visible(error.hint), err=True)
+        typer.echo(escape_control_characters(error.hint), err=True)
     return error.exit_code
 
 

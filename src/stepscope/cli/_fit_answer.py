@@ -15,8 +15,8 @@ from stepscope.units import bracketed, bytes_, category_label, estimate, interva
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from stepscope.footprint.measurements import AllocatorTrade
     from stepscope.footprint.plan import Plan
+    from stepscope.footprint.prediction_trials import AllocatorTrade
     from stepscope.footprint.result import FitResult, Option
 
 # `stepscope fit` on the terminal: the verdict, the memory at the peak, and what would make it smaller.
@@ -154,7 +154,9 @@ def print_plan(console: Console, plan: Plan) -> None:
         Column("", False, of=lambda row: "measured" if row.timed else ""),
         Column("", False, of=lambda row: _verdict(row.verdict)),
     )
-    console.print(terminal(Table.over("plan", columns, plan.front), "list", title=f"memory against time: {source}"))
+    console.print(
+        terminal(Table.from_rows("plan", columns, plan.front), "list", title=f"memory against time: {source}")
+    )
     if not plan.complete:
         console.print("- not every combination was simulated: the search ended after its minute of processor time")
 
@@ -204,8 +206,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from stepscope.footprint.measurements import AllocatorTrade
     from stepscope.footprint.prediction import JobQuestion
+    from stepscope.footprint.prediction_trials import AllocatorTrade
     from stepscope.footprint.result import FitResult
     from stepscope.record.dry import Job
 
@@ -286,7 +288,7 @@ def _option_pictures(found: FitResult, question: JobQuestion) -> Iterator[Pictur
 
 
 def _trade_pictures(found: FitResult, traded: Sequence[AllocatorTrade]) -> Iterator[Picture]:
-    from stepscope.footprint.measurements import trade_frame
+    from stepscope.footprint.prediction_trials import trade_frame
     from stepscope.report.charts import memory
 
     rows = trade_frame(traded)

@@ -68,7 +68,7 @@ def measured_totals(path: Path) -> list[Measured]:
 
     A step that a gap of the sensor touches counts with the mean energy of the others.
     """
-    from stepscope.analysis.forecast import named_for, step_energy
+    from stepscope.analysis.forecast import step_energy, with_simulated_name
 
     run = Run(path)
     made = steps_after_warmup(run)
@@ -76,5 +76,5 @@ def measured_totals(path: Path) -> list[Measured]:
     joules = step_energy(run, made)
     if joules is not None and not np.isnan(joules.values).all():
         total = float(np.nanmean(joules.values)) * len(made)
-        totals.append(named_for(run, Measured(joules.metric, joules.scope, total, "J", n=len(made))))
+        totals.append(with_simulated_name(run, Measured(joules.metric, joules.scope, total, "J", n=len(made))))
     return totals

@@ -33,7 +33,7 @@ NoNames = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, alone on stdout.")]
 
 
-def print_anything() -> None:
+def replace_unprintable_output() -> None:
     """Let stdout write "?" for a character that its encoding lacks; not where a script of the user's writes there."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
@@ -54,7 +54,7 @@ def _privacy(no_argv: NoArgv = False, no_names: NoNames = False) -> None:
     privacy.withhold(*(kind for kind, chosen in (("argv", no_argv), ("names", no_names)) if chosen))
 
 
-def private(command: Callable[..., None]) -> Callable[..., None]:
+def with_privacy_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with `--no-argv` and `--no-names`: it writes what is made to be shared."""
     options = inspect.signature(_privacy, eval_str=True).parameters
 
@@ -81,10 +81,11 @@ def command_of(request: type[Request], act: Callable[..., None], name: str) -> C
     def command(**given: Any) -> None:
         extra = {parameter.name: given.pop(parameter.name, parameter.default) for parameter in own}
         act(
-            request.from_settings({field: value for field, value in given.items() if not _unsaid(value)}, name), **extra
+            request.from_settings({field: value for field, value in given.items() if not _is_not_given(value)}, name),
+            **extra,
         )
 
-    shown = [_shown(parameter) for parameter in known.values() if parameter.option.typed]
+    shown = [_typer_parameter(parameter) for parameter in known.values() if parameter.option.typed]
     options = [*shown, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
     command.__name__, command.__doc__ = name.replace("-", "_"), request.__doc__
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -115,11 +116,11 @@ def print_wide(*parts: Any, width: int = 120) -> None:
     Console(highlight=False, width=None if known else width).print(*parts, sep="\n")
 
 
-def _unsaid(value: Any) -> bool:
+def _is_not_given(value: Any) -> bool:
     return value is None or value == []
 
 
-def _shown(parameter: Parameter) -> inspect.Parameter:
+def _typer_parameter(parameter: Parameter) -> inspect.Parameter:
     """One option or argument, as typer takes it from a signature."""
     about, listed = parameter.option, parameter.mapping or (parameter.many and _in_pieces(parameter))
     default: Any = None if about.stated or about.quick is not None or about.default is None else about.default

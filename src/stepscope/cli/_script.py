@@ -27,12 +27,12 @@ _LONGEST_PERIOD_S = 1.0
 _QUIET = ("-q", "--quiet")
 
 
-def run_plainly(words: Sequence[str]) -> int | None:
+def run_with_common_options(words: Sequence[str]) -> int | None:
     """Run the script that these words of `stepscope run` name; its exit code, or None where they need a closer look.
 
     What is typed wrong, workloads, and options that need more than the recording are left to the library of options.
     """
-    typed = typed_plainly(words)
+    typed = parse_common_options(words)
     if typed is None:
         return None
     request, quiet = typed
@@ -48,7 +48,7 @@ def run_plainly(words: Sequence[str]) -> int | None:
         return code if code >= 0 else 128 - code
 
 
-def typed_plainly(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
+def parse_common_options(words: Sequence[str]) -> tuple[RunRequest, bool] | None:
     """Return the request and whether it is a quiet one; None where a word is none of the usual ones."""
     known = parameters(RunRequest)
     options = {name: p for p in known.values() if not p.option.argument for name in (p.flag, p.option.short) if name}
@@ -144,14 +144,14 @@ def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
 
 def pack_run(path: Path) -> None:
     """Make Parquet of what was written while the training went on; what cannot be stays as it is, and can be read."""
-    with harmless("the run could not be packed into Parquet, and is whole without"):
+    with print_failures("the run could not be packed into Parquet, and is whole without"):
         from stepscope.runfolder.pack import pack
 
         pack(path)
 
 
 @contextlib.contextmanager
-def harmless(failed: str) -> Iterator[None]:
+def print_failures(failed: str) -> Iterator[None]:
     """Say what fails after a training, also a fault of ours: none of it changes how the training ended."""
     try:
         yield
@@ -168,19 +168,19 @@ def end_of_script(
     from stepscope.record.script import end_as
 
     if code == 0 and request.record_memory != "off":
-        with harmless("the memory of a process without training is not known"):
+        with print_failures("the memory of a process without training is not known"):
             from stepscope.record.empty_process import write_empty_process_bytes
 
             write_empty_process_bytes(path, say)
-    with harmless("the ceilings of this device are not known"):
+    with print_failures("the ceilings of this device are not known"):
         from stepscope.record.ceilings import write_ceilings
 
         write_ceilings(path, say, request.ceilings and code == 0)
     pack_run(path)
-    with harmless("the run could not be reported"):
+    with print_failures("the run could not be reported"):
         report_run(path, request.meter_csv, quiet, html, True)
     if as_json:
-        with harmless("the metrics could not be printed"):
+        with print_failures("the metrics could not be printed"):
             print_run_metrics(path)
     return end_as(code)
 

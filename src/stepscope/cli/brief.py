@@ -19,7 +19,7 @@ def brief(
 
     For a script or an assistant to read: plain text, a fact a line, names of the run in backticks.
     """
-    from stepscope.api.reading import brief as briefly
+    from stepscope.api.run_reports import brief as briefly
 
     said = briefly(run)
     if as_json:

@@ -45,7 +45,7 @@ def _list(json: bool) -> None:
         words("what it is", "summary", fold=True),
         words("how to get it", "get", fold=True),
     )
-    Console().print(Table.over("data sets", columns, rows, f"downloads lie in {cache.folder()}"))
+    Console().print(Table.from_rows("data sets", columns, rows, f"downloads lie in {cache.folder()}"))
 
 
 def _fetch(names: Sequence[str], json: bool) -> None:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from stepscope.analysis.memory.limits import Environment, Limit, ProcessPeak
+    from stepscope.analysis.memory.limits import BaselineMemory, Limit, ProcessPeak
     from stepscope.footprint.calibration import DeviceCalibration
-    from stepscope.footprint.measurements import AllocatorTrade, Trial
     from stepscope.footprint.plan import Plan
     from stepscope.footprint.prediction import JobQuestion
+    from stepscope.footprint.prediction_trials import AllocatorTrade, Trial
     from stepscope.footprint.real_steps import RealSteps
     from stepscope.footprint.result import FitResult
     from stepscope.footprint.transforms import Settings
@@ -113,14 +113,14 @@ def _with_plan(
 
 def _plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:
     """The cheapest combination that fits, priced by real steps of small batches on this machine, and its proof."""
-    from stepscope.footprint.measurements import prove, really_trained
-    from stepscope.footprint.plan import make_plan, measured_step_time, timed
+    from stepscope.footprint.plan import make_plan, measured_step_time, with_measured_times
+    from stepscope.footprint.prediction_trials import prove, train_in_child
 
     def step(batch: int) -> StepCost:
-        return really_trained(replace(real, batch=batch).command(_PRICED), question.allocator)
+        return train_in_child(replace(real, batch=batch).command(_PRICED), question.allocator)
 
     def steps_of(settings: Settings) -> StepCost:
-        return really_trained(replace(real, changed=asdict(settings)).command(_TIMED), settings.allocator)
+        return train_in_child(replace(real, changed=asdict(settings)).command(_TIMED), settings.allocator)
 
     with console.status("timing small batches"):
         elsewhere = request.board is not None or request.device != "cpu"
@@ -129,7 +129,7 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, real: Re
         plan = make_plan(question, priced)
     if priced is not None:
         with console.status("timing the plan"):
-            plan = timed(plan, steps_of)
+            plan = with_measured_times(plan, steps_of)
     if not request.prove or plan.chosen is None or question.limit is None:
         return plan
     if elsewhere:
@@ -253,7 +253,7 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
     from stepscope.footprint.calibration import measured_environment
     from stepscope.footprint.prediction import platform_of, predict_script_fit
 
-    def environment(imports: Iterable[str]) -> Environment:
+    def environment(imports: Iterable[str]) -> BaselineMemory:
         with console.status("measuring the empty process, once for these imports"):
             return measured_environment(request.malloc, imports)
 
@@ -290,7 +290,7 @@ def _draw(
 
 
 def _print_json(found: FitResult, traded: list[AllocatorTrade], out: TextIO) -> None:
-    from stepscope.footprint.measurements import trade_dicts
+    from stepscope.footprint.prediction_trials import trade_dicts
 
     measured = {"allocators": trade_dicts(traded)} if traded else {}
     typer.echo(json.dumps({**found.as_dict(), **measured}, indent=1), file=out)
@@ -314,7 +314,7 @@ def measure_allocators(
     console: Console, real: RealSteps, found: FitResult, kept: DeviceCalibration
 ) -> list[AllocatorTrade]:
     """Run them in turns, with a line that says which; the table is the caller's to show."""
-    from stepscope.footprint.measurements import TIMED_STEPS, trade_allocators
+    from stepscope.footprint.prediction_trials import TIMED_STEPS, trade_allocators
     from stepscope.footprint.simulator import Simulator
     from stepscope.record.dry.workspaces import this_platform
 
@@ -330,8 +330,8 @@ _RATIOS_STORED = 20  # ratios
 def probe_and_store(console: Console, question: JobQuestion, real: RealSteps, kept: DeviceCalibration) -> None:
     """Train for real, batch after batch; keep how far the predictions were off."""
     from stepscope.footprint import calibration as kept_file
-    from stepscope.footprint.measurements import probe_batches
     from stepscope.footprint.prediction import predict_fit
+    from stepscope.footprint.prediction_trials import probe_batches
 
     def command(batch: int) -> list[str]:
         return replace(real, batch=batch).command(1)
@@ -343,8 +343,8 @@ def probe_and_store(console: Console, question: JobQuestion, real: RealSteps, ke
     ratios = list(kept.ratios)
     for tried in probe_batches(command, predicted, question.batch, limit, question.allocator):
         _print_trial(console, tried)
-        if tried.off != 1.0:
-            ratios.append(round(tried.off, 4))
+        if tried.error_ratio != 1.0:
+            ratios.append(round(tried.error_ratio, 4))
     if tuple(ratios) != kept.ratios:
         kept_file.save_calibration(replace(kept, ratios=tuple(ratios[-_RATIOS_STORED:])), kept_file.calibration_path())
         console.print("Some peaks lay outside the predicted interval: later predictions on this device allow for it.")
@@ -355,5 +355,5 @@ def _print_trial(console: Console, tried: Trial) -> None:
     if tried.peak_bytes is None:
         console.print(f"batch {tried.batch}: failed ({tried.failure}); {text}")
         return
-    held = "within" if tried.off == 1.0 else f"off by {percent(tried.off - 1)}"
+    held = "within" if tried.error_ratio == 1.0 else f"off by {percent(tried.error_ratio - 1)}"
     console.print(f"batch {tried.batch}: measured {bytes_(tried.peak_bytes)}; {text}: {held}")

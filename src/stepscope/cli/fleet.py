@@ -9,7 +9,7 @@ import typer
 
 from stepscope.cli._options import AsJson, print_json
 from stepscope.errors import FleetError
-from stepscope.units import visible
+from stepscope.units import escape_control_characters
 
 if TYPE_CHECKING:
     from stepscope.experiments.fleet.devices import DeviceState, HostState
@@ -114,7 +114,7 @@ def revoke(
     from stepscope.experiments.fleet.hosts import read_hosts, require_libraries
 
     require_libraries()
-    had = fleet_up.shut_out(read_hosts(hosts), name)
+    had = fleet_up.revoke_host(read_hosts(hosts), name)
     if as_json:
         print_json({"name": name, "had_certificate": had})
     else:
@@ -152,7 +152,7 @@ def _facts(state: DeviceState) -> dict[str, Any]:
 def _print_up(state: HostState) -> None:
     if state.refused is not None or state.about is None:
         hint = f" ({state.refused.hint})" if state.refused is not None and state.refused.hint else ""
-        typer.echo(visible(f"{state.host.name}: not used: {state.refused}{hint}"), err=True)
+        typer.echo(escape_control_characters(f"{state.host.name}: not used: {state.refused}{hint}"), err=True)
         return
     versions, power = state.about.get("versions", {}), state.about.get("power", [])
     device = state.about.get("device", {})
@@ -160,12 +160,12 @@ def _print_up(state: HostState) -> None:
     sensors = f"power from {', '.join(power)}" if power else "no power sensor"
     how = "started" if state.about.get("began") else "runs already"
     torch = versions.get("torch") or "not installed"
-    typer.echo(visible(f"{state.host.name}: {how}; {what}, torch {torch}, {sensors}"))
+    typer.echo(escape_control_characters(f"{state.host.name}: {how}; {what}, torch {torch}, {sensors}"))
 
 
 def _print_down(state: HostState) -> None:
     if state.about is None:
-        typer.echo(visible(f"{state.host.name}: {state.refused}"), err=True)
+        typer.echo(escape_control_characters(f"{state.host.name}: {state.refused}"), err=True)
     else:
         typer.echo(f"{state.host.name}: {'ended' if state.about.get('stopped') else 'was not running'}")
 

@@ -31,7 +31,7 @@ def _forecast(
         said = _follow_run(console, folder, request)
     else:
         from stepscope.analysis.run import Run
-        from stepscope.api.reading import forecast_of
+        from stepscope.api.run_reports import forecast_of
 
         said = forecast_of(Run(folder or _measure_run(request)), request)
     _show(console, said)
@@ -78,7 +78,7 @@ def _measure_run(request: ForecastRequest) -> Path:
 
 def _follow_run(console: Console, folder: Path | None, request: ForecastRequest) -> Forecast:
     from stepscope.analysis.run import Run
-    from stepscope.api.reading import requested_steps
+    from stepscope.api.run_reports import requested_steps
     from stepscope.cli._forecast_watch import follow_forecasts, measured_totals, start_training
 
     process = None

@@ -47,9 +47,9 @@ def _state(folder: Path) -> dict[str, Any]:
     """The state of a run now; what has a name each (rails, zones, cores) is an object of them."""
     from dataclasses import asdict
 
-    from stepscope.report.live.run_state import Watch
+    from stepscope.report.live.run_state import RunWatcher
 
-    with contextlib.closing(Watch(folder)) as follows:
+    with contextlib.closing(RunWatcher(folder)) as follows:
         now = follows.look()
     named = {name: dict(getattr(now, name)) for name in ("cores", "accelerators", "rails", "temperatures", "clocks")}
     return {**asdict(now), **named, "left_s": now.remaining_s, "left_j": now.remaining_j}

@@ -31,7 +31,7 @@ def server(runs: Path) -> MCPServer[None]:
     from mcp.server.mcpserver import MCPServer
 
     from stepscope import __version__
-    from stepscope.api.assistant import DATA, Assistant, answered
+    from stepscope.api.assistant import DATA, Assistant, text_or_refusal
 
     verbs = Assistant(runs)
     made: MCPServer[None] = MCPServer(
@@ -43,26 +43,26 @@ def server(runs: Path) -> MCPServer[None]:
 
     @made.tool(description=verbs.list_runs.__doc__)
     def list_runs(most: int = 10) -> str:
-        return answered(lambda: verbs.list_runs(most))
+        return text_or_refusal(lambda: verbs.list_runs(most))
 
     @made.tool(description=verbs.ask.__doc__)
     def ask(run: str = "last") -> str:
-        return answered(lambda: verbs.ask(run))
+        return text_or_refusal(lambda: verbs.ask(run))
 
     @made.tool(description=verbs.compare.__doc__)
     def compare(runs: list[str]) -> str:
-        return answered(lambda: verbs.compare(runs))
+        return text_or_refusal(lambda: verbs.compare(runs))
 
     @made.tool(description=verbs.measure.__doc__)
     def measure(workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:
-        return answered(lambda: verbs.measure(workload, steps, batch, threads))
+        return text_or_refusal(lambda: verbs.measure(workload, steps, batch, threads))
 
     @made.tool(description=verbs.fit.__doc__)
     def fit(workload: str, memory: str | None = None, board: str | None = None, batch: int | None = None) -> str:
-        return answered(lambda: verbs.fit(workload, memory, board, batch))
+        return text_or_refusal(lambda: verbs.fit(workload, memory, board, batch))
 
     @made.tool(description=verbs.tune.__doc__)
     def tune(workload: str, minutes: float = 1.0, goal: str = "time") -> str:
-        return answered(lambda: verbs.tune(workload, minutes, goal))
+        return text_or_refusal(lambda: verbs.tune(workload, minutes, goal))
 
     return made

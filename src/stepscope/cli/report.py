@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.cli._options import check_page_options, private, show_page
+from stepscope.cli._options import check_page_options, show_page, with_privacy_options
 from stepscope.errors import OutputNotWritable
-from stepscope.fault_isolation import contained
+from stepscope.fault_isolation import result_or_failed_part
 from stepscope.run_paths import NEWEST
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 
-@private
+@with_privacy_options
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, the name of one in runs/, or 'last'.")] = Path(NEWEST),
     html: Annotated[bool, typer.Option("--html", help="Write one self-contained page instead.")] = False,
@@ -55,7 +55,7 @@ def _write_missing_summary(run: Run) -> None:
     if run.status == "running" or has_summary(run):
         return
     with suppress(OSError):  # a folder that is only read from is shown all the same
-        contained(lambda: write_summary(run))
+        result_or_failed_part(lambda: write_summary(run))
 
 
 def _screen(run: Run, verbose: bool) -> None:
@@ -86,7 +86,7 @@ def print_metrics(run: Run, verbose: bool = False) -> None:
     import json
     from dataclasses import asdict
 
-    from stepscope.analysis.answer import headline, setting
+    from stepscope.analysis.first_screen import headline, setting_facts
     from stepscope.analysis.memory.headroom import SIZES, training_peak
     from stepscope.analysis.summary import energy_facts
 
@@ -94,7 +94,7 @@ def print_metrics(run: Run, verbose: bool = False) -> None:
     content: dict[str, Any] = {
         "id": run.id,
         "status": run.status,
-        "setting": setting(run),
+        "setting": setting_facts(run),
         "simulated": run.simulated,
         "headline": [asdict(row) for row in headline(run)],
         "verdict": asdict(run.verdict()),

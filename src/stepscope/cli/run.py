@@ -12,12 +12,12 @@ import typer
 from typer.core import TyperCommand
 
 from stepscope.api.run_request import RunRequest
-from stepscope.cli._options import command_of, print_anything, private
+from stepscope.cli._options import command_of, replace_unprintable_output, with_privacy_options
 from stepscope.cli._script import (
     end_of_script,
-    harmless,
     is_script,
     pack_run,
+    print_failures,
     print_run_metrics,
     refuse_logs_without_a_folder,
     report_run,
@@ -84,7 +84,7 @@ def _run(
     of_a_function = is_function(request.target) and not request.module
     of_a_script, quiet = of_a_function or request.module or is_script(request.target), quiet or as_json
     if not of_a_script:
-        print_anything()
+        replace_unprintable_output()
         workloads.refuse_unknown(request.target)  # before anything heavy is imported
 
     from stepscope.experiments.tune.config import TO_SCRIPTS, note_of, refuse_no_parts
@@ -114,7 +114,7 @@ def _run(
             path, code = _workload(request, settings, quiet or live, config)
         place.runs.append(path)
     if config is not None:
-        with harmless("the run does not state its configuration"):
+        with print_failures("the run does not state its configuration"):
             RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
     if of_a_script:
         raise typer.Exit(end_of_script(path, code, request, quiet, html, as_json))
@@ -125,7 +125,7 @@ def _run(
     raise typer.Exit(code)
 
 
-run = private(command_of(RunRequest, _run, "run"))
+run = with_privacy_options(command_of(RunRequest, _run, "run"))
 
 
 def _set_threads(threads: int | None) -> None:
@@ -186,10 +186,10 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
         )
     workload = workloads.find(request.target)
     if config is not None:
-        from stepscope.experiments.tune.config import configured, refuse_no_parts
+        from stepscope.experiments.tune.config import apply_to_workload, refuse_no_parts
 
         refuse_no_parts(config, workload, request.batch)
-        workload = configured(workload, config)
+        workload = apply_to_workload(workload, config)
     steps = request.steps or (100 if request.until_resolved is None else MOST)
     with (
         progress_bar(workload.name, steps, quiet) as advance,

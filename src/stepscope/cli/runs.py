@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import RunsRequest
-from stepscope.cli._options import AsJson, command_of, print_json, private
+from stepscope.cli._options import AsJson, command_of, print_json, with_privacy_options
 from stepscope.errors import UsageError
 from stepscope.request import parse_amount
 
@@ -115,7 +115,7 @@ def rm(
         typer.echo(f"{run_id}: removed")
 
 
-@private
+@with_privacy_options
 def push(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, names in runs/, 'last', or folders of runs.")],
     tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
@@ -274,7 +274,7 @@ def _table(frame: pl.DataFrame, most: int) -> None:
         )
         for name, title in shown.items()
     ]
-    table = Table.over("runs", columns, frame.head(most).iter_rows(named=True))
+    table = Table.from_rows("runs", columns, frame.head(most).iter_rows(named=True))
     console.print(terminal(table, "bold list", pad_edge=True))
     rest, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
     if simulated:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import STUDIES, StudyRequest
-from stepscope.cli._options import command_of, print_wide, private
+from stepscope.cli._options import command_of, print_wide, with_privacy_options
 from stepscope.cli._script_options import ScriptCommand
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
@@ -85,7 +85,7 @@ def _confirm(jetson: Jetson, request: PowerModes) -> None:
         raise UsageError("no power mode was set", "leave --apply out to see what would be done")
 
 
-SUBCOMMANDS = {name: private(command_of(row.request, _answer, name)) for name, row in STUDIES.items()} | {
+SUBCOMMANDS = {name: with_privacy_options(command_of(row.request, _answer, name)) for name, row in STUDIES.items()} | {
     "compare": compare
 }
 SUBCOMMANDS = dict(sorted(SUBCOMMANDS.items()))

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteShowRequest
-from stepscope.cli._options import AsJson, check_page_options, command_of, print_wide, print_written, private
+from stepscope.cli._options import (
+    AsJson,
+    check_page_options,
+    command_of,
+    print_wide,
+    print_written,
+    with_privacy_options,
+)
 from stepscope.errors import UsageError
 from stepscope.experiments.suite import SuiteRun
-from stepscope.units import visible
+from stepscope.units import escape_control_characters
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,7 +45,7 @@ def _run(
 
     folder = sweep_path(request)
     try:
-        run_sweep(request, folder, not quiet, lambda line: typer.echo(visible(line), err=True))
+        run_sweep(request, folder, not quiet, lambda line: typer.echo(escape_control_characters(line), err=True))
     except KeyboardInterrupt:
         on, end = (f" --fleet {request.fleet}", "; the devices end what they are at") if request.fleet else ("", "")
         sys.stderr.write(f"interrupted{end}; go on with: stepscope suite run{on} --resume --out {folder}\n")
@@ -99,9 +106,9 @@ def _list(
 
 
 SUBCOMMANDS = {
-    "run": private(command_of(SuiteRun, _run, "run")),
+    "run": with_privacy_options(command_of(SuiteRun, _run, "run")),
     "show": command_of(SuiteShowRequest, _show, "show"),
-    "export": private(command_of(SuiteExportRequest, _export, "export")),
+    "export": with_privacy_options(command_of(SuiteExportRequest, _export, "export")),
     "list": command_of(SuiteListRequest, _list, "list"),
 }
 

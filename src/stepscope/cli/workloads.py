@@ -89,7 +89,7 @@ def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
     lines: list[tuple[Cell, ...]] = []
     for domain in sorted({row["domain"] for row in rows}):
         inside = sorted((row for row in rows if row["domain"] == domain), key=lambda row: row["name"])
-        lines += [(Cell(domain, style="bold"),), *Table.over(domain, columns, inside).rows, ()]
+        lines += [(Cell(domain, style="bold"),), *Table.from_rows(domain, columns, inside).rows, ()]
     by = ", ".join(sorted({row["counted_with"] for row in rows}))
     return Table("workloads", columns, lines, f"FLOPs per sample; 1 MAC = 2 FLOPs; counted with {by}")
 

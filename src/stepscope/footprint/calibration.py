@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.memory.limits import UNMEASURED, Environment
+from stepscope.analysis.memory.limits import UNMEASURED, BaselineMemory
 from stepscope.errors import MissingDependency, OutputNotWritable, StepscopeError
 from stepscope.files import read_object, replace_json, user_cache
 from stepscope.footprint.script_memory import imports_of_script
@@ -28,7 +28,7 @@ class DeviceCalibration:
     """All of it; `ratios` are measured over predicted process peaks, the newest last."""
 
     probed: dict[str, Probed] = field(default_factory=dict)
-    environment: Environment = UNMEASURED
+    environment: BaselineMemory = UNMEASURED
     ratios: tuple[float, ...] = ()
     imports_known: bool = True  # whether all that the program imports is in the environment
 
@@ -80,7 +80,7 @@ _SPREAD = 0.01  # of the measured empty process, from run to run
 _ARENAS = 64 << 20  # B of addresses that glibc takes for a thread's heap, used or not
 
 
-def measured_environment(allocator: str = "default", imports: Iterable[str] = ()) -> Environment:
+def measured_environment(allocator: str = "default", imports: Iterable[str] = ()) -> BaselineMemory:
     """Return what a process of this machine takes before its first tensor; measured once (seconds), then kept.
 
     UNMEASURED where it cannot be measured. imports: modules that the training needs beside torch.
@@ -100,7 +100,7 @@ def _installed(allocator: str) -> bool:
     return True
 
 
-def environment_of(found: EmptyProcess, threads: int) -> Environment:
+def environment_of(found: EmptyProcess, threads: int) -> BaselineMemory:
     """Return what a measured process says of the next one like it, by account."""
 
     def spread(low: int, high: int) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def environment_of(found: EmptyProcess, threads: int) -> Environment:
     anonymous, tables = found.anonymous or 0, found.page_tables or 0
     addresses = found.address_space or UNMEASURED.addresses[0]
     most = found.address_space_peak or UNMEASURED.addresses[1]
-    return Environment(
+    return BaselineMemory(
         spread(found.resident, found.resident),
         spread(anonymous, found.resident + tables),
         spread(addresses, most + threads * _ARENAS),

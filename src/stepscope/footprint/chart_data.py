@@ -14,7 +14,7 @@ from torch import nn
 from stepscope.analysis.memory.events import over_step
 from stepscope.analysis.memory.limits import ALLOCATORS, Allocator, Limit, ProcessPeak, worst_verdict
 from stepscope.errors import StepscopeError
-from stepscope.footprint.prediction import JobQuestion, unsure_of
+from stepscope.footprint.prediction import JobQuestion, reasons_for_doubt
 from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import Way, ways
 from stepscope.footprint.simulator import Simulator, live_peak
@@ -116,7 +116,7 @@ def options_by_batch(question: JobQuestion, limit: Limit, names: Sequence[str], 
     for batch in batches:
         cells += _column(simulator, question.job, batch, names, same_batch)
     order = {name: index for index, name in enumerate((AS_IT_IS, *names))}
-    sure = not unsure_of(question) and not any(simulator.workspaces.not_modelled.values())
+    sure = not reasons_for_doubt(question) and not any(simulator.workspaces.not_modelled.values())
     rows = [(batch, name, *_judged(process, limit, sure)) for batch, name, process in cells]
     return pl.DataFrame(sorted(rows, key=lambda row: order[row[1]]), schema=_BY_OPTION, orient="row")
 

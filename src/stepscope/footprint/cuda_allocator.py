@@ -32,7 +32,7 @@ class OutOfMemory(StepscopeError):
     """The device has no more memory, also after all that was kept was given back."""
 
 
-def rounded(size: int, divisions: tuple[tuple[int, int], ...] = ()) -> int:
+def rounded_block_size(size: int, divisions: tuple[tuple[int, int], ...] = ()) -> int:
     """Return the bytes of the block that a tensor of so many takes at the least."""
     steps = next((count for start, count in reversed(divisions) if size >= start), 0)
     if steps > 1 and size > SMALLEST * steps:
@@ -82,9 +82,9 @@ class CachingAllocator:
 
     def allocate(self, size: int, stream: int = 0) -> int:
         """Return the address of a block for so many bytes; raises OutOfMemory."""
-        wanted = rounded(size, self.settings.roundup_power2_divisions)
+        wanted = rounded_block_size(size, self.settings.roundup_power2_divisions)
         small = wanted <= SMALL
-        block = self._fitting(wanted, small, stream)
+        block = self._find_free_block(wanted, small, stream)
         if block is None:
             self._collect_garbage()
             block = self._new(wanted, small, stream)
@@ -104,7 +104,7 @@ class CachingAllocator:
         block = self.used.pop(address)
         self.allocated -= block.size
         block.used, block.age = False, 0
-        self._keep(self._merged(block))
+        self._add_free_block(self._merged(block))
 
     def give_back(self) -> None:
         """Return every segment of which no byte is in use to the device, as `torch.cuda.empty_cache()` does."""
@@ -117,7 +117,7 @@ class CachingAllocator:
         for place, length in [*sorted(used), (address + size, 0)]:
             if place > start:
                 last = self._linked(Block(start, place - start, address, small, stream), last)
-                self._keep(last)
+                self._add_free_block(last)
             if length:
                 last = self._linked(Block(place, length, address, small, stream, used=True), last)
                 self.used[place] = last
@@ -133,11 +133,11 @@ class CachingAllocator:
             before.after = block
         return block
 
-    def _keep(self, block: Block) -> None:
+    def _add_free_block(self, block: Block) -> None:
         self._blocks[block.address] = block
         bisect.insort(self._free.setdefault((block.small, block.stream), []), block.key)
 
-    def _take(self, block: Block) -> Block:
+    def _remove_free_block(self, block: Block) -> Block:
         free = self._free[block.small, block.stream]
         del free[bisect.bisect_left(free, block.key)]
         return self._blocks.pop(block.address)
@@ -146,7 +146,7 @@ class CachingAllocator:
         self.reserved += size
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
-    def _fitting(self, size: int, small: bool, stream: int) -> Block | None:
+    def _find_free_block(self, size: int, small: bool, stream: int) -> Block | None:
         """The smallest free block that is large enough; of those that may grow, the one with the least room."""
         free = self._free.get((small, stream), [])
         if self._collects:
@@ -168,7 +168,7 @@ class CachingAllocator:
                 return None
             if size >= most and block.size >= size + self.settings.max_non_split_rounding:
                 return None
-        return self._take(block)
+        return self._remove_free_block(block)
 
     def _new(self, size: int, small: bool, stream: int) -> Block | None:
         if self.settings.expandable_segments:
@@ -191,7 +191,7 @@ class CachingAllocator:
             if rest.after is not None:
                 rest.after.before = rest
             block.size, block.after = size, rest
-            self._keep(rest)
+            self._add_free_block(rest)
         block.used = True
         self.used[block.address] = block
         self.allocated += block.size
@@ -210,7 +210,7 @@ class CachingAllocator:
             if other is None or other.used or other.mapped != block.mapped:
                 continue
             if other.mapped:
-                self._take(other)
+                self._remove_free_block(other)
             first, second = (other, block) if other is block.before else (block, other)
             block.address, block.size = first.address, first.size + second.size
             block.before, block.after = first.before, second.after
@@ -224,19 +224,19 @@ class CachingAllocator:
         """Give a free block back: a whole segment, or the steps of an expandable one that it covers."""
         if not self.settings.expandable_segments:
             if block.whole:
-                self.reserved -= self._take(block).size
+                self.reserved -= self._remove_free_block(block).size
             return
         step = _step(block.small)
         start = -(-(block.address - block.segment) // step) * step + block.segment
         end = (block.address + block.size - block.segment) // step * step + block.segment
         if end <= start:
             return
-        self._take(block)
+        self._remove_free_block(block)
         before = self._cut(block, start)
         after = self._cut(before, end)
         for part in (block, after):
             if part is not before and part.size:
-                self._keep(part)
+                self._add_free_block(part)
         before.mapped = False
         self.reserved -= before.size
         unmapped = self._unmapped[before.small, before.stream]
@@ -347,7 +347,7 @@ class Reserved:
     retries: int = 0
 
 
-def reserved_by(
+def replay_allocations(
     events: Iterable[tuple[int, int]], sizes: Mapping[int, int] | list[int], settings: Settings = _AS_IT_COMES
 ) -> Reserved:
     """Replay (tensor, +1 or -1) of tensors of so many B; raises OutOfMemory where the capacity does not do."""

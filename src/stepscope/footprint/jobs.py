@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stepscope.errors import StepscopeError, UnknownName, UsageError
-from stepscope.files import replaced
-from stepscope.record.boundary import is_foreign
+from stepscope.files import atomic_write
 from stepscope.record.dry import Job, Loss, Optimizers, plain_step
+from stepscope.record.fault_boundary import is_foreign
 
 if TYPE_CHECKING:
     from stepscope.record.dry import Step
@@ -315,7 +315,7 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
         as_profiled = pl.col("op").str.replace(r"^(\w+)\.(\w+)\..*$", "${1}::${2}")  # aten.mm.default is aten::mm
         events = dry_run(job, int(about["batch_size"])).events().with_columns(as_profiled)
         (run / "computed").mkdir(exist_ok=True)
-        with replaced(run / "computed" / "memory.parquet") as part:
+        with atomic_write(run / "computed" / "memory.parquet") as part:
             columns = (pl.col(name).cast(dtype) for name, dtype in MEMORY.items())
             events.select(columns).write_parquet(part, compression="zstd", statistics=False)
     except (StepscopeError, OSError, DryRunStopped, KeyError):

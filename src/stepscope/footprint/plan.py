@@ -3,7 +3,8 @@
 First what gives the same update (smaller passes, recomputation, allocator); only where none of that fits, what changes
 the training (precision, optimizer, fewer layers that learn). Combinations are ranked by a line in the batch through
 real steps with few samples; recomputation costs as many times more as it has FLOPs more, an allocator what it took on
-other models. A step is no line in its batch: the cheapest are then run (`timed`), and their seconds are what is said.
+other models. A step is no line in its batch: the cheapest are then run (`with_measured_times`), and it is their seconds
+that are said.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stepscope.analysis.memory.limits import (
 )
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint import transforms
-from stepscope.footprint.prediction import JobQuestion, unsure_of
+from stepscope.footprint.prediction import JobQuestion, reasons_for_doubt
 from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import Simulator, live_peak
@@ -199,7 +200,7 @@ class Search:
         def process(account: str) -> ProcessPeak:
             return self.simulator.process(live, by, self._before, account)
 
-        verdict, decides = worst_verdict(process, limit, not unsure_of(self._question))
+        verdict, decides = worst_verdict(process, limit, not reasons_for_doubt(self._question))
         return Candidate(
             settings, process(decides.account), verdict, compute, self._seconds(settings, compute, step_time)
         )
@@ -266,7 +267,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
     if question.limit is None:
         raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
     search = search or Search(question)
-    judged = _Judged(search, question.limit, step_time)
+    judged = _CandidateEvaluator(search, question.limit, step_time)
     combinations: list[Settings] = []
     for changes in (("",), changes_of(question)):
         combinations = search.combinations(tuple(change for change in changes if judged.possible(change)))
@@ -282,7 +283,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
     return Plan(question.batch, chosen, tuple(_front(found)), tuple(found), step_time, complete, judged.took_s)
 
 
-def timed(plan: Plan, steps: Callable[[Settings], StepCost]) -> Plan:
+def with_measured_times(plan: Plan, steps: Callable[[Settings], StepCost]) -> Plan:
     """Return the plan with the seconds of real steps of what is chosen in place of the line's.
 
     The line is off alike for passes of as many samples: the others of them are corrected by as much. Where another
@@ -317,7 +318,7 @@ def _best(found: Iterable[Candidate]) -> Candidate | None:
     return min(fitting, key=lambda choice: (VERDICTS.index(choice.verdict), choice.price), default=None)
 
 
-class _Judged:
+class _CandidateEvaluator:
     """Candidates under one limit, as far as they were simulated."""
 
     def __init__(self, search: Search, limit: Limit, step_time: StepTime | None) -> None:
@@ -377,7 +378,7 @@ class _Judged:
         return between > _BY_FAR * self._limit.bytes
 
 
-def _cheapest(judged: _Judged, combinations: list[Settings]) -> Candidate | None:
+def _cheapest(judged: _CandidateEvaluator, combinations: list[Settings]) -> Candidate | None:
     """The cheapest that fits, in the order of expected prices; None where none does, or time is over before."""
     best: Candidate | None = None
     smallest = max(settings.parts for settings in combinations)

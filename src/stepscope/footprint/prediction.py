@@ -21,7 +21,7 @@ from stepscope.analysis.memory.limits import (
     NO_FIT,
     RESIDENT,
     UNMEASURED,
-    Environment,
+    BaselineMemory,
     Limit,
     ProcessPeak,
     board_named,
@@ -41,7 +41,15 @@ from stepscope.footprint.savings import ways, worth_a_line
 from stepscope.footprint.script import watch_script
 from stepscope.footprint.simulator import Loading, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
-from stepscope.record.dry.dry_run import STEPS, DryRun, DryRunStopped, NoSuchBatch, dry_run, model_of, quiet
+from stepscope.record.dry.dry_run import (
+    STEPS,
+    DryRun,
+    DryRunStopped,
+    NoSuchBatch,
+    dry_run,
+    model_of,
+    preserve_rng_and_hide_warnings,
+)
 from stepscope.record.dry.probes import CallBook, probe_apart
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
@@ -173,7 +181,7 @@ def predict_fit(question: JobQuestion) -> FitResult:
     try:
         plain = simulator.run(question.job, question.batch)
         if simulator.workspaces.uncovered and question.platform == this_platform():
-            question, simulator = _probed(question, simulator)
+            question, simulator = _probe_uncovered_ops(question, simulator)
             plain = simulator.run(question.job, question.batch)
     except NoSuchBatch as stop:
         raise UsageError(f"{question.job.name}: {stop.reason}", "use a batch that its data have") from stop
@@ -184,7 +192,7 @@ def predict_fit(question: JobQuestion) -> FitResult:
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def _probed(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, Simulator]:
+def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, Simulator]:
     """Return the prediction with uncovered ops measured in a child process, once for this device."""
     book = CallBook(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
@@ -213,7 +221,7 @@ def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> F
     job = question.job
     live = live_peak(plain.log)
     not_modelled = {name: count for name, count in simulator.workspaces.not_modelled.items() if count}
-    found = _judged(simulator, live, question.limit, [*unsure_of(question), *_without_rule(not_modelled)])
+    found = _make_result(simulator, live, question.limit, [*reasons_for_doubt(question), *_without_rule(not_modelled)])
     slope = _slope(simulator, job, question.batch, live)
     sure, likely = (
         simulator.largest(job, question.limit, question.batch, {question.batch: live})
@@ -228,7 +236,7 @@ def _dry_answer(question: JobQuestion, simulator: Simulator, plain: DryRun) -> F
     )  # fmt: skip
 
 
-def _judged(simulator: Simulator, live: LivePeak, limit: Limit | None, unsure: Sequence[str]) -> FitResult:
+def _make_result(simulator: Simulator, live: LivePeak, limit: Limit | None, unsure: Sequence[str]) -> FitResult:
     """The answer of a live peak: the process by the account that decides, and the verdict."""
     said, decides = None, limit
     if limit is not None:
@@ -240,7 +248,7 @@ def _judged(simulator: Simulator, live: LivePeak, limit: Limit | None, unsure: S
     )  # fmt: skip
 
 
-def unsure_of(question: JobQuestion) -> list[str]:
+def reasons_for_doubt(question: JobQuestion) -> list[str]:
     """Reasons why a yes can be no more than likely."""
     on_gpu = question.platform.kind == "cuda"
     reasons = [] if question.kept.environment.measured or (on_gpu and question.platform.known) else [NOT_MEASURED]
@@ -266,7 +274,7 @@ def _measured_answer(question: JobQuestion, simulator: Simulator, stop: DryRunSt
     live = line.at(question.batch)
     itself = question.batch in (line.small[0], line.large[0])
     reason = "kernels' workspaces are not in it" if itself else "it is extrapolated from small batches"
-    found = _judged(simulator, live, question.limit, [*unsure_of(question), reason])
+    found = _make_result(simulator, live, question.limit, [*reasons_for_doubt(question), reason])
     notes = ("kernels' workspaces are not in it", "no options: they are simulated by dry runs")
     return replace(
         found, name=question.job.name, batch=question.batch,
@@ -436,7 +444,7 @@ def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> Storage
     """The log of two real steps, workspaces of kernels excluded; reserve: what a GPU's allocator takes of a log."""
     log = StorageLog()
     log.reserve = reserve
-    with quiet():
+    with preserve_rng_and_hide_warnings():
         model, optimizers = job.build()
         inputs = job.batch(batch)
         log.adopt_model(model)
@@ -449,7 +457,7 @@ def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> Storage
     return log
 
 
-def _without_room(loading: Loading) -> list[str]:
+def _shared_memory_warning(loading: Loading) -> list[str]:
     """Say where batches of a loader's workers are near what there is of shared memory, as in a container."""
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -469,7 +477,7 @@ def predict_script_fit(
     arguments: Sequence[str],
     limit: Limit | None,
     allocator: str = "default",
-    environment: Callable[[Iterable[str]], Environment] | None = None,
+    environment: Callable[[Iterable[str]], BaselineMemory] | None = None,
     platform: Platform | None = None,
 ) -> FitResult:
     """Predict from the whole program, as far as it can be followed; options are those that leave the script unchanged.
@@ -484,7 +492,7 @@ def predict_script_fit(
     if environment is not None and book.calls:
         size_of = _sizes(_probe(book))
         for log in logs:
-            log.settle(size_of)
+            log.set_probed_sizes(size_of)
     log, live, reached = _largest_of(logs)
     kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
     simulator = Simulator(platform, kept, allocator)
@@ -494,11 +502,11 @@ def predict_script_fit(
         *([] if simulator.measured else [NOT_MEASURED]),
         *(f"not followed: {call}" for call in watched.missed),
         *(f"followed once, not seen to be reached: {side}" for side in watched.forced if reached),
-        *([] if environment is None else _without_room(watched.loading)),
+        *([] if environment is None else _shared_memory_warning(watched.loading)),
         *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in log.storages) else []),
         *_without_rule(not_modelled),
     ]
-    found = _judged(simulator, live, limit, unsure)
+    found = _make_result(simulator, live, limit, unsure)
     options = [
         _allocator_option(simulator, found, limit, name) for name in ALLOCATORS if name != simulator.allocator.name
     ]

@@ -28,7 +28,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import StepscopeError, UsageError, no_script
 from stepscope.footprint.real_steps import EndOfSteps, as_main
-from stepscope.footprint.script_calls import NEXT
 from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
 from stepscope.footprint.script_loaders import Loaders, next_of
@@ -36,13 +35,14 @@ from stepscope.footprint.script_loops import KEPT_FOR_EVER, Loops, Side, called_
 from stepscope.footprint.script_memory import ScriptMemory, arrays_joined, imports_of_script
 from stepscope.footprint.script_modules import UserModules, forget
 from stepscope.footprint.script_processes import Processes
-from stepscope.footprint.script_progress import Growth, Progress, instead
+from stepscope.footprint.script_progress import Growth, Progress, temporary_attribute
+from stepscope.footprint.script_rewriter import NEXT
 from stepscope.footprint.simulator import Loading
 from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached
-from stepscope.record.boundary import is_foreign
-from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, quiet
+from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, preserve_rng_and_hide_warnings
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
+from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
 
 _MOST_FOR_ANOTHER_S = 20.0  # of processor time, for other passes; a first one of longer has none
@@ -103,10 +103,10 @@ def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptL
     writes = {name.partition(".")[0] for name in watched.imports} & _WRITE_BELOW  # where nobody hears of it
     if stopped is not None or not follower.loops.unseen or follower.used_s > _MOST_FOR_ANOTHER_S or writes:
         return watched
-    return replace(_with_unseen(watched, follower, arguments, hidden), seconds=time.perf_counter() - began)
+    return replace(_follow_unseen_branches(watched, follower, arguments, hidden), seconds=time.perf_counter() - began)
 
 
-def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
+def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
     """Follow a script again, in silence and alone, into branches that only omitted rounds take.
 
     Such a branch may lead where the state of the script does not belong: what fails there is no fault of the script,
@@ -120,7 +120,7 @@ def _with_unseen(watched: ScriptLog, before: Follower, arguments: Sequence[str],
             Path(os.devnull).open("w", encoding="utf-8") as nowhere,
             Path(os.devnull).open(encoding="utf-8") as nothing,
             contextlib.redirect_stderr(nowhere),
-            instead(sys, "stdin", nothing),
+            temporary_attribute(sys, "stdin", nothing),
         ):
             again.run(arguments)
         followed = again.loops.forced
@@ -168,11 +168,12 @@ class Follower:
         mode: Any = FakeMode() if self._fake else contextlib.nullcontext()
         try:
             with (
-                self._memory.measure(), quiet(), as_main(self.target, arguments), self._files.intercept() as files,
+                self._memory.measure(), preserve_rng_and_hide_warnings(), as_main(self.target, arguments),
+                self._files.intercept() as files,
                 UserModules(self.loops.calls.transform, files, self.target).intercept(), called_by_scripts(self._names),
                 self._loaders.followed_loaders(), self._memory.split_imports(), self._processes.intercept(),
                 self._compiled(), self._exit.intercept(), _keep_random_states(), self._updates(), mode, self.log,
-                self._time_limit.limit(), arrays_of_fakes(self._looked), arrays_joined(self.progress),
+                self._time_limit.limit(), arrays_of_fakes(self._count_value_read), arrays_joined(self.progress),
             ):  # fmt: skip
                 self._execute()
             self.whole = True
@@ -228,7 +229,7 @@ class Follower:
                 raise
             self._exit.run()
         finally:
-            self._memory.look_again()
+            self._memory.measure_later_growth()
             sys.modules["__main__"] = plain
             forget(module)
 
@@ -245,8 +246,8 @@ class Follower:
 
             return compiled
 
-        of_models = instead(torch.nn.Module, "compile", watched(torch.nn.Module.compile))
-        with instead(torch, "compile", watched(torch.compile)), of_models:
+        of_models = temporary_attribute(torch.nn.Module, "compile", watched(torch.nn.Module.compile))
+        with temporary_attribute(torch, "compile", watched(torch.compile)), of_models:
             yield
 
     def _line_of(self, error: BaseException) -> str:
@@ -258,7 +259,7 @@ class Follower:
                 return f"line {frame.lineno} of {Path(frame.filename).name}: "
         return ""
 
-    def _looked(self) -> None:
+    def _count_value_read(self) -> None:
         self.log.looks += 1
 
     def _fail(self, error: Exception) -> None:
@@ -338,7 +339,7 @@ class Follower:
         self._updated.note()
         self._processes.look()
         if self.progress.updates == 1:
-            self._memory.look()
+            self._memory.measure_first_update()
             self._time_limit.trains()
         if not self._fake and self.progress.updates >= STEPS:
             self.progress.miss(f"what comes after {STEPS} updates, since fake tensors cannot run it")
@@ -367,7 +368,7 @@ def _keep_random_states() -> Iterator[None]:
         with contextlib.suppress(RuntimeError):
             plain(state)
 
-    with instead(torch, "set_rng_state", keep), instead(torch.random, "set_rng_state", keep):
+    with temporary_attribute(torch, "set_rng_state", keep), temporary_attribute(torch.random, "set_rng_state", keep):
         yield
 
 

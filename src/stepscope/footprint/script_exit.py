@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepscope.footprint.script_progress import Progress, instead
-from stepscope.record.boundary import is_foreign
+from stepscope.footprint.script_progress import Progress, temporary_attribute
+from stepscope.record.fault_boundary import is_foreign
 
 
 class ScriptExit:
@@ -47,10 +47,10 @@ class ScriptExit:
             forget(function)
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(instead(atexit, "register", register))
-            stack.enter_context(instead(atexit, "unregister", unregister))
+            stack.enter_context(temporary_attribute(atexit, "register", register))
+            stack.enter_context(temporary_attribute(atexit, "unregister", unregister))
             for name in ends:
-                stack.enter_context(instead(os, name, functools.partial(end, name)))
+                stack.enter_context(temporary_attribute(os, name, functools.partial(end, name)))
             yield
 
     def run(self) -> None:

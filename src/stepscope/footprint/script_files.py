@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from stepscope.footprint.script_overlay import Overlay
-from stepscope.footprint.script_progress import Progress, instead
-from stepscope.footprint.script_tensor_files import saved
+from stepscope.footprint.script_progress import Progress, temporary_attribute
+from stepscope.footprint.script_tensor_files import make_restorer
 from stepscope.footprint.script_write_guard import guarded
 from stepscope.record.dry.storage_log import SAVING
 
@@ -51,27 +51,29 @@ class ScriptFiles:
         with tempfile.TemporaryDirectory(prefix="stepscope-fit-") as folder, contextlib.ExitStack() as stack:
             files = Overlay(Path(folder), self._progress)
             stack.callback(files.close)
-            of_system = _of_system(files)
+            of_system = _os_replacements(files)
             for owner, name, value in (
-                *_keepers(files, of_system), *of_system, (os, "system", self._run),
-                (builtins, "open", files.open), (io, "open", files.open), (io, "open_code", files.code),
-                (torch._C, "PyTorchFileWriter", files.elsewhere(torch._C.PyTorchFileWriter, 0, "w")),
-                (shutil, "rmtree", files.tree_removed), (shutil, "copyfile", files.copied),
+                *_references_in_modules(files, of_system), *of_system, (os, "system", self._run),
+                (builtins, "open", files.open), (io, "open", files.open), (io, "open_code", files.open_code),
+                (torch._C, "PyTorchFileWriter", files.redirect_file_argument(torch._C.PyTorchFileWriter, 0, "w")),
+                (shutil, "rmtree", files.tree_removed), (shutil, "copyfile", files.copy_file),
                 (shutil, "copystat", files.unnoticed),
                 (torch, "save", functools.partial(self._save, files)),
                 (torch, "load", functools.partial(_load, files, torch.load)),
                 (torch, "from_file", functools.partial(_shared, files, torch.from_file)),
-                (torch.jit, "save", files.elsewhere(torch.jit.save, 1, "w")),
-                (torch.jit, "load", files.elsewhere(torch.jit.load, 0, "r")),
-                (_SCRIPTED, "save", files.elsewhere(_SCRIPTED.save, 1, "w")),
+                (torch.jit, "save", files.redirect_file_argument(torch.jit.save, 1, "w")),
+                (torch.jit, "load", files.redirect_file_argument(torch.jit.load, 0, "r")),
+                (_SCRIPTED, "save", files.redirect_file_argument(_SCRIPTED.save, 1, "w")),
                 (builtins, "__import__", self._imports(files, stack, builtins.__import__)),
             ):  # fmt: skip
-                stack.enter_context(instead(owner, name, value))
+                stack.enter_context(temporary_attribute(owner, name, value))
             if importlib.util.find_spec("safetensors") is not None:
                 of_safetensors = importlib.import_module("safetensors.torch")
                 load = functools.partial(_load, files, of_safetensors.load_file)
-                stack.enter_context(instead(of_safetensors, "load_file", load))
-                stack.enter_context(instead(of_safetensors, "save_file", functools.partial(self._save, files)))
+                stack.enter_context(temporary_attribute(of_safetensors, "load_file", load))
+                stack.enter_context(
+                    temporary_attribute(of_safetensors, "save_file", functools.partial(self._save, files))
+                )
             with guarded(files, self._alone):
                 yield files
 
@@ -106,17 +108,17 @@ class ScriptFiles:
                     files.open(f, "wb").close()
                 except FileNotFoundError:
                     raise RuntimeError(f"Parent directory {Path(f).parent} does not exist.") from None  # torch's
-                files.saved[files.writable_path(f)] = saved(content)
+                files.saved[files.writable_path(f)] = make_restorer(content)
                 files.sized(files.writable_path(f), size + _RECORDS)
                 return
             if isinstance(f, io.BytesIO):  # it holds it all
                 self._log.hold(size, "saved", f)
-                files.saved_in[f] = saved(content)
+                files.saved_in[f] = make_restorer(content)
                 return
             call = io.BytesIO()  # holds what is on its way
             self._log.hold(size, "saved", call)
             del call
-            files.saved[files.name_of(f)] = saved(content)
+            files.saved[files.name_of(f)] = make_restorer(content)
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
                 f.seek(size + _RECORDS, os.SEEK_CUR)
                 f.truncate()
@@ -145,7 +147,7 @@ def _shared(
 _Calls = list[tuple[Any, str, Callable[..., Any]]]
 
 
-def _keepers(files: Overlay, of_system: _Calls) -> _Calls:
+def _references_in_modules(files: Overlay, of_system: _Calls) -> _Calls:
     """Return the names by which modules that are imported keep calls of Python's, as bz2 and tarfile keep open."""
     kept = {id(getattr(owner, name)): value for owner, name, value in of_system if owner is os}
     kept[id(builtins.open)] = files.open
@@ -165,20 +167,23 @@ def _keepers(files: Overlay, of_system: _Calls) -> _Calls:
 _SYSTEM = ("os", "posix", "io", "_io", "builtins", "importlib", "_frozen_importlib_external", "stepscope")
 
 
-def _of_system(files: Overlay) -> _Calls:
+def _os_replacements(files: Overlay) -> _Calls:
     """Return what answers for os; Python 3.10 has calls of its own in pathlib, and from 3.13 on glob has."""
-    numbers = {name: functools.partial(files.numbers(getattr(os, name), name != "lstat")) for name in ("stat", "lstat")}
+    numbers = {
+        name: functools.partial(files.wrap_stat(getattr(os, name), name != "lstat")) for name in ("stat", "lstat")
+    }
     for_all: dict[str, Callable[..., Any]] = {
         **numbers,
-        "remove": files.removed, "unlink": files.removed, "rmdir": files.folder_removed, "mkdir": files.make_folder,
-        "rename": files.moved, "replace": files.moved, "link": files.linked, "symlink": files.pointed,
-        "readlink": files.read_link, "listdir": files.listed, "scandir": files.scanned, "access": files.accessible,
-        "truncate": files.cut, "getcwd": files.here, "chown": files.unnoticed, "lchown": files.unnoticed,
-        **{name: functools.partial(files.changed(getattr(os, name))) for name in ("chmod", "utime")},
+        "remove": files.remove_file, "unlink": files.remove_file, "rmdir": files.folder_removed,
+        "mkdir": files.make_folder, "rename": files.move_path, "replace": files.move_path,
+        "link": files.make_hard_link, "symlink": files.make_symlink, "readlink": files.read_link,
+        "listdir": files.list_folder, "scandir": files.scanned, "access": files.accessible, "truncate": files.cut,
+        "getcwd": files.here, "chown": files.unnoticed, "lchown": files.unnoticed,
+        **{name: functools.partial(files.wrap_metadata_change(getattr(os, name))) for name in ("chmod", "utime")},
     }  # fmt: skip
     of_os: dict[str, Callable[..., Any]] = {
-        "open": files.opened, "chdir": files.change_folder, "getcwdb": files.here_in_bytes,
-        "statvfs": functools.partial(files.numbers(os.statvfs)),
+        "open": files.open_descriptor, "chdir": files.change_folder, "getcwdb": files.here_in_bytes,
+        "statvfs": functools.partial(files.wrap_stat(os.statvfs)),
     }  # fmt: skip
     calls: _Calls = [(os, name, value) for name, value in {**for_all, **of_os}.items() if hasattr(os, name)]
     accessor: Any = getattr(pathlib, "_NormalAccessor", None)
@@ -204,13 +209,15 @@ def _watch(library: str, files: Overlay, stack: contextlib.ExitStack) -> None:
     if not hasattr(module, _OPENERS[library]):
         return  # a module of the user's that has its name
     if library == "cv2":
-        stack.enter_context(instead(module, "imwrite", lambda *_given, **_options: True))
+        stack.enter_context(temporary_attribute(module, "imwrite", lambda *_given, **_options: True))
     elif library == "h5py":
-        stack.enter_context(instead(module.File, "__init__", files.elsewhere(module.File.__init__, 1)))
+        stack.enter_context(
+            temporary_attribute(module.File, "__init__", files.redirect_file_argument(module.File.__init__, 1))
+        )
     else:
-        stack.enter_context(instead(module.memmap, "__new__", files.mapped(module.memmap.__new__)))
+        stack.enter_context(temporary_attribute(module.memmap, "__new__", files.wrap_memmap(module.memmap.__new__)))
         table = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
         if table is not None:  # numpy.savetxt and the like open by it
             table.keys()  # fills it
             openers = {**table._file_openers, None: files.open}
-            stack.enter_context(instead(table, "_file_openers", openers))
+            stack.enter_context(temporary_attribute(table, "_file_openers", openers))

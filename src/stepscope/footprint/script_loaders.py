@@ -21,9 +21,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 
 from stepscope.footprint.script_loop_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
-from stepscope.footprint.script_progress import Growth, Progress, instead
+from stepscope.footprint.script_progress import Growth, Progress, temporary_attribute
 from stepscope.footprint.simulator import Loading
-from stepscope.record.boundary import INSTALLED
+from stepscope.record.fault_boundary import INSTALLED
 
 _NOTHING = object()
 _ADDED_UP = 64  # batches at the most whose gradients may add up to an update
@@ -60,8 +60,8 @@ class Loaders:
             known = self._state(loader)
             return Batches(functools.partial(self._batches, known), known.length(plain))
 
-        batches = instead(DataLoader, "__iter__", batches_of)
-        with batches, instead(DataLoader, "__len__", length):
+        batches = temporary_attribute(DataLoader, "__iter__", batches_of)
+        with batches, temporary_attribute(DataLoader, "__len__", length):
             yield
 
     def _state(self, loader: DataLoader[Any]) -> _Loader:
@@ -99,7 +99,7 @@ class Loaders:
             self._progress.cut = True
 
         known.skipped = 0
-        batches = _iterator_of(_alone(known.loader, goes_on, skip, self._progress))
+        batches = _iterator_of(_loader_without_workers(known.loader, goes_on, skip, self._progress))
         for number in itertools.count():
             growth.note()
             if isinstance(known.loader.dataset, IterableDataset) and not goes_on(number):
@@ -224,7 +224,7 @@ class _Loader:
         return False
 
 
-def _alone(
+def _loader_without_workers(
     loader: DataLoader[Any], goes_on: Callable[[int], bool], skip: Callable[[int], None], progress: Progress
 ) -> DataLoader[Any]:
     """A loader of the same data without workers, of the batches that can differ."""
@@ -234,17 +234,17 @@ def _alone(
     if not isinstance(loader.dataset, IterableDataset):
         sampler = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         with unset_fake_temporarily():
-            same.__dict__[sampler] = order = _Order(loader.dataset, getattr(loader, sampler), goes_on, skip)
+            same.__dict__[sampler] = order = _ReducedSampler(loader.dataset, getattr(loader, sampler), goes_on, skip)
             order.end_with(progress.last_rounds)
         if order.goes_on_for_ever:
             progress.miss("a sampler without an end in sight, beyond its first batches")
     stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
     if stacks and type(loader.dataset) is TensorDataset:
-        same.__dict__.update(dataset=_Whole(loader.dataset), collate_fn=list)
+        same.__dict__.update(dataset=_WholeBatchDataset(loader.dataset), collate_fn=list)
     return same
 
 
-class _Whole:
+class _WholeBatchDataset:
     """A data set of tensors that gives a batch at once, not each of its samples as a tensor to be stacked."""
 
     def __init__(self, data: TensorDataset) -> None:
@@ -259,7 +259,7 @@ class _Whole:
         return [tensor[places] for tensor in self._data.tensors]
 
 
-class _Order:
+class _ReducedSampler:
     """The batches of a sampler that are handed out: those with which it `goes_on`, the longest and the last."""
 
     def __init__(

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_calls import (
+from stepscope.footprint.script_loop_items import Items, is_short
+from stepscope.footprint.script_progress import Growth, Progress
+from stepscope.footprint.script_rewriter import (
     ANSWERED,
     ASSERTED,
     BEGIN,
@@ -30,10 +32,8 @@ from stepscope.footprint.script_calls import (
     NEXT,
     ROUNDS,
     TAKEN,
-    LoopCalls,
+    LoopRewriter,
 )
-from stepscope.footprint.script_loop_items import Items, is_short
-from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.units import bytes_
 
 _TRAINED, _EVALUATED = 3, 8  # rounds of a loop, after which comes its last one
@@ -66,7 +66,7 @@ class Loops:
 
         forced: sides that branches take once, by number, after rounds were omitted.
         """
-        self.calls = LoopCalls()
+        self.calls = LoopRewriter()
         self._ended, self._open, self._shortened = cut, 0, False  # `_open`: loops
         self._progress, self._log = progress, progress.log
         self._runs = Counter[int]()  # of each loop
@@ -250,7 +250,7 @@ class Loops:
                     break
             else:
                 return
-            yield from self._others(iterable, source, items, growth, idle, number)
+            yield from self._differing_items(iterable, source, items, growth, idle, number)
         finally:
             self._open -= 1
             self._cut.update([number] if source.jumped else [])
@@ -264,7 +264,7 @@ class Loops:
             self._shortened = False
             self._ended()
 
-    def _others(
+    def _differing_items(
         self, iterable: Any, source: _Source, items: Items, growth: Growth, idle: int, number: int
     ) -> Iterator[Any]:
         """Yield of the rest the items that differ from those before, and the last."""

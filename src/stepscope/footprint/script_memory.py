@@ -20,9 +20,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from stepscope.footprint.script_progress import OWN_OF_AN_OP, Progress, instead, resident
-from stepscope.record.boundary import is_foreign
+from stepscope.footprint.script_progress import OWN_OF_AN_OP, Progress, resident, temporary_attribute
 from stepscope.record.dry.storage_log import StorageLog
+from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
 
 _LARGE = 65_536  # B: smaller texts and tensors are not looked at
@@ -65,7 +65,7 @@ class ScriptMemory:
             if own:
                 gc.unfreeze()
 
-    def look(self) -> None:
+    def measure_first_update(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""
         self._see_growth()  # first: to look at all arrays takes a list of all objects
         now, own = (resident(), _OWN_GROWTH) if self._fake else (resident(at_most=True), _OWN_TRAINING)
@@ -86,7 +86,7 @@ class ScriptMemory:
         if self._fake and self._progress.updates:
             self._trained = _array_sizes(self._log)
 
-    def look_again(self) -> None:
+    def measure_later_growth(self) -> None:
         """Look at what came after the first update: what a data set caches, replays, what an evaluation computes."""
         if not (self._fake and self._progress.updates):
             return
@@ -138,7 +138,7 @@ class ScriptMemory:
 
         with contextlib.ExitStack() as stack:
             for owner, name in ((builtins, "__import__"), (importlib, "import_module")):
-                stack.enter_context(instead(owner, name, functools.partial(watched, getattr(owner, name))))
+                stack.enter_context(temporary_attribute(owner, name, functools.partial(watched, getattr(owner, name))))
             yield
 
     def _is_beside(self, module: str) -> bool:
@@ -172,7 +172,7 @@ def arrays_joined(progress: Progress) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in () if numpy is None else ("concatenate", "stack", "vstack", "hstack", "array", "asarray"):
             watched = functools.partial(joined, getattr(numpy, name))
-            stack.enter_context(instead(numpy, name, functools.wraps(getattr(numpy, name))(watched)))
+            stack.enter_context(temporary_attribute(numpy, name, functools.wraps(getattr(numpy, name))(watched)))
         yield
 
 

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 
 from stepscope.footprint.script_overlay import Overlay
-from stepscope.record.boundary import is_foreign
+from stepscope.record.fault_boundary import is_foreign
 
 Transform = Callable[[bytes, str], types.CodeType]  # of a source and the path of its file
 

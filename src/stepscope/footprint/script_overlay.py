@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.footprint.script_names import Names, is_within, refuse
+from stepscope.footprint.script_paths import ScriptPaths, is_within, raise_os_error
 from stepscope.footprint.script_progress import Progress
 
 MOST_COPIED = 256 << 20  # B of a file that is written to where it is
@@ -26,7 +26,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 
 
-class Overlay(Names):
+class Overlay(ScriptPaths):
     """Calls that open, move, copy and remove files, as those of Python do."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
@@ -55,10 +55,10 @@ class Overlay(Names):
         place = self.writable_path(file, mode)
         if self._too_large(place, mode):
             mode = "rb" if "b" in mode else "r"
-        place = self._script_name(place, self._followed(self._path(file)), file)
+        place = self._script_name(place, self._resolve_links(self._path(file)), file)
         return self._open(place, mode.replace("x", "w"), *more, **options)
 
-    def opened(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def open_descriptor(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Open a file as os.open does."""
         name = self._path(path, dir_fd)
         if _UNNAMED and flags & _UNNAMED == _UNNAMED:
@@ -78,17 +78,17 @@ class Overlay(Names):
         self._numbered[opened], self._opened_as[opened] = place, name
         return opened
 
-    def code(self, path: str) -> Any:
+    def open_code(self, path: str) -> Any:
         """Open a file as io.open_code does."""
         return self.open(path, "rb")
 
     def _mode_of(self, name: str, flags: int) -> str:
         """Return the mode of builtins.open that comes nearest to flags."""
-        if not flags & WRITES or (self._is_folder(self._followed(name)) and not flags & os.O_ACCMODE):
+        if not flags & WRITES or (self._is_folder(self._resolve_links(name)) and not flags & os.O_ACCMODE):
             return "r"
         if flags & os.O_CREAT and flags & os.O_EXCL:
             return "x"
-        if flags & os.O_CREAT and not self._is_there(self._followed(name)):
+        if flags & os.O_CREAT and not self._is_there(self._resolve_links(name)):
             return "w"
         return "w" if flags & os.O_TRUNC else "r+"
 
@@ -99,17 +99,17 @@ class Overlay(Names):
 
     def writable_path(self, file: Any, mode: str = "r") -> str:
         """Return where a file of that name lies, from now on in the folder if it is written to."""
-        path = self._followed(self._path(file))
+        path = self._resolve_links(self._path(file))
         if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
             return self._readable_path(path, file)
         there, anew = self._is_there(path), bool(set(mode) & set("wx"))
         if self._is_folder(path):
-            refuse(errno.EISDIR, file)
+            raise_os_error(errno.EISDIR, file)
         if "x" in mode and there:
-            refuse(errno.EEXIST, file)
+            raise_os_error(errno.EEXIST, file)
         self._want_parent(path, file)
         if not there and "r" in mode:
-            refuse(errno.ENOENT, file)
+            raise_os_error(errno.ENOENT, file)
         before = self._own.get(path, path)
         if self._belongs_to_script(before) and list(self._own.values()).count(before) <= 1:
             if anew:
@@ -138,7 +138,7 @@ class Overlay(Names):
                 return True
         return False
 
-    def elsewhere(self, plain: Callable[..., Any], at: int, mode: str | None = None) -> Callable[..., Any]:
+    def redirect_file_argument(self, plain: Callable[..., Any], at: int, mode: str | None = None) -> Callable[..., Any]:
         """Return a call whose file, its argument `at`, lies in the folder; without `mode` the next argument says it."""
 
         def call(*given: Any, **options: Any) -> Any:
@@ -150,7 +150,7 @@ class Overlay(Names):
 
         return call
 
-    def mapped(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_memmap(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a maker of arrays on files that writes to none of the user's: pages are copied as they are written."""
 
         def make_memmap(
@@ -168,22 +168,22 @@ class Overlay(Names):
             with contextlib.suppress(OSError):
                 self._plain["truncate"](place, size)
 
-    def removed(self, path: Any, *, dir_fd: int | None = None) -> None:
+    def remove_file(self, path: Any, *, dir_fd: int | None = None) -> None:
         """Remove a file, or a link, as os.remove does."""
         name = self._named(path, dir_fd)
         if name not in self._links and self._is_folder(name):
-            refuse(errno.EISDIR, path)
+            raise_os_error(errno.EISDIR, path)
         if not self._is_there(name):
-            refuse(errno.ENOENT, path)
+            raise_os_error(errno.ENOENT, path)
         self._hide(name)
 
     def folder_removed(self, path: Any, *, dir_fd: int | None = None) -> None:
         """Remove an empty folder as os.rmdir does."""
         name = self._named(path, dir_fd)
         if name in self._links:
-            refuse(errno.ENOTDIR, path)
-        if self.listed(name):
-            refuse(errno.ENOTEMPTY, path)
+            raise_os_error(errno.ENOTDIR, path)
+        if self.list_folder(name):
+            raise_os_error(errno.ENOTEMPTY, path)
         self._hide(name)
 
     def tree_removed(self, path: Any, ignore_errors: bool = False, *more: Any, **options: Any) -> None:
@@ -192,7 +192,7 @@ class Overlay(Names):
         try:
             if name in self._links or stat.S_ISLNK(os.lstat(name).st_mode):
                 raise OSError("Cannot call rmtree on a symbolic link")
-            content = self.listed(name)
+            content = self.list_folder(name)
         except OSError as error:
             plain, handler = [*more, options.get("onerror")][0], options.get("onexc")
             if handler is not None:
@@ -205,22 +205,22 @@ class Overlay(Names):
         for part in [f"{name}/{part}" for part in content] if is_within(self.here(), name) else [name]:
             self._hide(part)
 
-    def moved(self, old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+    def move_path(self, old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         """Move a file or folder, as os.replace does."""
         source, target = self._named(old, src_dir_fd), self._named(new, dst_dir_fd)
         folder = source not in self._links and self._is_folder(source)
         if not self._is_there(source):
-            refuse(errno.ENOENT, old, new)
+            raise_os_error(errno.ENOENT, old, new)
         self._want_parent(target, old, new)
         if target not in self._links and self._is_folder(target):
             if not folder:
-                refuse(errno.EISDIR, old, new)
-            if source != target and self.listed(target):
-                refuse(errno.ENOTEMPTY, old, new)
+                raise_os_error(errno.EISDIR, old, new)
+            if source != target and self.list_folder(target):
+                raise_os_error(errno.ENOTEMPTY, old, new)
         elif folder and self._is_there(target):
-            refuse(errno.ENOTDIR, old, new)
+            raise_os_error(errno.ENOTDIR, old, new)
         if target.startswith(f"{source}/"):
-            refuse(errno.EINVAL, old, new)
+            raise_os_error(errno.EINVAL, old, new)
         if self._is_temporary(source) and self._is_temporary(target):
             with self._trusting():
                 self._plain["rename"](source, target)
@@ -242,7 +242,7 @@ class Overlay(Names):
             yield "", self._own.get(path, path)
             return
         yield "", None
-        for name in self.listed(path):
+        for name in self.list_folder(path):
             for rest, place in self._below(f"{path}/{name}"):
                 yield f"/{name}{rest}", place
 
@@ -258,36 +258,36 @@ class Overlay(Names):
         else:
             self._own[path] = place
 
-    def copied(self, old: Any, new: Any, *, follow_symlinks: bool = True) -> Any:
+    def copy_file(self, old: Any, new: Any, *, follow_symlinks: bool = True) -> Any:
         """Copy a file as shutil.copyfile does; it is read from where the original is, until one of them is written."""
-        source, target = self._path(old), self._followed(self._path(new))
+        source, target = self._path(old), self._resolve_links(self._path(new))
         if not follow_symlinks and source in self._links:
             self._links[target] = self._links[source]
             return new
-        source = self._followed(source)
+        source = self._resolve_links(source)
         if not self._is_there(source):
-            refuse(errno.ENOENT, old)
+            raise_os_error(errno.ENOENT, old)
         self._want_parent(target, new)
         if source == target:
             raise shutil.SameFileError(f"{old!r} and {new!r} are the same file")
         for name, said in ((source, old), (target, new)):
             if self._is_folder(name):
-                refuse(errno.EISDIR, said)
+                raise_os_error(errno.EISDIR, said)
         self._hide(target)
         self._map(target, self._own.get(source, source))
         return new
 
-    def linked(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
+    def make_hard_link(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
         """Give a file a second name, as os.link does; they part where one of them is written to."""
         if self._is_there(self._named(new)):
-            refuse(errno.EEXIST, old, new)
-        self.copied(old, new)
+            raise_os_error(errno.EEXIST, old, new)
+        self.copy_file(old, new)
 
-    def pointed(self, text: Any, new: Any, _folder: bool = False, *, dir_fd: int | None = None) -> None:
+    def make_symlink(self, text: Any, new: Any, _folder: bool = False, *, dir_fd: int | None = None) -> None:
         """Make a link as os.symlink does."""
         name = self._named(new, dir_fd)
         if self._is_there(name):
-            refuse(errno.EEXIST, text, new)
+            raise_os_error(errno.EEXIST, text, new)
         self._want_parent(name, text, new)
         self._links[name] = os.fsdecode(text)
 
@@ -295,7 +295,7 @@ class Overlay(Names):
         """Make a folder as os.mkdir does."""
         name = self._named(path, dir_fd)
         if self._is_there(name):
-            refuse(errno.EEXIST, path)
+            raise_os_error(errno.EEXIST, path)
         self._want_parent(name, path)
         by_tempfile = sys._getframe(1).f_globals.get("__name__") == "tempfile"
         if self._is_temporary(name) or (by_tempfile and is_within(name, str(Path(self._folder).parent))):
@@ -309,15 +309,15 @@ class Overlay(Names):
         """Cut a file, as os.truncate does."""
         self._plain["truncate"](path if isinstance(path, int) else self.writable_path(path, "r+"), length)
 
-    def changed(self, plain: Callable[..., Any]) -> Callable[..., None]:
+    def wrap_metadata_change(self, plain: Callable[..., Any]) -> Callable[..., None]:
         """Return a call like os.chmod or os.utime; of a file of the user's a copy is changed, of a folder nothing."""
 
         def call(path: Any, *more: Any, dir_fd: int | None = None, **options: Any) -> None:
             if isinstance(path, int):
                 return
-            name = self._followed(self._path(path, dir_fd))
+            name = self._resolve_links(self._path(path, dir_fd))
             if not self._is_there(name):
-                refuse(errno.ENOENT, path)
+                raise_os_error(errno.ENOENT, path)
             if not self._is_folder(name):
                 place = self.writable_path(name, "r+")
                 if self._belongs_to_script(place):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from stepscope.footprint.script_progress import Progress, instead
+from stepscope.footprint.script_progress import Progress, temporary_attribute
 from stepscope.footprint.time_limit import TimeLimitReached
 
 _PATIENCE_S = 5.0  # for a process that was asked to end
@@ -46,7 +46,10 @@ class Processes:
             self._started.append(opened)
 
         try:
-            with instead(BaseProcess, "start", start), instead(subprocess.Popen, "__init__", run):
+            with (
+                temporary_attribute(BaseProcess, "start", start),
+                temporary_attribute(subprocess.Popen, "__init__", run),
+            ):
                 yield
         finally:
             if os.getpid() == self._process:  # a fork of the script's may come here too

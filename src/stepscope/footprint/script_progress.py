@@ -158,7 +158,7 @@ def resident(at_most: bool = False) -> int:
 
 
 @contextlib.contextmanager
-def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+def temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Give an attribute another value for a while."""
     plain = getattr(owner, name)
     setattr(owner, name, value)

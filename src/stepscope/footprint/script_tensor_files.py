@@ -39,7 +39,7 @@ class _Sizes:
         return nn.Parameter(tensor, self.learns) if self.kind is not None else tensor.requires_grad_(self.learns)
 
 
-def saved(content: Any) -> Callable[[], Any]:
+def make_restorer(content: Any) -> Callable[[], Any]:
     """Return what gives content back, with other tensors: it keeps none, but for small ones; arrays it keeps."""
     file = io.BytesIO()
     pickler = _Pickler(file)

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepscope.footprint.script_overlay import WRITES, Overlay
 from stepscope.footprint.time_limit import TimeLimitReached
-from stepscope.record.boundary import is_foreign
+from stepscope.record.fault_boundary import is_foreign
 
 # By event: which arguments are files, and which the descriptor of the folder that each lies in.
 _PATHS: dict[str, tuple[tuple[int, int | None], ...]] = {
@@ -75,10 +75,10 @@ def _is_of_script(thread: threading.Thread) -> bool:
 
 @functools.cache
 def _listen() -> None:
-    sys.addaudithook(_heard)
+    sys.addaudithook(_audit_hook)
 
 
-def _heard(event: str, given: tuple[Any, ...]) -> None:
+def _audit_hook(event: str, given: tuple[Any, ...]) -> None:
     if not (_watched or _left):
         return
     refused = event in _OUTSIDE and _alone and threading.current_thread() not in _bystanders
@@ -96,7 +96,7 @@ def _heard(event: str, given: tuple[Any, ...]) -> None:
 
 
 def _check(files: Overlay, event: str, path: Any, folder: int | None) -> None:
-    if not files.is_of(path, folder):
+    if not files.is_write_allowed(path, folder):
         if not _watched:
             raise SystemExit  # the thread ends, without a word
         named = os.fsdecode(path)

@@ -30,7 +30,7 @@ from stepscope.analysis.memory.limits import (
     worst_verdict,
 )
 from stepscope.footprint.calibration import DeviceCalibration
-from stepscope.footprint.cuda_allocator import reserved_by
+from stepscope.footprint.cuda_allocator import replay_allocations
 from stepscope.footprint.cuda_settings import Settings, parse_settings
 from stepscope.footprint.result import PRODUCTS, Holder, LivePeak, ScenePeak, code_bytes, kernel_code
 from stepscope.record.dry import Job, Optimizers
@@ -60,7 +60,7 @@ CONTEXT_OF_A_BOARD = (200_000_000, 1_200_000_000)
 LIBRARIES_ON_HOST = (0, 2_000_000_000)  # cuDNN and cuBLAS bring their code into the host's memory, on a board the same
 
 
-def all_at_once(change: Change | None = None) -> Change:
+def use_foreach(change: Change | None = None) -> Change:
     """Return a change of a dry run's copy, after another one: optimizers that nobody told otherwise use foreach."""
 
     def apply(model: nn.Module, optimizers: Optimizers) -> Optimizers:
@@ -77,13 +77,13 @@ def as_on_cuda(job: Job) -> Job:
     """Return the job with what dropout and attention do on a GPU."""
 
     def step(model: nn.Module, optimizers: Optimizers, batch: Any) -> None:
-        with _Dispatch():
+        with _CudaDispatchMode():
             job.step(model, optimizers, batch)
 
     return replace(job, step=step)
 
 
-class _Dispatch(TorchFunctionMode):
+class _CudaDispatchMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.dropout:
@@ -111,7 +111,7 @@ def reserved_of(log: StorageLog, settings: Settings) -> tuple[int, int]:
         sizes = [int(getattr(storage, bound)) for storage in log.storages]
         first = len(sizes)
         sizes += [cublas] * threads
-        ends.append(reserved_by([*((first + n, +1) for n in range(threads)), *events], sizes, settings).peak)
+        ends.append(replay_allocations([*((first + n, +1) for n in range(threads)), *events], sizes, settings).peak)
     return round(_RESERVED_LESS * min(ends)), round(_RESERVED_MORE * max(ends)) + _RESERVED_SEGMENT
 
 
@@ -186,7 +186,7 @@ class Simulator:
         """A dry run; DryRunStopped where it cannot be made."""
         if self.reserve is None:
             return dry_run(job, batch, self.workspaces, change)
-        run = dry_run(as_on_cuda(job), batch, self.workspaces, all_at_once(change))
+        run = dry_run(as_on_cuda(job), batch, self.workspaces, use_foreach(change))
         run.log.reserve = self.reserve
         return run
 
@@ -257,7 +257,7 @@ class Simulator:
         def of_units(count: int, account: str) -> ProcessPeak:
             return peak(count * unit, account)
 
-        unit = _unit(runs, start)
+        unit = _batch_multiple(runs, start)
         first = max(1, start // unit)
         # batch statistics of a single pixel need two samples, and what was asked for is known to run
         smallest = next((count for count in (1, 2) if runs(count * unit)), first)
@@ -265,7 +265,7 @@ class Simulator:
         return unit * min(sure for sure, _ in found), unit * min(likely for _, likely in found)
 
 
-def _unit(runs: Callable[[int], bool], start: int) -> int:
+def _batch_multiple(runs: Callable[[int], bool], start: int) -> int:
     """Return of how many samples batches are multiples, as a model's groups may want: 1 where any number runs."""
     if runs(start + 1):
         return 1

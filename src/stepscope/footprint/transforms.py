@@ -111,7 +111,7 @@ def lora(model: nn.Module, optimizers: Optimizers) -> Optimizers:
         if type(module) is nn.Linear:
             module.lora_down = nn.Parameter(module.weight.new_zeros(RANK, module.in_features))
             module.lora_up = nn.Parameter(module.weight.new_zeros(module.out_features, RANK))
-            module.forward = functools.partial(_adapted, module, module.forward)  # type: ignore[method-assign]
+            module.forward = functools.partial(_lora_forward, module, module.forward)  # type: ignore[method-assign]
             new += [module.lora_down, module.lora_up]
     if new:
         optimizers[0].add_param_group({"params": new})
@@ -159,7 +159,7 @@ def _recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def _adapted(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _lora_forward(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return forward(x) + nn.functional.linear(nn.functional.linear(x, module.lora_down), module.lora_up)
 
 
@@ -174,24 +174,26 @@ def _map_tensors(change: Callable[[Tensor], Tensor], values: Iterable[Any]) -> l
     return [change(value) if isinstance(value, Tensor) else value for value in values]
 
 
-def _half(x: Tensor) -> Tensor:
+def _to_bf16(x: Tensor) -> Tensor:
     return x.bfloat16() if x.dtype == torch.float32 else x
 
 
 def _in_bf16(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    return tuple(_map_tensors(_half, args)), dict(zip(kwargs, _map_tensors(_half, kwargs.values()), strict=True))
+    return tuple(_map_tensors(_to_bf16, args)), dict(zip(kwargs, _map_tensors(_to_bf16, kwargs.values()), strict=True))
 
 
 def _out_in_float(_module: nn.Module, _args: Any, output: Any) -> Any:
     return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
 
 
-def _last(x: Tensor) -> Tensor:
+def _to_channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def _pictures_last(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    return tuple(_map_tensors(_last, args)), dict(zip(kwargs, _map_tensors(_last, kwargs.values()), strict=True))
+    return tuple(_map_tensors(_to_channels_last, args)), dict(
+        zip(kwargs, _map_tensors(_to_channels_last, kwargs.values()), strict=True)
+    )
 
 
 # Combinations of changes that need less memory, applied to a job and written as code.

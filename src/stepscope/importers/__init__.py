@@ -205,7 +205,7 @@ def import_file(
         _refuse_another_time(file, logs)
     origin_ns = file.origin_ns if file is not None else _origin(logs)
     writer = RunWriter.create(out, options.name or source.name.partition(".")[0], unix_s=origin_ns / 1e9)
-    with _whole_or_nothing(writer, out):
+    with _remove_on_failure(writer, out):
         return _write_run(writer, source, kind, file, logs, origin_ns, options)
 
 
@@ -221,7 +221,7 @@ def _import_stepscope_export(source: Path, beside: Sequence[str | Path], out: st
     began_ns = (file.meta.get("clock") or {}).get("unix_ns")
     began_s = began_ns / 1e9 if isinstance(began_ns, int) else None
     writer = RunWriter.create(out, str(workload["name"]), unix_s=began_s)
-    with _whole_or_nothing(writer, out):
+    with _remove_on_failure(writer, out):
         write_stepscope_export(writer, file)
         lacks = [*LACKS, *([CUT_OFF] if file.cut_off else [])]
         write_logs(writer.path, [], [_missing(*lack) for lack in lacks], 0)
@@ -377,21 +377,21 @@ def _missing(what: str, why: str, remedy: str | None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _whole_or_nothing(writer: RunWriter, out: str | Path) -> Iterator[None]:
+def _remove_on_failure(writer: RunWriter, out: str | Path) -> Iterator[None]:
     """A run that could not be written is taken back; a full or read-only disk is said in the user's words."""
     try:
         yield
     except OSError as error:
-        _take_back(writer)
+        _remove_partial_run(writer)
         raise OutputNotWritable(
             f"cannot write below '{out}': {error.strerror or error}", "free some space, or choose a folder with --out"
         ) from error
     except BaseException:
-        _take_back(writer)
+        _remove_partial_run(writer)
         raise
 
 
-def _take_back(writer: RunWriter) -> None:
+def _remove_partial_run(writer: RunWriter) -> None:
     """Leave nothing of a run that could not be written."""
     with contextlib.suppress(OSError, pl.exceptions.PolarsError):
         writer.close("failed")  # it closes what is open

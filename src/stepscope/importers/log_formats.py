@@ -64,7 +64,9 @@ def read_mllog(text: str, source: str) -> list[MeterReadings]:
             watts = float(entry["value"])
             if not abs(entry["time_ms"]) < _MOST_S * 1e3:
                 raise ValueError("a time that is none")
-            by_node.setdefault(node, []).append((round(entry["time_ms"] * 1e6), watts if _sound(watts) else math.nan))
+            by_node.setdefault(node, []).append(
+                (round(entry["time_ms"] * 1e6), watts if _is_plausible_power(watts) else math.nan)
+            )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             skipped += 1
     if not by_node:
@@ -174,7 +176,7 @@ def _word(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in text) or "meter"
 
 
-def _sound(watts: float) -> bool:
+def _is_plausible_power(watts: float) -> bool:
     return abs(watts) <= _MOST_W
 
 
@@ -323,7 +325,7 @@ class JetsonStatsLog:
 def is_jetson_stats_header(line: str) -> bool:
     """Return whether this is the head of such a log."""
     names = [cell.strip() for cell in line.split(",")]
-    return "time" in names and any(_column(name) is not None for name in names) and _own_words(names)
+    return "time" in names and any(_column(name) is not None for name in names) and _has_jetson_columns(names)
 
 
 def parse_jetson_stats(lines: Iterable[str]) -> JetsonStatsLog:
@@ -347,7 +349,7 @@ def parse_jetson_stats(lines: Iterable[str]) -> JetsonStatsLog:
     return JetsonStatsLog(tuple(stamps), tuple(column for _, column in places), tuple(rows), skipped)
 
 
-def _own_words(names: list[str]) -> bool:
+def _has_jetson_columns(names: list[str]) -> bool:
     return bool({"uptime", "jetson_clocks", "nvp model", _OLD_TOTAL} & set(names)) or any(
         name.startswith("Power ") for name in names
     )

@@ -113,7 +113,7 @@ def write_logs(run: Path, logs: Sequence[SensorLog], missing: Sequence[dict[str,
             for channel, column in zip(log.channels, log.columns, strict=True)
         )
         frame.write_parquet(run / "samples" / f"{sensor}.parquet", compression="zstd")
-        checksums.note(run, f"samples/{sensor}.parquet")
+        checksums.record_checksums(run, f"samples/{sensor}.parquet")
     channels = [asdict(channel) for log in logs for channel in log.channels]
     periods = [int(np.median(np.diff(log.t0_ns))) for log in logs if len(log.t0_ns) > 1]
     period_ns = min(periods) if periods else None

@@ -50,7 +50,9 @@ def read_profiler_file(path: Path, samples: int | None, most_bytes: int) -> Prof
     steps = find_steps(events, caught.names, origin_ns, samples)
     events, costs = _without_marks(caught, events), StatedCosts(flops, read)
     wall = first_ns > WALL_CLOCK_US * 1000
-    return ProfilerFile(caught, events, costs, facts, steps, origin_ns, wall, lacks=_lacks(caught, facts, steps))
+    return ProfilerFile(
+        caught, events, costs, facts, steps, origin_ns, wall, lacks=_missing_content(caught, facts, steps)
+    )
 
 
 def write_profiler_file(writer: RunWriter, file: ProfilerFile) -> int:
@@ -78,7 +80,7 @@ def _without_marks(caught: EventColumns, events: Events) -> Events:
     return events.take(np.flatnonzero(~marks[events.name]))
 
 
-def _lacks(caught: EventColumns, facts: dict[str, Any], steps: FileSteps) -> tuple[Lack, ...]:
+def _missing_content(caught: EventColumns, facts: dict[str, Any], steps: FileSteps) -> tuple[Lack, ...]:
     """Yield what this file does not say, beyond what no such file does."""
     lacks: list[Lack] = [
         ("loss, and cost of the profiler", "a torch.profiler file does not state them", "stepscope run"),
@@ -179,14 +181,14 @@ def model_rows(places: list[tuple[str, str]]) -> list[dict[str, Any]]:
     paths = {path for path, _ in places}
     return [
         {
-            **{"module": path, "type": kind, "parent": _above(path, paths), "parameters": None, "bytes": None},
+            **{"module": path, "type": kind, "parent": _parent_path(path, paths), "parameters": None, "bytes": None},
             **{"flops_forward": None, "flops_backward": None, "trainable": None},
         }
         for path, kind in sorted(places, key=lambda place: (place[0].count("."), place[0] != "", place[0]))
     ]
 
 
-def _above(path: str, paths: set[str]) -> str | None:
+def _parent_path(path: str, paths: set[str]) -> str | None:
     above = path.rpartition(".")[0]
     return None if path == "" or above not in paths else above
 
@@ -246,7 +248,7 @@ def write_ops(
     origin_ns: int,
 ) -> int:
     """Write the ops of every step; returns how many rows there are."""
-    begins = _belongs(events) - origin_ns
+    begins = _request_times(events) - origin_ns
     order = np.argsort(begins, kind="stable")
     times = begins[order]
     rows = 0
@@ -260,7 +262,7 @@ def write_ops(
     return rows
 
 
-def _belongs(events: Events) -> Ints:
+def _request_times(events: Events) -> Ints:
     """Return when each event was requested: a kernel belongs to the op that launched it, however late it ran."""
     begins: Ints = events.t0.copy()
     kernels = np.flatnonzero((events.gpu >= 0) & (events.link > 0))

@@ -24,11 +24,11 @@ from torch import nn
 import stepscope
 from stepscope.clock import PERIOD_NS
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.integrations._library import Listener, listen, try_call
-from stepscope.record.boundary import Boundary
-from stepscope.record.facts import status_of
+from stepscope.integrations._library_hooks import Listener, listen, try_call
+from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.modules import Models
 from stepscope.record.profile import Scope
+from stepscope.record.run_facts import status_of
 from stepscope.record.settings import parse_memory, parse_schedule, sampling_period_ns
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TrainingRun:
         """A copy records nothing until a trainer begins with it: files, processes and clocks of a run are its own."""
         options = dict(self._options)
         if options.get("simulation") is not None:
-            options["simulation"] = _Board(options["simulation"].board, options["simulation"].root)
+            options["simulation"] = _SimulatedBoard(options["simulation"].board, options["simulation"].root)
         return _idle, (options,)
 
     @property
@@ -129,7 +129,7 @@ class TrainingRun:
         if self._scope is not None and self.open:
             self._scope.update(planned_steps=steps)
 
-    def hear(
+    def observe_calls(
         self,
         owner: Any,
         name: str,
@@ -250,7 +250,7 @@ class TrainingRun:
 
 
 @dataclass(frozen=True)
-class _Board:
+class _SimulatedBoard:
     """A simulated board, for a copy: what drives it stays where it is."""
 
     board: str

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library import Recording, callback_class, load, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, load, try_call, version_of
 
 if TYPE_CHECKING:
     from stepscope.integrations._training import TrainingRun

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, UsageError
-from stepscope.files import replaced
-from stepscope.integrations._figures import start_unix_s
+from stepscope.files import atomic_write
+from stepscope.integrations._run_content import start_unix_s
 from stepscope.units import without_formula
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _rows(target: Path) -> list[dict[str, Any]]:
 
 def _replace(target: Path, rows: list[dict[str, Any]]) -> None:
     try:
-        with replaced(target) as part, part.open("w", newline="", encoding="utf-8") as file:
+        with atomic_write(target) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library import Recording, callback_class, load, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, load, version_of
 
 TITLE = "Hugging Face Trainer"
 EXTRA = "huggingface"
@@ -50,7 +50,7 @@ class Hooks(Recording):
             planned_steps=state.max_steps - state.global_step if state.max_steps > 0 else None,
         )
         if self.recording.open:
-            self._look_on()
+            self._observe_trainer()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Resume after what was done between two epochs, which is no part of a step."""
@@ -80,15 +80,15 @@ class Hooks(Recording):
         """The training is over."""
         self.recording.end()
 
-    def _look_on(self) -> None:
+    def _observe_trainer(self) -> None:
         """Hear of exceptions and losses, from the methods of the library's own Trainer."""
         trainers: Any = load("transformers", EXTRA).Trainer
         ours = _trainer_of(self)
         whole_loop = [name for name in _LOOP if name in vars(trainers)]
-        self.recording.hear(trainers, "training_step", ours, returned=self.recording.loss)
+        self.recording.observe_calls(trainers, "training_step", ours, returned=self.recording.loss)
         for name in whole_loop or _PARTS:
             concerns = ours if whole_loop else _not_overridden(ours, trainers, name)
-            self.recording.hear(trainers, name, concerns, raised=self.recording.end)
+            self.recording.observe_calls(trainers, name, concerns, raised=self.recording.end)
 
 
 def _trainer_of(callback: Any) -> Callable[[Any], bool]:

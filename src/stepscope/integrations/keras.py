@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.integrations._library import Recording, callback_class, load, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, load, try_call, version_of
 
 TITLE = "Keras on its torch backend"
 EXTRA = "keras"
@@ -53,7 +53,7 @@ class Hooks(Recording):
             workload={"precision": str(model.dtype_policy.name)},
         )
         if self.recording.open:
-            self._look_on()
+            self._observe_fit()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Resume after what was done between two epochs, which is no part of a step."""
@@ -85,7 +85,7 @@ class Hooks(Recording):
     def _accumulates(self) -> int:
         return int(getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1)
 
-    def _look_on(self) -> None:
+    def _observe_fit(self) -> None:
         """Hear of the exception that ends this `fit`, where Keras shortens the traceback that leaves it."""
         fit = _running_fit()
         if fit is None:
@@ -99,7 +99,7 @@ class Hooks(Recording):
             self.recording.end(sys.exc_info()[1])
 
         tracebacks = sys.modules.get("keras.src.utils.traceback_utils")
-        self.recording.hear(tracebacks, "_process_traceback_frames", leaves, returned=ended)
+        self.recording.observe_calls(tracebacks, "_process_traceback_frames", leaves, returned=ended)
 
 
 def _running_fit() -> int | None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library import Recording, callback_class, is_the, load, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, is_same_object, load, try_call, version_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,7 +110,9 @@ class Hooks(Recording):
             trained = module()
             return None if trained is None else recording.inside(trained)
 
-        recording.hear(_owner(strategy, "training_step"), "training_step", is_the(strategy), scope=inside)
+        recording.observe_calls(
+            _owner(strategy, "training_step"), "training_step", is_same_object(strategy), scope=inside
+        )
 
 
 def _owner(strategy: Any, name: str) -> type | None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import figures, flat, settings, start_unix_s, step_series, write_page
-from stepscope.integrations._library import load
+from stepscope.integrations._library_hooks import load
+from stepscope.integrations._run_content import flat, logged_values, settings, start_unix_s, step_series, write_page
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -73,7 +73,7 @@ def _metrics(metric: Any, run: Run) -> Iterator[Any]:
         last, last_s = step, unix_s
         for key, value in step_values.items():
             yield metric(key, value, round(unix_s * 1e3), step)
-    for key, value in flat(figures(run)).items():
+    for key, value in flat(logged_values(run)).items():
         yield metric(key, value, round(last_s * 1e3), last)
 
 

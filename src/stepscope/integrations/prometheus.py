@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, UsageError
-from stepscope.integrations._figures import figures
-from stepscope.integrations._library import load
+from stepscope.integrations._library_hooks import load
+from stepscope.integrations._run_content import logged_values
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
-    from stepscope.report.live.run_state import Now, Watch
+    from stepscope.report.live.run_state import Now, RunWatcher
     from stepscope.report.view.site import Answer
 
 TITLE = "Prometheus text file"
@@ -40,10 +40,10 @@ def log_run(run: Run, out: str | Path | None = None) -> str:
 @contextlib.contextmanager
 def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
     """Keep a text file of live gauges up to date while the block lasts; the last state stays in it."""
-    from stepscope.report.live.run_state import Watch
+    from stepscope.report.live.run_state import RunWatcher
 
     done = threading.Event()
-    with contextlib.closing(Watch(folder)) as follows:
+    with contextlib.closing(RunWatcher(folder)) as follows:
         _write(_live_samples(follows.look()), target)  # what cannot be written is refused here, and not in the thread
 
         def keep() -> None:
@@ -67,10 +67,10 @@ def live_server(folder: Path, port: int) -> Iterator[int]:
 
     Port 0 is any that is free. The run folder is looked at when somebody asks: nobody asks, nothing is read.
     """
-    from stepscope.report.live.run_state import Watch
+    from stepscope.report.live.run_state import RunWatcher
     from stepscope.report.view.server import BoundedServer
 
-    site = _Gauges(Watch(folder))
+    site = _Gauges(RunWatcher(folder))
     try:
         server = BoundedServer(site, LOOPBACK, port)
     except (OSError, OverflowError) as error:
@@ -93,7 +93,7 @@ class _Gauges:
 
     token: str | None = None
 
-    def __init__(self, follows: Watch) -> None:
+    def __init__(self, follows: RunWatcher) -> None:
         library = load("prometheus_client", EXTRA)
         self._follows, self._one_at_a_time = follows, threading.Lock()
         self._library, self._registry = library, library.CollectorRegistry(auto_describe=False)
@@ -147,7 +147,7 @@ def _write(samples: Iterable[Sample], target: Path) -> None:
 def _run_samples(run: Run) -> Iterator[Sample]:
     about = {"run": run.id, "status": run.status}
     yield "stepscope_run_info", "The run; always 1.", {**about, "verdict": run.verdict().bound}, 1.0
-    for figure in figures(run):
+    for figure in logged_values(run):
         labels, said = {"run": run.id, "scope": figure.scope}, f"{figure.name} of the steps after warm-up."
         yield f"stepscope_{figure.name}", said, labels, figure.value
         for bound, value in (("low", figure.low), ("high", figure.high)):

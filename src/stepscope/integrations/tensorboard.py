@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._figures import figures, flat, settings, start_unix_s, step_series, write_page
-from stepscope.integrations._library import load
+from stepscope.integrations._library_hooks import load
+from stepscope.integrations._run_content import flat, logged_values, settings, start_unix_s, step_series, write_page
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -47,7 +47,7 @@ def _write(writer: Any, run: Run) -> None:
         last, last_s = step, unix_s
         values = [summaries.Summary.Value(tag=f"step/{key}", simple_value=value) for key, value in step_values.items()]
         writer.add_event(events.Event(wall_time=unix_s, step=step, summary=summaries.Summary(value=values)))
-    values = [summaries.Summary.Value(tag=f"run/{key}", simple_value=v) for key, v in flat(figures(run)).items()]
+    values = [summaries.Summary.Value(tag=f"run/{key}", simple_value=v) for key, v in flat(logged_values(run)).items()]
     values.append(_text(summaries, run))
     writer.add_event(events.Event(wall_time=last_s, step=last, summary=summaries.Summary(value=values)))
 

@@ -83,7 +83,7 @@ def jemalloc_library() -> Path | None:
     return found[-1] if found else None
 
 
-def in_force() -> dict[str, Any]:
+def current_allocator_facts() -> dict[str, Any]:
     """Return what run.json states of the allocator of this process."""
     library = tcmalloc_in(_maps())
     if library is not None:

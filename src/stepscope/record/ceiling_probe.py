@@ -47,7 +47,7 @@ class Timed:
         return self.waited <= _CLEAN
 
 
-def best(call: Call, wait: Call = lambda: None, seconds: float = _BLOCKS_S) -> Timed:
+def time_fastest_block(call: Call, wait: Call = lambda: None, seconds: float = _BLOCKS_S) -> Timed:
     """Time a call in the fastest of many short blocks, the first calls excluded.
 
     Blocks in which a thread waited for a core count where there is no other: on a busy machine it is looked for one
@@ -90,7 +90,7 @@ def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int]
     """FLOP/s of square products and of convolutions, forward and backward: kind, what, flops a call, flops_per_s."""
     for side in sides:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        timed = best(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
+        timed = time_fastest_block(lambda a=a, b=b: torch.mm(a, b), wait)  # type: ignore[misc]
         yield _rate("gemm", f"{side} x {side} matrices", product_flops(side, side, side), timed)
         if timed.seconds > _MOST_ONCE_S / 8:  # the next one is eight times slower
             break
@@ -110,10 +110,10 @@ def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int]
         def backward(grad: Tensor = grad, x: Tensor = x, w: Tensor = w, how: Any = how) -> Any:
             return torch.ops.aten.convolution_backward(grad, x, w, None, *how, [True, True, False])
 
-        timed = best(forward, wait)
+        timed = time_fastest_block(forward, wait)
         rate = flops / timed.seconds
         yield _rate("convolution", what, flops, timed)
-        yield _rate("convolution backward", what, 2 * flops, best(backward, wait))
+        yield _rate("convolution backward", what, 2 * flops, time_fastest_block(backward, wait))
 
 
 def _rate(kind: str, what: str, flops: int, timed: Timed) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[dict[str,
         }
         for kind, (call, arrays) in calls.items():
             moved = arrays * a.nbytes
-            timed = best(call, wait)
+            timed = time_fastest_block(call, wait)
             yield {"kind": kind, "bytes": moved, "bytes_per_s": moved / timed.seconds, "waited": timed.waited}
 
 
@@ -149,7 +149,7 @@ def dispatch(device: str) -> dict[str, float]:
         return None
 
     def repeated(call: Call) -> float:
-        return best(lambda: [call() for _ in range(_TINY_CALLS // 100)]).seconds / (_TINY_CALLS // 100)
+        return time_fastest_block(lambda: [call() for _ in range(_TINY_CALLS // 100)]).seconds / (_TINY_CALLS // 100)
 
     def chain() -> Tensor:
         y = wanted
@@ -158,7 +158,7 @@ def dispatch(device: str) -> dict[str, float]:
         return y
 
     graph = chain()
-    node = best(lambda: torch.autograd.grad(graph, wanted, retain_graph=True)).seconds / _CHAIN
+    node = time_fastest_block(lambda: torch.autograd.grad(graph, wanted, retain_graph=True)).seconds / _CHAIN
     seconds = {
         "op_ns": repeated(lambda: x.neg()),
         "module_ns": repeated(lambda: module(x)),

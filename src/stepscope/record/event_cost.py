@@ -18,10 +18,10 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
-from stepscope.record.boundary import Boundary
+from stepscope.record.fault_boundary import Boundary
 from stepscope.record.listeners import CallTimes
 from stepscope.record.ops.events import Names, columns
-from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_hooks import TorchHooks
 from stepscope.record.torch_private import Scope
 
 _CALLS, _CHUNKS = 12, 6  # the median of some short stretches: single interruptions do not count
@@ -125,7 +125,7 @@ def trial_call(
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], None], Callable[[CallTimes | None], None]]:
     """A routed call of nothing, the same unrouted, and what makes it open a range or note its time: to measure both."""
     listener: Any = _Trial(make)
-    route = Routes(Boundary(lambda _: None), listener)._modules
+    route = TorchHooks(Boundary(lambda _: None), listener)._modules
     nothing = _Nothing()
     route._installed = True
     route._inside.add(get_ident())

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from stepscope.errors import MissingDependency, UsageError
-from stepscope.record.boundary import Boundary
+from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import Plan
 from stepscope.record.settings import Settings

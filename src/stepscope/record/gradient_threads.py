@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 
-class Trainers:
+class GradientThreads:
     """The threads of this process that have computed gradients; told, and asked, behind the boundary's lock."""
 
     def __init__(self) -> None:

@@ -22,11 +22,11 @@ from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
 from stepscope.record.event_cost import per_call_ns, trial_call
 from stepscope.record.listeners import ENDED, CallTimes
+from stepscope.record.op_windows import MOST_EVENTS
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
-from stepscope.record.torch_hooks import Routes
-from stepscope.record.windows import MOST_EVENTS
+from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import AUTOGRAD_NODE, COMMUNICATION, DATA_LOADER, PHASES, Part
 
 _NODES, _PASSES = 24, 15  # of a trial
@@ -171,7 +171,7 @@ def _joined(nodes: Events, marks: list[tuple[int, int, int]], thread: int, unix_
 class LayerRecorder:
     """Opens windows in which layers alone are timed, and turns each into a part of the run folder."""
 
-    def __init__(self, routes: Routes, index: Callable[[Any], int], tell: Callable[[], None]) -> None:
+    def __init__(self, routes: TorchHooks, index: Callable[[Any], int], tell: Callable[[], None]) -> None:
         self.cost: LayerCost | None = None
         self.open: LayerTimes | None = None  # the window that is open now
         self.written = 0  # steps, by the last window

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
-from stepscope.files import replace_json, replaced
+from stepscope.files import atomic_write, replace_json
 from stepscope.record.meter_csv import MeterLog, parse_meter_csv
 from stepscope.record.sensors.contract import Channel, channel_id
 from stepscope.runfolder import RunReader, RunWriter, checksums
@@ -79,9 +79,9 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
 def _write(run: Path, frame: pl.DataFrame, channel: Channel, channels: dict[str, Any]) -> None:
     samples = run / "samples"
     samples.mkdir(exist_ok=True)
-    with replaced(samples / f"{channel.sensor}.parquet") as part:
+    with atomic_write(samples / f"{channel.sensor}.parquet") as part:
         frame.write_parquet(part, compression="zstd")
-    checksums.note(run, f"samples/{channel.sensor}.parquet")
+    checksums.record_checksums(run, f"samples/{channel.sensor}.parquet")
     replace_json(run / "channels.json", channels)
 
 

@@ -150,7 +150,7 @@ class OptimizerNumbers:
         return self._of_parameters.setdefault(these, own if gone is None else gone)
 
 
-class CopiesMove:
+class CopyUpdateWitness:
     """Witness of a model that moves by hand to where optimizers of its copies went, seen in where the copies begin."""
 
     _FEWEST = 4  # values that tell a direction
@@ -204,7 +204,7 @@ class CopiesMove:
         return bool(along > _ALONG * math.hypot(*went) * math.hypot(*moved) > 0)
 
 
-class OneModel:
+class SharedModelWitness:
     """Witness of optimizers whose parameters lie in one model and get their gradients in the same passes.
 
     Looked at from when an optimizer is known, at each pass that is followed.

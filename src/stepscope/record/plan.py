@@ -183,7 +183,7 @@ class Plan:
         self._memory_seen.add(steady)
         return True
 
-    def took(self, recorded: bool, ns: int) -> None:
+    def note_step_length(self, recorded: bool, ns: int) -> None:
         """The length of a step that has ended; one that was to be recorded and was not is made up for."""
         if self._wanted and not recorded and self._missed < _MOST_MISSED:
             self._left, self._steady, self._missed = self._left + 1, self._steady - 1, self._missed + 1

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import stepscope
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.record.boundary import fault_text, is_ours
-from stepscope.record.facts import status_of
+from stepscope.record.fault_boundary import fault_text, is_ours
 from stepscope.record.framework import framework_of
 from stepscope.record.meters import parse_meters
+from stepscope.record.run_facts import status_of
 from stepscope.record.session import Session
 from stepscope.record.settings import Metering, Schedule, Settings, disk_room, sampling_period_ns
 
@@ -88,7 +88,7 @@ class Scope:
         known = {"model": models, "optimizer": optimizers, "out": out}
         self.pause()
         try:
-            with self._session.boundary.deaf():
+            with self._session.boundary.muted():
                 return stepscope.tune(step, batches, **{**known, **settings})
         finally:
             self.resume()

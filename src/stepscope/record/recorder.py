@@ -14,22 +14,22 @@ from typing import Any
 import torch
 
 from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
-from stepscope.record import kineto, torch_private, windows
-from stepscope.record.boundary import Undisturbed, WithoutCollections, is_ours
+from stepscope.record import kineto, op_windows, torch_private
 from stepscope.record.event_cost import EventCost, measure_event_cost
+from stepscope.record.fault_boundary import DeferredSignals, WithoutCollections, is_ours
 from stepscope.record.gradient_threads import at_end_of_thread
 from stepscope.record.layer_times import LayerRecorder
+from stepscope.record.memory.event_tree import read_tree, write_accesses
 from stepscope.record.memory.rows import MemoryBook, memory_rows
-from stepscope.record.memory.tree import read_tree, write_accesses
-from stepscope.record.memory.watch import MemoryWatch, Watched
+from stepscope.record.memory.tensor_watch import MemoryWatch, Watched
+from stepscope.record.op_windows import BACKWARD, BEGINNING, FORWARD, UPDATE, EventCount, Parts, RamAlarm
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
 from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.ops.rows import Rows, ShapeBook, StepSpan, Window, rows_of
 from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToFind
 from stepscope.record.ops.updates import OptimizerCalls, UpdateBook
 from stepscope.record.plan import Plan
-from stepscope.record.torch_hooks import Routes
-from stepscope.record.windows import BACKWARD, BEGINNING, FORWARD, UPDATE, EventCount, Parts, RamAlarm
+from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import RunWriter
 
 _STILL_USUAL = 4  # times an unprofiled step
@@ -44,29 +44,29 @@ class OpRecorder:
     """Records the ops of the steps that the plan picks."""
 
     def __init__(
-        self, writer: RunWriter, plan: Plan, memory: MemoryWatch, routes: Routes, note: Note, guarded: Guard, tell: Tell
+        self, writer: RunWriter, plan: Plan, watch: MemoryWatch, hooks: TorchHooks, note: Note, guard: Guard, tell: Tell
     ) -> None:
-        self.plan, self.modules = plan, memory.book
+        self.plan, self.modules = plan, watch.book
         self.paused_ns = self.once_ns = 0  # in each window; once in a run
         self.event_cost: EventCost | None = None
         self.apart: set[int] = set()  # steps profiled with shapes or allocations, which take longer for it
         self.windows = self.rows = self.bytes_written = self.lost_windows = 0
-        self._writer, self._routes, self._note = writer, routes, note
-        self._part_is_full = guarded(self._end_part_within_a_pass)
-        self._alarm = RamAlarm(guarded(self._is_full))
+        self._writer, self._hooks, self._note = writer, hooks, note
+        self._part_is_full = guard(self._end_part_within_a_pass)
+        self._alarm = RamAlarm(guard(self._is_full))
         self._open_step = 0, 0  # its number and beginning
         self._names, self.costs = Names(), ShapeBook()
         self._window: kineto.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
-        self._memory, self.memory_book = memory, MemoryBook()
-        self._updates = UpdateBook(memory.book.parameter_modules, memory.trainers.others)
+        self._memory, self.memory_book = watch, MemoryBook()
+        self._updates = UpdateBook(watch.book.parameter_modules, watch.trainers.others)
         self._sites: CallSites | None = None  # of the first step that is profiled whole
         self._sites_wanted, self._lines = True, LinesToFind()
-        self.event_count = EventCount(lambda: routes.calls, lambda: len(self.modules.parameter_modules()))
+        self.event_count = EventCount(lambda: hooks.calls, lambda: len(self.modules.parameter_modules()))
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self.stopped = self._with_memory = self._cuda = False  # the step is recorded with its allocations; with a GPU
-        self._parts, self.layers = Parts(), LayerRecorder(routes, self.modules.index, tell)
+        self._parts, self.layers = Parts(), LayerRecorder(hooks, self.modules.index, tell)
 
     @property
     def recording(self) -> bool:
@@ -80,7 +80,7 @@ class OpRecorder:
     @property
     def held_bytes(self) -> int:
         """The most that a window's events took in RAM beside the training, B."""
-        return self.event_count.most * windows.EVENT_BYTES
+        return self.event_count.most * op_windows.EVENT_BYTES
 
     def before_step(self, step: int, elapsed_ns: int, again: bool = False) -> bool:
         """Open, keep or close the window as the plan says; True where this step is recorded whole.
@@ -96,7 +96,7 @@ class OpRecorder:
         wanted = not self.stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:
             self._with_memory = wanted and self.plan.wants_memory(step, elapsed_ns)
-        full = (len(self._spans) + 1) * self.plan.events_per_step > windows.MOST_EVENTS
+        full = (len(self._spans) + 1) * self.plan.events_per_step > op_windows.MOST_EVENTS
         memory = wanted and self._with_memory
         open_now = None if within else self._window
         layers = self.plan.times_layers and not (wanted or within or self.stopped or self._parts)
@@ -108,11 +108,11 @@ class OpRecorder:
             self.close_window()
         events = self.event_count.of_graph()
         self.event_count.step_begins(torch_private.autograd_sequence())
-        if wanted and events > windows.max_step_events(dear=False):
+        if wanted and events > op_windows.max_step_events(dear=False):
             self.close_window()
             self._begin_parts(step, {FORWARD, BACKWARD, UPDATE})
             return False
-        large = max(events, self.event_count.seen or 0.0) > windows.max_step_events(dear=True)
+        large = max(events, self.event_count.seen or 0.0) > op_windows.max_step_events(dear=True)
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
@@ -152,11 +152,11 @@ class OpRecorder:
             return False
         events, to_come = self.event_count.so_far(), self.event_count.to_come()
         if self._parts.open is not None:
-            if events - to_come >= windows.MOST_EVENTS_PER_PART:
+            if events - to_come >= op_windows.MOST_EVENTS_PER_PART:
                 self._end_part()
             return False
-        most = windows.max_step_events(window.shapes or window.memory)
-        if (events < most * windows.TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
+        most = op_windows.max_step_events(window.shapes or window.memory)
+        if (events < most * op_windows.TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
             return False
         self._begin_parts(step, {UPDATE} if self.event_count.has_passed else {BACKWARD, UPDATE})
         self._parts.begins(BEGINNING, t0_ns)
@@ -191,7 +191,7 @@ class OpRecorder:
             undo = torch_private.act_within_backward(roots, nodes, self._part_is_full)
         if undo is None:
             parts.left.discard(BACKWARD)
-            self._note("backward-not-profiled", windows.NO_PART_OF_BACKWARD, step=parts.step)
+            self._note("backward-not-profiled", op_windows.NO_PART_OF_BACKWARD, step=parts.step)
             return
         self._open_part(BACKWARD, in_pass=True)
         parts.undo = undo
@@ -207,7 +207,7 @@ class OpRecorder:
             return
         if parts.open == BACKWARD:
             self._end_part()
-        self._routes.note_calls(None)
+        self._hooks.note_calls(None)
         if parts.update_follows():
             self._open_part(UPDATE)
 
@@ -222,7 +222,7 @@ class OpRecorder:
         self._parts.begin(step, wanted)
         if BACKWARD in wanted:
             self._parts.places = CallPlaces(self.modules.index, torch_private.autograd_sequence)
-            self._routes.note_calls(self._parts.places)
+            self._hooks.note_calls(self._parts.places)
 
     def _open_part(self, part: str, in_pass: bool = False) -> None:
         parts = self._parts
@@ -285,7 +285,7 @@ class OpRecorder:
 
     def _drop_parts(self) -> None:
         self._parts.drop()
-        self._routes.note_calls(None)
+        self._hooks.note_calls(None)
 
     def _shapes(self, step: int, elapsed_ns: int) -> bool:
         again = self.costs.missed and not self.recording
@@ -305,15 +305,15 @@ class OpRecorder:
             self._sites.mark(kind)
 
     def _note_sites(self) -> None:
-        if self._sites_wanted and not self._parts and self._routes.calls_noted_by is None:
+        if self._sites_wanted and not self._parts and self._hooks.calls_noted_by is None:
             self._sites_wanted = False
             self._sites = CallSites(self.modules.index)
-            self._routes.note_calls(self._sites)
+            self._hooks.note_calls(self._sites)
 
     def _stop_noting_sites(self) -> None:
-        noted_by = self._routes.calls_noted_by
+        noted_by = self._hooks.calls_noted_by
         if isinstance(noted_by, CallSites):
-            self._routes.note_calls(noted_by.also)
+            self._hooks.note_calls(noted_by.also)
 
     def _write_sources(self, after_ns: int = 0) -> None:
         """Write the lines that call layers and operators; what fails here costs nothing else."""
@@ -358,7 +358,7 @@ class OpRecorder:
         """Stop the window that is open, without its events: an exception of the training's came in between."""
         if self._is_open:
             self._memory.close()
-            with Undisturbed(), contextlib.suppress(Exception):
+            with DeferredSignals(), contextlib.suppress(Exception):
                 self._drop()
             self._note("ops-lost", f"{why}: the op calls of an open window are lost")
         self._drop_parts()
@@ -405,10 +405,10 @@ class OpRecorder:
         self.close_window()
         self._write_sources()
         if self._window is None:
-            self._routes.profile_calls(False)
+            self._hooks.profile_calls(False)
             return
         kineto.end_without_destructors()  # should that thread never step again
-        windows.when_an_optimizer_steps(self._drop_unwritten)
+        op_windows.when_an_optimizer_steps(self._drop_unwritten)
 
     def _drop_unwritten(self) -> bool:
         if self._window is None or not self._window.is_of_this_thread():
@@ -423,20 +423,20 @@ class OpRecorder:
         if window.nodes_alone:
             self.close_window()
             return
-        most = windows.max_step_events(window.shapes or window.memory)
+        most = op_windows.max_step_events(window.shapes or window.memory)
         if self._parts.open is None:
-            few = (len(self._spans) + 1) * (self.event_count.seen or windows.MOST_EVENTS) < windows.MOST_EVENTS_PER_PART
+            events = (len(self._spans) + 1) * (self.event_count.seen or op_windows.MOST_EVENTS)
+            few = events < op_windows.MOST_EVENTS_PER_PART
             if few and monotonic_ns() - self._open_step[1] < _STILL_USUAL * self.plan.step_ns():  # the training grew
                 self._alarm.allow_more()
                 return
             self._begin_parts(self._open_step[0], set())
             self._parts.begins(BEGINNING, self._open_step[1])
         self._end_part("takes memory as if it were too large")
-        if self.event_count.caught > most:
-            self._stop_for_good(
-                f"{self.event_count.caught:,} operators, most of them outside of modules, filled a window"
-            )
-        elif self.event_count.caught < windows.MOST_EVENTS_PER_PART:
+        caught = self.event_count.caught
+        if caught > most:
+            self._stop_for_good(f"{caught:,} operators, most of them outside of modules, filled a window")
+        elif caught < op_windows.MOST_EVENTS_PER_PART:
             self._alarm.allow_more()
 
     def swaps(self) -> None:
@@ -463,7 +463,7 @@ class OpRecorder:
         began = monotonic_ns()
         with WithoutCollections():
             try:
-                with Undisturbed(), torch_private.unseen_by_modes():
+                with DeferredSignals(), torch_private.unseen_by_modes():
                     action()
             except BaseException as error:  # whatever it is, the training goes on
                 if not is_ours(error):
@@ -490,7 +490,7 @@ class OpRecorder:
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = kineto.start_window(shapes, self._cuda, memory, in_pass)
         at_end_of_thread(self.thread_ends)
-        self._routes.profile_calls(True)
+        self._hooks.profile_calls(True)
         self._note_sites()
         self._alarm.set()
 
@@ -517,8 +517,8 @@ class OpRecorder:
     def _end_scopes(self) -> None:
         self._parts.end_scope()
         self._stop_noting_sites()
-        self._routes.time_calls(None)
-        self._routes.profile_calls(False)
+        self._hooks.time_calls(None)
+        self._hooks.profile_calls(False)
 
     def _flush_layers(self) -> None:
         layers = self.layers.settled()
@@ -590,11 +590,11 @@ class OpRecorder:
     def _note_loss(self, error: BaseException) -> None:
         """A disk that is full may have room again; a profiler that fails will fail again."""
         self.lost_windows += 1
-        self._routes.profile_calls(False)
+        self._hooks.profile_calls(False)
         self._memory.close()
         if not isinstance(error, OSError):
             self.stopped = True
         if self._is_open:  # it failed between start and stop
-            with Undisturbed(), contextlib.suppress(Exception):
+            with DeferredSignals(), contextlib.suppress(Exception):
                 self._drop()
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=[span.step for span in self._spans])

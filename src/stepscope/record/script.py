@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.clock import anchors
+from stepscope.clock import read_clocks
 from stepscope.errors import StepscopeError, no_script
 from stepscope.liveness import identity
 from stepscope.privacy import redacted
@@ -57,7 +57,7 @@ def run_script(
         launcher_pid=os.getpid(),
         **identity(os.getpid()),  # until the training's own process is there
         workload={"name": name},
-        clock=anchors(),
+        clock=read_clocks(),
         warmup_steps=3,
         sampler={"period_ns": settings.period_ns, "max_disk": settings.metering.max_disk},
         recorder={"mode": str(settings.record), "steps_from": "optimizer"},
@@ -78,7 +78,7 @@ def run_script(
         prepare=settings.prepare,
         max_disk=settings.metering.max_disk,
     )
-    code = _trained(orders, target, arguments, settings, writer, malloc)
+    code = _run_training_script(orders, target, arguments, settings, writer, malloc)
     try:
         _close(writer, code)
     except Exception as error:  # a fault of ours, or no stderr: the exit code is the script's
@@ -87,7 +87,7 @@ def run_script(
     return writer.path, code
 
 
-def _trained(
+def _run_training_script(
     orders: Orders, target: str, arguments: Sequence[str], settings: Settings, writer: RunWriter, malloc: str
 ) -> int:
     go, tell = _pipe()
@@ -101,7 +101,7 @@ def _trained(
     finally:
         os.close(go)
     try:
-        return _accompanied(child, tell, writer, settings)
+        return _run_with_sampler(child, tell, writer, settings)
     except Exception as error:  # a fault of ours: the script is there, and runs on by itself
         with contextlib.suppress(Exception):
             writer.event("profiling-failed", f"a fault in Stepscope beside the script: {type(error).__name__}: {error}")
@@ -110,7 +110,7 @@ def _trained(
         return child.wait()
 
 
-def _accompanied(child: subprocess.Popen[bytes], tell: int, writer: RunWriter, settings: Settings) -> int:
+def _run_with_sampler(child: subprocess.Popen[bytes], tell: int, writer: RunWriter, settings: Settings) -> int:
     """Start the sampler, let the script begin, and return its exit code once it has ended."""
     with signals_passed_on(child):
         sampler = None if settings.metering.simulated else _sampler(writer, settings, child.pid)
@@ -176,7 +176,7 @@ def _close(writer: RunWriter, code: int) -> None:
     if not claimed:
         whole.event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
     if not claimed or whole.status == "running":
-        whole.update(clock_end=anchors())
+        whole.update(clock_end=read_clocks())
         whole.close(*_status(code, claimed))
     elif code > 0 and whole.status == "ok":  # a process that trained ended well, and the script did not
         whole.close("failed", f"exit code {code}")

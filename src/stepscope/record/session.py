@@ -18,10 +18,10 @@ from os import getpid  # as it is now: a training may put another one in its pla
 from pathlib import Path
 from typing import Any
 
-from stepscope.clock import anchors, monotonic_ns
+from stepscope.clock import monotonic_ns, read_clocks
 from stepscope.errors import StepscopeError
-from stepscope.record import facts
-from stepscope.record.boundary import Boundary, Undisturbed, fault_text, is_ours, let_go
+from stepscope.record import run_facts
+from stepscope.record.fault_boundary import Boundary, DeferredSignals, clear_error_frames, fault_text, is_ours
 from stepscope.record.framework import Ended, find_recorder
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.plan import WARMUP_STEPS, Plan
@@ -171,7 +171,7 @@ class Session:
     def begin(self) -> None:
         """Open the run, now that there is a training, and write the facts of the process."""
         if not self.begun:
-            with Undisturbed():  # importlib.metadata, for one, would swallow what a signal handler raises
+            with DeferredSignals():  # importlib.metadata, for one, would swallow what a signal handler raises
                 self._open_run()
         if self._sampler_wanted:  # again, where an exception of the training's came in between
             self._start_sampler()
@@ -182,7 +182,7 @@ class Session:
         if self._writer is None:
             assert self._place is not None
             self._writer = self._place()
-        self.plan.together = facts.rank_of_process().get("world_size", 1) > 1
+        self.plan.together = run_facts.rank_of_process().get("world_size", 1) > 1
         self._recorder.open(self._writer)
         self.begun = True
         self._safely(self._write_beginning)
@@ -196,10 +196,10 @@ class Session:
     def _write_beginning(self) -> None:
         self.writer.max_disk = self.settings.metering.max_disk
         self.writer.update(
-            **facts.of_beginning(self.settings, self.plan.choice.name, self.pid, self._recorder.framework)
+            **run_facts.run_start_facts(self.settings, self.plan.choice.name, self.pid, self._recorder.framework)
         )
         if not self.writer.is_rank:
-            self._safely(lambda: self.writer.device(facts.of_device(self.settings.root)))
+            self._safely(lambda: self.writer.device(run_facts.device_json(self.settings.root)))
 
     # steps
 
@@ -256,7 +256,7 @@ class Session:
         if recorder.step_ends(span):
             self.plan.took_no_shapes()
         else:
-            self.plan.took(self.profiled, t1_ns - t0_ns)
+            self.plan.note_step_length(self.profiled, t1_ns - t0_ns)
         self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, self.profiled)
         self._log.flush(self.writer, t1_ns)
         self.number += 1
@@ -351,9 +351,11 @@ class Session:
         else:
             self._safely(self._note_remarks)
         self._write_model()
-        self._safely(lambda: self.writer.update(clock_end=anchors(), **facts.rank_of_process(), **self._outcome()))
+        self._safely(
+            lambda: self.writer.update(clock_end=read_clocks(), **run_facts.rank_of_process(), **self._outcome())
+        )
         if not self.writer.is_rank:
-            self._safely(lambda: self.writer.device(facts.of_device(self.settings.root, self.path)))
+            self._safely(lambda: self.writer.device(run_facts.device_json(self.settings.root, self.path)))
         self._safely(lambda: self._log.close(self.writer, status, reason))
 
     def _note_remarks(self) -> None:
@@ -376,7 +378,7 @@ class Session:
     def _at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""
         try:
-            with Undisturbed():  # a second Ctrl-C would cost what is not on the disk yet
+            with DeferredSignals():  # a second Ctrl-C would cost what is not on the disk yet
                 self.close(*self._last_status())
         except BaseException as error:
             if not is_ours(error):
@@ -385,7 +387,7 @@ class Session:
     def _last_status(self) -> tuple[str, str | None]:
         """Return how this process ends; of one that nobody follows, an exception that ended it tells."""
         uncaught = getattr(sys, "last_value", None)
-        return self.status if self.status[0] != "ok" or uncaught is None else facts.status_of(uncaught)
+        return self.status if self.status[0] != "ok" or uncaught is None else run_facts.status_of(uncaught)
 
     def _safely(self, action: Callable[[], Any], note: bool = True) -> None:
         """Run the action; a failure on our side is noted, and nothing else happens."""
@@ -396,7 +398,7 @@ class Session:
                 raise
             if note:
                 self.note("write-failed", f"{type(error).__name__}: {error}")
-            let_go(error)
+            clear_error_frames(error)
 
 
 SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`

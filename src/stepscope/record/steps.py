@@ -17,9 +17,15 @@ from torch import nn
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.call_samples import BatchWitness, CallSamples, unwrapped
-from stepscope.record.gradient_threads import Trainers
+from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.ops.modules import parameters_of, parts_of
-from stepscope.record.optimizer_identity import COPIES, CopiesMove, Identities, OneModel, OptimizerNumbers
+from stepscope.record.optimizer_identity import (
+    COPIES,
+    CopyUpdateWitness,
+    Identities,
+    OptimizerNumbers,
+    SharedModelWitness,
+)
 from stepscope.record.sample_count import SampleCount, batch_size, tensors_in
 from stepscope.record.update_rounds import (
     ROUNDS,
@@ -42,7 +48,7 @@ class StepFinder:
 
     def __init__(
         self,
-        trainers: Trainers,
+        trainers: GradientThreads,
         from_updates: bool,
         updates_per_step: int | None,
         ended: Ended,
@@ -55,7 +61,7 @@ class StepFinder:
         self._excluded, self._joined = excluded, joined
         self._identities = Identities(follows=True)
         self._optimizers = OptimizerNumbers()
-        self._copies, self._one_model = CopiesMove(), OneModel()
+        self._copies, self._one_model = CopyUpdateWitness(), SharedModelWitness()
         self._rounds = OptimizerRounds(
             ended,
             updates_per_step,
@@ -66,7 +72,7 @@ class StepFinder:
         )
         self._manual = ManualRounds(ended)
         self._weights: list[weakref.ref[torch.Tensor]] = []  # leaves that roots were multiplied by
-        self._gaps = Gaps()
+        self._gaps = EvaluationGaps()
         self._gradients = GradientWitness()
         self._samples = SampleCount()
         self._calls = CallSamples(self._samples, note_calls)
@@ -351,7 +357,7 @@ class StepFinder:
     def swaps(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
         self._watched, self._weights = None, []
-        self._gradients, self._copies, self._one_model = GradientWitness(), CopiesMove(), OneModel()
+        self._gradients, self._copies, self._one_model = GradientWitness(), CopyUpdateWitness(), SharedModelWitness()
         self._optimizers.forget_parameters()
         self._samples.forget_inputs()
 
@@ -467,7 +473,7 @@ class GradientWitness:
             return parameter is not None and parameter.grad is None
 
 
-class Gaps:
+class EvaluationGaps:
     """Calls without gradients between two steps: evaluation, unless most steps begin with it."""
 
     def __init__(self) -> None:

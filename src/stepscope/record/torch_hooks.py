@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.boundary import Boundary, code_that_calls, updates_below, without_our_frames
+from stepscope.record.fault_boundary import Boundary, code_that_calls, optimizers_stepping_below, without_our_frames
 from stepscope.record.listeners import (
     BACKWARD,
     ENDED,
@@ -57,7 +57,7 @@ _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: No
 _LOOK_EVERY = 500  # calls of modules in a window
 
 
-class Routes:
+class TorchHooks:
     """The routes of one session, from `install` to `remove`; `profiled` says whether each module call gets a scope."""
 
     def __init__(self, boundary: Boundary, listener: Listener, repeating: Repeating | None = None) -> None:
@@ -94,7 +94,7 @@ class Routes:
             self._undo.append(self._route(distributed, "backward", self._distributed_backward))
         iterators = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
         if iterators is not None:
-            self._undo.append(self._route(iterators, "__next__", self._next))
+            self._undo.append(self._route(iterators, "__next__", self._wrap_loader_next))
         scaler = getattr(torch.amp, "GradScaler", None)
         if scaler is not None:
             self._undo.append(self._route(scaler, "step", self._scaler_step))
@@ -168,7 +168,7 @@ class Routes:
             try:
                 updating = self._updating
                 if updating:  # or an exception has ended it
-                    within = updates_below(sys._getframe(1))
+                    within = optimizers_stepping_below(sys._getframe(1))
                     self._updating = updating = [key for key in updating if key in within]
                 updating.append(id(optimizer))
                 outermost = updating.count(id(optimizer)) == 1
@@ -257,7 +257,7 @@ class Routes:
             self._distributed = True
             self._undo.append(self._route(optimizers, "step", self._announced_update))
 
-    def _next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_loader_next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
 
         def take(iterator: Any) -> Any:
@@ -349,7 +349,7 @@ class _ModuleRoute:
     It runs for every module of every step, so that a frame less is a percent of an overhead-bound one.
     """
 
-    def __init__(self, boundary: Boundary, listener: Listener, routes: Routes) -> None:
+    def __init__(self, boundary: Boundary, listener: Listener, routes: TorchHooks) -> None:
         self._boundary, self._listener, self._routes = boundary, listener, routes
         self._repeating = routes._repeating
         self._is_part: Callable[..., Any] = getattr(listener, "is_part", _nothing)

@@ -1,7 +1,7 @@
 """torch's side of a session: hears of the training through `routes`, and finds its steps, ops, layers and memory.
 
 Routes tell of calls, passes, updates and batches; `StepFinder` makes steps of them, `OpRecorder` records those that
-the plan picks, and `Repeats` stands before both while steps repeat.
+the plan picks, and `RepeatFilter` stands before both while steps repeat.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from torch import nn
 
 from stepscope.clock import monotonic_ns
-from stepscope.record import facts, kineto, torch_private
+from stepscope.record import kineto, run_facts, torch_private
 from stepscope.record.call_samples import BatchWitness
 from stepscope.record.framework import Ended, Loss, TrainingSession
-from stepscope.record.gradient_threads import Trainers
-from stepscope.record.memory.watch import MemoryWatch
+from stepscope.record.gradient_threads import GradientThreads
+from stepscope.record.memory.tensor_watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
 from stepscope.record.ops.modules import Models, ModuleBook, named_models
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.plan import LOOK_AHEAD
 from stepscope.record.recorder import OpRecorder
-from stepscope.record.repeats import Repeats
+from stepscope.record.repeated_steps import RepeatFilter
 from stepscope.record.sample_count import shapes_of
 from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
-from stepscope.record.torch_hooks import Routes
+from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import RunWriter
 
 
@@ -40,10 +40,10 @@ class TorchRecorder:
     def __init__(self, session: TrainingSession) -> None:
         self._session, self._boundary = session, session.boundary
         self._ops: OpRecorder | None = None
-        self._repeats = Repeats(self._boundary, self)
-        self.routes = Routes(self._boundary, self, self._repeats)
+        self._repeats = RepeatFilter(self._boundary, self)
+        self.routes = TorchHooks(self._boundary, self, self._repeats)
         self._book = ModuleBook(self._found_root)
-        self._trainers = Trainers()
+        self._trainers = GradientThreads()
         settings = session.settings
         self._finder = StepFinder(
             self._trainers,
@@ -396,17 +396,17 @@ class TorchRecorder:
     def model(self) -> list[dict[str, Any]]:
         """Rows of model.json: the modules that were called or given."""
         shares = {} if self._ops is None else self._ops.update_shares()
-        return facts.of_modules(self._book, self._session.settings.flops, shares)
+        return run_facts.model_json_rows(self._book, self._session.settings.flops, shares)
 
     def outcome(self, span_ns: int) -> dict[str, Any]:
         """Return what run.json says at the end of a run of this length."""
         assert self._ops is not None
         return {
             "threads": torch.get_num_threads(),  # at the end: a script sets their number after the run has begun
-            "recorder": facts.of_recording(
+            "recorder": run_facts.recording_facts(
                 self._ops, self._session.settings.steps_from, self._finder.detected_by, self.routes.loading_ns
             ),
-            "overhead": facts.of_overhead(self._ops, span_ns, self._followed_ns),
+            "overhead": run_facts.overhead_facts(self._ops, span_ns, self._followed_ns),
             "compile_s": torch_private.compile_seconds(),
             "input_shape": self._finder.input_shape,
         }

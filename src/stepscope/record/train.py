@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import UsageError
 from stepscope.record import torch_private
 from stepscope.record.dry.flops import FlopCount, count_flops
-from stepscope.record.facts import status_of
 from stepscope.record.ops.events import DATA_SCOPE
 from stepscope.record.precision import describe_precision, in_precision
+from stepscope.record.run_facts import status_of
 from stepscope.record.session import Session
 from stepscope.record.settings import Settings
 

@@ -181,7 +181,7 @@ class OptimizerRounds:
         self.ahead = 0
 
     def _close(self, late: bool = False) -> None:
-        before, now = _heads(self._before), _heads(self._seen)
+        before, now = _optimizers_with_gradients(self._before), _optimizers_with_gradients(self._seen)
         uneven = not self._rhythm and before != now and not before.isdisjoint(now)
         self._uneven += uneven and not self._one_model(before | now)
         self._before, self._seen = self._seen, []
@@ -189,7 +189,7 @@ class OptimizerRounds:
         self._ended(self._before[-1][2], late)
 
 
-def _heads(step: list[_Update]) -> set[Hashable]:
+def _optimizers_with_gradients(step: list[_Update]) -> set[Hashable]:
     """Return the optimizers of a step that had gradients of their own computed."""
     return {key for key, joins, _ in step if not joins}
 

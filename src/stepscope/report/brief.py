@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from stepscope.analysis.answer import headline, setting
+from stepscope.analysis.first_screen import headline, setting_facts
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import energy_kinds
 from stepscope.report.screen import figure_text
-from stepscope.units import bytes_, duration, estimate, percent, row_label, si, visible
+from stepscope.units import bytes_, duration, escape_control_characters, estimate, percent, row_label, si
 
 _MOST = 4_000  # characters
 _NAME = 48  # characters of a name
@@ -32,7 +32,7 @@ def _lines(run: Run) -> Iterator[str]:
     yield f"run {quoted(run.id)}: {run.status}"
     if reason := run.meta.get("reason"):
         yield f"reason: {quoted(str(reason), 160)}"
-    yield f"setting: {', '.join(quoted(fact) for fact in setting(run))}"
+    yield f"setting: {', '.join(quoted(fact) for fact in setting_facts(run))}"
     for row in headline(run):
         said = figure_text(row)
         label = row.label.lower()
@@ -40,13 +40,13 @@ def _lines(run: Run) -> Iterator[str]:
     if fits := fits_sentence(run):
         yield f"memory: {fits}"
     yield from _findings(run)
-    yield from _where(run)
-    yield from _unknown(run)
+    yield from _step_share_lines(run)
+    yield from _not_measured_lines(run)
 
 
 def quoted(text: str, most: int = _NAME) -> str:
     """Return a name of a run on one line, cut in the middle, with backticks around it."""
-    line = visible(" ".join(text.split())).replace("`", "'")
+    line = escape_control_characters(" ".join(text.split())).replace("`", "'")
     half = (most - 1) // 2
     return f"`{line if len(line) <= most else f'{line[:half]}…{line[-half:]}'}`"
 
@@ -63,7 +63,7 @@ def _findings(run: Run) -> Iterator[str]:
     yield from (f"next: {said}" for said in verdict.next)
 
 
-def _where(run: Run) -> Iterator[str]:
+def _step_share_lines(run: Run) -> Iterator[str]:
     kinds = "".join(f"{kind} " for kind in energy_kinds(run))
     shares = [f"{row_label(phase)} {percent(share)}" for phase, share in run.phases().select("phase", "share").rows()]
     if shares:
@@ -89,7 +89,7 @@ def _where(run: Run) -> Iterator[str]:
         yield f"operator {quoted(row['name'])}: {spent}, {percent(row['share'])}"
 
 
-def _unknown(run: Run) -> Iterator[str]:
+def _not_measured_lines(run: Run) -> Iterator[str]:
     entries = run.not_measured()
     for entry in entries[:_UNKNOWN]:
         remedy = f" To change it: {entry.remedy}." if entry.remedy else ""

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.compare import WHAT, Comparison, letter
+from stepscope.analysis.compare import WHAT, Comparison, side_letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
-from stepscope.analysis.compare.sides import setting_of
+from stepscope.analysis.compare.run_groups import setting_of
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts.comparison import build_parts, build_ratios
 from stepscope.report.comparison import (
@@ -18,8 +18,7 @@ from stepscope.report.comparison import (
     LAYER_TITLES,
     TITLES,
     QuantityRow,
-    between,
-    change,
+    difference_interval_text,
     layer_table,
     legend,
     overall_table,
@@ -28,7 +27,8 @@ from stepscope.report.comparison import (
     program_table,
     quantity_rows,
     quantity_table,
-    whole,
+    signed_difference,
+    total_difference,
 )
 from stepscope.report.html import Entry, page_of, write_text
 from stepscope.report.page.parts import Facts, Figure, Items, More, Note, Part, Section
@@ -48,7 +48,7 @@ def write(comparison: Comparison, path: str | Path, whats: Sequence[str] = tuple
 
 def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
     """The page as HTML text."""
-    about = [plural(len(comparison.run_groups), "side"), f"compared with {letter(0)}", f"per {comparison.per}"]
+    about = [plural(len(comparison.run_groups), "side"), f"compared with {side_letter(0)}", f"per {comparison.per}"]
     boards = {run.simulated for setting in comparison.settings for side in setting.sides for run in side} - {None}
     badge = simulated_badge(", ".join(sorted(map(str, boards))))
     return page_of(_title(comparison), about, None, list(_entries(comparison, whats)), badge=badge)
@@ -92,7 +92,7 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
 
 def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
     """A table for each quantity that was measured: a layer a row, and for each run its value with the 95 % CI."""
-    marks = [f"{letter(side)} with CI" for side in range(len(comparison.run_groups))]
+    marks = [f"{side_letter(side)} with CI" for side in range(len(comparison.run_groups))]
     for quantity in LAYER_TITLES:
         table = layer_table(comparison, quantity, setting)
         if table is not None:
@@ -102,7 +102,7 @@ def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
 def _overview(comparison: Comparison) -> Section:
     mean = None if len(comparison.settings) == 1 else overall_table(comparison)
     lede = " ".join(comparison.sentences()) if mean is None else f"Over {len(comparison.settings)} shared settings."
-    marks = Facts(tuple((f"{mark}{' (reference)' * (mark == letter(0))}", f"{name}: {about}")
+    marks = Facts(tuple((f"{mark}{' (reference)' * (mark == side_letter(0))}", f"{name}: {about}")
                         for mark, name, about in legend(comparison)))  # fmt: skip
     parts: list[Part] = [marks]
     if mean is not None:
@@ -149,7 +149,7 @@ def _explained(comparison: Comparison, what: str, setting: int) -> tuple[list[Pa
     for other in range(1, len(comparison.run_groups)):
         whys = [comparison.explain(what, by, other, setting) for by in WHAT[what]]
         if whys[0].reason:
-            which = f"{letter(0)} to {letter(other)}: " if len(comparison.run_groups) > 2 else ""
+            which = f"{side_letter(0)} to {side_letter(other)}: " if len(comparison.run_groups) > 2 else ""
             reasons.append(f"{which}{whys[0].reason}")
             continue
         tables = tuple(_table(why, other) for why in whys)
@@ -168,9 +168,11 @@ def _bars(why: Explanation, other: int) -> Part:
     kept += [row for row in rows if row["name"] in UNATTRIBUTED_PARTS]
     drawn = pl.DataFrame([_bar(row, why, scale) for row in kept])
     by = GROUPINGS.get(why.by, why.by)
-    caption = f"{letter(0)} to {letter(other)}, {whole(why)}: the largest parts by {by} ({why.note})."
+    caption = (
+        f"{side_letter(0)} to {side_letter(other)}, {total_difference(why)}: the largest parts by {by} ({why.note})."
+    )
     if drawn.is_empty():
-        return Note(f"{letter(0)} and {letter(other)} are alike in every part.")
+        return Note(f"{side_letter(0)} and {side_letter(other)} are alike in every part.")
     return Figure(lambda width: build_parts(drawn, unit, width), caption)
 
 
@@ -178,7 +180,8 @@ def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
     way = "unattributed" if row["name"] in UNATTRIBUTED_PARTS else "more" if row["difference"] > 0 else "less"
     name = part_name(row, why.by)
     ends = {end: None if row[end] is None else row[end] / scale for end in ("low", "high")}
-    hover = f"{name}: {change(row['difference'], why.unit)} ({between(row['low'], row['high'], why.unit)})"
+    interval = difference_interval_text(row["low"], row["high"], why.unit)
+    hover = f"{name}: {signed_difference(row['difference'], why.unit)} ({interval})"
     return {"name": name, "way": way, "difference": row["difference"] / scale, **ends, "hover": hover}
 
 
@@ -186,9 +189,9 @@ def _table(why: Explanation, other: int) -> Table:
     rows = why.parts.head(_MOST_ROWS).to_dicts()
     left = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
     more = len(why.parts) - len(rows)
-    caption = f"By {GROUPINGS.get(why.by, why.by)}, {letter(0)} to {letter(other)}: {whole(why)}."
+    caption = f"By {GROUPINGS.get(why.by, why.by)}, {side_letter(0)} to {side_letter(other)}: {total_difference(why)}."
     if more > 0:
-        caption += f" {more:,} smaller parts, {change(float(left), why.unit)} together, are not listed."
+        caption += f" {more:,} smaller parts, {signed_difference(float(left), why.unit)} together, are not listed."
     return part_table(why, other, rows, caption)
 
 
@@ -198,9 +201,9 @@ def _sides(comparison: Comparison) -> Section:
         rows = [("Runs", ", ".join(run.id for run in group.runs))]
         if side:
             unlike = comparison.differences(side)
-            rows += [(f"{name.capitalize()} (A, {letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()]
+            rows += [(f"{name.capitalize()} (A, {side_letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()]
             rows += [] if unlike else [("Setting, device and data", "as those of A")]
-        parts.append(Facts(((f"{letter(side)}", group.name), *rows)))
+        parts.append(Facts(((f"{side_letter(side)}", group.name), *rows)))
         if side and (table := program_table(comparison, side)) is not None:
-            parts.append(More(f"What a step of {letter(side)} does otherwise ({len(table.rows)})", (table,)))
+            parts.append(More(f"What a step of {side_letter(side)} does otherwise ({len(table.rows)})", (table,)))
     return Section("What was compared, and in what the others differ from A.", tuple(parts))

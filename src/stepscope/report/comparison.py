@@ -15,14 +15,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from stepscope.analysis.answer import machine_name
-from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, letter
+from stepscope.analysis.compare import NONE, REGRESSION, UNSURE, WHAT, Check, Comparison, Judged, side_letter
 from stepscope.analysis.compare.explanation import UNATTRIBUTED_PARTS, Explanation
 from stepscope.analysis.compare.layers import LayerRow
 from stepscope.analysis.compare.program import ProgramChange
-from stepscope.analysis.compare.sides import setting_of
+from stepscope.analysis.compare.run_groups import setting_of
+from stepscope.analysis.first_screen import machine_name
 from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
-from stepscope.report.table import Cell, Column, Fitting, Parted, Row, Table, terminal
+from stepscope.report.table import Cell, Column, FittedTable, Row, SplitTable, Table, terminal
 from stepscope.report.table import markdown as table_markdown
 from stepscope.units import (
     NOT_MEASURED,
@@ -79,7 +79,7 @@ def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
         )
         facts_of.append(_machine(comparison, side))
         facts_of.append(plural(len(group.runs), "run") if len(group.runs) > 1 else None)
-        rows.append((letter(side), group.name, " · ".join(str(fact) for fact in facts_of if fact)))
+        rows.append((side_letter(side), group.name, " · ".join(str(fact) for fact in facts_of if fact)))
     return rows
 
 
@@ -104,7 +104,7 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
         scope = f" of {row['scope']}" if power else whose
         yield QuantityRow(
             f"{known.title}{scope}",
-            letter(row["side"]),
+            side_letter(row["side"]),
             amount(row["value"], unit),
             "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
             "" if row["side"] == 0 else _ratio(row["ratio"]),
@@ -130,14 +130,18 @@ def _ratio(value: float | None) -> str:
     return NOT_MEASURED if value is None else number(value)
 
 
-def change(value: float | None, unit: str) -> str:
+def signed_difference(value: float | None, unit: str) -> str:
     """A difference with its sign."""
     return amount(value, unit) if value is None or value <= 0 else f"+{amount(value, unit)}"
 
 
-def between(low: float | None, high: float | None, unit: str) -> str:
+def difference_interval_text(low: float | None, high: float | None, unit: str) -> str:
     """Ends of the interval of a difference."""
-    return NOT_MEASURED if low is None or high is None else bracketed(change(low, unit), change(high, unit))
+    return (
+        NOT_MEASURED
+        if low is None or high is None
+        else bracketed(signed_difference(low, unit), signed_difference(high, unit))
+    )
 
 
 def part_name(row: dict[str, Any], by: str) -> str:
@@ -145,10 +149,12 @@ def part_name(row: dict[str, Any], by: str) -> str:
     return "(the model)" if row["name"] == "" and by == "module" else row_label(str(row["name"]))
 
 
-def whole(why: Explanation) -> str:
+def total_difference(why: Explanation) -> str:
     """The difference that the parts add up to."""
-    text = f"{amount(why.first, why.unit)} to {amount(why.other, why.unit)}: {change(why.difference, why.unit)}"
-    return text if why.low is None else f"{text} {between(why.low, why.high, why.unit)}"
+    text = (
+        f"{amount(why.first, why.unit)} to {amount(why.other, why.unit)}: {signed_difference(why.difference, why.unit)}"
+    )
+    return text if why.low is None else f"{text} {difference_interval_text(why.low, why.high, why.unit)}"
 
 
 def share(value: float | None) -> str:
@@ -201,7 +207,7 @@ def _sides(comparison: Comparison) -> RenderableType:
     table = Grid.grid(padding=(0, 2, 0, 0))
     rows = legend(comparison)
     for mark, name, about in rows:
-        same = mark != letter(0) and about == rows[0][2]
+        same = mark != side_letter(0) and about == rows[0][2]
         table.add_row(
             Text(mark, style="bold"), Text(name, overflow="fold"), Text("as A" if same else about, style="dim")
         )
@@ -244,11 +250,11 @@ def quantity_table(comparison: Comparison, setting: int = 0) -> Table:
         Column("", False, of=lambda row: row.letter),
         Column("Value", of=lambda row: Cell(row.value, row.numbers["value"])),
         Column("95 % CI", of=lambda row: Cell(row.interval, row.numbers["low"])),
-        Column(f"/ {letter(0)}", of=lambda row: Cell(row.ratio, row.numbers["ratio"])),
+        Column(f"/ {side_letter(0)}", of=lambda row: Cell(row.ratio, row.numbers["ratio"])),
         Column("95 % CI", of=lambda row: Cell(row.ratio_interval, row.numbers["ratio_low"])),
         Column("Outcome", False, of=lambda row: _outcome_cell(row.outcome)),
     )
-    return Table.over("quantities", columns, quantity_rows(comparison, setting), shown=40)
+    return Table.from_rows("quantities", columns, quantity_rows(comparison, setting), shown=40)
 
 
 def _quantities(comparison: Comparison, setting: int) -> RenderableType:
@@ -258,7 +264,7 @@ def _quantities(comparison: Comparison, setting: int) -> RenderableType:
     rows = [(replace(row[0], text=label * (label != last)), *row[1:])
             for last, label, row in zip(["", *labels], labels, table.rows, strict=False)]  # fmt: skip
     columns = (*table.columns[:-1], replace(table.columns[-1], title=""))
-    return Parted(replace(table, columns=columns, rows=rows), "side by side", "report", kept=2)
+    return SplitTable(replace(table, columns=columns, rows=rows), "side by side", "report", kept=2)
 
 
 def layer_table(comparison: Comparison, quantity: str, setting: int) -> Table | None:
@@ -277,14 +283,16 @@ def layer_table(comparison: Comparison, quantity: str, setting: int) -> Table | 
     for side in range(len(rows[0].values)):
         for with_ends in (True, False):
             make = partial(_layer_cell, side=side, unit=unit, with_ends=with_ends)
-            columns.append(Column(letter(side), of=make, key=f"{letter(side)} {'with' if with_ends else 'without'} CI"))
+            columns.append(
+                Column(side_letter(side), of=make, key=f"{side_letter(side)} {'with' if with_ends else 'without'} CI")
+            )
     brackets = "; brackets hold the 95 % CI" if quantity != "memory" else ""
-    return Table.over(title, columns, rows, f"{title.capitalize()}{brackets}. {LAYER_NOTE}")
+    return Table.from_rows(title, columns, rows, f"{title.capitalize()}{brackets}. {LAYER_NOTE}")
 
 
 def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[RenderableType]:
     """The tables of layers, without the CIs where they do not fit."""
-    marks = [letter(side) for side in range(len(comparison.run_groups))]
+    marks = [side_letter(side) for side in range(len(comparison.run_groups))]
     choices = [[f"{mark} {how} CI" for mark in marks] for how in ("with", "without")]
     for quantity in LAYER_TITLES:
         table = layer_table(comparison, quantity, setting)
@@ -292,7 +300,7 @@ def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[Renderab
             continue
         kept, heading = replace(table, rows=table.rows[:top]), f"{table.name} ({len(table.rows)})"
         yield Text("")
-        yield Fitting(kept, choices, heading)
+        yield FittedTable(kept, choices, heading)
         if any(cell.style for row in table.rows for cell in row):
             yield Text(LAYER_NOTE, style="dim", overflow="fold")
 
@@ -319,11 +327,11 @@ def program_table(comparison: Comparison, other: int, setting: int = 0) -> Table
     columns = (
         Column("What", False, of=lambda row: row.what),
         Column("Name", False, of=lambda row: row.name, names=True),
-        Column(letter(0), of=lambda row: _counted(row, row.first)),
-        Column(letter(other), of=lambda row: _counted(row, row.other)),
+        Column(side_letter(0), of=lambda row: _counted(row, row.first)),
+        Column(side_letter(other), of=lambda row: _counted(row, row.other)),
     )
     caption = "Counted in profiled steps, not timed: parameters of layers, calls of operators and FLOPs a step."
-    return Table.over(f"program, {letter(other)}", columns, changes, caption)
+    return Table.from_rows(f"program, {side_letter(other)}", columns, changes, caption)
 
 
 def _counted(change: ProgramChange, value: float | None) -> Cell:
@@ -337,8 +345,8 @@ def _program(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
         if (table := program_table(comparison, other, setting)) is not None:
             kept = replace(table, rows=table.rows[:_PROGRAM_ROWS])
             yield Text("")
-            heading = f"what a step does otherwise, {letter(other)} ({len(table.rows)})"
-            yield Parted(kept, heading, "report", kept=2)
+            heading = f"what a step does otherwise, {side_letter(other)} ({len(table.rows)})"
+            yield SplitTable(kept, heading, "report", kept=2)
 
 
 def _explained(
@@ -351,7 +359,8 @@ def _explained(
             reasons = {why.reason for why in parts if why.reason}
             if reasons and what != "kernels" and (verbose or whats):
                 yield Text(
-                    f"\n{TITLES[what]}, {letter(other)} - {letter(0)}: {'; '.join(sorted(reasons))}", style="dim"
+                    f"\n{TITLES[what]}, {side_letter(other)} - {side_letter(0)}: {'; '.join(sorted(reasons))}",
+                    style="dim",
                 )
             tables = [
                 why
@@ -376,7 +385,9 @@ def _differs_by_model(comparison: Comparison, why: Explanation, other: int) -> b
 def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableType]:
     """The largest parts, the others in one row, what is unattributed, and the sum."""
     by = GROUPINGS.get(why.by, why.by)
-    yield Text(f"\n{TITLES[why.what]} by {by}, {letter(0)} to {letter(other)}: {whole(why)}", style="bold")
+    yield Text(
+        f"\n{TITLES[why.what]} by {by}, {side_letter(0)} to {side_letter(other)}: {total_difference(why)}", style="bold"
+    )
     rows = why.parts.to_dicts()
     plain = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS]
     rest = plain[top:]
@@ -384,7 +395,7 @@ def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableTy
     others = {"name": f"({plural(len(rest), 'other')})", "difference": left, "low": None, "high": None,
               "share": left / why.difference if why.difference else None}  # fmt: skip
     listed = [*plain[:top], *([others] if rest else []), *(row for row in rows if row["name"] in UNATTRIBUTED_PARTS)]
-    yield Parted(part_table(why, other, listed), f"part ({len(rows)})", "report")
+    yield SplitTable(part_table(why, other, listed), f"part ({len(rows)})", "report")
 
 
 def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "", shown: int = 10) -> Table:
@@ -401,14 +412,17 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
             of=lambda row: Cell(part_name(row, why.by), row["name"]),
             names=True,
         ),
-        *(Column(letter(place), of=side(key)) for place, key in ((0, "first"), (other, "other"))),
-        Column("Difference", of=lambda row: Cell(change(row["difference"], unit), row["difference"])),
+        *(Column(side_letter(place), of=side(key)) for place, key in ((0, "first"), (other, "other"))),
+        Column("Difference", of=lambda row: Cell(signed_difference(row["difference"], unit), row["difference"])),
         Column(
-            "95 % CI", of=lambda row: Cell(between(row["low"], row["high"], unit) if "first" in row else "", row["low"])
+            "95 % CI",
+            of=lambda row: Cell(
+                difference_interval_text(row["low"], row["high"], unit) if "first" in row else "", row["low"]
+            ),
         ),
         Column("Share", of=lambda row: Cell(share(row["share"]), row["share"])),
     )
-    return Table.over(f"{why.what} by {why.by}, {letter(other)}", columns, rows, caption, shown=shown)
+    return Table.from_rows(f"{why.what} by {why.by}, {side_letter(other)}", columns, rows, caption, shown=shown)
 
 
 def part_amount(value: float | None, unit: str) -> str:
@@ -420,12 +434,12 @@ def overall_table(comparison: Comparison) -> Table:
     """Geometric means of the ratios over the settings."""
     columns = (
         Column("Quantity", False, of=lambda row: row[0], names=True),
-        Column("", False, of=lambda row: letter(row[1])),
-        Column(f"/ {letter(0)}", of=lambda row: Cell(number(row[2].value, 4), row[2].value)),
+        Column("", False, of=lambda row: side_letter(row[1])),
+        Column(f"/ {side_letter(0)}", of=lambda row: Cell(number(row[2].value, 4), row[2].value)),
         Column("95 % CI", of=lambda row: Cell(_ratio_ends(row[2].low, row[2].high), row[2].low)),
     )
     caption = "Geometric mean over the settings."
-    return Table.over("over all settings", columns, comparison.overall_ratios(), caption, shown=40)
+    return Table.from_rows("over all settings", columns, comparison.overall_ratios(), caption, shown=40)
 
 
 def _ratio_ends(low: float | None, high: float | None) -> str:
@@ -436,7 +450,7 @@ def _over_settings(comparison: Comparison) -> Iterator[RenderableType]:
     """Draw the ratios over all settings, where there are several."""
     if len(comparison.settings) > 1:
         heading = f"over {len(comparison.settings)} settings"
-        yield from (Text(""), Parted(overall_table(comparison), heading, "report", kept=2))
+        yield from (Text(""), SplitTable(overall_table(comparison), heading, "report", kept=2))
 
 
 _OUTCOME_STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}
@@ -473,7 +487,7 @@ def _check_table(check: Check) -> Table:
         Column("allowed", of=lambda row: f"+{number(row.limit * 100)} %"),
         Column("outcome", of=lambda row: row.outcome),
     )
-    return Table.over("check", columns, check.judged)
+    return Table.from_rows("check", columns, check.judged)
 
 
 def _checked(row: Judged, side: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
-from stepscope.fault_isolation import analysed
+from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.report import multi_run_figures, sections
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
 
@@ -72,7 +72,7 @@ def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_
         raise UsageError(f"--width {width_mm:g}: must be {limits} mm", "for example --width 170")
 
 
-@analysed
+@wrap_analysis_faults
 def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
     """Write one figure of a run as png, svg, pdf or vega into a folder, which is made; returns its path.
 
@@ -86,7 +86,7 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
     return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
 
 
-@analysed
+@wrap_analysis_faults
 def write_together(name: str, runs: Sequence[Run], folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
     """Write a figure of several runs (`multi_run_figures.FIGURES`) into a folder; returns its path."""
     _check_folder(folder)
@@ -159,14 +159,16 @@ def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
 def _as_wide(chart: Callable[[int], Any], width: int, description: str) -> dict[str, Any]:
     """A chart as wide as the column, px: axes and titles take what only drawing tells, so that it is drawn again."""
     most = max(1, width // _LEGEND_PX)
-    missing, specification = _nearest(chart, width, description, most)
+    missing, specification = _draw_near_width(chart, width, description, most)
     while missing < 0 and most > 1:  # its legend is wider
         most -= 1
-        missing, specification = _nearest(chart, width, description, most)
+        missing, specification = _draw_near_width(chart, width, description, most)
     return specification
 
 
-def _nearest(chart: Callable[[int], Any], width: int, description: str, most: int) -> tuple[int, dict[str, Any]]:
+def _draw_near_width(
+    chart: Callable[[int], Any], width: int, description: str, most: int
+) -> tuple[int, dict[str, Any]]:
     """What a chart lacks of a width, px, as near as it comes, and itself; legends have at most so many columns."""
     import vl_convert
 

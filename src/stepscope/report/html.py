@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.answer import setting
+from stepscope.analysis.first_screen import setting_facts
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
-from stepscope.fault_isolation import FailedPart, contained
-from stepscope.files import replaced
+from stepscope.fault_isolation import FailedPart, result_or_failed_part
+from stepscope.files import atomic_write
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
 from stepscope.units import duration, percent, without_long_words
 
@@ -61,7 +61,7 @@ def write_text(path: str | Path, content: str) -> Path:
     target = Path(path)
     try:
         if (target.parent / "run.json").is_file():  # a link that lies in a run folder is not written through
-            with replaced(target) as part:
+            with atomic_write(target) as part:
                 part.write_text(content, encoding="utf-8", newline="\n")
         else:
             target.write_text(content, encoding="utf-8", newline="\n")
@@ -101,26 +101,26 @@ def page_of(
 
     from stepscope import __version__, units
     from stepscope.report.charts.style import DARK, LIGHT
-    from stepscope.units import visible
+    from stepscope.units import escape_control_characters
 
     page = files("stepscope.report.page")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (page / name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if type(value) is str else value,
+        finalize=lambda value: escape_control_characters(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["embedded"] = embedded
-    environment.filters["coded"] = coded
+    environment.filters["embedded"] = json_for_page
+    environment.filters["coded"] = backticks_to_code
     script = "".join((page / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     return environment.get_template("page.html.j2").render(
         title=title,
         about=about,
         alert=alert,
         sections=[entry for entry in entries if entry.section.parts],
-        absent=[_absent(entry) for entry in entries if not entry.section.parts and entry.section.lede],
+        absent=[_missing_entry_text(entry) for entry in entries if not entry.section.parts and entry.section.lede],
         badge=badge,
         badge_means=SIMULATED_MEANS,
         warnings=warnings,
@@ -135,7 +135,7 @@ def page_of(
     )
 
 
-def _absent(entry: Entry) -> str:
+def _missing_entry_text(entry: Entry) -> str:
     """What is missing, and why: "energy (no power was measured)"."""
     said = entry.section.lede.rstrip(".")
     return f"{entry.title.lower()} ({said[:1].lower()}{said[1:]})"
@@ -161,7 +161,7 @@ def _section(module: ModuleType, run: Run) -> Section:
     """Return what a section has to show; one with a fault says so in its place."""
     from stepscope.report.page.parts import Note, Section
 
-    built: Section | FailedPart = contained(lambda: module.build(run))
+    built: Section | FailedPart = result_or_failed_part(lambda: module.build(run))
     return Section("", (Note(f"{built.sentence('this section')}."),)) if isinstance(built, FailedPart) else built
 
 
@@ -173,7 +173,7 @@ def _title(run: Run) -> str:
 
 def about_of(run: Run) -> list[str]:
     """The line below the title: what was trained, on what, and which run it is."""
-    return [*setting(run)[1:], run.id]
+    return [*setting_facts(run)[1:], run.id]
 
 
 def _workload(run: Run) -> dict[str, object]:
@@ -199,7 +199,7 @@ def _variables(colours: dict[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
-def embedded(data: object) -> str:
+def json_for_page(data: object) -> str:
     """Data for the page's script as JSON that no name can break out of; characters that steer text are spelt out."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     text = _STEERING.sub(lambda match: f"{match[1]}\\\\u{match[2]}", text)
@@ -208,11 +208,13 @@ def embedded(data: object) -> str:
     return text
 
 
-def coded(escaped: str) -> str:
+def backticks_to_code(escaped: str) -> str:
     """Escaped text as HTML in which what stands between backticks is code; no line breaks in an option or before %."""
-    from stepscope.units import visible
+    from stepscope.units import escape_control_characters
 
-    whole = _OPTION.sub(r'<span class="whole">\1</span>', visible(str(escaped)).replace(" %", "\u00a0%"))
+    whole = _OPTION.sub(
+        r'<span class="whole">\1</span>', escape_control_characters(str(escaped)).replace(" %", "\u00a0%")
+    )
     return _BACKTICKS.sub(r"<code>\1</code>", whole)
 
 
@@ -315,5 +317,5 @@ def _notebook_page(**content: Any) -> str:
 
     template = files("stepscope.report.page").joinpath("notebook.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["coded"] = coded
+    environment.filters["coded"] = backticks_to_code
     return environment.from_string(template).render(**content)

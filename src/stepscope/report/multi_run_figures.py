@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.answer import headline, machine_name
 from stepscope.analysis.estimate import mean_interval
+from stepscope.analysis.first_screen import headline, machine_name
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
 from stepscope.units import component_label, cut_in_the_middle, page_name
@@ -60,7 +60,7 @@ def layer_bars(runs: Sequence[Run]) -> Drawn:
 
     tables = [run.layers().filter(pl.col("total_ns") > 0) for run in runs]
     if any(table.is_empty() for table in tables):
-        raise _nothing(runs, [not table.is_empty() for table in tables], "no operator was recorded")
+        raise _nothing_to_draw_error(runs, [not table.is_empty() for table in tables], "no operator was recorded")
     every = pl.concat([table.select("layer", "total_ns") for table in tables])
     most = every.group_by("layer").agg(pl.col("total_ns").max()).sort("total_ns", "layer", descending=[True, False])
     chosen = most["layer"].to_list()[:_MOST_LAYERS]
@@ -102,7 +102,7 @@ def energy_breakdown(runs: Sequence[Run]) -> Drawn:
 
     tables = [run.energy_totals().filter(pl.col("joules_per_step").is_not_null()) for run in runs]
     if any(table.is_empty() for table in tables):
-        raise _nothing(runs, [not table.is_empty() for table in tables], "no power was measured")
+        raise _nothing_to_draw_error(runs, [not table.is_empty() for table in tables], "no power was measured")
     parts = zip(labels(runs), map(_parts, tables), strict=True)
     rows = [
         {"run": label, "part": _component(row["component"]), "value": max(row["joules_per_step"], 0.0)}
@@ -128,7 +128,7 @@ def energy_by_model(runs: Sequence[Run]) -> Drawn:
     tables = [run.energy_totals().filter(pl.col("joules_per_sample").is_not_null()) for run in runs]
     if any(table.is_empty() for table in tables):
         missing = [not table.is_empty() for table in tables]
-        raise _nothing(runs, missing, "no power was measured, or its samples are not known")
+        raise _nothing_to_draw_error(runs, missing, "no power was measured, or its samples are not known")
     groups: dict[tuple[str, ...], list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(tuple(_facts(run).values()), []).append(place)
@@ -185,7 +185,9 @@ def memory_stack(runs: Sequence[Run]) -> Drawn:
 
     peaks = [run.peak() for run in runs]
     if any(peak is None for peak in peaks):
-        raise _nothing(runs, [peak is not None for peak in peaks], "memory by layer was not recorded (--record-memory)")
+        raise _nothing_to_draw_error(
+            runs, [peak is not None for peak in peaks], "memory by layer was not recorded (--record-memory)"
+        )
     rows = [
         {"run": label, "part": row["category"], "value": row["bytes"] / 1e6}
         for label, peak in zip(labels(runs), peaks, strict=True) if peak is not None
@@ -200,7 +202,7 @@ def step_ecdf(runs: Sequence[Run]) -> Drawn:
 
     lengths = [np.sort(timed_steps(run)[0]["length_ns"].to_numpy().astype(np.float64)) / 1e6 for run in runs]
     if any(len(times_ms) == 0 for times_ms in lengths):
-        raise _nothing(runs, [len(times_ms) > 0 for times_ms in lengths], "no step after the warm-up")
+        raise _nothing_to_draw_error(runs, [len(times_ms) > 0 for times_ms in lengths], "no step after the warm-up")
     parts, excluded = [], False
     for label, times_ms in zip(labels(runs), lengths, strict=True):
         share = np.arange(1, len(times_ms) + 1) / len(times_ms)
@@ -219,10 +221,10 @@ def trade_off(runs: Sequence[Run]) -> Drawn:
     found = [{row.metric: row for row in headline(run)} for run in runs]
     missing = ["step_time" in rows for rows in found]
     if not all(missing):
-        raise _nothing(runs, missing, "no step time")
+        raise _nothing_to_draw_error(runs, missing, "no step time")
     other = next((metric for metric in _METRICS[1:] if all(metric in rows for rows in found)), None)
     if other is None:
-        raise _nothing(runs, [False], "neither energy nor peak memory is known of all")
+        raise _nothing_to_draw_error(runs, [False], "neither energy nor peak memory is known of all")
     scale, title = (1e-6, "peak memory, MB")
     if other == "energy_per_step":
         small = max(rows[other].value for rows in found) < 1
@@ -250,7 +252,7 @@ def _point(name: str, row: Any, scale: float) -> dict[str, float | None]:
     return {name: row.value * scale, **{key: None if end is None else end * scale for key, end in bounds.items()}}
 
 
-def _nothing(runs: Sequence[Run], known: Sequence[bool], why: str) -> StepscopeError:
+def _nothing_to_draw_error(runs: Sequence[Run], known: Sequence[bool], why: str) -> StepscopeError:
     lacking = next((run.id for run, has in zip(runs, known, strict=False) if not has), runs[0].id)
     return StepscopeError(f"{lacking} has nothing to draw: {why}", "leave the run out, or see stepscope doctor")
 

@@ -18,20 +18,20 @@ from rich.constrain import Constrain
 from rich.table import Table as Grid
 from rich.text import Text
 
-from stepscope.analysis.answer import Headline, headline, setting
 from stepscope.analysis.bottleneck import SYSTEM
 from stepscope.analysis.caveats import ENERGY
+from stepscope.analysis.first_screen import Headline, headline, setting_facts
 from stepscope.analysis.memory.headroom import training_peak, which_fit
 from stepscope.analysis.run import Run
+from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.analysis.summary import energy_kinds
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import whole_steps
-from stepscope.analysis.tuning import what_to_change
 from stepscope.analysis.verdict import TITLES
 from stepscope.errors import StepscopeError
-from stepscope.fault_isolation import FailedPart, contained
+from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
-from stepscope.report.table import Column, Fitting, Table, figures, labels, words
+from stepscope.report.table import Column, FittedTable, Table, figures, labels, words
 from stepscope.report.text import rank_sentences
 from stepscope.report.text_tables import short_source
 from stepscope.run_paths import NEWEST, RUNS, find_run
@@ -79,7 +79,7 @@ class _Screen:
                 *_part("the setting", lambda: _heading(run)),
                 *_part("the headline", lambda: _headline(run)),
                 *_part("the bottleneck", partial(_answer, run, cautions)),
-                *_part("what to change", partial(_next, run, following)),
+                *_part("what to change", partial(_suggested_changes, run, following)),
                 *_part("the phases", lambda: _phases(run)),
             ]
             left = LINES - 1 - len(console.render_lines(Group(*above, *below), options, pad=False))
@@ -91,7 +91,7 @@ class _Screen:
 
 def _part(name: str, make: Callable[[], list[RenderableType]]) -> list[RenderableType]:
     """Return a part of the answer, or the line that says why it is none."""
-    part = contained(make)
+    part = result_or_failed_part(make)
     return [Text(part.sentence(name), style="red")] if isinstance(part, FailedPart) else part
 
 
@@ -103,7 +103,7 @@ def _heading(run: Run) -> list[RenderableType]:
     line = Grid.grid(expand=True, padding=(0, 1, 0, 0))
     line.add_column(ratio=1)
     line.add_column(justify="right", no_wrap=True)
-    line.add_row(_Setting(tuple(setting(run))), right)
+    line.add_row(_Setting(tuple(setting_facts(run))), right)
     reason = run.meta.get("reason")
     return [line, *([Text(str(reason), style="red")] if reason else [])]
 
@@ -135,7 +135,7 @@ def _headline(run: Run) -> list[RenderableType]:
         else Text(figure_text(row), "bold")
         for row in rows
     )
-    return [_Flow(parts)] if parts else []
+    return [_WrappedPhrases(parts)] if parts else []
 
 
 def figure_text(row: Headline) -> str:
@@ -157,7 +157,7 @@ def _of_whole(row: Headline) -> str:
 
 
 @dataclass(frozen=True)
-class _Flow:
+class _WrappedPhrases:
     """Phrases on lines, some spaces apart; a phrase stays whole."""
 
     phrases: tuple[Text, ...]
@@ -216,7 +216,7 @@ def _overhead(run: Run) -> list[str]:
     return [f"Profiling overhead: {percent(share)} of the run; a longer run (--steps) has less."]
 
 
-def _next(run: Run, most: int) -> list[RenderableType]:
+def _suggested_changes(run: Run, most: int) -> list[RenderableType]:
     """Return what to change, a line each."""
     following = [Text(step) for step in next_steps(run)[:most]]
     return [_labelled("NEXT", *following)] if following else []
@@ -256,7 +256,7 @@ def _phases(run: Run) -> list[RenderableType]:
         if row["share"] >= _SMALL
     )
     parts = () if whole_steps(run) else (Text("of the parts profiled", style="dim"),)
-    return [Text(""), _labelled("OF THE STEP", _Flow((*sentences, *parts), "  "))]
+    return [Text(""), _labelled("OF THE STEP", _WrappedPhrases((*sentences, *parts), "  "))]
 
 
 def phase_name(name: str, phases: pl.DataFrame) -> str:
@@ -283,7 +283,7 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     have = [column for column in _COLUMNS if rows[column.key].is_not_null().any()]
     titled = [replace(column, title=named.get(column.title, column.title)) for column in have]
     first = Column("layer", False, of=lambda row: row["layer"] or "(the model)", names=True)
-    table = Table.over("layers", (first, *titled), rows.iter_rows(named=True))
+    table = Table.from_rows("layers", (first, *titled), rows.iter_rows(named=True))
     # On a narrow terminal columns go, the least telling first.
     keep = [
         [column.key for column in have if column.key not in _FIRST_TO_GO[:gone]]
@@ -291,7 +291,7 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     ]
     title = f"layers ({len(known)})"
     wanted = max(len(title), distinct_width(names), min(_NAME, max(map(len, names))))
-    return [Fitting(table, keep, title, wanted)]
+    return [FittedTable(table, keep, title, wanted)]
 
 
 _COLUMNS = (
@@ -340,10 +340,10 @@ class _Names:
 def _footer(run: Run) -> list[RenderableType]:
     """Return the line that says where the other tables are."""
     page, name = run.path / "report.html", _typed(run.path)
-    there = f"page: {_inside(page)}" if page.exists() else "or --html for the page"
+    there = f"page: {_relative_path(page)}" if page.exists() else "or --html for the page"
     phrases = (f"stepscope report {name}-v", there)
     parts = tuple(Text(phrase, overflow="fold") for phrase in phrases)
-    return [_labelled("MORE", _Flow(parts), style="dim")]
+    return [_labelled("MORE", _WrappedPhrases(parts), style="dim")]
 
 
 def _typed(path: Path) -> str:
@@ -354,11 +354,11 @@ def _typed(path: Path) -> str:
         newest = None
     if newest == path.resolve():
         return ""
-    inside = _inside(path)
+    inside = _relative_path(path)
     return f"{inside.name if inside.parent == RUNS else inside} "
 
 
-def _inside(path: Path) -> Path:
+def _relative_path(path: Path) -> Path:
     """The path from here, where it lies below."""
     try:
         return path.relative_to(Path.cwd())

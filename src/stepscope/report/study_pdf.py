@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from stepscope.analysis.results import Findings, ResultTable
-from stepscope.files import replaced
+from stepscope.files import atomic_write
 from stepscope.quantities import simulated_badge
 from stepscope.report.study_results import setting_text, value_text
-from stepscope.units import visible
+from stepscope.units import escape_control_characters
 
 if TYPE_CHECKING:
     from stepscope.report.study_results import Charts
@@ -47,15 +47,15 @@ def write_pdf(findings: Findings, charts: Charts, pictures: Path, path: Path) ->
     """Write the study as PDF; `pictures` is the folder that has each chart as PNG."""
     from reportlab.platypus import SimpleDocTemplate
 
-    with replaced(path) as part:
+    with atomic_write(path) as part:
         document = SimpleDocTemplate(
             str(part), leftMargin=_MARGIN, rightMargin=_MARGIN, topMargin=_MARGIN, bottomMargin=_MARGIN,
             title=findings.title, author="Stepscope", subject=findings.study, invariant=1,
         )  # fmt: skip
-        document.build([*_story(findings, charts, pictures)], onFirstPage=_footer, onLaterPages=_footer)
+        document.build([*_pdf_elements(findings, charts, pictures)], onFirstPage=_footer, onLaterPages=_footer)
 
 
-def _story(findings: Findings, charts: Charts, pictures: Path) -> Iterator[Any]:
+def _pdf_elements(findings: Findings, charts: Charts, pictures: Path) -> Iterator[Any]:
     from reportlab.platypus import KeepTogether, Paragraph
 
     styles = _styles()
@@ -198,5 +198,5 @@ def _paragraph(text: str) -> str:
 
 def _shown(text: str) -> str:
     """Text without characters that the font lacks."""
-    shown = "".join(_INSTEAD.get(letter, letter) for letter in visible(text))
+    shown = "".join(_INSTEAD.get(letter, letter) for letter in escape_control_characters(text))
     return "".join(letter if ord(letter) in _fonts() or letter == "\n" else "?" for letter in shown)

@@ -10,7 +10,7 @@ from typing import Any
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.errors import MissingDependency
 from stepscope.quantities import simulated_badge
-from stepscope.report.table import Cell, Column, Parted, Table
+from stepscope.report.table import Cell, Column, SplitTable, Table
 from stepscope.units import NOT_MEASURED, number
 
 Charts = Mapping[str, tuple[Callable[[int], Any], str]]  # by name: the chart for a width in px, and its caption
@@ -24,7 +24,7 @@ def text(findings: Findings) -> Iterator[Any]:
     yield f"[bold]{escape(findings.title)}[/bold]   {escape(findings.device)}"
     yield f"{badge}{escape(findings.answer)}\n"
     for table in findings.tables:
-        yield Parted(result_table(table), table.title)
+        yield SplitTable(result_table(table), table.title)
         if table.note:
             yield f"[dim]{escape(table.note)}[/dim]"
         yield ""

@@ -13,7 +13,7 @@ import polars as pl
 from stepscope.quantities import SUITE_COLUMNS, SuiteColumn
 from stepscope.report.table import Cell, Column, Table, escaped_markdown, figures, words
 from stepscope.report.table import markdown as table_markdown
-from stepscope.units import NOT_MEASURED, amount, estimate, number, percent, si, visible
+from stepscope.units import NOT_MEASURED, amount, escape_control_characters, estimate, number, percent, si
 
 _COLOURS = {"ok": "green", "not run yet": "dim"}
 
@@ -33,7 +33,7 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
         words("Data", "data", missing=NOT_MEASURED),
     ]
     named = 2 + bool(several) + ("board" in table.columns)
-    return Table.over("results", columns, table.iter_rows(named=True), caption, shown=40, named=named)
+    return Table.from_rows("results", columns, table.iter_rows(named=True), caption, shown=40, named=named)
 
 
 def _style(status: str) -> str:
@@ -52,7 +52,7 @@ def notes(table: pl.DataFrame) -> list[str]:
         batch = "" if row["batch"] is None else f" batch {row['batch']}"
         who = f"{row['workload']}{batch} {setting_words(row, several)}".strip()
         if row["reason"]:
-            failed.append(f"{who}: {row['status']}: {visible(' '.join(row['reason'].split()))}")
+            failed.append(f"{who}: {row['status']}: {escape_control_characters(' '.join(row['reason'].split()))}")
         for flag in (row["flags"] or "").split("; "):
             if flag:
                 kind = re.sub(r"\d[\d.,]*", "#", flag.partition(":")[0])
@@ -102,7 +102,7 @@ def model_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         *(figures(f"{what.capitalize()} FLOPs", f"flops_{what}", lambda flops: si(flops, "", 4), fold=True)
           for what in ("forward", "training")),
     )  # fmt: skip
-    return Table.over("models", columns, rows, "FLOPs per sample; 1 multiply-add = 2 FLOPs.", shown=40)
+    return Table.from_rows("models", columns, rows, "FLOPs per sample; 1 multiply-add = 2 FLOPs.", shown=40)
 
 
 def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
@@ -114,7 +114,7 @@ def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
         Column("Times better", of=_ratio, fold=True),
         words("Remark", "remark", fold=True),
     )
-    return Table.over(sentence, columns, parts.iter_rows(named=True), sentence)
+    return Table.from_rows(sentence, columns, parts.iter_rows(named=True), sentence)
 
 
 def _ratio(row: Mapping[str, Any]) -> Cell:
@@ -145,7 +145,7 @@ _SETTING = ("workload", "batch", "optimizer", "precision", "threads", "device")
 def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str]) -> str:
     """A page with one table; intervals stand in brackets, columns that nobody measured are excluded."""
     columns = [column for column in SUITE_COLUMNS if column.title and table[column.name].is_not_null().any()]
-    listed = Table.over("results", [
+    listed = Table.from_rows("results", [
         *(words(name, name) for name in _SETTING),
         *(Column(column.name.replace("_", " "), of=partial(_value_within, column=column)) for column in columns),
         *(words(name, name) for name in ("status", "data", "flags")),

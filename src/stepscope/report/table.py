@@ -24,10 +24,10 @@ from stepscope.units import (
     amount,
     cut_in_the_middle,
     distinct_width,
+    escape_control_characters,
     interval,
     milliseconds,
     percent,
-    visible,
 )
 
 Row = Mapping[str, Any]
@@ -142,14 +142,16 @@ class Table:
     kind: ClassVar[str] = "table"
 
     @classmethod
-    def over(cls, name: str, columns: Iterable[Column], rows: Iterable[Any], caption: str = "", **more: Any) -> Table:
+    def from_rows(
+        cls, name: str, columns: Iterable[Column], rows: Iterable[Any], caption: str = "", **more: Any
+    ) -> Table:
         """Return the table of these columns, a row each."""
         kept = tuple(columns)
         made = [tuple(_cell(column.of(row)) for column in kept) for row in rows]
         return cls(name, kept, made, caption, **more)
 
     def __rich__(self) -> RenderableType:
-        return Parted(self, look="ruled", kept=self.named, more={"caption": escape(self.caption) or None})
+        return SplitTable(self, look="ruled", kept=self.named, more={"caption": escape(self.caption) or None})
 
     def only(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
@@ -171,7 +173,7 @@ _OF_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", "\n": " ", "\r": " ", "
 
 def escaped_markdown(text: str) -> str:
     """Return a text as Markdown shows it, in a line: no HTML, link or end of a cell."""
-    plain = visible(text).translate(_OF_MARKDOWN)
+    plain = escape_control_characters(text).translate(_OF_MARKDOWN)
     return plain.replace("](", "]\\(").replace("]:", "]\\:").replace("][", "]\\[")
 
 
@@ -256,10 +258,12 @@ def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int 
         if report:
             layout |= {"ratio": 1} if index == 0 else {"min_width": column.wide or len(title)}
         drawn.add_column(
-            escape(visible(title)), justify="right" if column.numeric and (index or not report) else "left", **layout
+            escape(escape_control_characters(title)),
+            justify="right" if column.numeric and (index or not report) else "left",
+            **layout,
         )
     cut = {
-        index: tuple(visible(row[index].text) for row in table.rows if index < len(row))
+        index: tuple(escape_control_characters(row[index].text) for row in table.rows if index < len(row))
         for index, column in enumerate(table.columns)
         if column.names
     }
@@ -267,7 +271,7 @@ def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int 
         if row:
             drawn.add_row(
                 *(
-                    CutName(visible(cell.text), cut[index]) if index in cut else _text(cell)
+                    CutName(escape_control_characters(cell.text), cut[index]) if index in cut else _text(cell)
                     for index, cell in enumerate(row)
                 )
             )
@@ -283,7 +287,7 @@ def _lower(title: str) -> str:
 
 def _text(cell: Cell) -> RenderableType:
     """Return the text, never as markup: a name may hold what rich takes for it; leading spaces indent each line."""
-    text = visible(cell.text)
+    text = escape_control_characters(cell.text)
     drawn = Text(text.lstrip(" "), style=cell.style)
     return Padding(drawn, (0, 0, 0, len(text) - len(drawn.plain))) if text[:1] == " " else drawn
 
@@ -307,7 +311,7 @@ class CutName:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FittedTable:
     """A table of a report in the first of several choices of columns whose numbers are whole at the width there is.
 
     choices: keys or titles of columns, widest first. names: characters of a name that are wanted whole.
@@ -324,7 +328,7 @@ class Fitting:
         fits = (table for table in tables if _needed(table, self.heading, self.names) <= options.max_width)
         fitting = next(fits, None)
         if fitting is None:
-            yield Parted(tables[-1], self.heading, "report")
+            yield SplitTable(tables[-1], self.heading, "report")
         else:
             yield terminal(fitting, heading=self.heading)
 
@@ -334,7 +338,7 @@ _FRAMES = {"result": (2, 3), "ruled": (1, 2), "report": (2, 2)}  # around all co
 
 
 @dataclass(frozen=True)
-class Parted:
+class SplitTable:
     """A table in as many parts as its columns need, so that no word is broken; each begins with the first columns.
 
     title: of a report in the place of the first title, of other looks above each part. kept: columns that each part
@@ -355,7 +359,7 @@ class Parted:
         widths = natural if fits else [self._width(place) for place in range(count)]
         kept = list(range(self.kept))
         whole = options.max_width - edges + between - sum(widths[place] + between for place in kept)
-        parts = [list(range(self.kept, count))] if fits else _filled(widths, self.kept, whole, between)
+        parts = [list(range(self.kept, count))] if fits else _columns_of_parts(widths, self.kept, whole, between)
         for number, part in enumerate(parts, 1):
             places = [*kept, *part]
             if self.look == "report":
@@ -363,7 +367,7 @@ class Parted:
                 continue
             title = f"{self.title} ({number} of {len(parts)})" if len(parts) > 1 else self.title
             if self.title:
-                yield Text(visible(title), style="table.title")
+                yield Text(escape_control_characters(title), style="table.title")
             drawn = terminal(self.table.at(places), self.look, **(self.more if number == len(parts) else {}))
             for column, place in zip(drawn.columns, places, strict=True):
                 if self.look == "ruled" and not fits:
@@ -374,7 +378,7 @@ class Parted:
         """Yield a part of a report; a heading stands above it where the first column has no room for it."""
         above = cell_len(self.title) > room
         if above:
-            yield Text(visible(self.title), style="cyan")
+            yield Text(escape_control_characters(self.title), style="cyan")
         part = self.table.at(places)
         if above:
             part = replace(part, columns=(replace(part.columns[0], title=""), *part.columns[1:]))
@@ -395,7 +399,7 @@ class Parted:
         return max(longest_word, min(_LINES[place > 0], longest))
 
 
-def _filled(widths: Sequence[int], kept: int, whole: int, between: int) -> list[list[int]]:
+def _columns_of_parts(widths: Sequence[int], kept: int, whole: int, between: int) -> list[list[int]]:
     """Return the columns of each part, as many as there is room for."""
     parts: list[list[int]] = [[]]
     free = whole

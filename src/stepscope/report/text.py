@@ -16,6 +16,7 @@ from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.memory.headroom import training_peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.sensor_log import log_table
+from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.analysis.summary import (
     COMPUTED,
     METHOD_LABELS,
@@ -31,11 +32,10 @@ from stepscope.analysis.time.collectives import shares_of_overlap
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import profiled_sentence, whole_steps
-from stepscope.analysis.tuning import what_to_change
-from stepscope.fault_isolation import FailedPart, contained
+from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
 from stepscope.report.sections.sensor_log import log_view
-from stepscope.report.table import Column, Fitting, Parted, Row, Table, figures, words
+from stepscope.report.table import Column, FittedTable, Row, SplitTable, Table, figures, words
 from stepscope.report.text_tables import (
     OPERATOR_WIDTH,
     PHASE_WIDTHS,
@@ -90,7 +90,7 @@ def render(run: Run) -> RenderableType:
     shown: list[RenderableType] = []
     missed: dict[FailedPart, list[str]] = {}
     for name, make in parts.items():
-        part = contained(make)
+        part = result_or_failed_part(make)
         if isinstance(part, FailedPart):
             missed.setdefault(part, []).append(name)
         else:
@@ -141,7 +141,7 @@ def _sensor_log(run: Run) -> list[RenderableType]:
     table = log_table(run)
     if table is None:
         return []
-    return [Parted(log_view(table), table.title.lower(), "report"), Text(table.note, style="dim"), Text("")]
+    return [SplitTable(log_view(table), table.title.lower(), "report"), Text(table.note, style="dim"), Text("")]
 
 
 def _change(run: Run) -> list[RenderableType]:
@@ -249,7 +249,7 @@ def _operator_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableT
     every = ["a step", *_ROUNDED]
     # On a narrow terminal the sample and the power give way to names that tell an op from its backward.
     choices = [every + by_sample, every, [column for column in every if column != "power"]]
-    return [Text(""), Constrain(Fitting(Table.over("", columns, rows), choices, title, OPERATOR_WIDTH), WIDTH)]
+    return [Text(""), Constrain(FittedTable(Table.from_rows("", columns, rows), choices, title, OPERATOR_WIDTH), WIDTH)]
 
 
 def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableType]:
@@ -261,7 +261,7 @@ def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableTyp
         *_estimate_columns(),
     ]
     every = ["a step", *_ROUNDED]
-    return [Text(""), Constrain(Fitting(Table.over("", columns, rows), [phases + every, every], title), WIDTH)]
+    return [Text(""), Constrain(FittedTable(Table.from_rows("", columns, rows), [phases + every, every], title), WIDTH)]
 
 
 def half_width(row: dict[str, Any]) -> str:
@@ -331,7 +331,7 @@ _MOST_NOTES = 4
 _MOST_RANKS = 16
 
 
-def within(ns: float | None, low: float | None, high: float | None) -> str:
+def time_with_interval(ns: float | None, low: float | None, high: float | None) -> str:
     """A time with its 95 % CI: "12.1 ms [11.9, 12.4]", in the unit of the value."""
     return estimate(ns, low, high, "ns")
 
@@ -371,7 +371,7 @@ def ranks(run: Run) -> list[RenderableType]:
     lines = [*rank_sentences(found.table), *found.notes[:_MOST_NOTES]]
     return [
         Text(""),
-        Constrain(Fitting(table, choices, names=_RANK), WIDTH),
+        Constrain(FittedTable(table, choices, names=_RANK), WIDTH),
         *([labelled("ranks", *lines)] if lines else []),
     ]
 
@@ -383,7 +383,7 @@ def rank_sentences(table: pl.DataFrame) -> list[str]:
     last = last_rank(table)
     if last is None:
         return ["no rank is the last one in most of the steps: none holds up the others"]
-    late = within(last.late_ns, last.low_ns, last.high_ns)
+    late = time_with_interval(last.late_ns, last.low_ns, last.high_ns)
     return [f"rank {last.rank} arrives last in {percent(last.share, 0)} of the steps, {late} after the first"]
 
 
@@ -413,12 +413,14 @@ def _rank_table(rows: pl.DataFrame) -> tuple[Table, list[list[str]]]:
         for bounded in (_TIMES, _TIMES[:2], ())
     ]
     choices = [*(["steps", *always, *times] for times in keys), [*always, *keys[-1]]]
-    return Table.over("ranks", columns, rows.iter_rows(named=True)), choices
+    return Table.from_rows("ranks", columns, rows.iter_rows(named=True)), choices
 
 
 def _time_columns(name: str) -> Iterator[Column]:
     yield Column(
-        name, of=lambda row: within(*(row[f"{name}_{end}"] for end in ("ns", "low_ns", "high_ns"))), key=f"{name} CI"
+        name,
+        of=lambda row: time_with_interval(*(row[f"{name}_{end}"] for end in ("ns", "low_ns", "high_ns"))),
+        key=f"{name} CI",
     )
     yield Column(name, of=lambda row: duration(row[f"{name}_ns"]), key=f"{name} alone")
 

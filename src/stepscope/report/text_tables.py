@@ -19,7 +19,7 @@ from stepscope.analysis.process_scopes import ALL, CHILDREN, LAUNCHER, RANK, WAT
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.tables import largest_difference
 from stepscope.quantities import find
-from stepscope.report.table import MARK, Column, Fitting, Row, Table, figures, labels, share_cell, words
+from stepscope.report.table import MARK, Column, FittedTable, Row, Table, figures, labels, share_cell, words
 from stepscope.runfolder import AUTOGRAD_NODE
 from stepscope.units import (
     NOT_MEASURED,
@@ -59,10 +59,10 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
         *on_device(phases),
         *(Column("", False, of=partial(_bar, width=width), key=f"{width} cells", wide=width) for width in _BARS),
     ]
-    table = Table.over("phases", columns, phases.iter_rows(named=True))
+    table = Table.from_rows("phases", columns, phases.iter_rows(named=True))
     others = [column.key or column.title for column in columns[1:-2]]
     choices = [(*others, columns[-2].key), (*others, columns[-1].key)]
-    return [Text(""), Constrain(Fitting(table, choices, heading, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
+    return [Text(""), Constrain(FittedTable(table, choices, heading, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
 
 
 def _time_ends(row: Row) -> str:
@@ -109,9 +109,9 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     ]
     every = [column.title for column in columns[1:]]
     choices = [[title for title in every if title not in gone] for gone in ((), ("type",), ("type", "called at"))]
-    table = Table.over("modules", columns, shown.iter_rows(named=True))
+    table = Table.from_rows("modules", columns, shown.iter_rows(named=True))
     names = distinct_width(shown["module"].to_list())
-    return [Text(""), Constrain(Fitting(table, choices, f"top modules of {len(named)}", names), WIDTH)]
+    return [Text(""), Constrain(FittedTable(table, choices, f"top modules of {len(named)}", names), WIDTH)]
 
 
 def short_source(source: str | None) -> str:
@@ -141,8 +141,8 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     widest = ["calls", *phases, *ends_, "rate"]
     short = [["calls", "time", "phase", "rate", *ends_], ["time", "phase", *ends_]]
     choices = [widest, *short, *([titles[:-1] for titles in short] if columns[-1].title == "most at" else [])]
-    table = Table.over("operators", columns, shown.iter_rows(named=True))
-    return [Text(""), Constrain(Fitting(table, choices, f"top ops of {len(named)}", OPERATOR_WIDTH), WIDTH)]
+    table = Table.from_rows("operators", columns, shown.iter_rows(named=True))
+    return [Text(""), Constrain(FittedTable(table, choices, f"top ops of {len(named)}", OPERATOR_WIDTH), WIDTH)]
 
 
 def _longest_phase(row: Row) -> str:
@@ -200,8 +200,8 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     ]
     every = [column.title for column in columns[1:]]
     choices = [every, [title for title in every if title != "after warm-up"]]
-    table = Table.over("energy", columns, totals.iter_rows(named=True))
-    return [Text(""), Constrain(Fitting(table, choices, "energy"), WIDTH)]
+    table = Table.from_rows("energy", columns, totals.iter_rows(named=True))
+    return [Text(""), Constrain(FittedTable(table, choices, "energy"), WIDTH)]
 
 
 def _kind(kind: str) -> str:
@@ -260,7 +260,8 @@ def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
         if len(cores) > _MOST_CORES:
             lines.append(f"and {plural(len(cores) - _MOST_CORES, 'more core')}")
     summary = [f"mean of all cores {_estimate(row)}" for row in _rows(metrics, "mean_cpu_utilisation")]
-    summary += [f"{_who(row)} {_estimate(row)}" for row in _headline(_rows(metrics, "process_cpu_utilisation"))]
+    used = _headline(_rows(metrics, "process_cpu_utilisation"))
+    summary += [f"{_channel_name(row)} {_estimate(row)}" for row in used]
     idle = [
         f"{row['scope'].removeprefix('core:')}: {percent(row['value'], 0)}"
         for row in _rows(metrics, "idle_state_ratio")
@@ -294,11 +295,11 @@ def memory(metrics: pl.DataFrame, meta: dict[str, Any], peak: Peak | None = None
     if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
         command = None  # predicts one process
     predicted = f"recording included; of the training alone, without running it: {command}" if command else ""
-    parts = [", ".join(peaks), *_training_alone(peak), ", ".join(held), predicted]
+    parts = [", ".join(peaks), *_training_peak_lines(peak), ", ".join(held), predicted]
     return [labelled("memory", *(text for text in parts if text))] if peaks or held else []
 
 
-def _training_alone(peak: Peak | None) -> list[str]:
+def _training_peak_lines(peak: Peak | None) -> list[str]:
     """The peak without what the recorder held in the training's process, and what its heap grew by since; what fits."""
     if peak is None:
         return []
@@ -371,7 +372,7 @@ def _scope_prefix(row: dict[str, Any]) -> str:
     return "" if row["scope"] == WATCHED else f"{_NAMES_OF_CHANNELS.get(row['scope'], row['scope'])} "
 
 
-def _who(row: dict[str, Any]) -> str:
+def _channel_name(row: dict[str, Any]) -> str:
     return _NAMES_OF_CHANNELS.get(row["scope"], str(row["scope"]))
 
 

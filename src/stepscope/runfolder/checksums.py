@@ -21,16 +21,16 @@ GONE = "gone"  # a file that was written
 EVENTS = "events.jsonl"
 
 
-def note(run: Path, *names: str) -> None:
+def record_checksums(run: Path, *names: str) -> None:
     """Write down the checksums of files that have just been written; those of files that are gone are dropped."""
-    known = stated(run)
-    known.update({name: of(run / name) for name in names})
+    known = read_checksums(run)
+    known.update({name: file_checksum(run / name) for name in names})
     _write(run, {name: known[name] for name in known if name == EVENTS or (run / name).exists()})
 
 
 def note_events(run: Path) -> None:
     """Write down how many events a run has at least, now that it has ended; more may follow."""
-    known = stated(run)
+    known = read_checksums(run)
     with contextlib.suppress(FileNotFoundError):
         lines = (run / EVENTS).read_bytes().count(b"\n")
         if lines > noted_event_count(known):
@@ -66,7 +66,7 @@ def _write(run: Path, known: dict[str, Any]) -> None:
     replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known)}, whole=True)
 
 
-def stated(run: Path) -> dict[str, Any]:
+def read_checksums(run: Path) -> dict[str, Any]:
     """Return what was noted, by file."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(unsealed(read_regular(run / CHECKSUMS, MOST_BYTES))[0])
@@ -75,7 +75,7 @@ def stated(run: Path) -> dict[str, Any]:
     return {}
 
 
-def of(path: Path) -> list[int]:
+def file_checksum(path: Path) -> list[int]:
     """Return size and CRC32 of a file, read a piece at a time."""
     size = crc = 0
     with path.open("rb") as file:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.files import clear_parts, read_object, replaced
-from stepscope.part_names import PartName, closed, counting, parsed
+from stepscope.files import atomic_write, clear_parts, read_object
+from stepscope.part_names import PartName, parsed, parts_in_use, parts_ready_to_pack
 from stepscope.runfolder import checksums
 from stepscope.runfolder.parts import read_part
 from stepscope.runfolder.schema import STEP_ROW, TABLES, channel_names, sample_dtype
@@ -67,11 +67,11 @@ def _pack_folder(run: Path) -> Iterator[str]:
                     made.append(part)
                     continue
                 with _staying(run, part) as kept:
-                    with replaced(part.with_suffix(".parquet"), durable=True) as target:
+                    with atomic_write(part.with_suffix(".parquet"), durable=True) as target:
                         _write(frame_of(read_part(part, table), table), target)
                     made.append(part)
                 yield from kept
-            checksums.note(run, *(f"{table}/{part.stem}.parquet" for part in made))
+            checksums.record_checksums(run, *(f"{table}/{part.stem}.parquet" for part in made))
             for part in made:
                 part.unlink(missing_ok=True)
     clear_superseded(run)
@@ -85,7 +85,7 @@ def pack_closed_parts(run: Path) -> Iterator[PartName]:
     """Pack the rows of a run that goes on to which nothing is added any more, and give each file when it was."""
     clear_parts(run)
     clear_superseded(run)
-    for rows in closed([part.name for part in row_files(run)]):
+    for rows in parts_ready_to_pack([part.name for part in row_files(run)]):
         _pack_rows(run, rows)
         yield rows
 
@@ -104,7 +104,7 @@ def clear_superseded(run: Path) -> None:
     """
     files = row_files(run)
     for stem in dict.fromkeys(part.stem for part in files):
-        counts = counting(stem, [part.name for part in files])
+        counts = parts_in_use(stem, [part.name for part in files])
         for part in files:
             holder = next((at for at in counts if at.first <= part.first and part.last <= at.last), part)
             if part.stem == stem and holder != part and _is_whole(run, holder.name):
@@ -115,14 +115,14 @@ def _is_whole(run: Path, name: str) -> bool:
     """Return whether a file is what was written; one that was not noted, after a kill, is read, and noted."""
     import polars as pl
 
-    stated = checksums.stated(run).get(name)
+    stated = checksums.read_checksums(run).get(name)
     if stated is not None:
-        return bool(checksums.of(run / name) == stated)
+        return bool(checksums.file_checksum(run / name) == stated)
     try:
         pl.read_parquet((run / name).read_bytes())
     except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return False
-    checksums.note(run, name)
+    checksums.record_checksums(run, name)
     return True
 
 
@@ -165,9 +165,9 @@ def _note(run: Path, message: str) -> None:
 def _replace(run: Path, source: Path, write: Callable[[Path], None]) -> None:
     """Put a Parquet file in the place of another file; killed at any point, one of the two is whole and in place."""
     packed = source.with_suffix(".parquet")
-    with replaced(packed, durable=True) as part:  # on the disk before what it was made of goes
+    with atomic_write(packed, durable=True) as part:  # on the disk before what it was made of goes
         write(part)
-    checksums.note(run, packed.relative_to(run).as_posix())
+    checksums.record_checksums(run, packed.relative_to(run).as_posix())
     source.unlink(missing_ok=True)
 
 

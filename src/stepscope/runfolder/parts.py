@@ -62,8 +62,8 @@ def to_bytes(part: Part, table: str) -> bytes:
         form = _FORMS.get(name, "plain")
         whole = np.asarray(values, dtype=np.int64)
         base = int(whole[0]) if form == "delta" and len(whole) else 0
-        narrow = _narrow(_formed(whole, form, base, part.columns))
-        block = zlib.compress(_apart(narrow), _LEVEL)
+        narrow = _narrow(_encode_column(whole, form, base, part.columns))
+        block = zlib.compress(_split_byte_planes(narrow), _LEVEL)
         blocks.append(block)
         said = {"name": name, "dtype": narrow.dtype.str.replace("|", "<"), "form": form, "base": base}
         columns.append({**said, "bytes": len(block), "crc": zlib.crc32(block)})
@@ -111,8 +111,8 @@ def _from_bytes(data: bytes, table: str) -> Part:
         at += column["bytes"]
         if zlib.crc32(block) != column["crc"]:
             raise ValueError(f"column {column['name']} is damaged")
-        values = _together(block, column["dtype"], about["rows"])
-        columns[column["name"]] = _unformed(values, column["form"], column["base"], columns)
+        values = _join_byte_planes(block, column["dtype"], about["rows"])
+        columns[column["name"]] = _decode_column(values, column["form"], column["base"], columns)
     texts = about["texts"]
     for name, kind in TABLES[table].items():
         values = columns[name]
@@ -137,7 +137,7 @@ def _used(values: Column, texts: Sequence[str]) -> tuple[Column, list[str]]:
     return new[values], list(places)
 
 
-def _formed(values: Column, form: str, base: int, columns: Mapping[str, Column]) -> Column:
+def _encode_column(values: Column, form: str, base: int, columns: Mapping[str, Column]) -> Column:
     if form == "delta":
         return np.diff(values, prepend=np.int64(base))
     other = _other(form, columns)
@@ -145,7 +145,7 @@ def _formed(values: Column, form: str, base: int, columns: Mapping[str, Column])
     return found
 
 
-def _unformed(values: Column, form: str, base: int, columns: Mapping[str, Column]) -> Column:
+def _decode_column(values: Column, form: str, base: int, columns: Mapping[str, Column]) -> Column:
     if form == "delta":
         whole: Column = np.cumsum(values, dtype=np.int64) + np.int64(base)
         return whole
@@ -178,12 +178,12 @@ def _narrow(values: Column) -> Column:
     return values
 
 
-def _apart(values: Column) -> bytes:
+def _split_byte_planes(values: Column) -> bytes:
     """Bytes of the same weight side by side, which compress better."""
     return values.view(np.uint8).reshape(len(values), -1).T.tobytes() if len(values) else b""
 
 
-def _together(block: bytes, dtype: str, rows: int) -> Column:
+def _join_byte_planes(block: bytes, dtype: str, rows: int) -> Column:
     if dtype not in _DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known")
     if not isinstance(rows, int) or rows < 0:

@@ -14,7 +14,7 @@ import polars as pl
 
 from stepscope.errors import RunError, UnknownName
 from stepscope.liveness import runs_still
-from stepscope.part_names import PartName, counting, of_stem, parsed
+from stepscope.part_names import PartName, parsed, parts_in_use, parts_of_stem
 from stepscope.privacy import cleaned, redacted_sources, without_secrets
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
@@ -60,7 +60,7 @@ class RunReader:
         self._long_sensors: dict[str, LongSensor | None] = {}
         self._relisted: dict[str, list[str]] = {}  # names of the parts of a stem, where some were packed meanwhile
         if self._grows:
-            self._hold_still()
+            self._take_snapshot()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}: {self.status}>"
@@ -169,7 +169,7 @@ class RunReader:
         frames = [frame for _, frame in self._rows("steps", STEP_ROW, steps_of, _checked_steps)]
         frame = pl.concat(frames) if frames else pl.DataFrame(schema=STEPS)
         del frames  # of a week there are millions of steps: no more copies of them than must be
-        whole = self._whole(frame, _TRUE_STEP & ~_no_row(frame), "steps")
+        whole = self._whole(frame, _TRUE_STEP & ~_is_zero_row(frame), "steps")
         whole = whole if whole["step"].is_sorted() else whole.sort("step")
         if self.max_disk is None:
             return whole
@@ -278,7 +278,7 @@ class RunReader:
         return pl.concat(whole, how="diagonal").sort("t0_ns", maintain_order=True)
 
     def _true_samples(self, part: PartName, frame: pl.DataFrame) -> pl.DataFrame:
-        return self._whole(frame, _TRUE_TIMES & ~_no_row(frame), part.name.rpartition(".")[0])
+        return self._whole(frame, _TRUE_TIMES & ~_is_zero_row(frame), part.name.rpartition(".")[0])
 
     def _of_long_sensor(self, name: str, read: Callable[[LongSensor], pl.DataFrame]) -> pl.DataFrame | None:
         """What is read of a sensor of very many samples; None where there are few."""
@@ -328,7 +328,7 @@ class RunReader:
 
     def _counting(self, stem: str) -> list[PartName]:
         """The files of rows that count, without those that are damaged."""
-        return counting(stem, self._relisted.get(stem, self.files), self.damaged)
+        return parts_in_use(stem, self._relisted.get(stem, self.files), self.damaged)
 
     def _size(self, part: PartName) -> int:
         return self.files.get(part.name, (0, 0))[0] or _size_of(self.path / part.name)
@@ -343,8 +343,9 @@ class RunReader:
         if (self.path / part.name).exists():
             self._mark_damaged(part.name)
             return
-        most = max((known.last for known in of_stem(part.stem, self.files)), default=0)
-        now = [known for known in of_stem(part.stem, (name for name, _ in _listed(self.path))) if known.first <= most]
+        most = max((known.last for known in parts_of_stem(part.stem, self.files)), default=0)
+        there = parts_of_stem(part.stem, (name for name, _ in _listed(self.path)))
+        now = [known for known in there if known.first <= most]
         self._relisted[part.stem] = [known.name for known in now]
 
     def samples(self, quantity: str, exact: bool = False) -> pl.DataFrame:
@@ -368,7 +369,7 @@ class RunReader:
         schema = {"t0_ns": pl.Int64, "t1_ns": pl.Int64, "channel": pl.String, "scope": pl.String, "value": pl.Float64}
         return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
 
-    def _hold_still(self) -> None:
+    def _take_snapshot(self) -> None:
         """Note how far the files of a run that goes on reach, and read those that are replaced."""
         _ = self.files, self.parts
         for name in _REPLACED:
@@ -495,7 +496,7 @@ class RunReader:
 
     def _part(self, stem: str, table: str, read: Callable[[op_parts.ReadPart], R]) -> R | None:
         """A part of op calls or memory events, and what is made of it."""
-        part: R | None = self._either(
+        part: R | None = self._content(
             f"{stem}.parquet",
             lambda data: read(op_parts.read_packed(data, table)),
             f"{stem}.part",
@@ -512,16 +513,15 @@ class RunReader:
         parts = (self._part(stem, table, lambda part: op_parts.checked([part], table)) for stem in group)
         return [part for part in parts if part is not None]
 
-    def _either(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:
+    def _content(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:
         """The content of a packed file, else of what it is made of; None where there is neither, or both are damaged.
 
         Packed again at the end: it may have come while the other was looked for.
         """
         for name, parse in ((packed, read), (rows, read_rows), (packed, read)):
-            if name not in self.damaged and (self.path / name).exists():
-                content = self._try(name, parse)
-                if content is not None:
-                    return content
+            there = name not in self.damaged and (self.path / name).exists()
+            if there and (content := self._try(name, parse)) is not None:
+                return content
         return None
 
     def _try(self, name: str, parse: Callable[[bytes], Any]) -> Any:
@@ -582,7 +582,7 @@ def _checked_steps(frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def _no_row(frame: pl.DataFrame) -> pl.Expr:
+def _is_zero_row(frame: pl.DataFrame) -> pl.Expr:
     """Return whether a row is all zeros, times included: what a power loss leaves in blocks not yet written."""
     zero = [~pl.col(name) if kind == pl.Boolean else pl.col(name) == 0 for name, kind in frame.schema.items()]
     return pl.all_horizontal(zero).fill_null(False)

@@ -103,7 +103,7 @@ class SampleFile:
     def check(self, checksum: Any) -> None:
         """Compare a packed file with what was noted of it; raises Unreadable."""
         with _reading(self.part):
-            if self.part.packed and checksum is not None and checksums.of(self.path) != checksum:
+            if self.part.packed and checksum is not None and checksums.file_checksum(self.path) != checksum:
                 raise ValueError("its content is not what was written")
 
     def chunks(self) -> Iterator[pl.DataFrame]:

@@ -324,7 +324,7 @@ def describe_dropped(name: str, dropped: list[str]) -> list[str]:
     return [f"{name}: {where}" for where in dropped[:_MOST_PLACES]] + more
 
 
-def _near(path: Path) -> str:
+def _suggest_run(path: Path) -> str:
     """Return the run that was meant: 'last', or one of a like name in the same folder or in runs/."""
     folders = {header.parent for parent in (path.parent, path.parent / "runs") for header in parent.glob("*/run.json")}
     names = ["last", *sorted((folder.name for folder in folders), reverse=True)]
@@ -343,7 +343,7 @@ def read_header(path: Path, damaged: list[str]) -> dict[str, Any]:
     if path.is_file():
         raise RunNotFound(f"'{path}' is a file, not a run folder", "stepscope import makes a run of a profiler's file")
     if not path.is_dir():
-        raise RunNotFound(f"no run folder at '{path}'", _near(path))
+        raise RunNotFound(f"no run folder at '{path}'", _suggest_run(path))
     try:
         content = read_regular(path / "run.json", MOST_BYTES)
         header, dropped = parse(content, RUN)

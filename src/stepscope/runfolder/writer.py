@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
-from stepscope.files import read_json, replace_json, replaced, sealed
+from stepscope.files import atomic_write, read_json, replace_json, sealed
 from stepscope.part_names import name_of, next_number
 from stepscope.privacy import (
     cleaned,
@@ -169,7 +169,7 @@ class RunWriter:
 
     def _write_dense_json(self, name: str, content: dict[str, Any]) -> None:
         if self._is_mine():
-            with replaced(self.path / name) as part:  # not indented: a step has thousands of op calls
+            with atomic_write(self.path / name) as part:  # not indented: a step has thousands of op calls
                 part.write_text(sealed(json.dumps(cleaned(content), separators=(",", ":"))), encoding="utf-8")
 
     def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
@@ -378,7 +378,7 @@ def _append_rows(path: Path, rows: bytearray, row_bytes: int) -> int:
 
 
 def _replace_part(path: Path, data: bytes) -> None:
-    with replaced(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(data)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from stepscope.errors import UnknownName, UsageError
 from stepscope.request import parse_amount
-from stepscope.simulate.chip import AGX_XAVIER, ORIN_NANO, RASPBERRY_PI_5, TX2, Changed, Chip
+from stepscope.simulate.chip import AGX_XAVIER, ORIN_NANO, RASPBERRY_PI_5, TX2, Chip, ChipScaling
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ class Options:
                 raise UnknownName("fault", fault.kind, get_args(FaultKind))
 
     @property
-    def changed(self) -> Changed:
+    def changed(self) -> ChipScaling:
         """Return what is changed of the board's chip."""
-        return Changed(
+        return ChipScaling(
             peak=self.peak,
             bandwidth=self.bandwidth,
             launch_s=None if self.launch_ns is None else max(self.launch_ns, 1) * 1e-9,

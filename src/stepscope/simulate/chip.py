@@ -29,7 +29,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Draw:
+class PowerDraw:
     """Power of a component above idle, W, at full activity of the GPU, its arithmetic, the memory, and of one core.
 
     clocked: of the memory while anything computes, at its highest clock, however little is moved.
@@ -60,7 +60,7 @@ class Chip:
     system_bytes: int  # of them that the system and the desktop take
     trip_celsius: float
     celsius_per_watt: float  # with the heat sink that it is sold with; assumed
-    draw: Mapping[str, Draw]
+    draw: Mapping[str, PowerDraw]
     gpu_lower_hz: tuple[int, ...] = ()  # clocks that its governor takes when it has less to do
 
     @property
@@ -75,7 +75,7 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChipScaling:
     """The board's constants in times of its own: peak, bandwidth, and power of GPU, memory and cores.
 
     launch_s: None is the board's own. spread: the part of the CPU's work that all cores share; the rest is one core's.
@@ -108,7 +108,7 @@ class Activity:
         of_gpu = [] if chip.gpu is None else [self.gpu]
         return [*of_gpu, self.memory, self.host * (1 - spread) + shared, *[shared] * (count - 1)]
 
-    def watts(self, draw: Draw, changed: Changed, cores: int = 0) -> float:
+    def watts(self, draw: PowerDraw, changed: ChipScaling, cores: int = 0) -> float:
         """Return the power above idle of a component, W, of a board with so many cores."""
         of_gpu = changed.gpu_power * (draw.load * self.gpu + draw.compute * self.compute)
         of_cores = changed.core_power * draw.core * (self.host + cores * self.cores)
@@ -116,7 +116,7 @@ class Activity:
         return of_gpu + of_memory + of_cores
 
 
-def activity(chip: Chip, changed: Changed, state: State, state_id: int) -> Activity:
+def activity(chip: Chip, changed: ChipScaling, state: State, state_id: int) -> Activity:
     """Return how busy the board is in a state."""
     if state_id == IDLE:
         return Activity()
@@ -163,14 +163,14 @@ TX2 = Chip(
     trip_celsius=95.5,
     celsius_per_watt=3.5,
     draw={
-        "gpu": Draw(load=1.8, compute=4.0),
-        "soc": Draw(load=0.3, memory=0.6),
-        "wifi": Draw(),
-        "cpu": Draw(core=1.0),
-        "ddr": Draw(
+        "gpu": PowerDraw(load=1.8, compute=4.0),
+        "soc": PowerDraw(load=0.3, memory=0.6),
+        "wifi": PowerDraw(),
+        "cpu": PowerDraw(core=1.0),
+        "ddr": PowerDraw(
             memory=2.4, clocked=0.8
         ),  # 0.73 to 1.24 W were recorded at 1.6 and 1.87 GHz with hardly any traffic
-        "rest": Draw(load=0.4, compute=0.6, memory=0.4, core=0.15),
+        "rest": PowerDraw(load=0.4, compute=0.6, memory=0.4, core=0.15),
     },
 )
 
@@ -188,9 +188,9 @@ ORIN_NANO = Chip(
     trip_celsius=99.0,
     celsius_per_watt=3.0,
     draw={
-        "compute": Draw(load=1.5, compute=4.5, core=1.2),
-        "soc": Draw(load=0.4, memory=1.6),
-        "rest": Draw(load=0.3, compute=0.6, memory=0.4, core=0.15),
+        "compute": PowerDraw(load=1.5, compute=4.5, core=1.2),
+        "soc": PowerDraw(load=0.4, memory=1.6),
+        "rest": PowerDraw(load=0.3, compute=0.6, memory=0.4, core=0.15),
     },
 )
 
@@ -208,12 +208,12 @@ AGX_XAVIER = Chip(
     trip_celsius=86.0,
     celsius_per_watt=1.4,
     draw={
-        "gpu": Draw(load=3.5, compute=9.0),
-        "cpu": Draw(core=1.8),
-        "soc": Draw(load=0.6, memory=1.2),
-        "cv": Draw(),
-        "ddr": Draw(memory=3.2),
-        "rest": Draw(load=0.8, compute=1.2, memory=0.8, core=0.3),
+        "gpu": PowerDraw(load=3.5, compute=9.0),
+        "cpu": PowerDraw(core=1.8),
+        "soc": PowerDraw(load=0.6, memory=1.2),
+        "cv": PowerDraw(),
+        "ddr": PowerDraw(memory=3.2),
+        "rest": PowerDraw(load=0.8, compute=1.2, memory=0.8, core=0.3),
     },
 )
 
@@ -232,17 +232,17 @@ RASPBERRY_PI_5 = Chip(
     trip_celsius=80.0,
     celsius_per_watt=4.5,
     draw={
-        "VDD_CORE": Draw(core=1.15, memory=0.5),
-        "DDR_VDD2": Draw(memory=0.5),
-        "DDR_VDDQ": Draw(memory=0.1),
-        "0V8_SW": Draw(memory=0.05),
-        "0V8_AON": Draw(),
-        "1V1_SYS": Draw(memory=0.02),
-        "1V8_SYS": Draw(memory=0.05),
-        "3V3_SYS": Draw(),
-        "3V7_WL_SW": Draw(),
-        "3V3_DAC": Draw(),
-        "3V3_ADC": Draw(),
-        "HDMI": Draw(),
+        "VDD_CORE": PowerDraw(core=1.15, memory=0.5),
+        "DDR_VDD2": PowerDraw(memory=0.5),
+        "DDR_VDDQ": PowerDraw(memory=0.1),
+        "0V8_SW": PowerDraw(memory=0.05),
+        "0V8_AON": PowerDraw(),
+        "1V1_SYS": PowerDraw(memory=0.02),
+        "1V8_SYS": PowerDraw(memory=0.05),
+        "3V3_SYS": PowerDraw(),
+        "3V7_WL_SW": PowerDraw(),
+        "3V3_DAC": PowerDraw(),
+        "3V3_ADC": PowerDraw(),
+        "HDMI": PowerDraw(),
     },
 )

@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.arrays import Floats
 from stepscope.simulate.boards import SAMPLES, Board, Options
 from stepscope.simulate.chip import GPU, Chip
+from stepscope.simulate.file_tree import ProcFolder, Tree
 from stepscope.simulate.sensors import (
     ADC_BYTES,
     CONVERSION_NS,
@@ -32,7 +33,6 @@ from stepscope.simulate.sensors import (
     ThermalZones,
     Wiring,
 )
-from stepscope.simulate.tree import ProcFolder, Tree
 
 
 @dataclass(frozen=True)

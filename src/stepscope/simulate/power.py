@@ -81,7 +81,7 @@ class PowerTable:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PowerInterval:
     """A stretch of time with the energy of every rail since the start, J, at the edges of constant power.
 
     busy_s: time that each processor was busy since the start; throttled: whether the chip's clocks are taken down.
@@ -104,7 +104,7 @@ class Stretch:
     def end_ns(self) -> int:
         return int(self.t_ns[-1])
 
-    def shown(self, gain: float, offset_w: float, t0_ns: int) -> Stretch:
+    def shown(self, gain: float, offset_w: float, t0_ns: int) -> PowerInterval:
         """Return the stretch as sensors with this error see it; `t0_ns`: when the board was switched on."""
         if gain == 1.0 and offset_w == 0.0:
             return self
@@ -113,7 +113,7 @@ class Stretch:
         return replace(self, joules=joules, watts=watts)
 
 
-class Plant:
+class PowerSimulator:
     """Follows the marks; `record` is given every segment of constant power that begins."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Plant:
         self.too_hot: Callable[[], bool] = lambda: False
         self._throttled = False
 
-    def advance(self, until_ns: int, t_ns: Ints, states: Ints) -> Stretch:
+    def advance(self, until_ns: int, t_ns: Ints, states: Ints) -> PowerInterval:
         """Advance to `until_ns`; later marks (time, state) wait for the next call."""
         if len(self._waiting_t):
             t_ns, states = np.append(self._waiting_t, t_ns), np.append(self._waiting_state, states)
@@ -154,7 +154,7 @@ class Plant:
         if len(self._busy_s):
             lasted_s = (edges[1:] - edges[:-1]) * 1e-9
             self._busy_s = self._busy_s + lasted_s @ self._table.busy[segments["state"]]
-        return Stretch(edges, joules, watts, self._busy_s, self._throttled)
+        return PowerInterval(edges, joules, watts, self._busy_s, self._throttled)
 
     def _segments(self, t_ns: Ints, states: Ints) -> Segments:
         """The segment that goes on, then those that begin; only new ones are recorded."""

@@ -22,11 +22,11 @@ import numpy as np
 
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.simulate.boards import BOARDS, Fault, Options
+from stepscope.simulate.file_tree import PROC_REFRESH_NS, LiveFile, Tree, UpdateLosses
 from stepscope.simulate.layouts import BUILDS, Site
 from stepscope.simulate.marks import RingReader, StateReader
-from stepscope.simulate.power import SEGMENT, Plant, PowerTable, Segments, Truth
+from stepscope.simulate.power import SEGMENT, PowerSimulator, PowerTable, Segments, Truth
 from stepscope.simulate.sensors import SensorModel, ThermalZones
-from stepscope.simulate.tree import PROC_REFRESH_NS, LiveFile, Losses, Tree
 
 # One simulated board while it runs: marks in, files out, and everything that was true kept on the way.
 
@@ -52,7 +52,7 @@ class BoardRun:
         self._ring, self._states = RingReader(home / RING_FILE), StateReader(home / STATES_FILE)
         self._table = PowerTable(self._board, options, seed)
         self._table.add(self._states.read())
-        self._tree = Tree(home / ROOT_FOLDER, Losses(options.repeated, options.unread, seed))
+        self._tree = Tree(home / ROOT_FOLDER, UpdateLosses(options.repeated, options.unread, seed))
         now_ns = clock()
         self._t0_ns = now_ns - _BEFORE_NS
         rng = np.random.default_rng([seed, 2])
@@ -60,7 +60,7 @@ class BoardRun:
         built = BUILDS[board](site)
         self._sensors, self._proc = built.sensors, built.proc
         self._faults = Faults(options.faults, self._tree, self._sensors)
-        self._plant = Plant(self._table, options, seed, self._t0_ns, self._keep)
+        self._plant = PowerSimulator(self._table, options, seed, self._t0_ns, self._keep)
         self._plant.too_hot = built.too_hot
         self._end_ns = self._t0_ns
         self._proc_due_ns = self._t0_ns + PROC_REFRESH_NS

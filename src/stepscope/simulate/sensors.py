@@ -12,8 +12,8 @@ import numpy as np
 from stepscope.arrays import Floats
 from stepscope.simulate.boards import Options
 from stepscope.simulate.chip import GPU, MEMORY, Chip, governed_hz
-from stepscope.simulate.power import Stretch
-from stepscope.simulate.tree import LiveFile
+from stepscope.simulate.file_tree import LiveFile
+from stepscope.simulate.power import PowerInterval
 
 
 class SensorModel(Protocol):
@@ -23,7 +23,7 @@ class SensorModel(Protocol):
     def next_ns(self) -> float:
         """Return when a reader could next see something new; infinite where that need not be punctual."""
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Bring the files to the end of the stretch."""
 
     def fault(self, kind: str, on: bool) -> None:
@@ -82,7 +82,7 @@ class Ina3221:
             slot += 1
         return float(self._first_ns + (slot + 1) * self._slot_ns)
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Finish every conversion that ends in this stretch."""
         ended = int((stretch.end_ns - self._first_ns) // self._slot_ns)
         if self._energy is None:
@@ -169,7 +169,7 @@ class EnergyCounters:
         """The next tick of its clock."""
         return float(self._first_ns + (self._ticks + 1) * self._every_ns)
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Show the energy up to the last tick in this stretch."""
         ticks = int((stretch.end_ns - self._first_ns) // self._every_ns)
         if ticks <= self._ticks:
@@ -234,7 +234,7 @@ class BatteryGauge:
         """The next refresh."""
         return float(self._next_ns)
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Refresh at each moment of the gauge's own grid."""
         while self._next_ns <= stretch.end_ns:
             now_j = float(stretch.at(np.array([self._next_ns]))[0][self._rail])
@@ -314,7 +314,7 @@ class ThermalZones:
         """Return infinity: heat is slow, so any time will do."""
         return math.inf
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Warm up or cool down by the mean power since the last refresh."""
         elapsed_s = (stretch.end_ns - self._seen_ns) * 1e-9
         if elapsed_s * 1e9 < THERMAL_REFRESH_NS:
@@ -378,7 +378,7 @@ class ChipState:
         """Return the next refresh."""
         return float(self._seen_ns + ACTIVITY_REFRESH_NS)
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Show the shares since the last refresh, and idle time since the start."""
         now_ns = stretch.end_ns
         if now_ns - self._seen_ns >= ACTIVITY_REFRESH_NS and len(stretch.busy_s):
@@ -449,7 +449,7 @@ class Pmic:
         """Return the next reading of the converters."""
         return float(self._seen_ns + PMIC_REFRESH_NS)
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: PowerInterval) -> None:
         """Show the power of the last instant of this stretch."""
         if stretch.end_ns >= self.next_ns and len(stretch.watts):
             self._seen_ns = stretch.end_ns

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stepscope.simulate.marks import BETWEEN, HOST, IDLE, Mark, State, StateLog
-from stepscope.simulate.work import tensors_of, work_of_call, work_of_update
+from stepscope.simulate.work_estimates import tensors_of, work_of_call, work_of_update
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None
 Backward = Callable[[Any], None]

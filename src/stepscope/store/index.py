@@ -23,8 +23,8 @@ import polars as pl
 from stepscope import __version__
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
-from stepscope.files import read_object, replaced, user_cache
-from stepscope.privacy import withheld
+from stepscope.files import atomic_write, read_object, user_cache
+from stepscope.privacy import withheld_kinds
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.writer import is_run_id
 from stepscope.store import manifest as manifests
@@ -310,7 +310,7 @@ def _state(run: Path) -> list[int]:
 
 
 def _cache_key(root: Path) -> list[Any]:
-    return [_FORMAT, __version__, str(root.resolve()), sorted(withheld())]
+    return [_FORMAT, __version__, str(root.resolve()), sorted(withheld_kinds())]
 
 
 def _cache_path(root: Path) -> Path:
@@ -332,7 +332,7 @@ def _keep_rows(root: Path, rows: Mapping[str, list[Any]]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         path = _cache_path(root)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with replaced(path) as part:
+        with atomic_write(path) as part:
             part.touch(mode=0o600)
             part.write_text(json.dumps({"made_by": _cache_key(root), "rows": rows}, separators=(",", ":")))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from stepscope.errors import StoreError, UsageError
 from stepscope.runfolder.writer import is_run_id
-from stepscope.units import visible
+from stepscope.units import escape_control_characters
 
 FORMAT = 1
 MOST_FILES = 100_000
@@ -108,7 +108,7 @@ def _manifest(stated: dict[str, Any]) -> Manifest:
         raise StoreError(f"a manifest that lists more than {MOST_FILES:,} files")
     files = tuple(FileEntry(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in stated["files"])
     tags = tuple(checked_tag(str(tag)) for tag in list(stated["tags"])[:_MOST_TAGS])
-    facts = {visible(str(key)): _fact(value) for key, value in dict(stated["facts"]).items()}
+    facts = {escape_control_characters(str(key)): _fact(value) for key, value in dict(stated["facts"]).items()}
     manifest = Manifest(str(stated["id"]), files, facts, tags, float(stated["pushed_s"]), int(stated["revision"]))
     check(manifest)
     return manifest
@@ -162,14 +162,15 @@ def checked_tag(tag: str) -> str:
     """Return a tag; StoreError for what is none."""
     if _TAG.fullmatch(tag) is None:
         raise StoreError(
-            f"'{visible(tag[:80])}' is no tag", "a letter or digit, then . _ = / + - too, such as baseline or power=15W"
+            f"'{escape_control_characters(tag[:80])}' is no tag",
+            "a letter or digit, then . _ = / + - too, such as baseline or power=15W",
         )
     return tag
 
 
 def _fact(value: object) -> Fact:
     if isinstance(value, str):
-        return visible(value[:_MOST_FACT].encode("utf-8", errors="replace").decode())
+        return escape_control_characters(value[:_MOST_FACT].encode("utf-8", errors="replace").decode())
     if value is None or isinstance(value, (int, float, bool)):
         return value
     raise TypeError("a fact that is neither text nor number")

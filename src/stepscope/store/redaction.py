@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import OutputNotWritable, RunDamaged
-from stepscope.files import read_json, replaced, sealed
+from stepscope.files import atomic_write, read_json, sealed
 from stepscope.liveness import identity, is_running
 from stepscope.part_names import STEPS, parsed
 from stepscope.privacy import (
@@ -24,7 +24,7 @@ from stepscope.privacy import (
     redacted_sources,
     redacted_texts,
     says_secret,
-    withheld,
+    withheld_kinds,
     without_secrets,
 )
 from stepscope.runfolder import RunReader, RunWriter, validation
@@ -64,14 +64,14 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
     export in the folder could say it as well. Else it lacks what cannot be read: what is packed, and what is no text.
     """
     left: set[str] = set()
-    plain = not withheld()
+    plain = not withheld_kinds()
     if plain:
         with _writable(run.path):
             for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
                 _redact(stated)
         plain = not read_json(run.path / "run.json").get(_REDACTED)
     others = [path for path in files_of(run.path) if not is_of_run(path.relative_to(run.path))]
-    known = {path: _says(path) for path in others} if plain else {}
+    known = {path: _has_secret(path) for path in others} if plain else {}
     plain = plain and True not in known.values()
     left = {path.relative_to(run.path).as_posix() for path in others if not plain or known[path] is None}
     if plain and not left:
@@ -137,7 +137,7 @@ def is_of_run(path: Path) -> bool:
     return len(parts) == 2 and parts[0] in validation.FOLDERS and path.suffix in _TABLES
 
 
-def _says(path: Path) -> bool | None:
+def _has_secret(path: Path) -> bool | None:
     """Return whether a page, a table or notes that lie in a run folder say a secret; None where nobody can tell."""
     before = b""
     try:
@@ -193,7 +193,7 @@ def _redact_texts(path: Path) -> bool:
     known = [(line, _json(line)) for line in lines]
     parts = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
     if parts != lines:
-        with replaced(path, whole=True) as part:
+        with atomic_write(path, whole=True) as part:
             part.write_text("".join(f"{line}\n" for line in parts), encoding="utf-8")
     return parts != lines
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.errors import MissingDependency, StoreError, UsageError
-from stepscope.files import replaced, sync
+from stepscope.files import atomic_write, sync
 
 CHUNK_BYTES = 8 << 20
 TIMEOUT_S = 30.0
@@ -48,7 +48,7 @@ class Store:
         names = self.fs.protocol if isinstance(self.fs.protocol, (tuple, list)) else (self.fs.protocol,)
         return bool(_LOCAL & set(names))
 
-    def at(self, path: str) -> str:
+    def full_path(self, path: str) -> str:
         """The full path of a path within the store."""
         return posixpath.join(self.root, path)
 
@@ -61,8 +61,8 @@ class Store:
 
     def _content(self, path: str, most_bytes: int) -> Any:
         if not self.is_local:
-            return self.fs.cat_file(self.at(path), start=0, end=most_bytes)
-        file_path = Path(self.at(path))
+            return self.fs.cat_file(self.full_path(path), start=0, end=most_bytes)
+        file_path = Path(self.full_path(path))
         if not stat.S_ISREG(file_path.stat().st_mode):  # a pipe would be waited for
             raise RefusedFile(f"'{path}' in {self.address} is no plain file: it is not read")
         with file_path.open("rb") as file:
@@ -70,7 +70,7 @@ class Store:
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """The content of a file in pieces, never more than `size` bytes and one."""
-        file = self._within(lambda: self.fs.open(self.at(path), "rb"), path)
+        file = self._within(lambda: self.fs.open(self.full_path(path), "rb"), path)
         left = size + 1
         try:
             while left > 0 and (piece := self._within(lambda: file.read(min(CHUNK_BYTES, left)), path)):  # noqa: B023
@@ -83,14 +83,14 @@ class Store:
         """Write a small file; a folder of this machine gets it by renaming, an object store as one object."""
         self._make_parent(path)
         if not self.is_local:
-            self._within(lambda: self.fs.pipe_file(self.at(path), data), path)
+            self._within(lambda: self.fs.pipe_file(self.full_path(path), data), path)
             return
-        self._within(lambda: _replace(Path(self.at(path)), data), path)
+        self._within(lambda: _replace(Path(self.full_path(path)), data), path)
 
     def send(self, path: str, pieces: Iterator[bytes]) -> None:
         """Write a file from pieces."""
         self._make_parent(path)
-        file = self._within(lambda: self.fs.open(self.at(path), "wb"), path)
+        file = self._within(lambda: self.fs.open(self.full_path(path), "wb"), path)
         try:
             for piece in pieces:
                 self._within(lambda: file.write(piece), path)  # noqa: B023
@@ -99,12 +99,12 @@ class Store:
             raise
         self._within(file.close, path)
         if self.is_local:
-            self._within(lambda: sync(Path(self.at(path))), path)
+            self._within(lambda: sync(Path(self.full_path(path))), path)
 
     def names(self, folder: str) -> list[str]:
         """Names of what lies in a folder, without links; empty where there is none."""
         try:
-            found = self._within(lambda: self.fs.ls(self.at(folder), detail=False, refresh=True), folder)
+            found = self._within(lambda: self.fs.ls(self.full_path(folder), detail=False, refresh=True), folder)
         except FileNotFoundError:
             return []
         plain = (str(name) for name in found if not self.is_local or not Path(str(name)).is_symlink())
@@ -112,7 +112,7 @@ class Store:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Size of every file below a folder by its path in that folder."""
-        start = self.at(folder)
+        start = self.full_path(folder)
         try:
             found = self._files(folder)
         except FileNotFoundError:
@@ -132,15 +132,15 @@ class Store:
 
     def remove(self, path: str, recursive: bool = False) -> None:
         """Remove a file or a folder; what is not there is as wanted."""
-        gone = f"{self.at(path)}/"
+        gone = f"{self.full_path(path)}/"
         self.made.difference_update([folder for folder in self.made if f"{folder}/".startswith(gone)])
         try:
-            self._within(lambda: self.fs.rm(self.at(path), recursive=recursive), path)
+            self._within(lambda: self.fs.rm(self.full_path(path), recursive=recursive), path)
         except FileNotFoundError:
             return
 
     def _make_parent(self, path: str) -> None:
-        parent = posixpath.dirname(self.at(path))
+        parent = posixpath.dirname(self.full_path(path))
         if parent not in self.made:
             try:
                 self._within(lambda: self.fs.makedirs(parent, exist_ok=True), path)
@@ -150,7 +150,7 @@ class Store:
 
     def _files(self, folder: str) -> dict[str, dict[str, Any]]:
         """Return size and time of every file below a folder."""
-        start = self.at(folder)
+        start = self.full_path(folder)
         return self._within(
             lambda: _walked(start) if self.is_local else self.fs.find(start, detail=True), folder
         )  # fsspec follows links, also in a circle
@@ -161,7 +161,7 @@ class Store:
                 self._refuse_links(path)
             return call()
 
-        return within(self.timeout_s, ask, f"{self.address} ({path})")
+        return call_with_timeout(self.timeout_s, ask, f"{self.address} ({path})")
 
     def _refuse_links(self, path: str) -> None:
         """Raise StoreError where a part of a path is a link: it could lead to any file of this user."""
@@ -184,7 +184,7 @@ def open_store(address: str | Path, timeout_s: float = TIMEOUT_S) -> Store:
         ) from error
     text = str(address)
     try:
-        fs, root = within(timeout_s, lambda: fsspec.url_to_fs(text), text)
+        fs, root = call_with_timeout(timeout_s, lambda: fsspec.url_to_fs(text), text)
     except ImportError as error:
         raise MissingDependency(
             f"the store '{text}' needs a library: {error}", "install the one that it names"
@@ -194,7 +194,7 @@ def open_store(address: str | Path, timeout_s: float = TIMEOUT_S) -> Store:
     return Store(fs, str(root).rstrip("/") or "/", text, timeout_s)
 
 
-def within(seconds: float, call: Callable[[], T], what: str) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
     """The answer of a call; StoreError where it fails or does not come in time. FileNotFoundError passes.
 
     A thread of its own, since a dead network mount answers to no signal; it is left behind and ends with the process.
@@ -260,5 +260,5 @@ def _walked(start: str) -> dict[str, dict[str, Any]]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    with replaced(path, durable=True) as part:
+    with atomic_write(path, durable=True) as part:
         part.write_bytes(data)

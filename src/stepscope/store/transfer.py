@@ -169,7 +169,7 @@ def _send_files(store: Store, folder: Path, manifest: Manifest) -> None:
 
 
 def _holds(store: Store, manifest: Manifest, file: FileEntry) -> bool:
-    path = Path(store.at(f"{manifest.folder}/{file.path}"))
+    path = Path(store.full_path(f"{manifest.folder}/{file.path}"))
     return not path.is_symlink() and _size_and_sha256(path) == (file.bytes, file.sha256)
 
 

@@ -57,12 +57,12 @@ def _verified(store: Store, run_id: str) -> Verified:
     known = {file.path for file in manifest.files}
     wrong = dict.fromkeys(sorted(sizes.keys() - known), "no manifest names it")
     for file in manifest.files:
-        if (said := _wrong_with(store, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
+        if (said := _damage_of_file(store, f"{manifest.folder}/{file.path}", file, sizes.get(file.path))) is not None:
             wrong[file.path] = said
     return Verified(run_id, len(manifest.files), manifest.bytes, wrong)
 
 
-def _wrong_with(store: Store, path: str, file: FileEntry, size: int | None) -> str | None:
+def _damage_of_file(store: Store, path: str, file: FileEntry, size: int | None) -> str | None:
     if size is None:
         return "missing"
     if size != file.bytes:

@@ -38,7 +38,7 @@ def classifier(
         "default_batch": 16,
         "default_optimizer": "momentum",
         "sources": sources(shape, classes),
-        "own_data": functools.partial(folder.own, shape, classes),
+        "own_data": functools.partial(folder.user_pictures, shape, classes),
         **more,
     }
     return Workload(

@@ -86,12 +86,12 @@ def _convolutions(padding: int, pool: Callable[[], nn.MaxPool2d]) -> list[nn.Mod
     ]  # fmt: skip
 
 
-def one_column() -> nn.Sequential:
+def alexnet_one_column() -> nn.Sequential:
     """Images [B, 3, 224, 224] to scores [B, 1000]."""
     return nn.Sequential(*_convolutions(2, _pool), *_linear(256 * 6 * 6))
 
 
-def grouped() -> nn.Sequential:
+def alexnet_grouped() -> nn.Sequential:
     """Images [B, 3, 227, 227] to scores [B, 1000]; what two graphics cards computed then is two groups here."""
     return nn.Sequential(
         nn.Conv2d(3, 96, 11, stride=4),
@@ -113,7 +113,7 @@ def grouped() -> nn.Sequential:
     )
 
 
-def small() -> nn.Sequential:
+def alexnet_small() -> nn.Sequential:
     """Images [B, 3, 32, 32] to scores [B, 10]: the same convolutions, a narrower pooling and one linear layer."""
     return nn.Sequential(*_convolutions(5, functools.partial(nn.MaxPool2d, 2)), nn.Flatten(), nn.Linear(256, 10))
 
@@ -222,7 +222,7 @@ WORKLOADS = (
     ),
     _COMMON(
         name="alexnet-c32",
-        build=small,
+        build=alexnet_small,
         shape=C32,
         classes=10,
         summary="AlexNet in its form for CIFAR (https://github.com/bearpaw/pytorch-classification): few, cheap ops",
@@ -231,14 +231,14 @@ WORKLOADS = (
     ),
     _COMMON(
         name="alexnet-224",
-        build=one_column,
+        build=alexnet_one_column,
         shape=C224,
         classes=1000,
         summary="AlexNet in one column at 224 x 224: 61 million parameters, bound by moving weights",
     ),
     _COMMON(
         name="alexnet-grouped-227",
-        build=grouped,
+        build=alexnet_grouped,
         shape=(3, 227, 227),
         classes=1000,
         summary="AlexNet of 2012 at 227 x 227: grouped convolutions and local response normalisation",

@@ -37,7 +37,7 @@ _MOST_IDLE = 30  # actions that do nothing at the start of a game, at random, so
 
 
 @dataclass(frozen=True)
-class Seen:
+class ActionResult:
     """Result of an action: a picture [84, 84] uint8, the clipped reward, whether the episode is over."""
 
     picture: Tensor
@@ -66,7 +66,7 @@ class Emulator:
         """Return how many different actions there are."""
         return len(self._actions)
 
-    def act(self, action: int) -> Seen:
+    def act(self, action: int) -> ActionResult:
         """Hold an action for four frames; `restart` where the episode is over."""
         reward, screens = 0.0, []
         for number in range(HELD):
@@ -80,7 +80,7 @@ class Emulator:
         over = bool(self._ale.game_over()) or self._ale.lives() < self._lives
         self._lives = self._ale.lives()
         shown = screens or [self._ale.getScreenGrayscale()]
-        return Seen(small(np.maximum.reduce(shown)), float(np.clip(reward, -1, 1)), over)
+        return ActionResult(downscale_screen(np.maximum.reduce(shown)), float(np.clip(reward, -1, 1)), over)
 
     def restart(self) -> None:
         """A new game if the last one is over; after the loss of a life the same game goes on."""
@@ -109,7 +109,7 @@ class Replay:
     def __len__(self) -> int:
         return min(self._written, self._capacity)
 
-    def add(self, action: int, seen: Seen) -> None:
+    def add(self, action: int, seen: ActionResult) -> None:
         """Store what an action led to in the place of the oldest."""
         place = self._written % self._capacity
         self._pictures[place], self._actions[place] = seen.picture, action
@@ -138,7 +138,7 @@ class Replay:
         return pictures
 
 
-def small(screen: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+def downscale_screen(screen: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """A grey screen [210, 160] as a picture [84, 84], each point the mean of its area."""
     values = torch.from_numpy(screen.astype(np.float32))[None, None]
     return functional.interpolate(values, (SIDE, SIDE), mode="area")[0, 0].round().to(torch.uint8)

@@ -96,12 +96,14 @@ def _norm(channels: int) -> tuple[nn.Module, nn.Module]:
     return nn.BatchNorm2d(channels), nn.ReLU()
 
 
-def _judged(scores: Tensor, real: bool) -> Tensor:
+def _adversarial_loss(scores: Tensor, real: bool) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(real)))
 
 
 def _discriminator_loss(model: DCGAN, images: Tensor, made: Tensor) -> Tensor:
-    return _judged(model.discriminator(images), real=True) + _judged(model.discriminator(made.detach()), real=False)
+    return _adversarial_loss(model.discriminator(images), real=True) + _adversarial_loss(
+        model.discriminator(made.detach()), real=False
+    )
 
 
 def _noise(images: Tensor) -> Tensor:
@@ -112,7 +114,7 @@ def dcgan_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Both losses in one graph, with all the work of a step: for counting. `step` trains with one after the other."""
     assert isinstance(model, DCGAN)
     made = model(_noise(batch[0]))
-    return _discriminator_loss(model, batch[0], made) + _judged(model.discriminator(made), real=True)
+    return _discriminator_loss(model, batch[0], made) + _adversarial_loss(model.discriminator(made), real=True)
 
 
 def step(training: Training, batch: Batch) -> Tensor:
@@ -125,7 +127,7 @@ def step(training: Training, batch: Batch) -> Tensor:
     against.backward()  # type: ignore[no-untyped-call]
     of_discriminator.step()
     of_generator.zero_grad()
-    fooled = _judged(model.discriminator(made), real=True)
+    fooled = _adversarial_loss(model.discriminator(made), real=True)
     fooled.backward()  # type: ignore[no-untyped-call]
     of_generator.step()
     return against.detach() + fooled.detach()

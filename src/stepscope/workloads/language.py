@@ -65,7 +65,7 @@ def language_model(
         "default_batch": 16,
         "default_optimizer": "adam",
         "sources": text.sources(windows),
-        "own_data": functools.partial(text.own, windows),
+        "own_data": functools.partial(text.user_text, windows),
         "example": functools.partial(example, windows),
         **more,
     }

@@ -20,8 +20,8 @@ from tests.analysis.attribution.simulated import (
 )
 
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
-from stepscope.analysis.energy.rail_fits import nearest, overlap
-from stepscope.analysis.energy.readings import Readings, taken_apart
+from stepscope.analysis.energy.rail_fits import energy_by_nearest_reading, energy_by_overlap
+from stepscope.analysis.energy.readings import Readings, from_running_average
 from stepscope.analysis.energy.scaled_rows import scaled_rows
 from stepscope.analysis.energy.sensor_model import SensorModel, covered
 from stepscope.analysis.energy.timeline import fill_unprofiled
@@ -39,7 +39,7 @@ def _found(run: Execution, readings: Readings, options: Options = PERIODIC) -> A
 
 def _averaged(run: Execution) -> Readings:
     raw = sampled(run, 1, INA3221)
-    return taken_apart(raw.stamp, raw.watts, 1 / 64, 0.0066)
+    return from_running_average(raw.stamp, raw.watts, 1 / 64, 0.0066)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,10 @@ def test_the_sensor_is_found_blindly(ten_ms: Attribution) -> None:
 
 def test_the_simpler_ways_stay_far_off(run: Execution, ten_ms: Attribution) -> None:
     true, readings = truth(run, kinds(run)), sampled(run, 1)
-    for keys in (nearest(run.timeline, readings), overlap(run.timeline, readings, ten_ms.calibration.model.lag)):
+    for keys in (
+        energy_by_nearest_reading(run.timeline, readings),
+        energy_by_overlap(run.timeline, readings, ten_ms.calibration.model.lag),
+    ):
         assert error_of(true, np.asarray(np.bincount(kinds(run), keys), dtype=np.float64)) > 0.15
         assert keys.sum() == pytest.approx(run.truth.sum(), rel=0.01)
 
@@ -136,7 +139,7 @@ def test_parts_add_up_to_the_measured_total(run: Execution, ten_ms: Attribution)
 
 def test_an_average_that_is_read_too_slowly_is_far_off_but_does_not_claim_more(run: Execution) -> None:
     stamp, watts = polled(sampled(run, 1, replace(INA3221, late=0.0)), run.timeline.end, 1, 0.010)
-    reached = score(run, _found(run, taken_apart(stamp, watts, 1 / 64, 0.0066), Options()), kinds(run))
+    reached = score(run, _found(run, from_running_average(stamp, watts, 1 / 64, 0.0066), Options()), kinds(run))
     assert reached.error <= 0.10
     assert reached.right >= 0.9 * reached.resolved
     assert reached.inside >= 0.7 * reached.counted

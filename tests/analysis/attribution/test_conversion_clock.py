@@ -10,9 +10,9 @@ from tests.analysis.attribution.scores import kinds, modules, score
 from tests.analysis.attribution.simulated import Device, Execution, execute, polled, resnet_step, sampled
 
 from stepscope.analysis.energy.attribution import Options, attribute, clock_of_conversions
-from stepscope.analysis.energy.clocks import UpdateClock
 from stepscope.analysis.energy.readings import Readings, at_conversions
 from stepscope.analysis.energy.sensor_model import SensorModel
+from stepscope.analysis.energy.update_clocks import UpdateClock
 
 STATED, TRUE = 0.007, 0.0066
 SPOT = Device(TRUE, 0.0011, 0.04, 0.012, 0.0015, 0.0, 0.0)

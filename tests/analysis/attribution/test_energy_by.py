@@ -13,7 +13,7 @@ from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powere
 from tests.analysis.powered import powered, rail, times
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.energy.inputs import run_readings
+from stepscope.analysis.energy.fit_inputs import run_readings
 from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution
 from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, parts
 from stepscope.analysis.energy.rails import Energy

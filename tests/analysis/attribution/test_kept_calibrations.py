@@ -14,7 +14,7 @@ from tests.analysis.attribution.powered_run import powered_run
 
 from stepscope.analysis.energy import rail_fits
 from stepscope.analysis.energy.calibration import calibrate
-from stepscope.analysis.energy.inputs import stored_calibrations
+from stepscope.analysis.energy.fit_inputs import stored_calibrations
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
 

@@ -13,7 +13,7 @@ from tests.analysis.attribution.simulated import Device, execute, resnet_step, s
 from tests.fabricate import STEP, Op, fabricate_run, walk
 
 from stepscope.analysis.energy.attribution import Options, attribute
-from stepscope.analysis.energy.inputs import run_pieces, run_timeline
+from stepscope.analysis.energy.fit_inputs import run_pieces, run_timeline
 from stepscope.analysis.energy.operators import energy_by
 from stepscope.analysis.energy.rail_fits import fit_rails, parts
 from stepscope.analysis.energy.timeline import Keys, Lane

@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.attribution.powered_run import GAP_W, PAUSE_W, Apart, pauses_of, powered_run, true_joules
 
 from stepscope.analysis.energy import fit_span
-from stepscope.analysis.energy.inputs import BETWEEN, PAUSES
+from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES
 from stepscope.analysis.energy.operators import energy_by
 from stepscope.analysis.run import Run
 

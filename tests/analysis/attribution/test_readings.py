@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from tests.analysis.attribution.simulated import Device, counted, execute, polled, resnet_step, sampled
 
-from stepscope.analysis.energy.clocks import UpdateClock, clock_of_residuals, fit_clock, is_periodic
 from stepscope.analysis.energy.coarse_search import Prior, coarse_search
-from stepscope.analysis.energy.readings import at_updates, by_clock, from_counter, from_gauge, surprises, taken_apart
+from stepscope.analysis.energy.readings import (
+    at_updates,
+    by_clock,
+    from_counter,
+    from_gauge,
+    from_running_average,
+    prediction_errors,
+)
+from stepscope.analysis.energy.update_clocks import UpdateClock, clock_of_residuals, fit_clock, is_periodic
 from stepscope.record.sampler.stream import Deadlines
 
 RUN = execute(resnet_step(0), 40, 1)
@@ -91,7 +98,7 @@ def test_the_clock_of_a_slowly_read_counter_shows_in_what_the_fit_leaves() -> No
     clock = clock_of_residuals(t, lacking, np.full(2000, 7.0), 0.001)
     assert clock is not None
     assert clock.period == pytest.approx(0.001013, rel=1e-5)
-    assert np.abs((clock.latched(t) - (t - age) + 5e-4) % 0.001013 - 5e-4).max() < 1e-4
+    assert np.abs((clock.last_update_times(t) - (t - age) + 5e-4) % 0.001013 - 5e-4).max() < 1e-4
     assert clock_of_residuals(t, random.normal(0, 2e-4, len(t)), np.full(2000, 7.0), 0.001) is None
 
 
@@ -99,11 +106,11 @@ def test_the_conversions_behind_a_slowly_read_average_show_in_what_the_fit_leave
     device = Device(0.0066, 0.0066, 0.005, 0.0, 0.0, 0.0, 0.0, register=1 / 64)
     raw = sampled(RUN, 0, device)
     stamp, watts = polled(raw, RUN.timeline.end, 0, 0.010)
-    windows = taken_apart(stamp, watts, 1 / 64, 0.0066)
+    windows = from_running_average(stamp, watts, 1 / 64, 0.0066)
     assert windows.register is not None
     assert windows.width is not None
     true = _true_joules(windows.stamp - windows.width, windows.stamp) / windows.width
-    surprise, speed = surprises(windows.register, windows.stamp, true)
+    surprise, speed = prediction_errors(windows.register, windows.stamp, true)
     clock = clock_of_residuals(windows.stamp, surprise, speed, 0.0065)
     assert clock is not None
     assert clock.period == pytest.approx(0.0066, rel=1e-3)
@@ -175,7 +182,7 @@ def test_a_clock_with_lost_readings_is_one() -> None:
 def test_a_running_average_is_taken_apart_into_its_conversions(poll: float) -> None:
     device = Device(0.0066, 0.0011, 1e-6, 0.0, 0.0, 0.0, 0.0, register=1 / 64)
     stamp, watts = polled(sampled(RUN, 0, device), RUN.timeline.end, 0, poll)
-    readings = taken_apart(stamp, watts, 1 / 64, 0.0066)
+    readings = from_running_average(stamp, watts, 1 / 64, 0.0066)
     assert readings.count > 0.9 * RUN.timeline.end / 0.0066
     assert readings.period == pytest.approx(0.0066, rel=1e-3)
     off = [
@@ -188,7 +195,7 @@ def test_a_running_average_is_taken_apart_into_its_conversions(poll: float) -> N
 def test_readings_slower_than_the_conversions_become_windows_of_their_own_length() -> None:
     device = Device(0.0066, 0.0066, 1e-6, 0.0, 0.0, 0.0, 0.0, register=1 / 64)
     stamp, watts = polled(sampled(RUN, 0, device), RUN.timeline.end, 0, 0.05)
-    readings = taken_apart(stamp, watts, 1 / 64, 0.0066)
+    readings = from_running_average(stamp, watts, 1 / 64, 0.0066)
     assert readings.width is not None
     assert readings.width.mean() == pytest.approx(0.05, rel=0.1)
     true = _true_joules(readings.stamp - readings.width, readings.stamp) / readings.width

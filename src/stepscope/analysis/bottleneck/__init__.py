@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.bottleneck.causes import MEDIUM, OF_WORK, SYSTEM, Bottleneck, Bound, Cause, Evidence
-from stepscope.analysis.bottleneck.system import CROWDED, causes_of_system
-from stepscope.analysis.bottleneck.waits import causes_of_waiting, late_rank
-from stepscope.analysis.bottleneck.work import WORKS_ELSEWHERE, causes_of_work
+from stepscope.analysis.bottleneck.compute_causes import WORKS_ELSEWHERE, causes_of_work
+from stepscope.analysis.bottleneck.system_causes import CROWDED, causes_of_system
+from stepscope.analysis.bottleneck.wait_causes import causes_of_waiting, late_rank
 from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.metrics import accelerator_utilisation
@@ -36,14 +36,14 @@ def bottleneck(run: Run) -> Bottleneck:
     off_core = [*causes_of_waiting(seen, phases, elsewhere, loaders, late_rank(run))]
     work, why, would_tell = causes_of_work(run, seen, phases, busiest)
     if seen.background_cores is None and seen.delayed is None:
-        off_core, work = ([_unrefuted(cause) for cause in causes] for causes in (off_core, work))
+        off_core, work = ([_with_less_confidence(cause) for cause in causes] for causes in (off_core, work))
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
     rest = [*(cause for cause in system if cause.share < waits), *off_core, *work]
     return Bottleneck((*first, *sorted(rest, key=_rank)), why, would_tell)
 
 
-def _unrefuted(cause: Cause) -> Cause:
+def _with_less_confidence(cause: Cause) -> Cause:
     """Return a cause as it stands where background CPU load was not read: with less confidence."""
     return replace(cause, confidence=MEDIUM, evidence=(*cause.evidence, _NOT_READ))
 
@@ -59,7 +59,7 @@ def _phases(run: Run) -> dict[str, Estimate]:
     Data takes no more than the loaders took of the whole run: a few profiled steps may hold the first ones of epochs.
     """
     shares = {
-        row["phase"]: _of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])
+        row["phase"]: _share_of_step(row["share"], row["ns"], row["low_ns"], row["high_ns"])
         for row in run.phases().iter_rows(named=True)
     }
     loading_ns, steps = (run.meta.get("recorder") or {}).get("loading_ns"), run.steps
@@ -70,7 +70,7 @@ def _phases(run: Run) -> dict[str, Estimate]:
     return shares
 
 
-def _of_step(share: float, ns: float, low: float | None, high: float | None) -> Estimate:
+def _share_of_step(share: float, ns: float, low: float | None, high: float | None) -> Estimate:
     """A share with the relative interval of its median time."""
     if not ns or ns <= 0 or low is None or high is None:
         return Estimate(share).clipped()

@@ -81,7 +81,7 @@ def evidence_above(text: str, share: Estimate | None, source: str, least: float 
     return Evidence(text.format(f"{value}{between}"), share.value, share.low, share.high, source)
 
 
-def rate(text: str, share: Estimate | None, unit: str, source: str, least: float) -> Evidence | None:
+def rate_evidence(text: str, share: Estimate | None, unit: str, source: str, least: float) -> Evidence | None:
     """Return a rate as such a sentence part; "{}" stands for its number with the unit."""
     if share is None or share.value < least:
         return None

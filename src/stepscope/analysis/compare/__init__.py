@@ -21,7 +21,7 @@ from stepscope.analysis.compare.explanation import (
 )
 from stepscope.analysis.compare.layers import QUANTITIES, LayerRow, layers_of_sides
 from stepscope.analysis.compare.program import Program, program_changes
-from stepscope.analysis.compare.sides import (
+from stepscope.analysis.compare.run_groups import (
     CHANGES,
     RunGroup,
     Setting,
@@ -33,12 +33,12 @@ from stepscope.analysis.compare.sides import (
     setting_differences,
 )
 from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
-from stepscope.analysis.estimate import Estimate, overall
+from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.errors import RunError, UnknownName, UsageError
-from stepscope.fault_isolation import analysed
+from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.plugins import draw_in_notebook
 from stepscope.quantities import find, in_order, simulated_badge
 from stepscope.request import parse_amount, refuse_bare_share
@@ -101,7 +101,9 @@ class Comparison:
         """Geometric mean over the settings of other / first, of the scope of that metric which comes first."""
         rows = self.quantities.filter((pl.col("metric") == metric) & (pl.col("side") == other))
         rows = rows.filter(pl.col("ratio").is_not_null()).unique("setting", keep="first", maintain_order=True)
-        return overall(Estimate(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows.iter_rows(named=True))
+        return geometric_mean_of_ratios(
+            Estimate(r["ratio"], r["ratio_low"], r["ratio_high"]) for r in rows.iter_rows(named=True)
+        )
 
     def explain(self, what: str = "time", by: str = "module", other: int = 1, setting: int = 0) -> Explanation:
         """Return the parts that make the difference between a side (from 1) and the first: they add up to it.
@@ -201,7 +203,7 @@ class Comparison:
         }  # fmt: skip
 
 
-@analysed
+@wrap_analysis_faults
 def compare(runs: Sequence[str | Path | Run], per: str = "step", attribution: str = "fit") -> Comparison:
     """Compare two to ten runs, folders of runs (repeats, or a device's) or folders of sweeps with the first of them.
 
@@ -236,18 +238,23 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
             "are taken as repeats."
         )
     simulated = [
-        (letter(side), run) for side, group in enumerate(run_groups) for run in group.runs if run.simulated is not None
+        (side_letter(side), run)
+        for side, group in enumerate(run_groups)
+        for run in group.runs
+        if run.simulated is not None
     ]
     if simulated:
         sides = ", ".join(dict.fromkeys(side for side, _ in simulated))
         use = " and the use of its processors" if any(board_computes(run) for _, run in simulated) else ""
         yield f"SIMULATED sensors of {sides}: power, energy, heat{use} are of a simulated board, not of a device."
     computed = [
-        letter(side) for side, group in enumerate(run_groups) if any(memory_is_computed(run) for run in group.runs)
+        side_letter(side) for side, group in enumerate(run_groups) if any(memory_is_computed(run) for run in group.runs)
     ]
     if computed:
         yield f"COMPUTED memory of {', '.join(computed)}: live tensors there are {COMPUTED}."
-    disturbed = [letter(side) for side, group in enumerate(run_groups) if any(_disturbed(run) for run in group.runs)]
+    disturbed = [
+        side_letter(side) for side, group in enumerate(run_groups) if any(_disturbed(run) for run in group.runs)
+    ]
     if disturbed:
         yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."
 
@@ -258,17 +265,17 @@ def _disturbed(run: Run) -> bool:
     )
 
 
-def letter(side: int) -> str:
+def side_letter(side: int) -> str:
     """Return A, B, C ... of a side."""
     return chr(ord("A") + side)
 
 
 def _difference_sentence(comparison: Comparison, other: int, setting: int) -> str:
     rows = comparison.quantities.filter(pl.col("setting") == comparison.settings[setting].label)
-    parts = [_step_time_sentence(rows, other), *_changed(comparison, other, setting)]
+    parts = [_step_time_sentence(rows, other), *_changed_settings_text(comparison, other, setting)]
     rows = rows.filter(pl.col("side") == other)
     why = comparison.explain("time", "module", other, setting)
-    program = comparison.program(other, setting).sentence(letter(other))
+    program = comparison.program(other, setting).sentence(side_letter(other))
     if why.reason:
         return " ".join(filter(None, [*parts, program, f"Why is not known: {why.reason}."]))
     if not _differs(rows):
@@ -287,7 +294,7 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
     return " ".join([*parts, *_unexplained_note(why)])
 
 
-def _changed(comparison: Comparison, other: int, setting: int) -> Iterator[str]:
+def _changed_settings_text(comparison: Comparison, other: int, setting: int) -> Iterator[str]:
     """Yield what was changed between two sides: the parts that follow come of it."""
     found = comparison.differences(other, setting)
     named = [f"{name} {first} to {second}" for name in CHANGES if name in found for first, second in [found[name]]]
@@ -313,19 +320,19 @@ def _step_time_sentence(rows: pl.DataFrame, other: int) -> str:
     steps = {row["side"]: row for row in rows.filter(metric="step_time").iter_rows(named=True)}
     row = steps.get(other)
     if row is None or row["ratio"] is None:
-        return f"The step times of A and {letter(other)} cannot be compared."
-    ratio = f"{letter(other)} / A"
+        return f"The step times of A and {side_letter(other)} cannot be compared."
+    ratio = f"{side_letter(other)} / A"
     if row["difference"] == "none seen":
         between = f"[{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
-        return f"No difference in step time seen between A and {letter(other)} ({ratio}: {between})."
+        return f"No difference in step time seen between A and {side_letter(other)} ({ratio}: {between})."
     ends = estimate(row["ratio"], row["ratio_low"], row["ratio_high"], "")
     pace, factor = ("slower", row["ratio"]) if row["ratio"] >= 1 else ("faster", 1 / row["ratio"])
     if number(factor) == "1" and row["difference"] != "no interval":
-        return f"{letter(other)} is as fast as A: {duration(row['value'])} a step ({ratio}: {ends})."
+        return f"{side_letter(other)} is as fast as A: {duration(row['value'])} a step ({ratio}: {ends})."
     times = f"{duration(row['value'])} a step against {duration(steps[0]['value'])}"
     if row["difference"] == "no interval":
-        return f"Whether {letter(other)} is {pace} than A cannot be told: {times} ({ratio}: {ends})."
-    return f"{letter(other)} is {number(factor)}x {pace} than A: {times} ({ratio}: {ends})."
+        return f"Whether {side_letter(other)} is {pace} than A cannot be told: {times} ({ratio}: {ends})."
+    return f"{side_letter(other)} is {number(factor)}x {pace} than A: {times} ({ratio}: {ends})."
 
 
 def _differs(rows: pl.DataFrame) -> bool:

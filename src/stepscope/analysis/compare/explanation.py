@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from stepscope.analysis.compare.sides import samples_per_step, step_time
+from stepscope.analysis.compare.run_groups import samples_per_step, step_time
 from stepscope.analysis.estimate import Estimate, mean_of_repeats
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run

@@ -57,14 +57,14 @@ class Program:
             return ""
         return f"A and {letter} make the same {plural(self.calls, 'operator call')} a step, in the same layers."
 
-    def of(self, what: str) -> list[ProgramChange]:
+    def changes_of_kind(self, what: str) -> list[ProgramChange]:
         """Return the changes of one sort."""
         return [change for change in self.changes if change.what == what]
 
     def _layers(self) -> Iterator[str]:
-        for change in self.of("model"):
+        for change in self.changes_of_kind("model"):
             yield f"another model, {number(change.other or 0)} layers (A: {number(change.first or 0)})"
-        changes = self.of("layer")
+        changes = self.changes_of_kind("layer")
         for verb, kept in (
             ("added", [change for change in changes if change.first is None]),
             ("removed", [change for change in changes if change.other is None]),
@@ -77,12 +77,15 @@ class Program:
             yield f"other parameters in {_abbreviated(named)}"
 
     def _totals(self) -> Iterator[str]:
-        for change in self.of("FLOPs"):
+        for change in self.changes_of_kind("FLOPs"):
             yield f"{si(change.other or 0.0, 'FLOP')} (A: {si(change.first or 0.0, 'FLOP')})"
 
     def _operators(self) -> Iterator[str]:
-        named = [f"{change.name} {_count(change.other)} (A: {_count(change.first)})" for change in self.of("operator")]
-        for change in self.of("operator calls"):
+        named = [
+            f"{change.name} {_count(change.other)} (A: {_count(change.first)})"
+            for change in self.changes_of_kind("operator")
+        ]
+        for change in self.changes_of_kind("operator calls"):
             yield f"{_count(change.other)} operator calls (A: {_count(change.first)}), above all {_abbreviated(named)}"
 
 
@@ -180,7 +183,7 @@ def _flops(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
 def _operators(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
     """The kinds whose number of calls differs in all steps: those first whose calls more or fewer take most time."""
     kinds = dict.fromkeys((*first.kinds, *other.kinds))
-    apart = [kind for kind in kinds if _apart(first.of_kind(kind), other.of_kind(kind))]
+    apart = [kind for kind in kinds if _are_ranges_disjoint(first.of_kind(kind), other.of_kind(kind))]
     if not apart:
         return
     yield ProgramChange("operator calls", "", float(np.median(first.total)), float(np.median(other.total)))
@@ -196,5 +199,5 @@ def _operators(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
         yield ProgramChange("operator", kind, before, after)
 
 
-def _apart(first: Floats, other: Floats) -> bool:
+def _are_ranges_disjoint(first: Floats, other: Floats) -> bool:
     return bool(first.max() < other.min() or other.max() < first.min())

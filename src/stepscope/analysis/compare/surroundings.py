@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stepscope.analysis.compare.sides import step_time
+from stepscope.analysis.compare.run_groups import step_time
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy, occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.run import Run
@@ -62,7 +62,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class _Still:
+class _StalledTime:
     """The share of the time in which the steps of a side stood still, with the half of its CI; length of a step, ns."""
 
     share: float
@@ -71,7 +71,7 @@ class _Still:
     ends: Ends
 
     @classmethod
-    def of(cls, side: Side, share: Callable[[Occupancy], Estimate | None]) -> _Still | None:
+    def of(cls, side: Side, share: Callable[[Occupancy], Estimate | None]) -> _StalledTime | None:
         """The mean over the runs of a side; None where one does not tell."""
         known = [part for seen, _, _ in side if (part := share(seen)) is not None]
         if len(known) < len(side):
@@ -86,7 +86,7 @@ class _Still:
         return max(1 - self.share, _LEAST_MOVING)
 
 
-def _part(name: str, first: _Still, other: _Still, whole: float, said: str) -> Surrounding:
+def _part(name: str, first: _StalledTime, other: _StalledTime, whole: float, said: str) -> Surrounding:
     """What the step of the other side would be shorter by, had it stood still for the share of the first."""
     kept = other.moving / first.moving
     difference = other.length * (1 - kept)
@@ -97,7 +97,7 @@ def _part(name: str, first: _Still, other: _Still, whole: float, said: str) -> S
 
 
 def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
-    before, after = (_Still.of(side, lambda seen: seen.starved) for side in (first, other))
+    before, after = (_StalledTime.of(side, lambda seen: seen.starved) for side in (first, other))
     if before is None or after is None:
         return
     part = _part("load", before, after, whole, "the training was ready to run and had no core for")
@@ -139,7 +139,7 @@ def _clock(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
 
 
 def _memory(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
-    stalled = [_Still.of(side, lambda seen: seen.pressure.get("memory:some")) for side in (first, other)]
+    stalled = [_StalledTime.of(side, lambda seen: seen.pressure.get("memory:some")) for side in (first, other)]
     faults = [_mean([seen.major_faults.value if seen.major_faults else 0.0 for seen, _, _ in side])
               for side in (first, other)]  # fmt: skip
     if stalled[0] is None or stalled[1] is None or abs(faults[1] - faults[0]) < 10:

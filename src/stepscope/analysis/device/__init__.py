@@ -49,7 +49,7 @@ def identify(device: dict[str, Any], rails: Collection[str] = (), simulated: str
     return by_rails if alike[by_rails.name] >= _FEW_RAILS else best
 
 
-def canonical(board: Board, rail: str) -> str:
+def canonical_rail_name(board: Board, rail: str) -> str:
     """The name that the board's file has for a rail, whatever release or kernel named it."""
     return dict(board.aliases).get(rail, rail)
 
@@ -75,13 +75,13 @@ def core_clusters(device: dict[str, Any], board: Board) -> dict[str, list[int]]:
     named: dict[str, list[int]] = {}
     for core in cores:
         cluster = kinds.get(_kind(core.get("midr")))
-        named.setdefault(cluster.name if cluster else _by_strength(core, cores, board.clusters), []).append(
+        named.setdefault(cluster.name if cluster else _cluster_by_capacity(core, cores, board.clusters), []).append(
             int(core.get("core", -1))
         )
     return named
 
 
-def _by_strength(core: dict[str, Any], cores: list[dict[str, Any]], clusters: tuple[Cluster, ...]) -> str:
+def _cluster_by_capacity(core: dict[str, Any], cores: list[dict[str, Any]], clusters: tuple[Cluster, ...]) -> str:
     if len(clusters) == 1:
         return clusters[0].name
     strengths = sorted({_capacity(other) for other in cores})
@@ -131,6 +131,6 @@ def _vendors(device: dict[str, Any]) -> str:
 def _rails_in_common(board: Board, rails: Collection[str]) -> int:
     """Return how many of the measured rails this board names itself, patterns not counted; 0 unless it has all."""
     own = {rail.name for rail in board.rails if "*" not in rail.name}
-    named = [canonical(board, rail) for rail in rails]
+    named = [canonical_rail_name(board, rail) for rail in rails]
     seen = [rail for rail in named if rail in own]
     return len(seen) if seen and len(seen) == len(named) else 0

@@ -76,7 +76,7 @@ def ceilings_of(run: RunReader) -> Ceilings | None:
     They are measured with torch's kernels, and bound no others.
     """
     found = _stated(run) if run.framework == "torch" else None
-    return None if found is None or _disturbed(found) else found
+    return None if found is None or _is_measured_under_load(found) else found
 
 
 def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
@@ -92,7 +92,7 @@ def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
     return f"the ceilings of {device} are withheld: their probe waited for a CPU core in {waited} of its time"
 
 
-def would_tell(run: RunReader) -> str:
+def ceilings_remedy(run: RunReader) -> str:
     """Return what gives a run like this one ceilings, as a sentence without its full stop."""
     return _WOULD_TELL_SIMULATED if run.meta.get("simulated") else _WOULD_TELL
 
@@ -105,7 +105,7 @@ def _stated(run: RunReader) -> Ceilings | None:
         return None
 
 
-def _disturbed(found: Ceilings) -> bool:
+def _is_measured_under_load(found: Ceilings) -> bool:
     """What was measured under other load is below what the device reaches, by an unknown factor of each size."""
     return (found.run_queue_share or 0.0) > QUIET
 

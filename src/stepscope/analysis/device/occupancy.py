@@ -15,8 +15,8 @@ from stepscope.analysis.channels import Series, board_computes, resolved_ns, ser
 from stepscope.analysis.device.throttling import Clock, clock_of
 from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
 from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
-from stepscope.analysis.process_scopes import CHILDREN, OWN, several
-from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.process_scopes import CHILDREN, OWN, has_several_processes
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import span_ns
 from stepscope.runfolder import RunReader
 
@@ -67,7 +67,7 @@ class Occupancy:
     clock: Clock | None
 
     @property
-    def full(self) -> bool:
+    def are_cores_full(self) -> bool:
         """Tell whether so few cores are idle that one of several threads may wait for one; so where that is not known.
 
         With idle cores a thread that waits for another waits for its work: for autograd's own thread of a GPU, say.
@@ -105,7 +105,7 @@ class Occupancy:
         held, lock = self.run_queue_share, self.waits.get("lock", NOTHING)
         others = (self.background_cores or NOTHING).value >= OTHERS
         loaded = others or self.pressure.get("cpu:some", NOTHING).value >= QUEUED
-        alone = (self.threads or 1) < 2 or not (self.full and loaded) or lock.value < _SEEN
+        alone = (self.threads or 1) < 2 or not (self.are_cores_full and loaded) or lock.value < _SEEN
         return held if held is None or alone else Estimate(held.value + lock.value).clipped()
 
     @property
@@ -124,11 +124,11 @@ class Occupancy:
         return min(max(self.off_core, min(known, 1.0)), 1.0)
 
 
-@once_a_run
+@cached_per_run
 def occupancy(run: RunReader) -> Occupancy:
     """Read all of it from a run; of one whose training processes are not the watched one, what is of the machine."""
     span = span_ns(run)
-    single_process = not several(run)
+    single_process = not has_several_processes(run)
     utilised = core_utilisation(run)
     used = [] if span is None else process_cpu_utilisation(run)
     own = next((row for row in used if row.scope in OWN), None)

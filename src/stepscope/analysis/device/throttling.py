@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analysis.channels import Series, board_computes, series_of
 from stepscope.analysis.device.contract import is_throttling
 from stepscope.analysis.estimate import Estimate, mean_of_stretches
-from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import span_ns
 from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
@@ -41,24 +41,24 @@ class Clock:
     limits: tuple[str, ...] = ()
 
     @property
-    def fell(self) -> bool:
+    def has_dropped(self) -> bool:
         """Return whether the last steps ran at a clearly lower clock than the first ones."""
         return self.last <= SLOWER * self.first
 
     @property
     def clock_reduced(self) -> bool:
         """Return whether the clock was low, and something says why or it fell."""
-        return self.share.value <= SLOWER and bool(self.acting or self.limits or self.fell)
+        return self.share.value <= SLOWER and bool(self.acting or self.limits or self.has_dropped)
 
 
-@once_a_run
+@cached_per_run
 def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
     """Return whether clocks were held down while steps ran (None: nothing was read that tells), and sentences why."""
     span = span_ns(run)
     if span is None:
         return None, ()
     clock = None if board_computes(run) else clock_of(run, span)
-    acting = tuple(_acting(run, span)) if clock is None else clock.acting
+    acting = tuple(_throttling_reports(run, span)) if clock is None else clock.acting
     reported = any(len(_inside(series, span)) for name in _REPORTING for series in series_of(run, name))
     seldom = tuple(text for share, text in _reasons(run, span) if share < _NOTABLE)
     said = seldom or (("no sensor reported throttling",) if reported else ())
@@ -97,7 +97,7 @@ def clock_of(run: RunReader, span: tuple[int, int]) -> Clock | None:
     fifth = max(len(top) // 5, 1)
     first, last = float(np.median(top[:fifth])), float(np.median(top[-fifth:]))
     limits = (*_limits(run, stated), *_hot_zones(run, span))
-    return Clock(mean_of_stretches(top).clipped(), first, last, tuple(_acting(run, span)), limits)
+    return Clock(mean_of_stretches(top).clipped(), first, last, tuple(_throttling_reports(run, span)), limits)
 
 
 def _inside(series: Series, span: tuple[int, int]) -> Floats:
@@ -105,7 +105,7 @@ def _inside(series: Series, span: tuple[int, int]) -> Floats:
     return found
 
 
-def _acting(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
+def _throttling_reports(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
     """Yield what hardware, kernel and firmware reported as throttling while steps ran."""
     for series in series_of(run, "throttle_events"):
         counts = _inside(series, span)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analysis.energy.power_sources import PowerSource
-from stepscope.analysis.energy.rails import Energy, Line, sum_energies
+from stepscope.analysis.energy.rails import Energy, MeasuredRail, sum_energies
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _of_rapl(cpu: str, rail: str) -> Accuracy:
 
 
 def meter_energy(
-    lines: Sequence[Line], energies: Sequence[Energy], device: Mapping[str, Any], of_total: bool = True
+    lines: Sequence[MeasuredRail], energies: Sequence[Energy], device: Mapping[str, Any], of_total: bool = True
 ) -> dict[str, Any]:
     """Return what a meter in the supply line of these lines would say, J, its 95 % CI, and from where that is known.
 

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from stepscope.analysis.energy.alternative_models import COMPARED, AlternativeModel, other_models
 from stepscope.analysis.energy.calibration import (
     FEW_KEYS,
     TEMPER,
@@ -16,21 +17,12 @@ from stepscope.analysis.energy.calibration import (
     calibrate,
     recalibrate,
 )
-from stepscope.analysis.energy.calibration_error import Wobble, wobble
+from stepscope.analysis.energy.calibration_error import CalibrationErrorEffect, calibration_error_effect
 from stepscope.analysis.energy.calibration_store import SensorCalibration
-from stepscope.analysis.energy.clocks import (
-    NEAR_STATED,
-    UpdateClock,
-    clock_of_residuals,
-    fit_clock,
-    search_clock,
-    stands_out,
-)
 from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
-from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, averaged_away, misfit
-from stepscope.analysis.energy.other_models import COMPARED, Other, other_models
-from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, surprises
+from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, misfit, reason_window_too_wide
+from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, prediction_errors
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
     FULL_TIME,
@@ -48,7 +40,7 @@ from stepscope.analysis.energy.sensor_model import (
     SHORTEST_RC,
     SensorModel,
     covered,
-    delivered,
+    energy_through_rail,
     predicted,
 )
 from stepscope.analysis.energy.timeline import (
@@ -57,7 +49,15 @@ from stepscope.analysis.energy.timeline import (
     condense,
     condensed_keys,
     hierarchy,
-    without_false_detail,
+    join_uncertain_pieces,
+)
+from stepscope.analysis.energy.update_clocks import (
+    NEAR_STATED,
+    UpdateClock,
+    clock_of_residuals,
+    fit_clock,
+    search_clock,
+    stands_out,
 )
 from stepscope.arrays import Floats
 
@@ -117,7 +117,9 @@ class Attribution:
     phase: PhaseCheck
     explained: float  # share of the readings' variance
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
-    others: tuple[Other, ...] = ()  # sensor models that the readings do not exclude, and what they would give
+    others: tuple[
+        AlternativeModel, ...
+    ] = ()  # sensor models that the readings do not exclude, and what they would give
     misfit: Misfit = NOTHING_FAILED  # what tests of the residuals show
     meanwhile: Floats | None = None  # energy that went through the rail while each key ran, J (P,), if it is the rail
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
@@ -185,7 +187,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest), coarse)
     left = rows.residuals(fit)
     spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
-    errors = wobble(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
+    errors = calibration_error_effect(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
     shape = None
     if found.model.rc > SHORTEST_RC:
         parts = rows.matrix, rows.scale, rows.theta, left
@@ -201,14 +203,14 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     bare = left / (np.ones(len(left)) if rows.theta or rows.trust is None else rows.trust)
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
     tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
-    tested = replace(tested, fatal=tested.fatal or _unknown_past(readings, known, options, shape))
-    tested = replace(tested, fatal=tested.fatal or averaged_away(timeline, readings, fit.watts))
+    tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, known, options, shape))
+    tested = replace(tested, fatal=tested.fatal or reason_window_too_wide(timeline, readings, fit.watts))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
     if whole is None:
         return None
-    meanwhile = delivered(timeline, np.nan_to_num(whole.watts), found.model.rc)
+    meanwhile = energy_through_rail(timeline, np.nan_to_num(whole.watts), found.model.rc)
     return replace(whole, floor=options.floor, others=others, misfit=tested, meanwhile=meanwhile)
 
 
@@ -241,7 +243,9 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
 _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
 
 
-def _unknown_past(readings: Readings, known: SensorCalibration, options: Options, shape: FilterShape | None) -> str:
+def _reason_filter_unknown(
+    readings: Readings, known: SensorCalibration, options: Options, shape: FilterShape | None
+) -> str:
     """Return why it is not known how the sensor sees the past; empty where it is. shape: of its filter, if any."""
     if known.tied:
         return _TWO_CLOCKS
@@ -295,11 +299,11 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     if near is not None and near.clock is None:
         last = recalibrate(timeline, sharp, near.last)
         return readings, SensorCalibration(last, None, last)
-    hold = _hold(readings, options)
+    hold = _max_value_age_s(readings, options)
     first = near.first if near is not None else calibrate(timeline, sharp, options.prior(hold))
     shared = near.clock if near is not None and options.same_chip else None
     likely = [first.model, *(rival.model for rival in first.rivals[:_CLOCKS_TRIED])]
-    clocks = (_unseen_clock(timeline, readings, model, options, shared) for model in likely)
+    clocks = (_infer_update_clock(timeline, readings, model, options, shared) for model in likely)
     clock = next((clock for clock in clocks if clock is not None), None)
     ticked = _read_by_clock(timeline, readings, clock)
     if clock is None or ticked.count < FEWEST:
@@ -310,7 +314,7 @@ def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tup
     return readings, SensorCalibration(first, clock, last)
 
 
-def _hold(readings: Readings, options: Options) -> float:
+def _max_value_age_s(readings: Readings, options: Options) -> float:
     """By how much older than its delay a value can be, s: of a gauge that is read on its updates, not at all."""
     if readings.width is not None or readings.mix is not None or options.periodic or readings.ticked:
         return 0.0
@@ -326,7 +330,7 @@ def _read_by_clock(timeline: Timeline, readings: Readings, clock: UpdateClock | 
     return at_conversions(readings, clock) if readings.width is None else at_updates(readings, clock)
 
 
-def _unseen_clock(
+def _infer_update_clock(
     timeline: Timeline, readings: Readings, model: SensorModel, options: Options, shared: UpdateClock | None
 ) -> UpdateClock | None:
     """The updates of a source that is read more slowly than it moves, from what a first fit leaves.
@@ -344,7 +348,7 @@ def _unseen_clock(
         return None
     if shared is not None and not gauge:
         return shared
-    timeline = without_false_detail(condense(timeline, *FEW_KEYS))
+    timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
     rows, fit = scaled_rows(timeline, inside, model, ANY_SPREAD)
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
@@ -355,7 +359,7 @@ def _unseen_clock(
         )
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
-        surprise, speed = surprises(register, inside.stamp, fitted)
+        surprise, speed = prediction_errors(register, inside.stamp, fitted)
         return clock_of_residuals(inside.stamp, surprise, speed, register.period)
     assert refresh is not None, "a counter's refresh is known here"
     assert inside.width is not None, "a counter has widths"
@@ -381,7 +385,7 @@ def _assemble(
     fit: Fit,
     coarse: Fit,
     spread: Floats,
-    errors: Wobble,
+    errors: CalibrationErrorEffect,
     left: Floats,
 ) -> Attribution | None:
     """The parts made to add up; None where the total is not above 0, and so has no parts."""

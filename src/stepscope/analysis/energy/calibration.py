@@ -29,7 +29,15 @@ from stepscope.analysis.energy.sensor_model import (
     slow_gain,
     whitened,
 )
-from stepscope.analysis.energy.timeline import GAP, KIND, SIGNATURE, Timeline, condense, hierarchy, without_false_detail
+from stepscope.analysis.energy.timeline import (
+    GAP,
+    KIND,
+    SIGNATURE,
+    Timeline,
+    condense,
+    hierarchy,
+    join_uncertain_pieces,
+)
 from stepscope.arrays import Flags, Floats
 
 FIRST, POLISH = 1_500, 6_000  # readings used to find the model, and to refine it
@@ -83,31 +91,34 @@ def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None
     prior = prior or Prior()
     known_width = readings.width is not None or prior.width is not None
     free = np.array([True, not known_width, True, True])
-    timeline = without_false_detail(condense(timeline, *FEW_KEYS))
+    timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
     thin = _thinned(timeline, readings)
     spread = thin.first(FIRST)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
     starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
-    few = _Problem.of(timeline, _affordable(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES))
+    few = _Problem.of(timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES))
     tried = [_descend(few.holding(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_filtered(few, start) for _, start in promising]
-    tried += [_descend(few.holding(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_usual(few, prior))]
-    likely = _weighed(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
+    tried += [_descend(few.holding(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
+    likely = _weigh_models(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
     better = _distinct([_descend(few.holding(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
-    problem, more_readings = few, _affordable(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES)
+    problem, more_readings = (
+        few,
+        _readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES),
+    )
     if readings.count > 1.3 * few.readings.count and more_readings.count > few.readings.count:
         larger = _Problem.of(timeline, more_readings)
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
-    weighed = _weighed(few, better, prior, readings.period)
+    weighed = _weigh_models(few, better, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
-    last = _distinct([_settled(problem.holding(descent.hold), descent.x, free) for descent in last])
-    weighed = _weighed(problem, last, prior, readings.period)
+    last = _distinct([_descend_with_learnt_noise(problem.holding(descent.hold), descent.x, free) for descent in last])
+    weighed = _weigh_models(problem, last, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
     last = _distinct([_likeliest(problem.holding(descent.hold), descent, free) for descent in last])
-    weighed = _weighed(problem, last, prior, readings.period)
+    weighed = _weigh_models(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.holding(best.hold)
     sd = _sd_of(own, best, free)
@@ -125,9 +136,9 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     Where its own readings do not tell clearly that it differs (a rail that hardly moves), the known model stands.
     """
     free = np.array([True, readings.width is None, True, True])
-    timeline = without_false_detail(condense(timeline, *FEW_KEYS))
+    timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
     known = _vector(near.model, readings)
-    part = _affordable(timeline, _thinned(timeline, readings), float(known[1]), FIRST, _FIRST_PIECES)
+    part = _readings_within_budget(timeline, _thinned(timeline, readings), float(known[1]), FIRST, _FIRST_PIECES)
     problem = _Problem.of(timeline, part).holding(near.model.hold)
     searched = condense(problem.timeline, _SEARCHED, 0)
     prior = Prior(width=near.model.width, hold=near.model.hold)
@@ -140,7 +151,7 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
     if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
         return near
-    found = _likeliest(problem, _settled(problem, found.x, free), free)
+    found = _likeliest(problem, _descend_with_learnt_noise(problem, found.x, free), free)
     return Calibration(problem.model(found.x), *_sd_of(problem, found, free), rivals=near.rivals)
 
 
@@ -204,7 +215,9 @@ def _distinct(found: list[_Descent]) -> list[_Descent]:
     return chosen
 
 
-def _weighed(problem: _Problem, found: list[_Descent], prior: Prior, period: float) -> list[tuple[float, _Descent]]:
+def _weigh_models(
+    problem: _Problem, found: list[_Descent], prior: Prior, period: float
+) -> list[tuple[float, _Descent]]:
     """Logarithm of the weight of each model, best first, by readings that all of them cover."""
     if len(found) == 1:
         return [(0.0, found[0])]
@@ -254,7 +267,7 @@ def _filtered(problem: _Problem, start: Start) -> _Descent:
     )
 
 
-def _usual(problem: _Problem, prior: Prior) -> list[_Descent]:
+def _typical_models(problem: _Problem, prior: Prior) -> list[_Descent]:
     """The best of what sensors usually are: a known window behind a filter or none, up to one update late.
 
     Where a step is hardly longer than what the sensor sees, the error has a valley at every few ms of delay, and one
@@ -295,7 +308,7 @@ def _thinned(timeline: Timeline, readings: Readings) -> Readings:
     return readings if stride == 1 else readings.select(np.arange(readings.count) % stride == 0)
 
 
-def _affordable(timeline: Timeline, readings: Readings, width: float, most: int, pieces: int) -> Readings:
+def _readings_within_budget(timeline: Timeline, readings: Readings, width: float, most: int, pieces: int) -> Readings:
     """Return the first readings whose windows hold no more than so many pieces; those of profiled steps come first.
 
     A filled-in step is blurred: a reading of it sees many times more pieces, and tells hardly anything of the sensor.
@@ -383,7 +396,7 @@ class _Problem:
         steps = np.diag(_difference_steps(x))[free]
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         columns = np.zeros((self.readings.count, len(steps)))
-        sharp = self.sharp
+        sharp = self.readings_for_filter
         seen = self.readings if sharp.all() else self.readings.select(sharp)
         base, *moved = predicted_each(self.timeline, seen, models, watts)
         columns[sharp] = np.column_stack(
@@ -392,7 +405,7 @@ class _Problem:
         return whitened(columns * (self.gain * self.scale(x))[:, None], self.theta)
 
     @cached_property
-    def sharp(self) -> Flags:
+    def readings_for_filter(self) -> Flags:
         """Readings (M,) that tell how the sensor sees the past: not those of steps that are filled in too roughly."""
         blur, readings = self.timeline.blur(self.readings.at), self.readings
         if blur is None:
@@ -461,7 +474,7 @@ def _difference_steps(x: Floats) -> Floats:
     return np.array([fine, fine, 1e-8 + 0.02 * x[2], 1e-8 + 0.02 * x[3]])
 
 
-def _settled(problem: _Problem, x: Floats, free: Any) -> _Descent:
+def _descend_with_learnt_noise(problem: _Problem, x: Floats, free: Any) -> _Descent:
     """Where a descent ends once the noise and the spread of the powers are what they show to be.
 
     Faster and slower filters that begin when the found one does are tried too: the way to them is long and bent.

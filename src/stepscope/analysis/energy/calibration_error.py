@@ -19,7 +19,7 @@ _MODEL_STEP = 1e-4  # s: finite difference in lag, width and rc
 
 
 @dataclass(frozen=True)
-class Wobble:
+class CalibrationErrorEffect:
     """Changes of the powers (P,) if the sensor model is off by one standard deviation.
 
     A row each, the last without smear.
@@ -29,9 +29,9 @@ class Wobble:
     without_smear: Floats
 
 
-def wobble(
+def calibration_error_effect(
     timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
-) -> Wobble:
+) -> CalibrationErrorEffect:
     """First-order effect of the calibration's error on the powers, W."""
     model = found.model
     plain = rows @ fit.watts  # scaled
@@ -43,7 +43,11 @@ def wobble(
     for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
         change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
         moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
-    return Wobble(moved[:-1], moved[-1]) if model.smear else Wobble(moved, np.zeros(len(fit.watts)))
+    return (
+        CalibrationErrorEffect(moved[:-1], moved[-1])
+        if model.smear
+        else CalibrationErrorEffect(moved, np.zeros(len(fit.watts)))
+    )
 
 
 def _neighbours(model: SensorModel, found: Calibration) -> Sequence[tuple[SensorModel, float]]:

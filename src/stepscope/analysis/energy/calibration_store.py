@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.energy.calibration import Calibration, Rival
-from stepscope.analysis.energy.clocks import UpdateClock
 from stepscope.analysis.energy.sensor_model import SensorModel
+from stepscope.analysis.energy.update_clocks import UpdateClock
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Spent:
+class TimeByGroup:
     """Time of each group of keys since the begin, on a grid (T,): `by` (T, groups), and its integral over time."""
 
     grid: Floats
@@ -92,7 +92,7 @@ class Spent:
 
 def coarse_search(timeline: Timeline, readings: Readings, period: float, prior: Prior) -> list[Start]:
     """The best lags of each width and hold, best first; `period` is the source's, also where readings are thinned."""
-    spent = spent_by(timeline, timeline.keys.kind, _FINEST_GRID)
+    spent = time_by_group(timeline, timeline.keys.kind, _FINEST_GRID)
     latest = (prior.refresh or period) + timeline.step_length
     if readings.width is not None:
         return sorted(_best_lags(readings, spent, None, 0.0, 0.0), key=lambda start: start.error)
@@ -111,7 +111,7 @@ def coarse_search(timeline: Timeline, readings: Readings, period: float, prior: 
     return sorted(starts, key=lambda start: start.error)
 
 
-def spent_by(timeline: Timeline, group: Ints, finest: float) -> Spent:
+def time_by_group(timeline: Timeline, group: Ints, finest: float) -> TimeByGroup:
     """Time of each group of keys since the begin; group: (P,) of each key; finest: step of the grid, s, if not longer.
 
     What is in no piece of the first lane is the gap's.
@@ -129,10 +129,10 @@ def spent_by(timeline: Timeline, group: Ints, finest: float) -> Spent:
     gap = int(group[timeline.keys.gap])
     spent[:, gap] += grid - timeline.begin - spent[:, np.unique(first)].sum(axis=1)
     half = np.diff(grid)[:, None] * (spent[1:] + spent[:-1]) / 2
-    return Spent(grid, spent, np.concatenate([np.zeros((1, spent.shape[1])), np.cumsum(half, axis=0)]))
+    return TimeByGroup(grid, spent, np.concatenate([np.zeros((1, spent.shape[1])), np.cumsum(half, axis=0)]))
 
 
-def _best_lags(readings: Readings, spent: Spent, width: float | None, hold: float, far: float) -> list[Start]:
+def _best_lags(readings: Readings, spent: TimeByGroup, width: float | None, hold: float, far: float) -> list[Start]:
     """The best lags of one width, or of the readings' own widths: steps repeat, so several explain much.
 
     far: the latest lag of the end that is thought possible, s.
@@ -174,7 +174,7 @@ def _valleys(errors: Floats, lags: Floats, width: float, hold: float) -> list[St
     return [Start(float(errors[place]), float(lags[place]), width, hold) for place in lowest]
 
 
-def _search_error(readings: Readings, spent: Spent, centre: float, width: Floats, hold: float) -> float:
+def _search_error(readings: Readings, spent: TimeByGroup, centre: float, width: Floats, hold: float) -> float:
     """Mean squared error of the readings with one power a kind, W^2; of a counter, `centre` is the lag of the end."""
     end = readings.stamp - centre + ((width + hold) / 2 if readings.width is None else 0.0)
     share = spent.shares(end, width, hold)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.energy.attribution import Attribution
-from stepscope.analysis.result_cache import once_a_run
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import count_after_warmup, profiled_steps, steps_after_warmup
 from stepscope.clock import PERIOD_NS
 from stepscope.runfolder import RunReader
@@ -49,7 +49,7 @@ class Stretch(RunReader):
 _OF_WHOLE_RUNS = ("steps", "meta", "results")
 
 
-@once_a_run
+@cached_per_run
 def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
     """The first of the steps after warm-up that are fitted, and how many; None where all are."""
     steps = steps_after_warmup(run)
@@ -91,7 +91,7 @@ def _whole_stretches(run: RunReader, steps: pl.DataFrame) -> list[tuple[int, int
     return [stretch for stretch in found if usable[stretch[0]]] or found
 
 
-@once_a_run
+@cached_per_run
 def stretch_of(run: RunReader) -> RunReader:
     """Return what is fitted of a run: the run itself unless it is long."""
     chosen = _chosen_steps(run)
@@ -120,7 +120,7 @@ def long_run_notes(run: RunReader) -> Iterator[str]:
         yield sentence
 
 
-def brought_to(found: Attribution, factor: float) -> Attribution:
+def scale_to_whole_run(found: Attribution, factor: float) -> Attribution:
     """The fit of a stretch as the whole run has it, whose steps take so many times its energy.
 
     Power changes in proportion (clocks) or by the same everywhere (leakage, fans): their difference is an error.

@@ -73,7 +73,7 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: fl
     return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)
 
 
-def trust(left: Floats, group: Ints, moves: float) -> Floats:
+def outlier_weights(left: Floats, group: Ints, moves: float) -> Floats:
     """Weight of each reading (M,): below 1 for strays, where there are more of them than noise makes.
 
     group: (M,) as `Timeline.kind_of`; each has a noise of its own, since a pause is quieter than what operators do.
@@ -153,7 +153,7 @@ def _from_step_to_step(step: Ints, left: Floats) -> float:
 _MOST_AMPLIFIED = 20.0  # a window's shape is known to half a percent, and a claim is of a tenth
 
 
-def averaged_away(timeline: Timeline, readings: Readings, watts: Floats) -> str:
+def reason_window_too_wide(timeline: Timeline, readings: Readings, watts: Floats) -> str:
     """Return why a blindly found window tells nothing: it averages over nearly whole steps; empty where it does not.
 
     watts: (P,) as fitted. What is left of their motion in the readings then depends on the window's least detail.

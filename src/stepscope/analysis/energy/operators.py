@@ -11,11 +11,12 @@ import polars as pl
 from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.channels import Series, core_busy_time, series_of
+from stepscope.analysis.energy import rail_fits
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration import Calibration
 from stepscope.analysis.energy.calibration_store import SensorCalibration
-from stepscope.analysis.energy.inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, Parts, RailFit, identifiability, judge, parts, trouble
+from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
+from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, Parts, RailFit, identifiability, parts
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.process_scopes import WATCHED, writer_scope
@@ -99,9 +100,9 @@ def resolution(rails: Sequence[RailFit]) -> pl.DataFrame:
 
 
 def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
-    in_parts = rail.ops.in_parts and by != WHOLE
-    if in_parts or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
-        return _rail_frame(rail, method, [_unknown_row(rail, (in_parts and rail.ops.in_parts) or rail.reason)])
+    not_divided = by != WHOLE and rail.ops.reason_not_divided
+    if not_divided or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
+        return _rail_frame(rail, method, [_unknown_row(rail, not_divided or rail.reason)])
     if by == WHOLE:
         return _rail_frame(rail, method, [_whole_row(rail, method)])
     names, gather = groups(rail.ops, BY[by])
@@ -139,8 +140,9 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
     fit = rail.fit
     assert fit is not None, "only fitted rails come here"
     whole = parts(fit, gather)
-    judged = judge(fit, whole, [" ".join(str(value) for value in name.values() if value) for name in names])
-    steps, against = rail.ops.timeline.steps, trouble(fit)
+    labels = [" ".join(str(value) for value in name.values() if value) for name in names]
+    judged = rail_fits.part_verdicts(fit, whole, labels)
+    steps, against = rail.ops.timeline.steps, rail_fits.reason_unresolvable(fit)
     rows = _plain_rows(rail, names, whole.joules, gather, fit.total.joules)
     for index, row in enumerate(rows):
         half = float(whole.half_width[index]) / steps
@@ -305,16 +307,16 @@ def fit_utilisation(
     results = results or ResultCache(run)
     kept, known, found = stored_calibrations(results, "calibration-utilisation"), dict[str, SensorCalibration](), []
     for quantity, unit, component, series in _utilisation_channels(of.run):
-        ops = of.of(component)
+        ops = of.for_component(component)
         if ops is None:
             continue
         place = f"{quantity} of {series.scope}"
         readings, options = _utilisation_readings(series, unit, of.origin_ns)
         # The kernel books a process's time when it is asked: that counter is neither late nor filtered.
         sensor = _PROMPT if unit == "cores" else kept.get(place)
-        fit = attribute(ops.timeline, readings, replace(options, known=sensor)) if not ops.in_parts else None
+        fit = attribute(ops.timeline, readings, replace(options, known=sensor)) if not ops.reason_not_divided else None
         few = f"{readings.count} readings are too few, or all the same: train more steps"
-        reason = "" if fit is not None else ops.in_parts or few
+        reason = "" if fit is not None else ops.reason_not_divided or few
         bounds = {"cores": float(len(core_busy_time(run)) or np.inf), "1": 1.0}
         found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, bounds.get(unit, np.inf)))
         if fit is not None and sensor is not _PROMPT:
@@ -368,30 +370,29 @@ def _utilisation_rows(use: UtilisationFit, columns: tuple[str, ...]) -> list[dic
         return [empty | {"name": "(whole)", "verdict": "not identifiable", "reason": use.reason}]
     names, gather = groups(use.ops, columns)
     whole = parts(use.fit, gather)
-    judged = judge(use.fit, whole, [" ".join(str(part) for part in name.values() if part) for name in names])
-    total, steps, against = use.fit.total.joules, use.ops.timeline.steps, trouble(use.fit)
+    labels = [" ".join(str(part) for part in name.values() if part) for name in names]
+    judged = rail_fits.part_verdicts(use.fit, whole, labels)
+    total, steps, against = use.fit.total.joules, use.ops.timeline.steps, rail_fits.reason_unresolvable(use.fit)
     rows = []
     for index in np.argsort(-whole.joules, kind="stable").tolist():
         spent, seconds, half = (float(part[index]) for part in (whole.joules, whole.seconds, whole.half_width))
         ends: dict[str, float | None] = {"mean": spent, "low": max(spent - half, 0.0), "high": spent + half}
         verdict, reason = judged.verdict[index], judged.reason[index] or None
-        impossible = against or _says_nothing(spent - half, spent + half, use.most * seconds)
+        impossible = against or _reason_uninformative(spent - half, spent + half, use.most * seconds)
         if impossible:
             ends, verdict, reason = {"mean": spent, "low": None, "high": None}, "not identifiable", impossible
+        rates = {end: value and min(value / seconds, use.most) if seconds > 0 else None for end, value in ends.items()}
         rows.append(
             empty
             | names[index]
-            | {
-                name: None if value is None or seconds <= 0 else min(value / seconds, use.most)
-                for name, value in ends.items()
-            }
+            | rates
             | {"share": spent / total if total > 0 else None, "seconds_per_step": seconds / steps}
             | {"verdict": verdict, "reason": reason}
         )
     return rows
 
 
-def _says_nothing(low: float, high: float, most: float) -> str:
+def _reason_uninformative(low: float, high: float, most: float) -> str:
     """Why a CI says nothing of a use that lies between 0 and `most`; empty where it does."""
     if low >= most > 0:
         return "its CI lies above all that there is"

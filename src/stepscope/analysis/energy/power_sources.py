@@ -17,7 +17,7 @@ from stepscope.analysis.channels import (
     Growth,
     counter_growth,
     cut_spans,
-    still_spans,
+    spans_without_growth,
 )
 from stepscope.analysis.time.steps import span_ns
 from stepscope.arrays import Flags, Floats, Ints
@@ -169,14 +169,14 @@ def _without_still_spans(source: PowerSource, everything: list[PowerSource], run
         return source
     moves = np.flatnonzero(np.nan_to_num(growth.steps) > 0)
     usual = float(np.median(np.diff(growth.t_ns[moves]))) if len(moves) > 1 else 0.0
-    spans = still_spans(growth, max(_STILL_NS, _STILL_REFRESHES * max(source.refresh_ns, usual)))
+    spans = spans_without_growth(growth, max(_STILL_NS, _STILL_REFRESHES * max(source.refresh_ns, usual)))
     if not len(moves):
         spans = np.array([[growth.t_ns[0], growth.t_ns[-1]]])
     lasted = float(np.diff(spans).sum())
     mostly = lasted > (growth.t_ns[-1] - growth.t_ns[0]) / 2
     if not lasted or (mostly and _is_part_of_another(source, everything)):
         return source
-    going_on = [span for span in spans if _others_go_on(span, source, everything, run)]
+    going_on = [span for span in spans if _do_other_sources_grow(span, source, everything, run)]
     if not going_on:
         return source
     dark = np.array(going_on)
@@ -193,7 +193,7 @@ def _is_part_of_another(source: PowerSource, everything: list[PowerSource]) -> b
     return any(np.nan_to_num(other.growth.steps).any() for other in above)
 
 
-def _others_go_on(span: Floats, source: PowerSource, everything: list[PowerSource], run: RunReader) -> bool:
+def _do_other_sources_grow(span: Floats, source: PowerSource, everything: list[PowerSource], run: RunReader) -> bool:
     for other in everything:
         begin, end = other.growth.at(other.growth.grown, span)
         if other.id != source.id and end > begin:

@@ -9,18 +9,25 @@ from typing import Any, Literal
 import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
 
+from stepscope.analysis.energy.alternative_models import model_words
 from stepscope.analysis.energy.attribution import Attribution, Options, attribute
 from stepscope.analysis.energy.calibration_store import SensorCalibration
-from stepscope.analysis.energy.fit_span import brought_to, stretch_of
-from stepscope.analysis.energy.inputs import (
+from stepscope.analysis.energy.fit_inputs import (
     RunTimeline,
     RunTimelines,
     run_readings,
     store_calibrations,
     stored_calibrations,
 )
-from stepscope.analysis.energy.other_models import model_words
-from stepscope.analysis.energy.rails import Energy, Line, RailTree, energy_over, idle_stretch, training_stretches
+from stepscope.analysis.energy.fit_span import scale_to_whole_run, stretch_of
+from stepscope.analysis.energy.rails import (
+    Energy,
+    MeasuredRail,
+    RailTree,
+    energy_over,
+    idle_stretch,
+    training_stretches,
+)
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.timeline import Lane, Timeline
 from stepscope.analysis.result_cache import ResultCache
@@ -39,7 +46,7 @@ class RailFit:
     sensor, and which chip it is a channel of; stuck_s: for how long it stood still, which is excluded.
     """
 
-    line: Line
+    line: MeasuredRail
     ops: RunTimeline
     readings: Readings
     fit: Attribution | None
@@ -57,11 +64,11 @@ class RailFit:
 
     def by_nearest(self) -> Floats:
         """Energy of each key by the sample nearest in time, J."""
-        return nearest(self.ops.timeline, self.readings)
+        return energy_by_nearest_reading(self.ops.timeline, self.readings)
 
     def by_overlap(self) -> Floats:
         """Energy of each key by power held between samples, J."""
-        return overlap(self.ops.timeline, self.readings, self.lag)
+        return energy_by_overlap(self.ops.timeline, self.readings, self.lag)
 
 
 def fit_rails(
@@ -74,7 +81,7 @@ def fit_rails(
     read = [
         _rail_inputs(of.run, line, ops, of.origin_ns)
         for line in tree.lines
-        if (ops := of.of(line.component)) is not None
+        if (ops := of.for_component(line.component)) is not None
     ]
     results = results or ResultCache(run)
     kept = stored_calibrations(results, "calibration-rails")
@@ -96,7 +103,7 @@ def fit_rails(
 class _RailInputs:
     """A rail before it is fitted; chip: where the source says which one it is a channel of."""
 
-    line: Line
+    line: MeasuredRail
     ops: RunTimeline
     readings: Readings
     options: Options
@@ -110,7 +117,7 @@ class _RailInputs:
         return float(watts.std()) if len(watts) and not self.line.estimated else 0.0
 
 
-def _rail_inputs(run: RunReader, line: Line, ops: RunTimeline, origin_ns: int) -> _RailInputs:
+def _rail_inputs(run: RunReader, line: MeasuredRail, ops: RunTimeline, origin_ns: int) -> _RailInputs:
     readings, options = run_readings(run, line.best, origin_ns)
     channel = line.best.channel or {}
     make = tuple(channel.get(name) for name in ("sensor", "kind", "filter", "refresh_ns", "window_ns"))
@@ -140,19 +147,19 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
         reason = "an estimate is handed out, not fitted"
     elif inside.count < FEWEST_READINGS:
         reason = f"{inside.count} readings of this rail fall into the steps: train longer"
-    elif ops.in_parts:
-        reason = ops.in_parts
+    elif ops.reason_not_divided:
+        reason = ops.reason_not_divided
     else:
         fit = attribute(ops.timeline, readings, options)
         stretch = stretch_of(run)
         if fit is not None and stretch is not run:
             here, whole = _step_joules(line, stretch), _step_joules(line, run)
-            fit = brought_to(fit, whole / here) if here and whole else fit
+            fit = scale_to_whole_run(fit, whole / here) if here and whole else fit
         reason = "" if fit is not None else _reason_not_fitted(inside)
     return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s, measured)
 
 
-def _step_joules(line: Line, run: RunReader) -> float | None:
+def _step_joules(line: MeasuredRail, run: RunReader) -> float | None:
     """The energy of a step without the pauses between steps, J; None where nothing was read."""
     spans = training_stretches(run)
     watts = energy_over(line.best, spans).watts
@@ -290,7 +297,7 @@ class Identifiability:
     trouble: str  # why nothing is called resolved; empty where nothing stands against it
 
 
-def trouble(found: Attribution) -> str:
+def reason_unresolvable(found: Attribution) -> str:
     """Return why nothing of this rail can be called resolved; empty where nothing stands against it."""
     if found.phase.wide:
         return found.phase.locked_by_source if found.phase.locked and found.readings.ticked else found.phase.sentence
@@ -324,9 +331,9 @@ def trouble(found: Attribution) -> str:
     return ""
 
 
-def judge(found: Attribution, whole: Parts, names: Sequence[str]) -> PartVerdicts:
+def part_verdicts(found: Attribution, whole: Parts, names: Sequence[str]) -> PartVerdicts:
     """Verdict of each part by its interval, unless something stands against the whole rail."""
-    against, relative = trouble(found), whole.relative
+    against, relative = reason_unresolvable(found), whole.relative
     verdict: list[PartVerdict] = []
     reason: list[str] = []
     for index in range(len(whole.joules)):
@@ -363,7 +370,7 @@ def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) 
 def identifiability(found: Attribution, whole: Parts) -> Identifiability:
     """Report of a rail, from the parts that a reader asks for first (kinds)."""
     energy = max(float(whole.joules.sum()), 1e-30)
-    against = trouble(found)
+    against = reason_unresolvable(found)
     share = 0.0 if against else float(whole.joules[whole.resolved(RESOLVED)].sum()) / energy
     error = float(np.sqrt(2 / np.pi) * whole.sd.sum()) / energy
     return Identifiability(
@@ -394,7 +401,7 @@ def _steps_needed(found: Attribution, whole: Parts) -> int | None:
         sd = np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden)
         half = CLAIM * Z_95 * sd / energy
         if float(energy[half <= RESOLVED / (1 + RESOLVED)].sum()) >= 0.9 * float(energy.sum()):
-            return 0 if factor == 1.0 and not trouble(found) else max(int(np.ceil(steps * (factor - 1))), 1)
+            return 0 if factor == 1.0 and not reason_unresolvable(found) else max(int(np.ceil(steps * (factor - 1))), 1)
     return None
 
 
@@ -404,7 +411,7 @@ def _weighted_median(values: Floats, weight: Floats) -> float:
     return float(values[order][np.searchsorted(total, total[-1] / 2)])
 
 
-def nearest(timeline: Timeline, readings: Readings) -> Floats:
+def energy_by_nearest_reading(timeline: Timeline, readings: Readings) -> Floats:
     """Energy of each key (P,), J: each piece is given the reading nearest to its middle, times its length.
 
     The way of the published measurements on a Jetson TX2, with true stamps. The gap gets what is left of mean x time.
@@ -421,7 +428,7 @@ def nearest(timeline: Timeline, readings: Readings) -> Floats:
     return joules
 
 
-def overlap(timeline: Timeline, readings: Readings, lag: float) -> Floats:
+def energy_by_overlap(timeline: Timeline, readings: Readings, lag: float) -> Floats:
     """Energy of each key (P,), J: power held between readings, integrated over each piece. lag: of the stamps, s.
 
     Where lanes overlap, each piece is given all of the power: the sum is then above the total.

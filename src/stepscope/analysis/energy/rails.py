@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analysis.channels import Growth, even_edges, series_of
-from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
+from stepscope.analysis.channels import Growth, equal_window_edges, series_of
+from stepscope.analysis.device import canonical_rail_name, identify, matches_pattern, rail_of
 from stepscope.analysis.device.contract import Board, Rail, Total
 from stepscope.analysis.energy.power_model import modelled_sources
 from stepscope.analysis.energy.power_sources import PowerSource, power_sources
 from stepscope.analysis.estimate import mean_interval
-from stepscope.analysis.process_scopes import WATCHED, cpu_of_all, several
+from stepscope.analysis.process_scopes import WATCHED, cpu_of_all, has_several_processes
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
@@ -26,7 +26,7 @@ _OF_KIND = {"counter": 0, "gauge": 1, "estimate": 2}
 
 
 @dataclass(frozen=True)
-class Line:
+class MeasuredRail:
     """A rail as this run measured it; `sources` best first, the others are its cross-check."""
 
     key: str
@@ -51,16 +51,16 @@ class RailTree:
     """Everything that was measured of a board's supply; `total` is None where its rails do not add up to one."""
 
     board: Board
-    lines: tuple[Line, ...]
-    total: tuple[Line, ...] | None = None
+    lines: tuple[MeasuredRail, ...]
+    total: tuple[MeasuredRail, ...] | None = None
     covers: str = ""
     notes: tuple[str, ...] = ()
 
-    def children(self, parent: Line) -> list[Line]:
+    def children(self, parent: MeasuredRail) -> list[MeasuredRail]:
         """The lines that this one feeds directly."""
         return [line for line in self.lines if line.parent == parent.key]
 
-    def components(self) -> list[tuple[str, tuple[Line, ...]]]:
+    def components(self) -> list[tuple[str, tuple[MeasuredRail, ...]]]:
         """The lines that add up to each component, none inside another of the same; the total first, estimates last.
 
         A meter beside the board is no component besides where it is the total; of several the best stands for all.
@@ -91,7 +91,7 @@ def rail_tree(run: RunReader) -> RailTree:
     return RailTree(board, tuple(lines), total, covers, tuple(notes))
 
 
-def outermost(chosen: Sequence[Line], lines: Iterable[Line]) -> list[Line]:
+def outermost(chosen: Sequence[MeasuredRail], lines: Iterable[MeasuredRail]) -> list[MeasuredRail]:
     """Those of the lines that lie inside no other of them."""
     parents = {line.key: line.parent for line in lines}
     keys = {line.key for line in chosen}
@@ -116,14 +116,14 @@ def _by_rail(sources: Sequence[PowerSource], board: Board) -> dict[str, list[Pow
     groups: dict[str, list[PowerSource]] = {}
     for source in sources:
         kind, _, name = source.scope.partition(":")
-        scope = f"rail:{canonical(board, name)}" if kind == "rail" else source.scope
+        scope = f"rail:{canonical_rail_name(board, name)}" if kind == "rail" else source.scope
         groups.setdefault(f"{scope} (estimated)" if source.kind == "estimate" else scope, []).append(source)
     return groups
 
 
-def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[int, int] | None) -> Line:
+def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[int, int] | None) -> MeasuredRail:
     first = sources[0]
-    name = canonical(board, _rail_name(first))
+    name = canonical_rail_name(board, _rail_name(first))
     entry = rail_of(board, name, key, first.scope)
     covered = {source.id: source.covered_share(*span) if span else 1.0 for source in sources}
     good = _AS_GOOD * max(covered.values())
@@ -132,7 +132,7 @@ def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[
         key=lambda other: (covered[other.id] < good, _is_coarse(other), _OF_KIND[other.kind], other.resolved_ns),
     )
     component = entry.component if entry else UNKNOWN
-    return Line(key, name, first.scope, component, entry, tuple(ranked))
+    return MeasuredRail(key, name, first.scope, component, entry, tuple(ranked))
 
 
 def _is_coarse(source: PowerSource) -> bool:
@@ -140,15 +140,17 @@ def _is_coarse(source: PowerSource) -> bool:
     return source.kind == "counter" and float(np.nansum(source.growth.steps)) < _FEW_STEPS * source.step_size
 
 
-def _nest_lines(lines: list[Line], board: Board) -> list[Line]:
+def _nest_lines(lines: list[MeasuredRail], board: Board) -> list[MeasuredRail]:
     """The lines with what contains them: by the board's file, and by the sensor where that says nothing."""
     return [
-        Line(line.key, line.name, line.scope, line.component, line.entry, line.sources, _parent_key(line, lines, board))
+        MeasuredRail(
+            line.key, line.name, line.scope, line.component, line.entry, line.sources, _parent_key(line, lines, board)
+        )
         for line in lines
     ]
 
 
-def _parent_key(line: Line, lines: Sequence[Line], board: Board) -> str | None:
+def _parent_key(line: MeasuredRail, lines: Sequence[MeasuredRail], board: Board) -> str | None:
     entry = line.entry
     while entry is not None and entry.inside is not None:
         inside = entry.inside
@@ -165,7 +167,7 @@ def _parent_key(line: Line, lines: Sequence[Line], board: Board) -> str | None:
     return stated_by_sensor[0].key if stated_by_sensor else None
 
 
-def _total_lines(lines: Sequence[Line], board: Board) -> tuple[tuple[Line, ...] | None, str, list[str]]:
+def _total_lines(lines: Sequence[MeasuredRail], board: Board) -> tuple[tuple[MeasuredRail, ...] | None, str, list[str]]:
     """The lines that add up to a total by the first rule of the board whose rails were measured; else a meter's."""
     measured = [line for line in lines if not line.estimated]
     for rule in board.totals:
@@ -183,7 +185,7 @@ def _total_lines(lines: Sequence[Line], board: Board) -> tuple[tuple[Line, ...] 
     return None, "", [f"no total of {board.title}: {why}"]
 
 
-def _lines_of_rule(rule: Total, lines: Sequence[Line]) -> list[Line]:
+def _lines_of_rule(rule: Total, lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
     named = [_lines_named(name, lines) for name in rule.of]
     if not all(named):
         return []
@@ -191,11 +193,11 @@ def _lines_of_rule(rule: Total, lines: Sequence[Line]) -> list[Line]:
     return outermost(list({line.key: line for line in everything}.values()), lines)
 
 
-def _lines_named(pattern: str, lines: Sequence[Line]) -> list[Line]:
+def _lines_named(pattern: str, lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
     return [line for line in lines if line.entry and line.entry.name == pattern]
 
 
-def _outside_rank(line: Line) -> int:
+def _outside_rank(line: MeasuredRail) -> int:
     order = ("system", "board", "wall:*", "meter:*", "rail:ina2*", "battery:*")
     return next((index for index, pattern in enumerate(order) if matches_pattern(pattern, line.scope)), len(order))
 
@@ -278,7 +280,9 @@ def sum_energies(parts: Sequence[Energy]) -> Energy:
         return Energy(None, None, None, None, None, None, 0.0, dark_s)
     names = ("joules", "low_j", "high_j", "watts", "low_w", "high_w")
     covered_s, gap_s = min(part.covered_s for part in parts), max(part.gap_s for part in parts)
-    parts = [replace(_within(part, covered_s), high_j=part.high_j) for part in parts]  # it allows for the gap
+    parts = [
+        replace(_scale_to_covered_time(part, covered_s), high_j=part.high_j) for part in parts
+    ]  # it allows for the gap
     sums = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Energy(**sums, covered_s=covered_s, gap_s=gap_s, windows=min(part.windows for part in parts))
 
@@ -289,13 +293,16 @@ def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
     if whole.joules is None or inner.joules is None:
         return Energy(None, None, None, None, None, None, 0.0, max(whole.gap_s, inner.gap_s))
     covered_s, gap_s = min(whole.covered_s, inner.covered_s), max(whole.gap_s, inner.gap_s)
-    whole, inner = replace(_within(whole, covered_s), high_j=whole.high_j), _within(inner, covered_s)
+    whole, inner = (
+        replace(_scale_to_covered_time(whole, covered_s), high_j=whole.high_j),
+        _scale_to_covered_time(inner, covered_s),
+    )
     pairs = {"joules": "joules", "low_j": "high_j", "high_j": "low_j", "watts": "watts", "low_w": "high_w"}
     less = {name: getattr(whole, name) - getattr(inner, other) for name, other in (*pairs.items(), ("high_w", "low_w"))}
     return Energy(**less, covered_s=covered_s, gap_s=gap_s, windows=min(whole.windows, inner.windows))
 
 
-def _within(energy: Energy, covered_s: float) -> Energy:
+def _scale_to_covered_time(energy: Energy, covered_s: float) -> Energy:
     """The energy of so much of the time that it covers, at its mean power."""
     if energy.covered_s <= covered_s:
         return energy
@@ -327,7 +334,7 @@ def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
     """Mean power of windows as short as the source resolves, W, NaN where a gap lies in one; at most a few hundred."""
     laid = np.append(0.0, np.cumsum(np.diff(spans_ns)))  # end to end: most may be shorter than a window
     longest = max(source.resolved_ns, laid[-1] / _MOST_WINDOWS)
-    edges = even_edges(0.0, laid[-1], longest)
+    edges = equal_window_edges(0.0, laid[-1], longest)
     if len(edges) < 2:
         return np.empty(0)
     place = np.clip(np.searchsorted(laid, edges, side="right") - 1, 0, len(spans_ns) - 1)
@@ -345,7 +352,7 @@ def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
 
 def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: float) -> tuple[Floats, Floats]:
     """Edges, ns (n + 1,), and mean power, W (n,), of windows of at least this length; NaN where a gap lies in one."""
-    edges = even_edges(t0_ns, t1_ns, length_ns)
+    edges = equal_window_edges(t0_ns, t1_ns, length_ns)
     if len(edges) < 2:
         return edges, np.empty(0)
     growth = source.growth
@@ -364,13 +371,13 @@ def idle_stretch(run: RunReader, sources: Sequence[PowerSource]) -> Floats:
     steps = run.steps
     first = [float(source.growth.t_ns[0]) for source in sources]
     watched = next((series for series in series_of(run, "process_cpu_time") if series.scope == WATCHED), None)
-    own = cpu_of_all(run) if several(run) else watched
+    own = cpu_of_all(run) if has_several_processes(run) else watched
     if steps.is_empty() or not first or own is None:
         return np.empty((0, 2))
     begin, end = max(*first, float(own.t_ns[0])), float(steps["t0_ns"][0])
     if end - begin < _LEAST_IDLE_NS:
         return np.empty((0, 2))
-    edges = even_edges(begin, end, _LEAST_IDLE_NS / 2)
+    edges = equal_window_edges(begin, end, _LEAST_IDLE_NS / 2)
     busy = np.diff(np.interp(edges, own.t_ns, own.values)) / np.diff(edges)
     return _longest_idle(edges, busy < _IDLE_CORES)
 

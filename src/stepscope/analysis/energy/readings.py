@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.clocks import (
+from stepscope.analysis.energy.update_clocks import (
     UpdateClock,
     clock_of_changes,
     clocks_of_repeats,
@@ -142,7 +142,7 @@ def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = No
     if clocks:
         first, *others = (_at_ticks(stamp, watts, clock) for clock in clocks)
         return replace(first, also=tuple(others))
-    new = fresh(stamp, watts, refresh) & ~_repeated(watts)
+    new = new_value_flags(stamp, watts, refresh) & ~_repeated(watts)
     return Readings(stamp[new], watts[new])
 
 
@@ -161,7 +161,7 @@ def _clocks_of_gauge(stamp: Floats, watts: Floats, refresh: float | None) -> lis
 
 def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
     """Each value once, at the update before it was first read; a read beside an update may show either value."""
-    sure = ~clock.unsure(stamp)
+    sure = ~clock.is_near_update(stamp)
     number = clock.number(stamp)
     place = np.flatnonzero(sure)
     first = place[np.append(True, np.diff(number[place]) > 0)[: len(place)]]
@@ -187,7 +187,7 @@ def _repeated(watts: Floats) -> Flags:
     return again if again.sum() >= _BEYOND_CHANCE * beside + _FEWEST_EQUAL else np.zeros(len(watts), dtype=bool)
 
 
-def fresh(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
+def new_value_flags(stamp: Floats, value: Floats, refresh: float | None) -> Flags:
     """Readings that hold something new: the value moved, or a whole refresh has passed since the last that did."""
     new = np.ones(len(value), dtype=bool)
     if len(value) < 2:
@@ -226,7 +226,7 @@ def from_counter(
     edges = stamp
     if clock is not None:
         # A read that falls on an update may show the one before; after a short wait there is no other it could show.
-        clear = ~clock.unsure(stamp) | (stamp - earlier[moved] < 0.85 * clock.period)
+        clear = ~clock.is_near_update(stamp) | (stamp - earlier[moved] < 0.85 * clock.period)
         edges, stamp, joules, before, since = (x[clear] for x in (stamp, stamp, joules, before, earlier[moved]))
         edges = clock.of_change(since, stamp)
     apart = _edges_apart(edges, _SAME if clock is not None or refresh is None else _BLURRED * refresh)
@@ -262,8 +262,8 @@ def at_updates(readings: Readings, clock: UpdateClock) -> Readings:
     edge = np.insert(readings.stamp, first, begin[first])
     joules = np.insert(grown, first, (grown - readings.watts * readings.width)[first])
     chain = np.insert(chain, first, chain[first])
-    sure = ~clock.unsure(edge)
-    at, joules, chain = clock.latched(edge[sure]), joules[sure], chain[sure]
+    sure = ~clock.is_near_update(edge)
+    at, joules, chain = clock.last_update_times(edge[sure]), joules[sure], chain[sure]
     new = np.append(True, (np.diff(at) > _SAME) | (np.diff(chain) > 0))[: len(at)]
     at, joules, chain = at[new], joules[new], chain[new]
     joined = np.diff(chain) == 0
@@ -274,7 +274,7 @@ def at_updates(readings: Readings, clock: UpdateClock) -> Readings:
 def at_conversions(readings: Readings, clock: UpdateClock) -> Readings:
     """A gauge's readings at the conversions that they show, each once; one read beside an update is excluded."""
     number = clock.number(readings.stamp)
-    sure = np.flatnonzero(~clock.unsure(readings.stamp))
+    sure = np.flatnonzero(~clock.is_near_update(readings.stamp))
     first = sure[np.append(True, np.diff(number[sure]) > 0)[: len(sure)]]
     return replace(readings, stamp=clock.update_times(number[first]), watts=readings.watts[first])
 
@@ -287,7 +287,7 @@ _TOO_FEW = 20
 _MOST_MISSED = 8  # conversions between two readings beyond which a new chain begins
 
 
-def taken_apart(stamp: Floats, watts: Floats, weight: float, period: float) -> Readings:
+def from_running_average(stamp: Floats, watts: Floats, weight: float, period: float) -> Readings:
     """Mean power of the conversions between readings, W. weight: of one conversion; period: of conversions, s.
 
     `stamp` (M,) and `watts` (M,) are as read, without NaN. Readings that are slower than the conversions leave it open
@@ -301,7 +301,7 @@ def taken_apart(stamp: Floats, watts: Floats, weight: float, period: float) -> R
         if clock is not None:
             number = clock.number(stamp)
             seen = np.append(True, np.diff(number) > 0)
-            made = clock.latched(stamp)
+            made = clock.last_update_times(stamp)
             return _by_conversions(made[seen], watts[seen], number[seen], weight, clock.period)
     if distance < _POLLED_SLOWER * period and is_periodic(stamp):
         return _by_conversions(fit_clock(stamp), watts, number_readings(stamp), weight, distance)
@@ -319,12 +319,12 @@ def _by_windows(stamp: Floats, watts: Floats, weight: float, period: float) -> R
 def by_clock(register: Register, clock: UpdateClock) -> Readings:
     """Return what the reads tell of the conversions between them, once it is known when those were."""
     number = clock.number(register.stamp)
-    seen = np.append(True, np.diff(number) > 0) & ~clock.unsure(register.stamp)
-    made = clock.latched(register.stamp)
+    seen = np.append(True, np.diff(number) > 0) & ~clock.is_near_update(register.stamp)
+    made = clock.last_update_times(register.stamp)
     return _by_conversions(made[seen], register.watts[seen], number[seen], register.weight, clock.period)
 
 
-def surprises(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
+def prediction_errors(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
     """By how much each reading is off what the one before and a first fit predict (M,), W; and its speed, W/s.
 
     end: (M,) stamps of the windows; fitted: (M,) mean power in each.

@@ -85,7 +85,9 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: f
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
         spread = _learnt_spread(spread, level, moved, decided, moments.power / busy, most)
-        if abs(noise / before[0] - 1) < _SETTLED and (attempt > 8 or (near is not None and _still(before[1], spread))):
+        if abs(noise / before[0] - 1) < _SETTLED and (
+            attempt > 8 or (near is not None and _has_converged(before[1], spread))
+        ):
             break
     sd = spread[level]
     covariance = _posterior(normal, sd, noise)
@@ -93,7 +95,7 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: f
     return Fit(shape, mean, covariance, noise, sd)
 
 
-def _still(before: Floats, spread: Floats) -> bool:
+def _has_converged(before: Floats, spread: Floats) -> bool:
     return bool(np.abs(spread / before - 1).max() < _STILL)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped]
 
-from stepscope.analysis.energy.misfit import trust
+from stepscope.analysis.energy.misfit import outlier_weights
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import MOST_OF_KINDS, Fit, Moments, regress
 from stepscope.analysis.energy.sensor_model import (
@@ -71,7 +71,7 @@ def scaled_rows(
     of_step, spent = _step_gain(timeline, readings, model, gain * (plain.matrix @ first.watts))
     gain = gain * of_step
     punctual, fit = np.ones(readings.count), first
-    for _ in range(_TIME_ROUNDS if _tells_times(timeline, readings, model) else 0):
+    for _ in range(_TIME_ROUNDS if _can_tell_time_errors(timeline, readings, model) else 0):
         weighted = weighted_rows(matrix, readings, gain, 0.0, punctual)
         fit = regress(weighted.moments(mean), coarse, fit, most)
         punctual = _time_weights(timeline, readings, model, weighted, punctual, fit)
@@ -95,7 +95,7 @@ _COARSE = 0.2  # of how far readings spread, a step between their numbers
 _OWN_RESIDUALS = 20  # readings for each parameter, from which a residual is hardly smaller than its error
 
 
-def _tells_times(timeline: Timeline, readings: Readings, model: SensorModel) -> bool:
+def _can_tell_time_errors(timeline: Timeline, readings: Readings, model: SensorModel) -> bool:
     """Return whether errors of the readings' times can be told from other noise: of windows with times of their own.
 
     Behind a filter what looks like them is that it falls along another curve, which must show.
@@ -121,7 +121,7 @@ def _time_weights(
     ahead, behind = (replace(model, lag=model.lag + by) for by in (-_TIME_STEP / 2, _TIME_STEP / 2))
     early, late = predicted_each(timeline, readings, [ahead, behind], fit.watts)
     speed = ((late - early) * readings.weight) ** 2
-    left = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _free(rows, fit)
+    left = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _residual_shares(rows, fit)
     speed /= max(float(speed.mean()), 1e-30)
     less = 1.0 + _TIME_RATIOS[:, None] * speed
     likely = -0.5 * (np.log(less).sum(axis=1) + len(left) * np.log((left / less).mean(axis=1)))
@@ -132,7 +132,7 @@ def _time_weights(
     return np.asarray(weight / weight.mean())
 
 
-def _free(rows: Rows, fit: Fit) -> Floats:
+def _residual_shares(rows: Rows, fit: Fit) -> Floats:
     """Share of each reading's error that is left of it in its residual (M,): the rest went into the powers."""
     if len(rows.watts) > _OWN_RESIDUALS * len(fit.mean):
         return np.ones(len(rows.watts))
@@ -176,7 +176,7 @@ def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, lef
     at = readings.at - model.lag
     recorded = timeline.recorded[timeline.step_of(at)]
     moves = float((readings.watts * readings.weight).std())
-    own = np.ones(readings.count) if readings.carry else trust(left, timeline.kind_of(at), moves)
+    own = np.ones(readings.count) if readings.carry else outlier_weights(left, timeline.kind_of(at), moves)
     if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
         return np.asarray(own / own.mean())
     ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))

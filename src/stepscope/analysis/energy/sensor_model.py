@@ -325,7 +325,7 @@ def energy_in_filter(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
     return whole
 
 
-def delivered(timeline: Timeline, watts: Floats, rc: float) -> Floats:
+def energy_through_rail(timeline: Timeline, watts: Floats, rc: float) -> Floats:
     """Energy that goes through the rail while each key runs (P,), J, if power follows its cause with `rc`, s.
 
     watts: (P,) that each key causes. What outlasts a piece counts by what runs then; lanes beside the first keep their

@@ -13,10 +13,10 @@ from scipy import sparse  # type: ignore[import-untyped]
 from stepscope.analysis.energy.accuracy import meter_energy
 from stepscope.analysis.energy.attribution import Attribution
 from stepscope.analysis.energy.fit_span import long_run_notes
-from stepscope.analysis.energy.rail_fits import COARSE, RailFit, parts, trouble
+from stepscope.analysis.energy.rail_fits import COARSE, RailFit, parts, reason_unresolvable
 from stepscope.analysis.energy.rails import (
     Energy,
-    Line,
+    MeasuredRail,
     RailTree,
     energy_over,
     idle_stretch,
@@ -166,7 +166,7 @@ def samples_per_step(run: RunReader) -> float | None:
 
 def _energy_row(
     component: str,
-    lines: Sequence[Line],
+    lines: Sequence[MeasuredRail],
     energy: Energy,
     per: _MeanStep,
     simulated: bool,
@@ -200,13 +200,13 @@ def _energy_row(
     }
 
 
-def _source_kind(lines: Sequence[Line], simulated: bool) -> str:
+def _source_kind(lines: Sequence[MeasuredRail], simulated: bool) -> str:
     if any(line.estimated for line in lines):
         return ESTIMATED
     return "simulated" if simulated else "measured"
 
 
-def _line_names(lines: Sequence[Line]) -> str:
+def _line_names(lines: Sequence[MeasuredRail]) -> str:
     return " + ".join(line.name for line in lines)
 
 
@@ -217,7 +217,7 @@ def _idle_power(run: RunReader, tree: RailTree) -> dict[str, float]:
     return {key: watts for key, watts in found.items() if watts is not None}
 
 
-def _idle_sum(idle: dict[str, float], lines: Sequence[Line]) -> float | None:
+def _idle_sum(idle: dict[str, float], lines: Sequence[MeasuredRail]) -> float | None:
     return sum(idle[line.key] for line in lines) if all(line.key in idle for line in lines) else None
 
 
@@ -267,7 +267,7 @@ def _gap_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
         yield f"{seconds} s of the steps were not covered by {', '.join(names)}; nothing was filled in"
 
 
-def _cross_check(line: Line, sensor: str, best: Energy, other: Energy) -> Iterator[str]:
+def _cross_check(line: MeasuredRail, sensor: str, best: Energy, other: Energy) -> Iterator[str]:
     if best.watts is None or other.watts is None or best.low_w is None or best.high_w is None:
         return
     if not best.watts:
@@ -337,7 +337,7 @@ def operator_power(run: RunReader, rails: list[RailFit], step: int) -> pl.DataFr
     frames = [
         _rail_power(rail.line.name, rail.fit, t0, t1).with_columns(step=pl.lit(step, dtype=pl.Int64))
         for rail in rails
-        if rail.fit is not None and not rail.line.estimated and not trouble(rail.fit)
+        if rail.fit is not None and not rail.line.estimated and not reason_unresolvable(rail.fit)
     ]
     return pl.concat([pl.DataFrame(schema=POWER_SCHEMA), *frames])
 

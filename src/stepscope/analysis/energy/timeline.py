@@ -44,7 +44,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Scatter:
+class PieceUncertainty:
     """Uncertainty of pieces in steps that were filled in: sd (K,) at the instants `at` (K,), even between, s."""
 
     at: Floats
@@ -66,7 +66,7 @@ class Timeline:
     step_t1: Floats
     recorded: Flags  # (S,): False where the pieces of the step were filled in from other steps
     stamp_sd: float = 0.0  # of the begin and end of a piece
-    scatter: Scatter | None = None
+    scatter: PieceUncertainty | None = None
 
     @property
     def begin(self) -> float:
@@ -249,17 +249,19 @@ def _join_keys(lane: Lane, new: Ints) -> Lane:
 _SHUFFLED = 0.5  # of a piece's own uncertainty: pieces that are nearer have no order; it grows by 1 % for it
 
 
-def without_false_detail(timeline: Timeline) -> Timeline:
+def join_uncertain_pieces(timeline: Timeline) -> Timeline:
     """Return it with fewer pieces where steps were filled in: those of a key join within what is uncertain anyway.
 
     A short step has hundreds of pieces of some us, and where each lies is not known to a tenth of a ms.
     """
     if timeline.scatter is None:
         return timeline
-    return replace(timeline, lanes=tuple(_shuffled(timeline, lane, timeline.scatter) for lane in timeline.lanes))
+    return replace(
+        timeline, lanes=tuple(_join_pieces_of_lane(timeline, lane, timeline.scatter) for lane in timeline.lanes)
+    )
 
 
-def _shuffled(timeline: Timeline, lane: Lane, scatter: Scatter) -> Lane:
+def _join_pieces_of_lane(timeline: Timeline, lane: Lane, scatter: PieceUncertainty) -> Lane:
     if not len(lane.key):
         return lane
     step, reach, length = timeline.step_of(lane.t0), _SHUFFLED * scatter.of(lane.t0), lane.t1 - lane.t0
@@ -290,7 +292,9 @@ class _Template:
     spread: Floats  # of the begins from step to step, as shares of the length
 
 
-def fill_unprofiled(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags) -> tuple[Lane, Scatter | None]:
+def fill_unprofiled(
+    lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags
+) -> tuple[Lane, PieceUncertainty | None]:
     """The lane with pieces in every step: recorded ones as they are, the others as the template of nearest length.
 
     Steps with the same sequence of keys share a template, the median of their shares of the step; so steps of very
@@ -318,7 +322,7 @@ def fill_unprofiled(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flag
     order = np.argsort(t0, kind="stable")
     at, sd = np.concatenate(knots, axis=1)
     later = np.argsort(at, kind="stable")
-    return Lane(t0[order], t1[order], key[order]), Scatter(at[later], sd[later])
+    return Lane(t0[order], t1[order], key[order]), PieceUncertainty(at[later], sd[later])
 
 
 def _templates(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags) -> list[_Template]:

@@ -14,7 +14,7 @@ import polars as pl
 
 from stepscope.analysis.caveats import resident_before_profiling
 from stepscope.analysis.memory.limits import FITS, LIKELY_FITS, MARGIN, NO_FIT, TOO_CLOSE
-from stepscope.analysis.process_scopes import ALL, OWN, several
+from stepscope.analysis.process_scopes import ALL, OWN, has_several_processes
 from stepscope.analysis.summary import reserved_bytes
 from stepscope.units import bytes_
 
@@ -50,7 +50,7 @@ class Peak:
 def training_peak(run: Run) -> Peak | None:
     """Return the peak of the training alone, B; null where memory was not sampled."""
     metrics = run.metrics()
-    if several(run):
+    if has_several_processes(run):
         found = _peaks(metrics, (ALL,))
         if not found:
             return None

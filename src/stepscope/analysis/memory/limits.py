@@ -40,7 +40,7 @@ _SHORT = {"rpi": "raspberry_pi", "pi": "raspberry_pi", "raspi": "raspberry_pi"}
 
 
 @dataclass(frozen=True)
-class Environment:
+class BaselineMemory:
     """Memory of a process before its first tensor, by who counts it, and a worker of a DataLoader: least, most, B.
 
     Where it was not measured (another machine, another build of torch) the ends lie far apart, and a yes is "likely".
@@ -63,7 +63,7 @@ class Environment:
 
 # Builds for the CPU took 225 to 337 MB, one for CUDA 734 (x86, torch 2.13 and 2.14); NVIDIA's for Jetson were not seen.
 _BUILDS = (200_000_000, 900_000_000)
-UNMEASURED = Environment(
+UNMEASURED = BaselineMemory(
     _BUILDS, (140_000_000, _BUILDS[1]), (600_000_000, 12_000_000_000), (250_000_000, 2_000_000_000),
     (5_000_000, 200_000_000), measured=False,
 )  # fmt: skip
@@ -336,7 +336,7 @@ def _control_groups(root: Path) -> list[int]:
             except (OSError, ValueError):
                 continue  # "max": no limit
             if limit < _NO_LIMIT:
-                left[folder] = max(1, limit - max(0, usage - _dropped(folder, files)))
+                left[folder] = max(1, limit - max(0, usage - _sum_of_memory_stats(folder, files)))
     return list(left.values())
 
 
@@ -358,7 +358,7 @@ def _group_folders(root: Path) -> Iterator[Path]:
         yield from (folder for folder in (inner, *inner.parents) if folder == mounted or mounted in folder.parents)
 
 
-def _dropped(folder: Path, names: tuple[str, ...]) -> int:
+def _sum_of_memory_stats(folder: Path, names: tuple[str, ...]) -> int:
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.operators import COLLECTIVES, CPU, FRAMEWORK_OVERHEAD, callers, innermost
+from stepscope.analysis.time.operators import COLLECTIVES, CPU, FRAMEWORK_OVERHEAD, callers, innermost_pieces
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import COLLECTIVE, COLLECTIVE_CALL, COMMUNICATION, OPS, RunReader
@@ -76,7 +76,7 @@ def collective_time(run: RunReader) -> CollectiveTime | None:
     times = pl.DataFrame([part.times for part in parts], schema=dict.fromkeys(_STEPS, pl.Float64), orient="row")
     return CollectiveTime(
         table.threads,
-        _moved(table, waits),
+        _wait_times_to_move(table, waits),
         steps.select("step", "length_ns").with_columns(times),
         overlapped,
         waits,
@@ -144,7 +144,7 @@ def _pieces(rows: pl.DataFrame, on_cpu: pl.DataFrame, thread: int, parent: Ints)
     above = parent[chosen]
     above = np.where(above == _NONE, _NONE, place[above])
     t0, t1 = (rows[name].to_numpy()[chosen] for name in ("t0_ns", "t1_ns"))
-    begin, end, running = innermost(t0, t1, above)
+    begin, end, running = innermost_pieces(t0, t1, above)
     return np.column_stack([begin, end, chosen[running]]) if len(begin) else np.empty((0, 3), dtype=np.int64)
 
 
@@ -172,7 +172,7 @@ def _step(table: _Table, step: int, t0: int, t1: int) -> _Step:
     """One step: its waits, and the time in flight by what overlapped it."""
     busy = _within(table.busy, t0, t1)
     calls, runs = (rows.filter(pl.col("step") == step) for rows in (table.calls, table.flights))
-    flights, number = _flights(calls, runs, t1)
+    flights, number = _spans_in_flight(calls, runs, t1)
     flying = _union(flights)
     opened = _complement(busy, t0, t1)
     waits = _waits(opened, flights)
@@ -207,7 +207,7 @@ def _step(table: _Table, step: int, t0: int, t1: int) -> _Step:
     return _Step((waited + called + apart, waited + called, waited, apart), overlapped, frame, starts)
 
 
-def _flights(calls: pl.DataFrame, runs: pl.DataFrame, t1: int) -> tuple[Ints, Ints | None]:
+def _spans_in_flight(calls: pl.DataFrame, runs: pl.DataFrame, t1: int) -> tuple[Ints, Ints | None]:
     """Begin and end of each run in flight, (n, 2), from its call where calls and runs pair; the call of each run."""
     times = runs.select("t0_ns", "t1_ns").to_numpy().astype(np.int64)
     times[:, 1] = np.minimum(times[:, 1], t1)
@@ -290,7 +290,7 @@ def _awaited(waits: Ints, flights: Ints) -> list[tuple[int, int, int]]:
     return found
 
 
-def _moved(table: _Table, waits: pl.DataFrame) -> pl.DataFrame:
+def _wait_times_to_move(table: _Table, waits: pl.DataFrame) -> pl.DataFrame:
     """Ns by step and `PHASED` that waits take from the ranges around them and give to the collectives."""
     given = waits.select(
         "step",

@@ -22,8 +22,8 @@ import polars as pl
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.time.idleness import IDLE, idle_causes
 from stepscope.analysis.time.schedule import Schedule, Tasks, bound_ns, heads, schedule, tails
+from stepscope.analysis.time.step_units import StepUnits, kernels_by_unit, units_of, waits_for_device
 from stepscope.analysis.time.steps import shown_steps
-from stepscope.analysis.time.units import Units, kernels_by_unit, units_of, waits_for_device
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 
@@ -102,7 +102,7 @@ def _cores(run: RunReader) -> int:
     return max(len(run.device.get("cores") or ()), 1)
 
 
-def _work_ns(units: Units) -> Floats:
+def _work_ns(units: StepUnits) -> Floats:
     """Time of each unit as work: of one that launched kernels, these have it."""
     own = units.t1 - units.t0
     launching = np.unique(units.launched_by[units.launched_by >= 0])
@@ -113,7 +113,7 @@ def _work_ns(units: Units) -> Floats:
 # Units of a step
 
 
-def _units_of_step(run: RunReader, step: int) -> Units | None:
+def _units_of_step(run: RunReader, step: int) -> StepUnits | None:
     ops = run.scan_ops().filter(pl.col("step") == step).collect()
     span = run.steps.filter(pl.col("step") == step)
     if ops.is_empty() or span.is_empty():
@@ -121,7 +121,7 @@ def _units_of_step(run: RunReader, step: int) -> Units | None:
     return units_of(ops, int(span["t0_ns"][0]), int(span["t1_ns"][0]))
 
 
-def _same_steps(run: RunReader, noted: Units) -> list[Units]:
+def _same_steps(run: RunReader, noted: StepUnits) -> list[StepUnits]:
     """The profiled steps that ran the units of the one that was noted; that one alone where no other did."""
     found = []
     for step in shown_steps(run)["step"].to_list():
@@ -133,7 +133,7 @@ def _same_steps(run: RunReader, noted: Units) -> list[Units]:
     return found or [noted]
 
 
-def data_edges(units: Units, accesses: pl.DataFrame) -> list[list[int]]:
+def data_edges(units: StepUnits, accesses: pl.DataFrame) -> list[list[int]]:
     """Return for each unit the earlier ones that it waits for; kernels wait for those of the units before."""
     count = len(units.name)
     reads: list[dict[int, None]] = [{} for _ in range(count)]
@@ -171,7 +171,7 @@ def data_edges(units: Units, accesses: pl.DataFrame) -> list[list[int]]:
 # Replay, and other schedules
 
 
-def replay(units: Units, beside: Flags | None = None, waits: bool = True) -> tuple[Tasks, Ints]:
+def replay(units: StepUnits, beside: Flags | None = None, waits: bool = True) -> tuple[Tasks, Ints]:
     """Return the tasks of a step with the order and the delays that it had, and the task of each unit.
 
     beside: units that are taken out of the order of the host. waits: whether the host waits for kernels where it did.
@@ -214,18 +214,18 @@ def replay(units: Units, beside: Flags | None = None, waits: bool = True) -> tup
     return tasks, of_unit
 
 
-def replayed_ns(units: Units) -> float:
+def replayed_ns(units: StepUnits) -> float:
     """Return how long the replay of a step takes, ns."""
     tasks, _ = replay(units)
-    return heads_end(tasks)
+    return earliest_end_ns(tasks)
 
 
-def heads_end(tasks: Tasks) -> float:
+def earliest_end_ns(tasks: Tasks) -> float:
     """Return when the last task ends where each begins as soon as all that it waits for has ended."""
     return float((heads(tasks) + np.array(tasks.duration)).max(initial=0.0))
 
 
-def beside_host(units: Units, edges: list[list[int]]) -> Tasks:
+def tasks_with_host(units: StepUnits, edges: list[list[int]]) -> Tasks:
     """Return the tasks of a step on a CPU whose operators a queue takes, while host code goes on in its order.
 
     Where the host needs a number (`aten::item`), it waits for it.
@@ -244,7 +244,7 @@ def beside_host(units: Units, edges: list[list[int]]) -> Tasks:
     return tasks
 
 
-def _overlaps(steps: list[Units], edges: list[list[int]], step_ns: float, cores: int) -> pl.DataFrame:
+def _overlaps(steps: list[StepUnits], edges: list[list[int]], step_ns: float, cores: int) -> pl.DataFrame:
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for units in steps:
         scale = step_ns / units.length_ns
@@ -260,22 +260,22 @@ def _overlaps(steps: list[Units], edges: list[list[int]], step_ns: float, cores:
     return pl.DataFrame(rows, schema=OVERLAPS, orient="row")
 
 
-def _savings(units: Units, edges: list[list[int]], cores: int) -> Iterator[tuple[str, int, float, float]]:
+def _savings(units: StepUnits, edges: list[list[int]], cores: int) -> Iterator[tuple[str, int, float, float]]:
     """Yield what could overlap, on how many lanes, and what a schedule and any order at all would save, ns."""
     whole = units.length_ns
     kernel = units.kernel
     loads = np.array([phase == "data" for phase in units.phase]) & ~kernel
     loading = float((units.t1 - units.t0)[loads].sum())
     if loading > 0:
-        rest = heads_end(replay(units, beside=loads)[0])
+        rest = earliest_end_ns(replay(units, beside=loads)[0])
         saved = whole - max(rest, loading)  # the next step's data are loaded meanwhile
         yield DATA_BESIDE, 1, max(saved, 0.0), min(loading, whole - loading)
     if kernel.any():
-        free = heads_end(replay(units, waits=False)[0])
+        free = earliest_end_ns(replay(units, waits=False)[0])
         busiest = max(_busy(units, lane) for lane in set(np.array(units.lane)[kernel]))
         yield NO_SYNC, 1, max(whole - free, 0.0), max(whole - busiest, 0.0)
         return
-    tasks = beside_host(units, edges)
+    tasks = tasks_with_host(units, edges)
     queue = schedule(tasks, {HOST: 1, WORK: 1}, in_order=True).length_ns
     yield HOST_BESIDE, 1, max(whole - queue, 0.0), max(whole - bound_ns(tasks, {HOST: 1, WORK: 1}), 0.0)
     for lanes in sorted({2, max(cores, 2)}):
@@ -284,7 +284,7 @@ def _savings(units: Units, edges: list[list[int]], cores: int) -> Iterator[tuple
         yield BRANCHES, lanes, max(whole - length, 0.0), max(whole - bound_ns(tasks, groups), 0.0)
 
 
-def _busy(units: Units, lane: str) -> float:
+def _busy(units: StepUnits, lane: str) -> float:
     mine = np.array([name == lane for name in units.lane])
     return float((units.t1 - units.t0)[mine].sum())
 
@@ -292,7 +292,7 @@ def _busy(units: Units, lane: str) -> float:
 # Frames
 
 
-def _unit_frame(units: Units, edges: list[list[int]], path: Tasks, scale: float) -> pl.DataFrame:
+def _unit_frame(units: StepUnits, edges: list[list[int]], path: Tasks, scale: float) -> pl.DataFrame:
     """A row a unit; critical: on the longest way along data."""
     earliest, longest = heads(path), tails(path)
     whole = float(longest.max(initial=0.0))
@@ -312,11 +312,11 @@ def _unit_frame(units: Units, edges: list[list[int]], path: Tasks, scale: float)
     )
 
 
-def _timeline(units: Units, edges: list[list[int]], scale: float, cores: int) -> pl.DataFrame:
+def _timeline(units: StepUnits, edges: list[list[int]], scale: float, cores: int) -> pl.DataFrame:
     """Spans of work as recorded and as rescheduled: schedule, lane, phase, t0_ns, t1_ns."""
     frames = [_spans("as recorded", units.lane, units.phase, units.t0, units.t1)]
     if not units.kernel.any():
-        tasks = beside_host(units, edges)
+        tasks = tasks_with_host(units, edges)
         work = np.array([lane == WORK for lane in tasks.lane])
         for title, lanes, in_order in (("host beside", 1, True), ("two lanes", 2, False)):
             found: Schedule = schedule(tasks, {HOST: 1, WORK: lanes}, in_order)

@@ -16,7 +16,7 @@ import polars as pl
 from stepscope.analysis.device.ceilings import ceilings_of
 from stepscope.analysis.metrics import core_utilisation
 from stepscope.analysis.time.operators import CPU
-from stepscope.analysis.time.units import Units, kernels_by_unit, waits_for_device
+from stepscope.analysis.time.step_units import StepUnits, kernels_by_unit, waits_for_device
 from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 
@@ -31,15 +31,15 @@ DATA, SMALL, SYNC, HOST_CODE, EXCHANGE, WITHIN = (
 IDLE = {"device": pl.String, "cause": pl.String, "ns": pl.Float64, "share": pl.Float64}
 
 
-def idle_causes(run: RunReader, steps: list[Units], step_ns: float) -> pl.DataFrame:
+def idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) -> pl.DataFrame:
     """Return idle time by cause, ns a step, and its share of the step (of all cores' time on a CPU), largest first."""
     on_device = bool(steps) and bool(steps[0].kernel.any())
-    rows = _of_accelerator(steps, step_ns) if on_device else _of_cores(run, steps, step_ns)
+    rows = _accelerator_idle_causes(steps, step_ns) if on_device else _core_idle_causes(run, steps, step_ns)
     frame = pl.DataFrame(rows, schema=IDLE, orient="row")
     return frame.filter(pl.col("ns") > 0).sort("device", "ns", descending=[False, True])
 
 
-def _of_accelerator(steps: list[Units], step_ns: float) -> list[tuple[str, str, float, float]]:
+def _accelerator_idle_causes(steps: list[StepUnits], step_ns: float) -> list[tuple[str, str, float, float]]:
     sums: dict[tuple[str, str], float] = {}
     for units in steps:
         devices = {lane.rpartition(":")[0] for lane in np.array(units.lane)[units.kernel]}
@@ -50,7 +50,7 @@ def _of_accelerator(steps: list[Units], step_ns: float) -> list[tuple[str, str, 
     return [(device, cause, ns, ns / step_ns) for (device, cause), ns in sums.items()]
 
 
-def gaps_by_cause(units: Units, device: str) -> dict[str, float]:
+def gaps_by_cause(units: StepUnits, device: str) -> dict[str, float]:
     """Return the time in which no kernel ran on the device in this step, by what the host did meanwhile, ns."""
     kernel = units.kernel
     mine = np.array([lane.rpartition(":")[0] == device for lane in units.lane])
@@ -64,15 +64,15 @@ def gaps_by_cause(units: Units, device: str) -> dict[str, float]:
     left, found = idle, {}
     for cause, which in spans.items():
         taken = _merged(units.t0[which], units.t1[which])
-        found[cause], left = _overlap(left, taken), _without(left, taken)
-    found[SYNC], left = _overlap(left, drained), _without(left, drained)
+        found[cause], left = _overlap(left, taken), _subtract_spans(left, taken)
+    found[SYNC], left = _overlap(left, drained), _subtract_spans(left, drained)
     launching = _merged(units.t0[others], units.t1[others])
-    found[SMALL], left = _overlap(left, launching), _without(left, launching)
+    found[SMALL], left = _overlap(left, launching), _subtract_spans(left, launching)
     found[HOST_CODE] = _total(left)
     return found
 
 
-def _gaps_after_waits(units: Units, device: str, idle: Floats) -> Floats:
+def _gaps_after_waits(units: StepUnits, device: str, idle: Floats) -> Floats:
     """Gaps that begin where the host had waited for the device until its last kernel had ended."""
     ends = set()
     for unit, launched in kernels_by_unit(units).items():
@@ -81,7 +81,7 @@ def _gaps_after_waits(units: Units, device: str, idle: Floats) -> Floats:
     return np.array([gap for gap in idle.tolist() if gap[0] in ends], dtype=np.float64).reshape(-1, 2)
 
 
-def _of_cores(run: RunReader, steps: list[Units], step_ns: float) -> list[tuple[str, str, float, float]]:
+def _core_idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) -> list[tuple[str, str, float, float]]:
     cores = sum(core.get("online", True) for core in run.device.get("cores") or ())
     if cores < 2 or not steps:
         return []
@@ -129,7 +129,7 @@ def _gaps(busy: Floats, length: float) -> Floats:
     return edges[edges[:, 1] > edges[:, 0]]
 
 
-def _without(spans: Floats, taken: Floats) -> Floats:
+def _subtract_spans(spans: Floats, taken: Floats) -> Floats:
     found = []
     for begin, end in spans.tolist():
         for a, b in taken[(taken[:, 1] > begin) & (taken[:, 0] < end)].tolist():
@@ -142,7 +142,7 @@ def _without(spans: Floats, taken: Floats) -> Floats:
 
 
 def _overlap(spans: Floats, taken: Floats) -> float:
-    return _total(spans) - _total(_without(spans, taken))
+    return _total(spans) - _total(_subtract_spans(spans, taken))
 
 
 def _total(spans: Floats) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from scipy import special  # type: ignore[import-untyped]
 
-from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, without_interruptions
+from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, replace_outliers_by_median
 from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import AUTOGRAD_NODE, DATA_LOADER, MODULE_CALL, RunReader
@@ -63,7 +63,7 @@ class LayerTimes:
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
         rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
-        values = without_interruptions(np.column_stack([self.ns, rest]))
+        values = replace_outliers_by_median(np.column_stack([self.ns, rest]))
         lengths = values.sum(axis=1)
         mean, beyond = values.mean(axis=0), lengths - lengths.mean()
         even = mean / lengths.mean()  # growth of each with the step's, where all grow alike
@@ -148,7 +148,7 @@ class LayerTimes:
 
 def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
     """Return them for the layers that `cells` of profiled steps have with as many calls and nodes; None without any."""
-    rows = _settled(run)
+    rows = _rows_after_warmup(run)
     if rows.is_empty():
         return None
     cost = (run.meta.get("overhead") or {}).get("layer") or {}
@@ -179,7 +179,7 @@ def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
     if _has_closures(rows):
         grouped = grouped.filter(pl.col("phase") != UPDATE)
     steps = rows["step"].unique(maintain_order=True)
-    return _agreeing(grouped, steps, _lengths(run, steps), cells, run)
+    return _groups_with_equal_counts(grouped, steps, _lengths(run, steps), cells, run)
 
 
 def _has_closures(rows: pl.DataFrame) -> bool:
@@ -188,7 +188,7 @@ def _has_closures(rows: pl.DataFrame) -> bool:
     return not rows.join(updates, left_on=["step", "parent"], right_on=["step", "row"], how="semi").is_empty()
 
 
-def _settled(run: RunReader) -> pl.DataFrame:
+def _rows_after_warmup(run: RunReader) -> pl.DataFrame:
     """Rows of the steps after the warm-up, without the first of each block, whose time between nodes is the node's."""
     timed = set(layer_timed_steps(run).to_list())
     kept = [step for step in steps_after_warmup(run)["step"].to_list() if step in timed and step - 1 in timed]
@@ -209,7 +209,9 @@ def _lengths(run: RunReader, steps: pl.Series) -> Floats:
     return found
 
 
-def _agreeing(grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: PerStep, run: Run) -> LayerTimes | None:
+def _groups_with_equal_counts(
+    grouped: pl.DataFrame, steps: pl.Series, lengths: Floats, cells: PerStep, run: Run
+) -> LayerTimes | None:
     """The groups with as many calls of modules, backward nodes and updates in each step as in each profiled step.
 
     Of data loaders that is not asked: a step in which an epoch ends asks twice.

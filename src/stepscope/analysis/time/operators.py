@@ -197,7 +197,7 @@ def _rows_of(steps: pl.Series) -> pl.DataFrame:
     return pl.DataFrame({"step": steps, "row": np.arange(len(steps), dtype=np.int64)})
 
 
-def without_interruptions(values: Floats, regular: Flags | None = None) -> Floats:
+def replace_outliers_by_median(values: Floats, regular: Flags | None = None) -> Floats:
     """Values (steps, k) in which what is far above the others of its column is their median."""
     if len(values) < _FEWEST_TO_JUDGE:
         return values
@@ -305,13 +305,13 @@ def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
     place[chosen] = np.arange(len(chosen))
     parent = np.where(parent == _NONE, _NONE, place[parent])  # a caller in another thread is none here
     t0, t1 = (rows[name].to_numpy()[chosen] for name in ("t0_ns", "t1_ns"))
-    begin_ns, end_ns, running = innermost(t0, t1, parent)
+    begin_ns, end_ns, running = innermost_pieces(t0, t1, parent)
     op = rows["op"].to_numpy()[chosen][running].astype(np.int64)
     begin, end = ((time - origin_ns) / 1e9 for time in (begin_ns, end_ns))
     return Track(device, begin, end, op, _part(running, len(chosen)))
 
 
-def innermost(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints]:
+def innermost_pieces(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints]:
     """Begin, end and row of each piece of one thread: the innermost row that runs; `parent` counts these rows."""
     depth = _depths(parent)
     lasting = t1 > t0

@@ -84,7 +84,7 @@ class Ranks:
     endings: tuple[str, ...] = ()
 
 
-def parts_of(run: Run) -> tuple[list[Run], tuple[str, ...]]:
+def rank_runs(run: Run) -> tuple[list[Run], tuple[str, ...]]:
     """The run itself and the parts in its folder, in order of rank; sentences on parts that are not there."""
     found: list[Run] = []
     missing: list[str] = []
@@ -123,14 +123,14 @@ def _group_rank(part: Run) -> int | None:
 
 def ranks(run: Run) -> Ranks:
     """Return all facts of the parts; one row for a training in a single process."""
-    parts, missing = parts_of(run)
+    parts, missing = rank_runs(run)
     reason = _not_comparable(parts)
     endings = tuple(_endings(parts, one_clock=not reason))
     notes = [*missing, *endings]
-    compared = _Comparison.of(parts) if len(parts) > 1 and not reason else _Comparison.nothing()
+    compared = _Comparison.of(parts) if len(parts) > 1 and not reason else _Comparison.without_data()
     if len(parts) > 1:
         notes += [f"the ranks are not compared with each other: {reason}"] if reason else compared.notes
-    used = _used(run) if len(parts) > 1 else {}
+    used = _usage_by_process(run) if len(parts) > 1 else {}
     rows = [_rank_row(part) | compared.row(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts)]
     return Ranks(parts, pl.DataFrame(rows, schema=RANK_SCHEMA, orient="row"), compared.skew, tuple(notes), endings)
 
@@ -140,7 +140,7 @@ def _scope(run: Run, part: Run) -> str:
     return f"{RANK}{'0' if part is run else part.path.name}"
 
 
-def _used(run: Run) -> dict[str, dict[str, float | None]]:
+def _usage_by_process(run: Run) -> dict[str, dict[str, float | None]]:
     """Memory and CPU utilisation of each process by its scope, columns as `RANKS`."""
     found: dict[str, dict[str, float | None]] = {}
     for row in run.metrics().iter_rows(named=True):
@@ -256,7 +256,7 @@ class _Comparison:
     notes: list[str]
 
     @classmethod
-    def nothing(cls) -> _Comparison:
+    def without_data(cls) -> _Comparison:
         return cls(pl.DataFrame(schema=SKEW_SCHEMA), np.empty((0, 0)), [], [])
 
     @classmethod

@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.result_cache import once_a_run
-from stepscope.part_names import counting
+from stepscope.analysis.result_cache import cached_per_run
+from stepscope.part_names import parts_in_use
 from stepscope.runfolder import RunReader, checksums
 from stepscope.runfolder.reader import read_last_step_rows
 from stepscope.units import plural
@@ -21,7 +21,7 @@ ENOUGH = 3  # profiled steps, to leave others out
 FEW = 6  # below this many, a median has no 95 % CI
 
 
-@once_a_run
+@cached_per_run
 def steps_after_warmup(run: RunReader) -> pl.DataFrame:
     """The steps after the warm-up, columns as `runfolder.STEPS` and `length_ns`."""
     return _lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
@@ -32,7 +32,11 @@ def missing_steps_file(run: RunReader) -> str:
     if not run.steps.is_empty():
         return ""
     damaged = [name for name in run.damaged_files() if name.startswith("steps")]
-    gone = [name for name in checksums.stated(run.path) if name.startswith("steps") and not (run.path / name).exists()]
+    gone = [
+        name
+        for name in checksums.read_checksums(run.path)
+        if name.startswith("steps") and not (run.path / name).exists()
+    ]
     return f"{damaged[0]} is damaged" if damaged else f"{gone[0]} is not there any more" if gone else ""
 
 
@@ -117,14 +121,14 @@ def profiled_parts(run: RunReader) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-@once_a_run
+@cached_per_run
 def layer_timed_steps(run: RunReader) -> pl.Series:
     """Numbers of the steps in which layers alone were timed: no operator, but they are no unprofiled steps either."""
     numbers: pl.Series = run.layer_calls["step"].cast(pl.Int64).unique().sort()
     return numbers
 
 
-@once_a_run
+@cached_per_run
 def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
     """The steps that the step time is taken from, and which they are: unprofiled ones where there are enough."""
     steps = steps_after_warmup(run)
@@ -200,7 +204,7 @@ def _all_at_once(folders: list[Path]) -> list[pl.DataFrame]:
 def _newest_part(folder: Path) -> str:
     """The name of the last file of steps of a run; that of a short one where there is none."""
     try:
-        parts = counting("steps", os.listdir(folder))  # noqa: PTH208 - of each run of a long list
+        parts = parts_in_use("steps", os.listdir(folder))  # noqa: PTH208 - of each run of a long list
     except OSError:
         parts = []
     return parts[-1].name if parts else "steps.parquet"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.correction import StepTimes
 from stepscope.analysis.time.layers import UPDATE, sources_of_modules, sources_of_operators, with_sources
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, per_step, sums_per_step
+from stepscope.analysis.time.overhead_correction import StepTimes
 from stepscope.analysis.time.steps import shown_steps, whole_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
@@ -176,8 +176,8 @@ def phases_by_step(run: Run, most: int) -> pl.DataFrame:
     if known.is_empty():
         return pl.DataFrame(schema={"step": pl.Int64, "phase": pl.String, "ns": pl.Float64, "t0_ns": pl.Float64})
     is_profiled = steps["step"].is_in(known["step"].unique().to_list())
-    profiled = _evenly(steps.filter(is_profiled), most)
-    timed = _evenly(steps.filter(~is_profiled), most - len(profiled))
+    profiled = _pick_evenly_spaced_rows(steps.filter(is_profiled), most)
+    timed = _pick_evenly_spaced_rows(steps.filter(~is_profiled), most - len(profiled))
     known = known.filter(pl.col("step").is_in(profiled["step"].to_list()))
     left = pl.col("length") - pl.col("ns")
     rest = steps.join(known.group_by("step").agg(pl.col("ns").sum()), on="step")
@@ -191,7 +191,7 @@ def phases_by_step(run: Run, most: int) -> pl.DataFrame:
     return whole.with_columns(t0_ns=pl.col("ns").cum_sum().over("step") - pl.col("ns"))
 
 
-def _evenly(rows: pl.DataFrame, most: int) -> pl.DataFrame:
+def _pick_evenly_spaced_rows(rows: pl.DataFrame, most: int) -> pl.DataFrame:
     """Return at most so many evenly spaced rows, the first and the last among them."""
     if len(rows) <= most:
         return rows
@@ -253,7 +253,7 @@ def module_table(run: Run) -> pl.DataFrame:
         "flops": _module_flops(table, number, tree),
         "optimizer_shared": [*(module.facts.get("update_share") is not None for module in tree), None, None],
     }
-    ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.ran()
+    ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.has_run()
     below = _subtree_sums(ran[None, :].astype(np.float64), tree)[0] > 0
     for prefix, known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
         module_times.hide(columns, prefix, ~known)
@@ -305,7 +305,7 @@ class _ModuleTimes:
             split, *(_subtree_sums(own_ns, tree) for own_ns in (self.total, self.profiling, self.doubt, self.recorded))
         )
 
-    def ran(self) -> Flags:
+    def has_run(self) -> Flags:
         """Return of which modules anything was seen in forward or backward, (modules + 1,)."""
         seen: Flags = sum(self.split[phase].sum(axis=0) for phase in ("forward", "backward")) > 0
         return seen
@@ -474,14 +474,14 @@ def anatomy(run: Run) -> pl.DataFrame:
     """
     steps = shown_steps(run)
     if steps.is_empty():
-        return _placed(with_sources(pl.DataFrame(schema=OPS), run.sources), 0)
+        return _with_depth_and_offsets(with_sources(pl.DataFrame(schema=OPS), run.sources), 0)
     distance = (pl.col("length_ns") - (run.step_times.step_ns or steps["length_ns"].median())).abs()
     chosen = steps.sort(distance, "step").row(0, named=True)
     ops = with_sources(run.scan_ops().filter(pl.col("step") == chosen["step"]).collect(), run.sources)
-    return _placed(ops, int(chosen["t0_ns"]))
+    return _with_depth_and_offsets(ops, int(chosen["t0_ns"]))
 
 
-def _placed(ops: pl.DataFrame, t0_ns: int) -> pl.DataFrame:
+def _with_depth_and_offsets(ops: pl.DataFrame, t0_ns: int) -> pl.DataFrame:
     depth = pl.Series("depth", _call_depths(ops["parent"].fill_null(_TOP).to_numpy()), dtype=pl.Int64)
     return ops.with_row_index("row").with_columns(
         depth, start_ns=pl.col("t0_ns") - t0_ns, end_ns=pl.col("t1_ns") - t0_ns

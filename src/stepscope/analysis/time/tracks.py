@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.channels import channel_timeline, core_busy_time, resolved_ns, windows
 from stepscope.analysis.energy.rails import power_windows
-from stepscope.analysis.estimate import Change, change_points, median_interval
+from stepscope.analysis.estimate import LevelChange, change_points, median_interval
 from stepscope.analysis.memory.events import over_step
 from stepscope.analysis.process_scopes import WATCHED
 from stepscope.analysis.time.operators import CPU
@@ -228,7 +228,7 @@ def _median_with_interval(lengths: Floats) -> tuple[float, float | None, float |
     return value, None if np.isnan(low) else low, None if np.isnan(high) else high
 
 
-def levels(run: RunReader) -> list[tuple[int, Change]] | None:
+def step_time_level_changes(run: RunReader) -> list[tuple[int, LevelChange]] | None:
     """Changes of the level of the step time: the number of the step at which each begins, and the change (ns).
 
     None: there are too few steps to judge.

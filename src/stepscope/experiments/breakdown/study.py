@@ -299,7 +299,7 @@ def family_joules(run: Run) -> FamilyEnergy | None:
     for row in rows.filter(pl.col("rail") == rows["rail"][0]).iter_rows(named=True):  # two meters are not added
         name = OPTIMIZER if row["phase"] == "optimizer" else family(row["name"])
         found[name] += row["joules_per_step"]
-        own = _half(row)
+        own = _half_interval(row)
         before = half.get(name, 0.0)
         half[name] = None if own is None or before is None else before + own
     return FamilyEnergy(component, dict(found), half)
@@ -316,7 +316,7 @@ def bytes_at_peak(events: pl.DataFrame) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
-def _half(row: Mapping[str, float | None]) -> float | None:
+def _half_interval(row: Mapping[str, float | None]) -> float | None:
     """The wider side of the interval: an end below 0 was cut off. Null where there is none."""
     value, low, high = row["joules_per_step"], row["low"], row["high"]
     return None if value is None or low is None or high is None else max(high - value, value - low)

@@ -22,7 +22,7 @@ from stepscope.experiments.engine.engine import (
     Result,
     energy_name,
     energy_notes,
-    looked_at,
+    evaluated_samples_text,
     mean_of,
     overlap,
     plan_of_seeds,
@@ -36,7 +36,11 @@ TASK = "stepscope.experiments.daily.training:train_point"
 
 def daily_plan(request: DailyTraining) -> Plan:
     """Train day by day, with every seed. UsageError where no training came about, with the reason."""
-    shared = {field.name: getattr(request, field.name) for field in fields(Routine) if hasattr(request, field.name)}
+    shared = {
+        field.name: getattr(request, field.name)
+        for field in fields(DailyTrainingOrders)
+        if hasattr(request, field.name)
+    }
 
     def orders(setting: DailySetting) -> Mapping[str, Any]:
         return {"routine": {**shared, "batch": setting.batch, "replay": setting.replay}}
@@ -80,7 +84,7 @@ def _answer(made: Sequence[SettingOutcome], request: DailyTraining) -> str:
 def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[str]:
     cell = made[0].cells[0]
     data = cell["data"]
-    tested = looked_at(data["test_size"], request.test_samples)
+    tested = evaluated_samples_text(data["test_size"], request.test_samples)
     yield f"data: {data['name']} ({data['kind']}), judged each evening on {tested} test images"
     yield from dict.fromkeys(_pretraining(cell["pretrained"], request) for outcome in made for cell in outcome.cells)
     yield "every setting of a seed begins with the same weights and gets the same images each day"
@@ -114,7 +118,7 @@ RISE, PATIENCE = 0.005, 3  # of the images, and epochs in which the best accurac
 
 
 @dataclass(frozen=True)
-class Routine:
+class DailyTrainingOrders:
     """Orders of one training: the fields of the request that it depends on."""
 
     days: int
@@ -193,12 +197,12 @@ def setting_outcome(setting: DailySetting, cells: Sequence[Cell], days: int) -> 
     return SettingOutcome(
         setting,
         tuple(cells),
-        _over(accuracy[:, 0], SHARE),
-        _over(accuracy[:, -1], SHARE),
-        _over(slopes, ANY),
-        _over(accuracy[:, -1] - accuracy[:, 0], ANY),
-        _over(accuracy.min(axis=1), SHARE),
-        _over(np.array([max(day["time_s"] for day in cell["days"][1:]) for cell in cells]), AMOUNT),
+        _estimate_of_values(accuracy[:, 0], SHARE),
+        _estimate_of_values(accuracy[:, -1], SHARE),
+        _estimate_of_values(slopes, ANY),
+        _estimate_of_values(accuracy[:, -1] - accuracy[:, 0], ANY),
+        _estimate_of_values(accuracy.min(axis=1), SHARE),
+        _estimate_of_values(np.array([max(day["time_s"] for day in cell["days"][1:]) for cell in cells]), AMOUNT),
         mean_of([_max_joules(cell) for cell in cells]) if len(kinds) == 1 else None,
         next(iter(kinds)) if len(kinds) == 1 else None,
     )
@@ -215,7 +219,7 @@ def _max_joules(cell: Cell) -> float | None:
     return None if any(value is None for value in values) else max(values)
 
 
-def _over(values: np.ndarray[Any, Any], possible: tuple[float, float]) -> Estimate:
+def _estimate_of_values(values: np.ndarray[Any, Any], possible: tuple[float, float]) -> Estimate:
     found = mean_of([float(value) for value in values], possible=possible)
     assert found is not None, "every cell has its accuracies and times"
     return found

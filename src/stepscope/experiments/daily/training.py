@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from stepscope import workloads
 from stepscope.errors import UsageError
-from stepscope.experiments.daily.study import PATIENCE, RISE, Routine
+from stepscope.experiments.daily.study import PATIENCE, RISE, DailyTrainingOrders
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
     Environment,
@@ -23,7 +23,7 @@ from stepscope.experiments.engine.training import (
     training_environment,
 )
 from stepscope.experiments.partial.training import labels_of
-from stepscope.files import replaced
+from stepscope.files import atomic_write
 from stepscope.workloads.contract import Batch, Training, Workload
 from stepscope.workloads.data import packaged
 from stepscope.workloads.data.packaged import Weights
@@ -37,10 +37,14 @@ _SHARE_BEFORE = 0.5  # of the training images: the days have the rest to themsel
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train one setting with one seed, as a task of the engine."""
     with training_environment(orders) as environment:
-        return train_life(workloads.find(orders["workload"]), Routine(**orders["routine"]), orders["seed"], environment)
+        return train_all_days(
+            workloads.find(orders["workload"]), DailyTrainingOrders(**orders["routine"]), orders["seed"], environment
+        )
 
 
-def train_life(workload: Workload, routine: Routine, seed: int, environment: Environment) -> dict[str, Any]:
+def train_all_days(
+    workload: Workload, routine: DailyTrainingOrders, seed: int, environment: Environment
+) -> dict[str, Any]:
     """The cell of one seed: accuracy, time and energy by day. UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(routine.batch, routine.optimizer, routine.device, seed, routine.lr, routine.data)
     refuse_without_accuracy(training)
@@ -50,17 +54,17 @@ def train_life(workload: Workload, routine: Routine, seed: int, environment: Env
         _load_shipped(training, shipped) if shipped else _load_pretrained(training, before, routine, environment)
     )
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
-    lessons = _lessons(days, routine, seed)
+    lessons = _images_to_train_by_day(days, routine, seed)
     ends = _steps_by_day(lessons, routine)
     done = _train_days(training, lessons, ends, routine, environment)
     return {
         "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
-        "pretrained": pretrained, "days": list(_evenings(done, ends, lessons)),
+        "pretrained": pretrained, "days": list(_evaluation_rows(done, ends, lessons)),
         "energy_kind": done.energy_kind, "energy_note": done.energy_note, "energy_gap": done.gap,
     }  # fmt: skip
 
 
-def _shipped(training: Training, routine: Routine) -> Weights | None:
+def _shipped(training: Training, routine: DailyTrainingOrders) -> Weights | None:
     """Return the weights that ship for this network where all pictures of the data are new to them."""
     found = packaged.WEIGHTS.get(training.workload.name)
     return found if found is not None and routine.start is None and found.new == training.data.name else None
@@ -73,7 +77,7 @@ def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
 
 
 def _deal_images(
-    training: Training, routine: Routine, seed: int, share_before: float
+    training: Training, routine: DailyTrainingOrders, seed: int, share_before: float
 ) -> tuple[list[int], list[list[int]]]:
     """(numbers of the images that are pre-trained on, those of each day); all of them differ."""
     total = training.data.train_size
@@ -91,7 +95,7 @@ def _deal_images(
     return order[:before], [rest[day * routine.images :][: routine.images] for day in range(routine.days)]
 
 
-def _lessons(days: Sequence[Sequence[int]], routine: Routine, seed: int) -> list[list[int]]:
+def _images_to_train_by_day(days: Sequence[Sequence[int]], routine: DailyTrainingOrders, seed: int) -> list[list[int]]:
     """Return what is trained on each day: the new images, and the older ones that are played again."""
     draw, reservoir, seen = random.Random(f"{seed}:replay"), list[int](), list[int]()
     lessons = []
@@ -109,7 +113,7 @@ def _lessons(days: Sequence[Sequence[int]], routine: Routine, seed: int) -> list
     return lessons
 
 
-def _steps_by_day(lessons: Sequence[Sequence[int]], routine: Routine) -> list[int]:
+def _steps_by_day(lessons: Sequence[Sequence[int]], routine: DailyTrainingOrders) -> list[int]:
     """Return how many steps have been made when each day ends."""
     made, ends = 0, []
     for lesson in lessons:
@@ -130,7 +134,7 @@ def _train_days(
     training: Training,
     lessons: Sequence[Sequence[int]],
     ends: Sequence[int],
-    routine: Routine,
+    routine: DailyTrainingOrders,
     environment: Environment,
 ) -> TrainingRecord:
     images = _images(training)
@@ -152,7 +156,9 @@ def _train_days(
     )
 
 
-def _evenings(done: TrainingRecord, ends: Sequence[int], lessons: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+def _evaluation_rows(
+    done: TrainingRecord, ends: Sequence[int], lessons: Sequence[Sequence[int]]
+) -> Iterator[dict[str, Any]]:
     yield {"day": 0, "accuracy": done.looks[0].seen["accuracy"], "time_s": None, "energy_j": None, "trained_on": 0}
     for day, (look, begin) in enumerate(zip(done.looks[1:], (0, *ends), strict=False), 1):
         yield {
@@ -165,7 +171,7 @@ def _evenings(done: TrainingRecord, ends: Sequence[int], lessons: Sequence[Seque
 
 
 def _load_pretrained(
-    training: Training, images: Sequence[int], routine: Routine, environment: Environment
+    training: Training, images: Sequence[int], routine: DailyTrainingOrders, environment: Environment
 ) -> dict[str, Any]:
     """Pre-train with the workload's own batch, once for all settings of a seed, and load that model.
 
@@ -178,7 +184,7 @@ def _load_pretrained(
         first = workload.prepare(None, routine.optimizer, routine.device, training.seed, routine.lr, routine.data)
         ended = _pretrain(first, images, routine.start)
         environment.weights.mkdir(exist_ok=True)
-        with replaced(file) as part:
+        with atomic_write(file) as part:
             torch.save({"model": first.model.state_dict(), "ended": ended}, part)
     kept = torch.load(file, map_location=training.device, weights_only=True)
     training.model.load_state_dict(kept["model"])

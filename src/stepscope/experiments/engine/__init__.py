@@ -107,6 +107,6 @@ def pinned_data(workload: str, data: str | None) -> str:
     return found.data.name if data is None else data
 
 
-def chosen(request: Request, names: Iterable[str]) -> dict[str, Any]:
+def request_fields(request: Request, names: Iterable[str]) -> dict[str, Any]:
     """Return these fields of a request by name; those that it does not have are excluded."""
     return {name: getattr(request, name) for name in names if hasattr(request, name)}

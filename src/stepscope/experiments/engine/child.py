@@ -55,7 +55,7 @@ def refuse_memory_limit(size: int) -> None:
         raise UsageError("--memory needs Linux: RLIMIT_DATA limits nothing here", "leave --memory out")
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends: an orphaned run would disturb the next one."""
     if not sys.platform.startswith("linux"):
         return
@@ -77,7 +77,7 @@ _REFUSALS = ((MissingDependency, "not installed"), (DataUnavailable, "no data"),
 
 def main(orders: Orders) -> None:
     """Run the task and write its outcome: status, reason and result."""
-    die_with(orders["parent"])
+    die_with_parent(orders["parent"])
     result = dict(perform(orders))
     ended = {"status": result.pop("status", "ok"), "reason": without_secrets(result.pop("reason", None))}
     replace_json(Path(orders["ended"]), {**ended, "result": result}, durable=True)
@@ -99,7 +99,7 @@ def perform(orders: Orders) -> Mapping[str, Any]:
         return {"status": status, "reason": f"{error} ({error.hint})" if error.hint else str(error)}
     except Exception as error:  # what a workload raises is a result
         traceback.print_exc()
-        from stepscope.record.facts import status_of
+        from stepscope.record.run_facts import status_of
 
         status, reason = status_of(error)[:2]
         return {"status": status, "reason": reason}

@@ -25,8 +25,8 @@ from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
-from stepscope.experiments.engine.points import in_rounds, sources_of
-from stepscope.experiments.engine.process import Tick, Untimed, run_child
+from stepscope.experiments.engine.process import Tick, UntimedWork, run_child
+from stepscope.experiments.engine.sweep_points import in_rounds, sources_of
 from stepscope.privacy import redacted_texts
 from stepscope.record.device import describe_device, usable_cores
 from stepscope.record.empty_process import installed_version
@@ -124,7 +124,7 @@ class SettingLike(Protocol):
     def name(self) -> str: ...
 
 
-def looked_at(size: int, samples: int) -> str:
+def evaluated_samples_text(size: int, samples: int) -> str:
     """Return how many of the test samples the accuracy is of: "2000 of 10000"."""
     return f"{size}" if size <= samples else f"{samples} of {size}"
 
@@ -325,7 +325,7 @@ def answer_study(
         result = dict(plan.measure(point))
         return {"status": "ok", "reason": None, "wall_s": (monotonic_ns() - began_ns) / 1e9, **result}
 
-    untimed = Untimed(min(usable_cores(), _SIDE_BY_SIDE))
+    untimed = UntimedWork(min(usable_cores(), _SIDE_BY_SIDE))
     with folder.locked(), plan.around(folder.path), contextlib.closing(untimed):
         results = measure_points(folder, plan.points, measure, watch)
     findings = plan.judge({name: _with_path(folder, result) for name, result in results.items()})
@@ -368,7 +368,7 @@ def measure_points(
             watch.begins(point, index, len(points))
             try:
                 result = measure(point, results)
-                folder.keep(point.id, result)
+                folder.store_result(point.id, result)
             except PointRefused as error:
                 result = {"status": "refused", "reason": str(error), "wall_s": None}
             watch.ends(point, index, len(points), result)
@@ -392,7 +392,7 @@ def _untimed_from(point: Point, points: Sequence[Point], folder: StudyFolder) ->
 def _measure_ahead(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
     """Measure a point before its turn; the result is kept at once, should the study be interrupted before that."""
     result = _measure_apart(folder, point, plan, child, tick)
-    folder.keep(point.id, result)
+    folder.store_result(point.id, result)
     return result
 
 

@@ -32,8 +32,8 @@ from typing import Any, ClassVar
 from stepscope.analysis.result_cache import user_seal
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
-from stepscope.experiments.engine.points import Entry, SweepPoint
-from stepscope.files import replace_json, replaced, unsealed
+from stepscope.experiments.engine.sweep_points import Entry, SweepPoint
+from stepscope.files import atomic_write, replace_json, unsealed
 from stepscope.privacy import redacted_text, redacted_texts
 from stepscope.runfolder.pack import disk_errors
 from stepscope.runfolder.validation import FileName, Row, Within, clean_text, parse, read_regular
@@ -63,7 +63,7 @@ class ResultFolder:
         names = [path.stem for path in (self.path / self.results_folder).glob("*.json")]
         return {name: result for name in names if (result := self.result(name)) is not None}
 
-    def keep(self, name: str, result: Mapping[str, Any]) -> None:
+    def store_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Write a result down; once this returns, no power loss takes it away."""
         content = dict(result)
         if isinstance(content.get("reason"), str):  # the last words of a process that died
@@ -156,9 +156,9 @@ class StudyFolder(ResultFolder):
         with self.writing():
             (self.path / "data").mkdir(exist_ok=True)
             for name, frame in findings.frames.items():
-                with replaced(self.path / "data" / f"{name}.parquet", whole=True) as part, disk_errors():
+                with atomic_write(self.path / "data" / f"{name}.parquet", whole=True) as part, disk_errors():
                     frame.write_parquet(part)
-            with replaced(self.path / "findings.json", durable=True) as part:
+            with atomic_write(self.path / "findings.json", durable=True) as part:
                 part.write_text(findings.to_json(), encoding="utf-8")
 
     def writing(self) -> AbstractContextManager[None]:
@@ -383,7 +383,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
         raise SchemaTooNew(
             f"'{path}' has schema {plan['schema']}; this Stepscope reads up to {SWEEP_SCHEMA}", "update stepscope"
         )
-    return _plan_that_can_be(plan, path / _PLAN_FILE)
+    return _check_plan(plan, path / _PLAN_FILE)
 
 
 _MOST_BYTES = 64_000_000  # of a file with results
@@ -443,7 +443,7 @@ def _object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _plan_that_can_be(plan: dict[str, Any], path: Path) -> dict[str, Any]:
+def _check_plan(plan: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a plan; RunDamaged where a part is none, or the name of a run would be that of another folder."""
     stated = {name: plan[name] for name in _PLAN if name in plan}
     kept, dropped = parse(json.dumps(stated).encode(), Row(dict(_PLAN), _NEEDED))

@@ -68,7 +68,7 @@ def run_child(
         try:
             in_time = _wait(child, began_ns + round(time_limit_s * 1e9), tick)
         finally:
-            _end(child)
+            _kill_child(child)
     wall_s = (monotonic_ns() - began_ns) / 1e9
     if not in_time:
         return Outcome(*_timeout_status(folder, time_limit_s), run_in(folder), wall_s)
@@ -81,7 +81,7 @@ def run_child(
 Work = Callable[[Tick], dict[str, Any]]  # waits for a child and calls the tick, which ends it by an exception
 
 
-class Untimed:
+class UntimedWork:
     """Work in which nothing is timed, done side by side before its turn comes, one child process on each core."""
 
     def __init__(self, cores: int) -> None:
@@ -156,7 +156,7 @@ def _wait(child: subprocess.Popen[bytes], until_ns: int, tick: Tick) -> bool:
             os.close(handle)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _kill_child(child: subprocess.Popen[bytes]) -> None:
     """The child and all that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

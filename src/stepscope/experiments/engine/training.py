@@ -15,7 +15,7 @@ from stepscope.analysis.run import Run
 from stepscope.arrays import Floats
 from stepscope.errors import DataUnavailable, UsageError
 from stepscope.experiments.engine.child import Orders, session_settings
-from stepscope.record.facts import status_of
+from stepscope.record.run_facts import status_of
 from stepscope.record.session import Session
 from stepscope.record.settings import Metering, Settings
 

@@ -59,7 +59,11 @@ def make_certificates(folder: Path, rotate: bool = False) -> bool:
         if rotate:
             (folder / CA).unlink(missing_ok=True)
         authority = _authority(folder)
-        new = [role for role in (SCHEDULER, GATHERER) if not _lasts(folder / role, Identity(role), authority[0])]
+        new = [
+            role
+            for role in (SCHEDULER, GATHERER)
+            if not _is_current_certificate(folder / role, Identity(role), authority[0])
+        ]
         for role in new:
             key = _new_key()
             _write_private(folder / role / KEY, _pem_of_key(key))
@@ -88,7 +92,7 @@ def admit(folder: Path, device: Identity, public_key: str) -> str:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise NotAdmitted(f"{device.name} sent a key of another kind", "look at the device")
     authority, signer = _authority(folder)
-    if _lasts(own, device, authority):
+    if _is_current_certificate(own, device, authority):
         stated = _read_certificate(own / CERTIFICATE).public_key()
         form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if stated.public_bytes(*form) == key.public_bytes(*form):
@@ -147,7 +151,7 @@ def tls_context(folder: Path, server: bool = False) -> ssl.SSLContext:
     return context
 
 
-def admitted(folder: Path, der: bytes) -> Identity:
+def verify_peer(folder: Path, der: bytes) -> Identity:
     """Return the holder of a certificate that a TLS peer has shown; NotAdmitted unless it is the one we issued last."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -266,7 +270,7 @@ def _builder(subject: Any, issuer: Any, key: Any, lasts: datetime.timedelta) -> 
     )
 
 
-def _lasts(folder: Path, holder: Identity, authority: Certificate) -> bool:
+def _is_current_certificate(folder: Path, holder: Identity, authority: Certificate) -> bool:
     """Return whether the certificate of a folder is this holder's, of this authority, and does not end soon."""
     try:
         certificate = _read_certificate(folder / CERTIFICATE)

@@ -16,7 +16,7 @@ from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, admit
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
 from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import AGENT, running_pid, start_process, stop_process
-from stepscope.experiments.fleet.protocol import within
+from stepscope.experiments.fleet.protocol import with_timeout
 from stepscope.liveness import identity, is_running
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import parse
@@ -68,7 +68,7 @@ def up(
     return asyncio.run(_on_every_host(hosts, lambda host: _bring_up(hosts, host, rotate, tied), says))
 
 
-def shut_out(hosts: Hosts, name: str) -> bool:
+def revoke_host(hosts: Hosts, name: str) -> bool:
     """Revoke the certificate of a host; whether it had one. UnknownName where the hosts.toml names no such host."""
     known = [host.name for host in hosts.hosts]
     if name not in known:
@@ -97,7 +97,7 @@ async def _device_states(where: SchedulerAddress, patience_s: float) -> list[Dev
 
         async def state_of(device: Device) -> DeviceState:
             try:
-                return DeviceState(device, await within(gatherer.meet(device), patience_s))
+                return DeviceState(device, await with_timeout(gatherer.query_device_info(device), patience_s))
             except asyncio.TimeoutError:
                 return DeviceState(device, None)
             except Exception as error:  # whatever a device answers, the others are shown
@@ -168,7 +168,7 @@ async def send_orders(host: Host, orders: Mapping[str, Any]) -> dict[str, Any]:
     command = [host.python, "-m", AGENT]
     text = json.dumps(orders)
     try:
-        code, printed, said = await within(
+        code, printed, said = await with_timeout(
             _run_here(command, text) if host.local else _run_over_ssh(host, command, text), _HOST_WITHIN_S
         )
     except asyncio.TimeoutError:
@@ -221,7 +221,7 @@ async def _run_over_ssh(host: Host, command: list[str], text: str) -> tuple[int 
         ):
             process.stdin.write(text)
             process.stdin.write_eof()
-            out, err = await asyncio.gather(_most_of(process.stdout), _most_of(process.stderr))
+            out, err = await asyncio.gather(_read_limited(process.stdout), _read_limited(process.stderr))
             code = (await process.wait()).exit_status
     except asyncssh.HostKeyNotVerifiable as error:
         hint = f"ssh {host.address} once by hand, and check its key"
@@ -232,7 +232,7 @@ async def _run_over_ssh(host: Host, command: list[str], text: str) -> tuple[int 
     return code, out, err
 
 
-async def _most_of(stream: Any) -> str:
+async def _read_limited(stream: Any) -> str:
     """What a host prints; the first _MOST_PRINTED characters of what has no end."""
     found: list[str] = []
     while sum(map(len, found)) < _MOST_PRINTED and (part := await stream.read(1 << 16)):

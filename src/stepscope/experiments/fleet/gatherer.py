@@ -17,7 +17,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import FleetError, RunDamaged
 from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, NotAdmitted, signed_by
 from stepscope.experiments.fleet.hosts import SchedulerAddress
-from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, checked, open_link, within
+from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, open_link, parse_message, with_timeout
 from stepscope.experiments.fleet.worker import Piece, clock_ns
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import FileName, Row, Within
@@ -111,7 +111,7 @@ class Gatherer:
             _, body = await self._ask({"do": "devices"}, b"", _ANSWERS_WITHIN_S)
         except asyncio.TimeoutError as error:
             raise SchedulerLost("the scheduler does not answer") from error
-        return [Device(**found) for found in checked(body, _DEVICES, ("devices",))["devices"]]
+        return [Device(**found) for found in parse_message(body, _DEVICES, ("devices",))["devices"]]
 
     async def ask(self, device: Device, do: str, within_s: float = ASKED_WITHIN_S, **arguments: Any) -> bytes:
         """Return what a device answers to an order, unchecked, after whatever is going on there."""
@@ -122,8 +122,8 @@ class Gatherer:
         if head.get("gone"):
             raise DeviceLost(f"{device.name} went away")
         if not head.get("ok"):
-            with _truthful(device):
-                said = checked(body, {"error": str}, ("error",))["error"]
+            with _reject_false_answers(device):
+                said = parse_message(body, {"error": str}, ("error",))["error"]
             raise DeviceUnfit(f"{device.name}: {said[:_MOST_ERROR]}")
         return body
 
@@ -134,7 +134,7 @@ class Gatherer:
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await self._link.send({"id": number, **head}, body)
-            return await within(answer, within_s)
+            return await with_timeout(answer, within_s)
         except ConnectionError as error:
             raise SchedulerLost("the scheduler has gone away") from error
         finally:
@@ -142,14 +142,14 @@ class Gatherer:
                 with contextlib.suppress(ConnectionError):
                     await asyncio.shield(self._link.send({"cancel": number}))
 
-    async def meet(self, device: Device, within_s: float = ASKED_WITHIN_S) -> DeviceInfo:
+    async def query_device_info(self, device: Device, within_s: float = ASKED_WITHIN_S) -> DeviceInfo:
         """Return the device, and how its clock differs; OtherVersion where it has not the Stepscope of this machine.
 
         Offset: F. Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989; the best of three.
         """
         body = await self.ask(device, "facts", within_s)
-        with _truthful(device):
-            about = checked(body, _FACTS, ("device", "versions", "unix_ns"))
+        with _reject_false_answers(device):
+            about = parse_message(body, _FACTS, ("device", "versions", "unix_ns"))
         there = about["versions"].get("stepscope")
         if there != __version__:
             said = f"{device.name} has Stepscope {there}, and this machine {__version__}"
@@ -162,28 +162,28 @@ class Gatherer:
         """Return how far its clock is ahead of ours, and half of how long the question took, s."""
         sent_ns, here_ns = monotonic_ns(), clock_ns()
         body = await self.ask(device, "clock")
-        with _truthful(device):
-            there_ns = checked(body, {"unix_ns": int}, ("unix_ns",))["unix_ns"]
+        with _reject_false_answers(device):
+            there_ns = parse_message(body, {"unix_ns": int}, ("unix_ns",))["unix_ns"]
         return clock_offset(here_ns, there_ns, monotonic_ns() - sent_ns)
 
     async def make(self, device: Device, within_s: float, sweep: str, name: str, **orders: Any) -> EndedRun:
         """Have a run made; DeviceUnfit where the answer is not signed by this device and for this run."""
         body = await self.ask(device, "make", within_s, sweep=sweep, name=name, **orders)
-        with _truthful(device):
+        with _reject_false_answers(device):
             signed = checked_text(body)
             text, signature = signed["signed"].encode(), base64.b64decode(signed["signature"], validate=True)
             holder = signed_by(self._tls / CA, signed["certificate"], signature, text)
             if holder != Identity(DEVICE, device.name, device.board):
                 raise BadMessage(f"it is signed by {holder.name or holder.role}")
             needs = ("sweep", "name", "status", "wall_s", "cooled", "slept_s", "disk_full", "files")
-            ended = checked(text, _ENDED, needs, strict=True)
+            ended = parse_message(text, _ENDED, needs, strict=True)
             if (ended["sweep"], ended["name"]) != (sweep, name):
                 raise BadMessage("it is signed for another run")
             if ended["status"] not in _STATUSES:
                 raise BadMessage(f"it ended with the status {ended['status'][:40]!r}")
         return EndedRun({"reason": None, "run": None, **ended}, signed)
 
-    async def pieces(self, device: Device, sweep: str, name: str, wanted: Sequence[Piece]) -> list[bytes]:
+    async def fetch_file_pieces(self, device: Device, sweep: str, name: str, wanted: Sequence[Piece]) -> list[bytes]:
         """Fetch parts of the files of a run; RunDamaged where they are not as large as was asked."""
         body = await self.ask(device, "pieces", sweep=sweep, name=name, wanted=list(wanted))
         asked_bytes = sum(size for *_, size in wanted)
@@ -225,7 +225,7 @@ def checked_text(body: bytes) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _truthful(device: Device) -> Iterator[None]:
+def _reject_false_answers(device: Device) -> Iterator[None]:
     """An answer that cannot be true makes a device unfit, and harms nothing else."""
     try:
         yield

@@ -119,7 +119,7 @@ def read_hosts(path: Path) -> Hosts:
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}", "it must be a TOML file") from error
-    _only(path, "top level", content, ("fleet", "host"))
+    _refuse_unknown_keys(path, "top level", content, ("fleet", "host"))
     fleet, listed = content.get("fleet", {}), content.get("host", [])
     if not isinstance(fleet, dict) or not isinstance(listed, list) or not listed:
         raise UsageError(f"'{path}' names no device", "add a [[host]] with name and address for each")
@@ -142,22 +142,22 @@ def is_loopback(host: str) -> bool:
 
 
 def _fleet(path: Path, fleet: Mapping[str, Any], hosts: tuple[Host, ...]) -> Hosts:
-    _only(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s", "alone_s"))
-    scheduler = _typed(path, "[fleet]", fleet, "scheduler", str, "127.0.0.1")
-    port = _typed(path, "[fleet]", fleet, "port", int, 8786)
+    _refuse_unknown_keys(path, "[fleet]", fleet, ("scheduler", "port", "tls", "forget_after_s", "alone_s"))
+    scheduler = _typed_value(path, "[fleet]", fleet, "scheduler", str, "127.0.0.1")
+    port = _typed_value(path, "[fleet]", fleet, "port", int, 8786)
     if not 0 < port <= _MOST_PORT:
         raise UsageError(f"'{path}': [fleet]: port {port}: not between 1 and {_MOST_PORT}", "for example port = 8786")
     remote = [host.name for host in hosts if not host.local]
     if remote and is_loopback(scheduler):
         text = f"'{path}': {', '.join(remote)} cannot reach a scheduler at {scheduler}"
         raise UsageError(text, 'give this machine\'s address: [fleet] scheduler = "192.168.0.2"')
-    if not _typed(path, "[fleet]", fleet, "tls", bool, True):
+    if not _typed_value(path, "[fleet]", fleet, "tls", bool, True):
         text = f"'{path}': [fleet]: tls = false: every connection of a fleet is TLS, on loopback too"
         raise UsageError(text, "remove the line: fleet up makes the certificates")
-    silence_s = float(_typed(path, "[fleet]", fleet, "forget_after_s", (int, float), 60))
+    silence_s = float(_typed_value(path, "[fleet]", fleet, "forget_after_s", (int, float), 60))
     if silence_s < 1:
         raise UsageError(f"'{path}': [fleet]: forget_after_s {silence_s:g}: less than 1 s", "for example 60")
-    alone_s = float(_typed(path, "[fleet]", fleet, "alone_s", (int, float), _WEEK_S))
+    alone_s = float(_typed_value(path, "[fleet]", fleet, "alone_s", (int, float), _WEEK_S))
     if alone_s <= 0:
         raise UsageError(f"'{path}': [fleet]: alone_s {alone_s:g}: not above 0 s", f"for example {_WEEK_S}, a week")
     return Hosts(path, hosts, scheduler, port, silence_s, alone_s)
@@ -167,33 +167,33 @@ def _host(path: Path, place: int, content: Mapping[str, Any]) -> Host:
     where = f"host {place}"
     if not isinstance(content, dict):
         raise UsageError(f"'{path}': {where} is not a table", "begin each with [[host]]")
-    _only(path, where, content, Host.__dataclass_fields__)
+    _refuse_unknown_keys(path, where, content, Host.__dataclass_fields__)
     name = check_name(f"'{path}': {where}: name", content.get("name"))
     board = check_name(f"'{path}': {name}: board", content.get("board", name))
-    local = _typed(path, name, content, "local", bool, False)
-    address = _typed(path, name, content, "address", str, "")
+    local = _typed_value(path, name, content, "local", bool, False)
+    address = _typed_value(path, name, content, "address", str, "")
     if local == bool(address) or address.startswith("-"):
         raise UsageError(f"'{path}': {name}: must have either an address or local = true", 'address = "user@host"')
-    environment = _typed(path, name, content, "environment", dict, {})
+    environment = _typed_value(path, name, content, "environment", dict, {})
     if not all(isinstance(value, str) for value in environment.values()):
         raise UsageError(f"'{path}': {name}: environment holds more than text", 'environment = { A = "1" }')
-    texts = {key: _typed(path, name, content, key, str, None) for key in ("folder", "key", "known_hosts")}
+    texts = {key: _typed_value(path, name, content, key, str, None) for key in ("folder", "key", "known_hosts")}
     return Host(
         name, board, local, address or None,
-        _typed(path, name, content, "ssh_port", int, 22),
-        _typed(path, name, content, "python", str, sys.executable if local else "python3"),
+        _typed_value(path, name, content, "ssh_port", int, 22),
+        _typed_value(path, name, content, "python", str, sys.executable if local else "python3"),
         environment=dict(environment), **texts,
     )  # fmt: skip
 
 
-def _typed(path: Path, where: str, content: Mapping[str, Any], key: str, kind: Any, otherwise: Any) -> Any:
+def _typed_value(path: Path, where: str, content: Mapping[str, Any], key: str, kind: Any, otherwise: Any) -> Any:
     value = content.get(key, otherwise)
     if key in content and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise UsageError(f"'{path}': {where}: {key} = {value!r} is of the wrong kind", "see docs/guide-fleet.md")
     return value
 
 
-def _only(path: Path, where: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
+def _refuse_unknown_keys(path: Path, where: str, content: Mapping[str, Any], known: Iterable[str]) -> None:
     other = sorted(set(content) - set(known))
     if other:
         raise UsageError(f"'{path}': {where}: nothing is known of {', '.join(other)}", f"known: {', '.join(known)}")

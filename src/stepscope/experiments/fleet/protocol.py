@@ -49,7 +49,7 @@ class FleetUnreachable(FleetError):
     """The scheduler of the fleet does not answer, or not to us."""
 
 
-async def within(awaitable: Awaitable[_Result], seconds: float | None) -> _Result:
+async def with_timeout(awaitable: Awaitable[_Result], seconds: float | None) -> _Result:
     """Return what is awaited, or raise asyncio.TimeoutError after so many seconds (null: never).
 
     Unlike asyncio.wait_for before Python 3.12, which drops a cancellation that comes in the moment of the result: who
@@ -90,7 +90,7 @@ class Link:
         async with self._sending:
             self._writer.writelines([_SIZES.pack(len(text), len(body)), text, body])
             try:
-                await within(self._writer.drain(), _STALL_S)
+                await with_timeout(self._writer.drain(), _STALL_S)
             except (OSError, asyncio.TimeoutError) as error:
                 self.close()
                 raise ConnectionResetError("the peer takes no message") from error
@@ -98,11 +98,11 @@ class Link:
     async def receive(self, idle_s: float | None = None) -> tuple[Head, bytes]:
         """Return the next message; ConnectionError where there is none (within idle_s), BadMessage where it is bad."""
         try:
-            sizes = await within(self._reader.readexactly(_SIZES.size), idle_s)
+            sizes = await with_timeout(self._reader.readexactly(_SIZES.size), idle_s)
             head_bytes, body_bytes = _SIZES.unpack(sizes)
             if head_bytes > MOST_HEAD_BYTES or body_bytes > MOST_BODY_BYTES:
                 raise BadMessage(f"a message of {head_bytes + body_bytes:,} bytes")
-            content = await within(self._reader.readexactly(head_bytes + body_bytes), _STALL_S)
+            content = await with_timeout(self._reader.readexactly(head_bytes + body_bytes), _STALL_S)
             head, dropped = parse(content[:head_bytes], _HEAD)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             raise ConnectionResetError("the peer is gone, or slow") from error
@@ -120,7 +120,7 @@ class Link:
         """End the connection, and wait until it is."""
         self._writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await within(self._writer.wait_closed(), 1.0)
+            await with_timeout(self._writer.wait_closed(), 1.0)
 
 
 async def open_link(url: str, tls: Path) -> tuple[Link, Head]:
@@ -128,7 +128,7 @@ async def open_link(url: str, tls: Path) -> tuple[Link, Head]:
     parts, context = urlsplit(url), tls_context(tls)
     try:
         opened = asyncio.open_connection(parts.hostname, parts.port, ssl=context, server_hostname=SCHEDULER)
-        link = Link(*await within(opened, _TRY_S))
+        link = Link(*await with_timeout(opened, _TRY_S))
     except (OSError, asyncio.TimeoutError) as error:
         raise _unreachable(url, error) from error
     try:
@@ -148,7 +148,9 @@ def _unreachable(url: str, error: BaseException, refused: bool = False) -> Fleet
     return FleetUnreachable(f"no scheduler answers at {url}: {said}", "start it: stepscope fleet up hosts.toml")
 
 
-def checked(body: bytes, shape: Mapping[Any, Any], needs: tuple[str, ...], strict: bool = False) -> dict[str, Any]:
+def parse_message(
+    body: bytes, shape: Mapping[Any, Any], needs: tuple[str, ...], strict: bool = False
+) -> dict[str, Any]:
     """Return what of the JSON of a body has this shape; BadMessage without these keys, and if strict for any other."""
     try:
         content, dropped = parse(body, Row(dict(shape), needs))

@@ -22,8 +22,8 @@ from stepscope.experiments.fleet.certificates import (
     SCHEDULER,
     Identity,
     NotAdmitted,
-    admitted,
     tls_context,
+    verify_peer,
 )
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
 from stepscope.experiments.fleet.protocol import BadMessage, Link
@@ -41,10 +41,10 @@ def run_scheduler(orders: Mapping[str, Any]) -> None:
     """
     folder = Path(orders["folder"])
     with hold_folder(folder):
-        asyncio.run(_until_told(folder, orders))
+        asyncio.run(_serve_until_signal(folder, orders))
 
 
-async def _until_told(folder: Path, orders: Mapping[str, Any]) -> None:
+async def _serve_until_signal(folder: Path, orders: Mapping[str, Any]) -> None:
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end.set)
@@ -103,7 +103,7 @@ class Scheduler:
     async def listening(self, host: str, port: int) -> AsyncIterator[None]:
         """Listen while the context lasts; the connections end with it."""
         server = await asyncio.start_server(
-            self._meet, host, port, ssl=tls_context(self._tls / SCHEDULER, server=True),
+            self._handle_connection, host, port, ssl=tls_context(self._tls / SCHEDULER, server=True),
             ssl_handshake_timeout=_HANDSHAKE_S,
         )  # fmt: skip
         try:
@@ -114,7 +114,7 @@ class Scheduler:
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -129,7 +129,7 @@ class Scheduler:
             self._connections.discard(task)
 
     async def _serve(self, link: Link) -> None:
-        holder = admitted(self._tls, link.certificate)
+        holder = verify_peer(self._tls, link.certificate)
         serve = {DEVICE: self._serve_device, GATHERER: self._serve_gatherer}.get(holder.role)
         if serve is None:
             raise NotAdmitted(f"{holder.role} is no role of a caller")
@@ -141,7 +141,7 @@ class Scheduler:
             raise NotAdmitted(f"{holder.name} is connected already")
         device = _Device(link, holder, f"{holder.name}#{next(self._numbers)}")
         self._devices[device.address] = device
-        parts = [self._hear(device), self._order(device), self._watch(device)]
+        parts = [self._receive_answers(device), self._send_orders(device), self._watch(device)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             await link.send({"hello": DEVICE, "ping_s": self._ping_s})
@@ -156,7 +156,7 @@ class Scheduler:
             if device.current is not None:
                 await device.current.answer({"gone": True})
 
-    async def _hear(self, device: _Device) -> None:
+    async def _receive_answers(self, device: _Device) -> None:
         while True:
             head, body = await device.link.receive()
             if head.get("pong") and device.unanswered is not None:
@@ -167,7 +167,7 @@ class Scheduler:
             else:
                 raise BadMessage(f"{device.holder.name} answers what it was not asked")
 
-    async def _order(self, device: _Device) -> None:
+    async def _send_orders(self, device: _Device) -> None:
         """Order after order; an order whose gatherer has gone before it was sent is not sent."""
         while True:
             device.current = order = await device.orders.get()
@@ -183,7 +183,7 @@ class Scheduler:
     async def _watch(self, device: _Device) -> None:
         while True:
             await asyncio.sleep(self._ping_s)
-            if admitted(self._tls, device.link.certificate) != device.holder:
+            if verify_peer(self._tls, device.link.certificate) != device.holder:
                 raise NotAdmitted(f"{device.holder.name} has another certificate now")
             if device.unanswered is None:
                 device.unanswered = 0
@@ -199,12 +199,12 @@ class Scheduler:
         try:
             while True:
                 head, body = await link.receive()
-                admitted(self._tls, link.certificate)
+                verify_peer(self._tls, link.certificate)
                 cancelled = orders.pop(head["cancel"], None) if "cancel" in head else None
                 if cancelled is not None:
                     cancelled.cancelled = True
                 elif head.get("do") == "devices":
-                    await link.send({"id": head["id"], "ok": True}, self._present())
+                    await link.send({"id": head["id"], "ok": True}, self._devices_as_json())
                 elif "do" in head:
                     order = orders[head["id"]] = _Order(link, orders, head["id"], head["do"], body)
                     device = self._devices.get(head.get("to", ""))
@@ -216,7 +216,7 @@ class Scheduler:
             for order in orders.values():
                 order.cancelled = True
 
-    def _present(self) -> bytes:
+    def _devices_as_json(self) -> bytes:
         present = [
             {"name": device.holder.name, "board": device.holder.board, "address": device.address}
             for device in self._devices.values()

@@ -22,8 +22,8 @@ import polars as pl
 
 from stepscope.errors import FleetError, OutputNotWritable, RunDamaged, SchemaTooNew, UnknownName, UsageError
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
-from stepscope.experiments.engine.points import Entry, SweepPoint, workload_entries
 from stepscope.experiments.engine.process import Outcome
+from stepscope.experiments.engine.sweep_points import Entry, SweepPoint, workload_entries
 from stepscope.experiments.fleet.gatherer import (
     Device,
     DeviceInfo,
@@ -36,7 +36,7 @@ from stepscope.experiments.fleet.gatherer import (
     connect,
 )
 from stepscope.experiments.fleet.hosts import SchedulerAddress, check_name
-from stepscope.experiments.fleet.protocol import FleetUnreachable, within
+from stepscope.experiments.fleet.protocol import FleetUnreachable, with_timeout
 from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import LONGEST_COOLING_S, chosen_entries, sweep_grid, sweep_plan
@@ -106,29 +106,29 @@ class _FleetRunner:
 
     async def work(self, where: SchedulerAddress) -> None:
         """Until nothing is left, or nobody to do it; a scheduler that was there and goes away is waited for."""
-        while self._goes_on():
+        while self._has_work_left():
             try:
                 async with connect(where) as gatherer:
                     if not self._answered:
                         self._answered, self._seen_s = True, dict.fromkeys(self._boards, monotonic())
-                    await self._with(gatherer)
+                    await self._run_connected(gatherer)
             except (FleetUnreachable, SchedulerLost) as error:
                 if not self._answered:
                     raise
                 self._watch.says(f"{error}; waiting for it")
                 await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _with(self, gatherer: Gatherer) -> None:
+    async def _run_connected(self, gatherer: Gatherer) -> None:
         try:
-            while self._goes_on():
+            while self._has_work_left():
                 there = await gatherer.devices()
-                await self._leave([device for device in self._at_work if device not in there], gone=True)
+                await self._cancel_devices([device for device in self._at_work if device not in there], gone=True)
                 self._set_to_work(gatherer, there)
                 ended = await _first_of(self._at_work.values())
                 for device in [device for device, task in self._at_work.items() if task in ended]:
                     self._at_work.pop(device).result()  # what went wrong here, not there, ends the sweep
         finally:
-            await self._leave(list(self._at_work), gone=False)
+            await self._cancel_devices(list(self._at_work), gone=False)
 
     def _set_to_work(self, gatherer: Gatherer, there: Sequence[Device]) -> None:
         for device in there:
@@ -139,7 +139,7 @@ class _FleetRunner:
             if board.waiting and device not in self._at_work:
                 self._at_work[device] = asyncio.create_task(self._serve(gatherer, device, board))
 
-    def _goes_on(self) -> bool:
+    def _has_work_left(self) -> bool:
         """Return whether something is left to do for a board that is there, or was a short while ago."""
         since, at_work = monotonic() - self._wait_s, {device.board for device in self._at_work}
         return any(
@@ -147,7 +147,7 @@ class _FleetRunner:
             for name, board in self._boards.items()
         )
 
-    async def _leave(self, devices: Sequence[Device], gone: bool) -> None:
+    async def _cancel_devices(self, devices: Sequence[Device], gone: bool) -> None:
         """No longer wait for these; `gone`: since they are no longer there, which counts as a try."""
         tasks = [self._at_work.pop(device) for device in devices]
         if gone:
@@ -161,21 +161,21 @@ class _FleetRunner:
     async def _serve(self, gatherer: Gatherer, device: Device, board: Board) -> None:
         """Run after run, as long as its board has some waiting."""
         try:
-            met = await gatherer.meet(device, _longest_s(board))
-            self._folder.meet(device.board, met.about)
+            met = await gatherer.query_device_info(device, _longest_s(board))
+            self._folder.record_board(device.board, met.about)
             if abs(met.offset_s) > _CLOCK_S + met.within_s:
                 self._watch.says(
                     f"{device.name}: its clock is {met.offset_s:+.1f} s from ours; no result depends on it"
                 )
             while board.waiting:
-                await self._next(gatherer, device, board, met)
+                await self._make_next_run(gatherer, device, board, met)
         except (OtherVersion, DeviceUnfit) as error:
             self._not_used.add(device.address)
             self._watch.says(f"not used any more: {error}")
         except DeviceLost as error:
             self._watch.says(str(error))
 
-    async def _next(self, gatherer: Gatherer, device: Device, board: Board, met: DeviceInfo) -> None:
+    async def _make_next_run(self, gatherer: Gatherer, device: Device, board: Board, met: DeviceInfo) -> None:
         """The run that is first in the line; it waits again unless it ends."""
         point = board.waiting.popleft()
         try:
@@ -221,7 +221,7 @@ class _FleetRunner:
                 await gatherer.forget(device, *name)
             raise DeviceUnfit(f"{device.name}: its disk is full")
         try:
-            result = await self._gathered(gatherer, device, board, point, made)
+            result = await self._fetch_run_files(gatherer, device, board, point, made)
         except (OutputNotWritable, RunDamaged, DeviceLost, DeviceUnfit, SchedulerLost):
             raise
         except Exception as error:  # of what the device sent: it ends no other board's runs
@@ -230,19 +230,19 @@ class _FleetRunner:
         slept = [f"the device slept for {slept_s:.1f} s in its midst"] if slept_s > _SLEPT_S else []
         return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
 
-    async def _gathered(
+    async def _fetch_run_files(
         self, gatherer: Gatherer, device: Device, board: Board, point: SweepPoint, made: EndedRun
     ) -> dict[str, Any]:
         """Fetch the files that the device has signed for, and keep what it signed."""
         ended, where = made.ended, board.sweep.run_folder(point)
 
         async def fetch(wanted: Sequence[Piece]) -> Sequence[bytes]:
-            return await gatherer.pieces(device, self._folder.id, point.id, wanted)
+            return await gatherer.fetch_file_pieces(device, self._folder.id, point.id, wanted)
 
         offered_bytes = sum(file["size_bytes"] for file in ended["files"])
         within_s = _GATHERED_WITHIN_S + offered_bytes / _LEAST_BYTES_PER_S
         try:
-            await within(gather_run(board.sweep, where, ended["files"], fetch), within_s)
+            await with_timeout(gather_run(board.sweep, where, ended["files"], fetch), within_s)
         except asyncio.TimeoutError as error:
             raise DeviceUnfit(f"{device.name}: its files did not come within {within_s:.0f} s") from error
         signatures = board.sweep.path / "signatures"
@@ -305,7 +305,7 @@ class Board:
 
     def end(self, point: SweepPoint, result: Mapping[str, Any]) -> None:
         """Write down what became of it."""
-        self.sweep.keep(point.id, dict(result))
+        self.sweep.store_result(point.id, dict(result))
         self.ended[point.id] = dict(result)
 
     def count_failure(self, point: SweepPoint, why: str) -> dict[str, Any] | None:
@@ -355,7 +355,7 @@ class FleetFolder:
             replace_json(path / _FLEET_FILE, fleet, durable=True)
         return cls(path)
 
-    def meet(self, board: str, about: Mapping[str, Any]) -> None:
+    def record_board(self, board: str, about: Mapping[str, Any]) -> None:
         """Write down what a board is, the first time that it is met."""
         sweep = self.boards[board]
         if not sweep.plan["device"]:

@@ -27,7 +27,7 @@ from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.experiments.engine.process import disk_was_full, run_child
 from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
 from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
-from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link, within
+from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link, with_timeout
 from stepscope.experiments.suite.plan import Rules, cool_down
 from stepscope.files import read_object, replace_json, sync
 
@@ -57,7 +57,7 @@ async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
     work = ThreadPoolExecutor(1)  # one run at a time, also from one connection to the next
     watch = asyncio.ensure_future(watch_over(folder, orders.get("lives_with"), end))
     alone_s, alone_since = float(orders.get("alone_s") or math.inf), time.monotonic()
-    while not end.is_set() and (time.monotonic() - alone_since < alone_s or _at_a_run()):
+    while not end.is_set() and (time.monotonic() - alone_since < alone_s or _is_run_in_progress()):
         try:
             link, hello = await open_link(orders["scheduler"], folder / "tls")
             try:
@@ -68,7 +68,7 @@ async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
             publish_state(folder, {"error": str(error)})
             wait_s = min(2 * wait_s, _AGAIN_MOST_S)
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(end.wait(), wait_s)
+            await with_timeout(end.wait(), wait_s)
     watch.cancel()
 
 
@@ -112,12 +112,12 @@ async def _serve(link: Link, ping_s: float, work: ThreadPoolExecutor) -> None:
 
 
 async def _answer(link: Link, number: int, do: str, body: bytes, work: ThreadPoolExecutor) -> None:
-    ok, answer = await asyncio.get_running_loop().run_in_executor(work, _done, do, body)
+    ok, answer = await asyncio.get_running_loop().run_in_executor(work, _carry_out_order, do, body)
     with contextlib.suppress(ConnectionError):
         await link.send({"id": number, "ok": ok}, answer)
 
 
-def _done(do: str, body: bytes) -> tuple[bool, bytes]:
+def _carry_out_order(do: str, body: bytes) -> tuple[bool, bytes]:
     """Whether an order was carried out, and the body of the answer: whatever goes wrong is an answer as well."""
     try:
         answer = _ORDERS[do](**json.loads(body))
@@ -161,7 +161,7 @@ def make_run(
 
     child: what follows the Python of this device in the command; source: the text of a workload of the user's own.
     """
-    with _exclusive():
+    with _hold_device():
         folder = _run_folder(sweep, name)
         if ended := read_object(folder / _ENDED):
             return ended
@@ -232,7 +232,7 @@ def _with_source(folder: Path, spec: Mapping[str, Any], source: str | None) -> d
 
 
 @contextlib.contextmanager
-def _exclusive() -> Iterator[None]:
+def _hold_device() -> Iterator[None]:
     """Hold the device: nothing else is measured meanwhile, not even by a task of a broken connection."""
     path = _device_folder() / "run.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ def _exclusive() -> Iterator[None]:
         yield
 
 
-def _at_a_run() -> bool:
+def _is_run_in_progress() -> bool:
     try:
         with (_device_folder() / "run.lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -59,7 +59,7 @@ def cliffs(rows: Sequence[Row]) -> list[Cliff]:
         for axis, at in row.kernel.place.items():
             if isinstance(at, int):
                 lines[row.source, row.kernel.op, row.part, axis, other_axes(row.kernel, axis)][at] = row
-    found = [cliff for key, line in lines.items() for cliff in _along(key, line)]
+    found = [cliff for key, line in lines.items() for cliff in _cliffs_along_axis(key, line)]
     return sorted(found, key=lambda cliff: -cliff.jump)
 
 
@@ -68,7 +68,7 @@ def best_kernels(rows: Sequence[Row]) -> list[BestKernel]:
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.source, row.kernel.op, row.part].append(row)
-    return [_sweet(group) for group in groups.values()]
+    return [_best_kernel(group) for group in groups.values()]
 
 
 def verdict(ratio: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def conv_5_vs_3_places(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     return [places[where] for where, has in sizes.items() if {_SMALL, _MIDDLE, _LARGE} <= has]
 
 
-def _along(key: tuple[str, str, str, str, str], line: Mapping[int, Row]) -> Iterator[Cliff]:
+def _cliffs_along_axis(key: tuple[str, str, str, str, str], line: Mapping[int, Row]) -> Iterator[Cliff]:
     source, op, part, axis, others = key
     ordered = sorted(line)
     for before, after in itertools.pairwise(ordered):
@@ -132,7 +132,7 @@ def _along(key: tuple[str, str, str, str, str], line: Mapping[int, Row]) -> Iter
             yield Cliff(source, op, part, axis, before, after, others, jump, low if has_interval else None)
 
 
-def _sweet(rows: Sequence[Row]) -> BestKernel:
+def _best_kernel(rows: Sequence[Row]) -> BestKernel:
     ordered = sorted(rows, key=lambda row: row.ps_per_flop)
     best = ordered[0]
     alike = sum(row.bound("low") <= best.bound("high") for row in ordered[1:])

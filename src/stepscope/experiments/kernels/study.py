@@ -56,10 +56,10 @@ def kernel_plan(request: Kernels) -> Plan:
         "ceilings": ("the ceilings of this device", lambda: _reached(request)),
         **{kernel.id: (kernel.called, partial(_cell, kernel, request)) for kernel in order},
         **{
-            _pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(_pair, where, request))
+            _pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(_compare_convolutions, where, request))
             for name, where in places.items()
         },
-        "bare-loop": ("the timer against a bare loop", lambda: _bare(todo, request)),
+        "bare-loop": ("the timer against a bare loop", lambda: _timer_against_bare_loop(todo, request)),
     }
 
     def judge(results: Mapping[str, Result]) -> Findings:
@@ -116,7 +116,7 @@ def _does_not_fit(kernel: Kernel, device: str) -> str | None:
     return f"its tensors need {needs / 1e6:.0f} MB and {free / 1e6:.0f} MB are free"
 
 
-def _pair(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
+def _compare_convolutions(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
     """5x5 then 3x3 against 7x7 at a place, measured in turn."""
     made = {size: Kernel("conv", square({**where, "kernel": size}), {**where, "kernel": size}) for size in (3, 5, 7)}
     for kernel in made.values():
@@ -130,7 +130,7 @@ def _pair(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
     return {"parts": measured_five_three(calls, 3 * request.seconds)}
 
 
-def _bare(todo: Sequence[Kernel], request: Kernels) -> dict[str, Any]:
+def _timer_against_bare_loop(todo: Sequence[Kernel], request: Kernels) -> dict[str, Any]:
     """Return, for the first kernel of each op, the ratio of the timer to a bare loop."""
     result: dict[str, Any] = {}
     for kernel in todo:
@@ -208,7 +208,7 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
         what = f"places where a useful FLOP is {JUMP:g}x slower than at the neighbour."
         parts.append(f"{plural(steep, 'cliff')}{beside}: {what}")
     elif own:
-        op, spent, whole = _dearest(own)
+        op, spent, whole = _most_expensive_op(own)
         parts.append(f"Of {whole / 1e6:.3g} ms that a step spends in these kernels, {op} takes {spent / whole:.0%}.")
     counts = {
         answer: sum(pair["verdict"] == answer and pair["source"] == HERE for pair in pairs)
@@ -251,7 +251,7 @@ def _sweet_table(rows: Sequence[Row]) -> ResultTable:
     return ResultTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)
 
 
-def _dearest(own: Sequence[Row]) -> tuple[str, float, float]:
+def _most_expensive_op(own: Sequence[Row]) -> tuple[str, float, float]:
     """The op on which a step of the model spends most, ns of it and of all; forward and backward."""
     spent: dict[str, float] = defaultdict(float)
     for row in own:

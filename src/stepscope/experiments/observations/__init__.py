@@ -111,7 +111,7 @@ class Observation:
     judge: Callable[[Evidence], Verdict]
 
 
-def part(claim: str, test: str, effect: str, found: Interval, limits: Limits, of: str) -> Part:
+def judge_claim(claim: str, test: str, effect: str, found: Interval, limits: Limits, of: str) -> Part:
     """A claim judged: it holds where the whole interval lies within the limits, and not where none of it does."""
     facts = (claim, test, effect, found, limits, of)
     if math.isnan(found.value):
@@ -127,7 +127,7 @@ def part(claim: str, test: str, effect: str, found: Interval, limits: Limits, of
     )
 
 
-def unjudged(claim: str, test: str, why: str) -> Part:
+def undecidable_claim(claim: str, test: str, why: str) -> Part:
     """A claim that nothing here can decide."""
     return Part(claim, test, "", None, None, "", UNKNOWN, why)
 
@@ -161,7 +161,7 @@ def discovered() -> Discovery:
     return discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_OBSERVATIONS)
 
 
-def every() -> list[Observation]:
+def all_observations() -> list[Observation]:
     """All observations, in order of their numbers."""
     found: list[object] = [entry for module in discovered().modules for entry in getattr(module, "OBSERVATIONS", ())]
     found += [getattr(module, "OBSERVATION", None) for module in discovered().modules]  # of a plug-in with one
@@ -248,12 +248,16 @@ class Observations(StudyRequest):
     @property
     def all_of_runs(self) -> bool:
         """Return whether all that runs tell is asked for: the paper's rankings and points belong to no observation."""
-        return not self.only or {entry.number for entry in every() if entry.needs == "runs"} <= set(self.only)
+        return not self.only or {entry.number for entry in all_observations() if entry.needs == "runs"} <= set(
+            self.only
+        )
 
     @property
     def needs(self) -> set[str]:
         """The kinds of measurement: runs, memory, days."""
-        return {observation.needs for observation in every() if not self.only or observation.number in self.only}
+        return {
+            observation.needs for observation in all_observations() if not self.only or observation.number in self.only
+        }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,7 +265,7 @@ class Observations(StudyRequest):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if not self.workloads or not self.batch:
             raise UsageError("no workload or no batch size is asked for", "leave --workloads and --batch out for all")
-        known = [observation.number for observation in every()] if self.only else []
+        known = [observation.number for observation in all_observations()] if self.only else []
         for number in self.only:
             if number not in known:
                 raise UnknownName("observation", str(number), map(str, known))

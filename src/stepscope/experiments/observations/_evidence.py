@@ -12,11 +12,11 @@ import polars as pl
 
 from stepscope.analysis.channels import Series, core_busy_time, resolved_ns, series_of, windows
 from stepscope.analysis.device.occupancy import wait_for_cores
-from stepscope.analysis.energy.rails import Line
+from stepscope.analysis.energy.rails import MeasuredRail
 from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
 from stepscope.analysis.metrics import Measured, background_warning
-from stepscope.analysis.periods import period_of
+from stepscope.analysis.periodicity import period_of
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_warmup
@@ -94,7 +94,7 @@ class Evidence:
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
-    def calm(self) -> pl.DataFrame:
+    def runs_without_load(self) -> pl.DataFrame:
         """The runs without background CPU load: whose times, and energy with them, are the training's."""
         return self.runs.filter(pl.col("background").is_null())
 
@@ -115,7 +115,7 @@ class Evidence:
     @property
     def disturbed_times(self) -> str:
         """Return why there is no calm run; "" where there is one, or none at all."""
-        return self._all_disturbed(self.calm)
+        return self._all_disturbed(self.runs_without_load)
 
     def lacking(self, known: Iterable[str], why: str, kind: str | None = None) -> dict[str, str]:
         """Return why models with runs (of a kind) are not among the `known`: all of them were disturbed, or `why`."""
@@ -133,7 +133,7 @@ class Evidence:
         Where there was some, and every training ran on one thread of the CPU, all runs by the CPU time of the training
         process, which background processes do not lengthen by taking the core.
         """
-        runs, kept = self.runs, self.calm
+        runs, kept = self.runs, self.runs_without_load
         if len(kept) == len(runs):
             return TimedRuns(runs)
         single = (
@@ -438,10 +438,10 @@ def channel_rhythms(run: Run, use: Use | None) -> Iterator[RhythmRow]:
         return
     edges = steps.select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
     for of, what, series, smears_ns in _channels(run, use, edges):
-        yield {"of": of, "what": what, **rhythm(series, edges, smears_ns)}
+        yield {"of": of, "what": what, **step_periodicity(series, edges, smears_ns)}
 
 
-def rhythm(series: Series, edges_ns: Floats, smears_ns: float = 0.0) -> RhythmRow:
+def step_periodicity(series: Series, edges_ns: Floats, smears_ns: float = 0.0) -> RhythmRow:
     """One channel against the steps, edges (n, 2); `smears_ns` is what its readings are averages over."""
     step_ns = float(np.median(edges_ns[:, 1] - edges_ns[:, 0]))
     spacing = max(series.period_ns, 1.0)
@@ -454,13 +454,13 @@ def rhythm(series: Series, edges_ns: Floats, smears_ns: float = 0.0) -> RhythmRo
     period, likeness = period_of(series, float(edges_ns[0, 0]), float(edges_ns[-1, 1]), step_ns)
     row["period_steps"] = None if period is None else period / step_ns
     row["correlation"] = likeness
-    row["explained"] = explained(series, edges_ns)
+    row["explained"] = explained_variance_share(series, edges_ns)
     return row
 
 
-def explained(series: Series, edges_ns: Floats) -> float | None:
+def explained_variance_share(series: Series, edges_ns: Floats) -> float | None:
     """Share of the variance within the steps that one half of them predicts of the other; 0 where nothing varies."""
-    step, phase = folded(series, edges_ns)
+    step, phase = phases_within_steps(series, edges_ns)
     inside = step >= 0
     values, step, phase = series.values[inside], step[inside], phase[inside]
     apart = float(np.median(edges_ns[:, 1] - edges_ns[:, 0])) / max(series.period_ns, 1.0)
@@ -478,7 +478,7 @@ def explained(series: Series, edges_ns: Floats) -> float | None:
     return 0.0 if total <= 1e-12 else 1 - left / total
 
 
-def folded(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats]:
+def phases_within_steps(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats]:
     """The step that each reading falls into, -1 between steps, and how far into it, 0 to 1."""
     place = np.searchsorted(edges_ns[:, 0], series.t_ns, side="right") - 1
     held = np.clip(place, 0, len(edges_ns) - 1)
@@ -507,7 +507,7 @@ def _channels(run: Run, use: Use | None, edges: Floats) -> Iterator[tuple[str, s
             yield "power", name, *_rail_power(lines[0])
 
 
-def _rail_power(line: Line) -> tuple[Series, float]:
+def _rail_power(line: MeasuredRail) -> tuple[Series, float]:
     """Mean power between two readings, W, and what the sensor averages over, ns."""
     growth = line.best.growth
     apart = np.diff(growth.t_ns)

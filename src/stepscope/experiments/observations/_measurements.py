@@ -14,11 +14,11 @@ import polars as pl
 from stepscope.analysis.run import Run
 from stepscope.errors import RunError, RunNotFound
 from stepscope.experiments.daily.study import TASK as DAYS
-from stepscope.experiments.daily.study import Routine
+from stepscope.experiments.daily.study import DailyTrainingOrders
 from stepscope.experiments.engine.child import Orders, ended_run, session_settings
 from stepscope.experiments.engine.engine import Point, Result
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.points import SweepPoint, in_rounds
+from stepscope.experiments.engine.sweep_points import SweepPoint, in_rounds
 from stepscope.experiments.observations import Observations
 
 LEAST_STEPS = 12  # three of them warm-up; nine are enough for the interval of a median
@@ -53,7 +53,7 @@ def _runs(request: Observations) -> Iterator[Point]:
 
 def _days(request: Observations, shared: Mapping[str, Any]) -> Iterator[Point]:
     scenario = request.daily
-    routine = Routine(scenario.days, scenario.images, scenario.start, data=scenario.data)
+    routine = DailyTrainingOrders(scenario.days, scenario.images, scenario.start, data=scenario.data)
     for seed in scenario.seeds:
         for batch in scenario.batches:
             title = f"{scenario.days} days of {scenario.images} images, batch {batch}, seed {seed}"

@@ -30,7 +30,7 @@ from stepscope.experiments.observations import (
     Outcome,
     Part,
     interval_text,
-    unjudged,
+    undecidable_claim,
 )
 from stepscope.units import plural
 
@@ -107,7 +107,7 @@ def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> Cells:
     return Cells(model, tuple(order), tuple(float(x.mean()) for x in values), tuple(errors), freedom, runs)
 
 
-def level(cells: Cells) -> list[Comparison]:
+def mean_over_batches(cells: Cells) -> list[Comparison]:
     """The mean over a model's batch sizes; the mean of each of them must not speak against it."""
     count = len(cells.batches)
     error = math.sqrt(sum(error**2 for error in cells.errors)) / count
@@ -144,7 +144,7 @@ def growth(cells: Cells) -> list[Comparison]:
     return [*ends, *falls] if found else []
 
 
-def departures(cells: Cells) -> list[Comparison]:
+def changes_from_smallest_batch(cells: Cells) -> list[Comparison]:
     """The change from the smallest batch to each other one, the largest first; each must lie within the limits."""
     return _changes(cells, [(0, place) for place in range(len(cells.batches) - 1, 0, -1)], strict=True)
 
@@ -162,16 +162,16 @@ def _changes(cells: Cells, pairs: Iterable[tuple[int, int]], strict: bool) -> li
     ]
 
 
-def in_pairs(
+def compare_model_pairs(
     pairs: Iterable[tuple[Cells, Cells]],
 ) -> tuple[list[tuple[str, int, list[Comparison]]], dict[str, str]]:
     """Return each model against another, as `judge_models` takes them, and why some cannot be compared."""
-    known = [(f"{a.model} over {b.model}", a.runs + b.runs, lead(a, b)) for a, b in pairs]
+    known = [(f"{a.model} over {b.model}", a.runs + b.runs, difference_between_models(a, b)) for a, b in pairs]
     apart = {name: "they have no batch size in common" for name, _, found in known if not found}
     return [entry for entry in known if entry[2]], apart
 
 
-def lead(ours: Cells, others: Cells) -> list[Comparison]:
+def difference_between_models(ours: Cells, others: Cells) -> list[Comparison]:
     """Mean of one model less that of another over the batch sizes of both; at none of them may it be the other way.
 
     Nothing where they share none: what the batch does would pass for what the model does.
@@ -179,12 +179,12 @@ def lead(ours: Cells, others: Cells) -> list[Comparison]:
     shared = [batch for batch in ours.batches if batch in others.batches]
     if not shared:
         return []
-    ours, others = (_at(cells, shared) for cells in (ours, others))
-    pairs = zip(level(ours), level(others), strict=True)
+    ours, others = (_select_batches(cells, shared) for cells in (ours, others))
+    pairs = zip(mean_over_batches(ours), mean_over_batches(others), strict=True)
     return [Comparison(a.what, a.value - b.value, math.hypot(a.error, b.error), _welch(a, b)) for a, b in pairs]
 
 
-def _at(cells: Cells, batches: Sequence[int]) -> Cells:
+def _select_batches(cells: Cells, batches: Sequence[int]) -> Cells:
     places = [cells.batches.index(batch) for batch in batches]
     means, errors = (tuple(values[place] for place in places) for values in (cells.means, cells.errors))
     return replace(cells, batches=tuple(batches), means=means, errors=errors)
@@ -215,11 +215,13 @@ def judge_models(
     verdicts = [_judge_model(name, comparisons, limits, together, shown) for name, _, comparisons in models]
     verdicts += [ModelVerdict(name, UNKNOWN, None, why) for name, why in (lacking or {}).items()]
     if not verdicts:
-        return unjudged(claim, test, "no model was measured")
-    return summed_up(claim, test, effect, limits, verdicts, sum(runs for _, runs, _ in models))
+        return undecidable_claim(claim, test, "no model was measured")
+    return combine_verdicts(claim, test, effect, limits, verdicts, sum(runs for _, runs, _ in models))
 
 
-def summed_up(claim: str, test: str, effect: str, limits: Limits, verdicts: Sequence[ModelVerdict], runs: int) -> Part:
+def combine_verdicts(
+    claim: str, test: str, effect: str, limits: Limits, verdicts: Sequence[ModelVerdict], runs: int
+) -> Part:
     """The verdict on a claim about all models from those on each; the number is that of the model that decides."""
     outcomes = {verdict.outcome for verdict in verdicts}
     outcome: Outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
@@ -345,7 +347,7 @@ def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name:
     known = rows.drop_nulls("explained")
     if known.is_empty():
         why = _too_short(rows, name)
-        return [unjudged(found, PERIOD_TEST, why), unjudged(predicted, FOLD_TEST, why)]
+        return [undecidable_claim(found, PERIOD_TEST, why), undecidable_claim(predicted, FOLD_TEST, why)]
     hit = ((pl.col("period_steps") - 1).abs() <= OF_THE_STEP).fill_null(False)
     counted = known.group_by("workload", maintain_order=True).agg(hit.sum().alias("hits"), pl.len().alias("count"))
     lacking = {
@@ -357,13 +359,13 @@ def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name:
     shares = shares_of(list(counted.iter_rows()), Limits(least=MOST_RUNS), lacking)
     cells = cells_of(known, pl.col("explained"))
     return [
-        summed_up(found, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(known)),
+        combine_verdicts(found, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(known)),
         judge_models(
             predicted,
             FOLD_TEST,
             "share of the variance predicted",
             Limits(least=LEAST_EXPLAINED),
-            [(cell.model, cell.runs, level(cell)) for cell in cells],
+            [(cell.model, cell.runs, mean_over_batches(cell)) for cell in cells],
             lacking=lacking,
         ),
     ]

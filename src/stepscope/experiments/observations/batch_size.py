@@ -25,8 +25,8 @@ from stepscope.experiments.observations import (
     Observation,
     Part,
     Verdict,
-    part,
-    unjudged,
+    judge_claim,
+    undecidable_claim,
     verdict,
 )
 from stepscope.experiments.observations._evidence import Evidence, TimedRuns
@@ -36,7 +36,7 @@ from stepscope.experiments.observations._statistics import (
     Cells,
     Comparison,
     cells_of,
-    departures,
+    changes_from_smallest_batch,
     exponents,
     growth,
     judge_models,
@@ -58,14 +58,14 @@ def judge_use_follows_batch(evidence: Evidence) -> Verdict:
     )
     claim = f"the use of the {what} stays"
     if evidence.disturbed:
-        cpu = unjudged(claim, _USE_TEST, evidence.disturbed)
+        cpu = undecidable_claim(claim, _USE_TEST, evidence.disturbed)
     else:
-        cpu = _change(evidence, own.with_columns(value=pl.col(column)), claim, stays, departures)
+        cpu = _change(evidence, own.with_columns(value=pl.col(column)), claim, stays, changes_from_smallest_batch)
     if not evidence.accelerated:
         return verdict(USE_FOLLOWS_BATCH, [cpu], reading)
     claim = "the use of the accelerator grows"
     if evidence.disturbed:
-        follows = unjudged(claim, _USE_TEST, evidence.disturbed)
+        follows = undecidable_claim(claim, _USE_TEST, evidence.disturbed)
     else:
         used = runs.with_columns(value=pl.col("accelerator_use"))
         follows = _change(evidence, used, claim, Limits(least=FOLLOWS), growth)
@@ -83,7 +83,7 @@ def _change(
     known = cells_of(runs, pl.col("value"))
     if not any(len(cells.batches) > 1 for cells in known):
         why = "not read in any run" if runs["value"].null_count() == len(runs) else "no model ran with two batch sizes"
-        return unjudged(claim, _USE_TEST, why)
+        return undecidable_claim(claim, _USE_TEST, why)
     effect = "change of the share of busy time from the smallest batch to the largest"
     models = [(cells.model, cells.runs, compared(cells)) for cells in known]
     lacking = evidence.lacking([cells.model for cells in known], "its use was not read")
@@ -118,7 +118,7 @@ def judge_growth_differs(evidence: Evidence) -> Verdict:
     if len(rows) < 2:
         why = f"{len(rows)} models ran with two batch sizes and repeats; it takes two"
         why = "; ".join(dict.fromkeys([why, *timed.disturbed.values(), *([ONCE] if len(known) > len(rows) else [])]))
-        return verdict(GROWTH_DIFFERS, [unjudged(_GROWTH_CLAIM, _GROWTH_TEST, why)], timed.reading)
+        return verdict(GROWTH_DIFFERS, [undecidable_claim(_GROWTH_CLAIM, _GROWTH_TEST, why)], timed.reading)
     (low, least), (high, most) = rows[0], rows[-1]
     pairs = len(rows) * (len(rows) - 1) // 2
     gap = Comparison("", high.value - low.value, math.hypot(high.error, low.error), min(high.freedom, low.freedom))
@@ -126,7 +126,7 @@ def judge_growth_differs(evidence: Evidence) -> Verdict:
     ratio = Interval(*(16**x for x in (apart.value, apart.low, apart.high)))
     grown = f"16 times the batch: {most} {16**high.value:.2g} times, {least} {16**low.value:.2g}"
     of = f"{plural(len(rows), 'model')}; {grown}"
-    found = part(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
+    found = judge_claim(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
     return verdict(GROWTH_DIFFERS, [found], timed.reading)
 
 
@@ -162,7 +162,10 @@ def _judge_exponents(
     known = _logarithms(timed.runs, column)
     if not any(len(cells.batches) > 1 for cells in known):
         reasons = [why] if why else [*timed.disturbed.values()]
-        return [unjudged(claim, test, "; ".join(reasons) or "no model ran with two batch sizes") for claim, _ in claims]
+        return [
+            undecidable_claim(claim, test, "; ".join(reasons) or "no model ran with two batch sizes")
+            for claim, _ in claims
+        ]
     models = [(cells.model, cells.runs, exponents(cells)) for cells in known]
     lacking = timed.lacking([cells.model for cells in known], "it was not measured")
     return [judge_models(claim, test, _EXPONENT, limits, models, lacking=lacking) for claim, limits in claims]
@@ -194,7 +197,7 @@ def judge_energy_grows_less(evidence: Evidence) -> Verdict:
 
     Energy is the whole device's: runs with background CPU load are not judged, whatever their threads.
     """
-    quiet, timed = evidence.calm, evidence.timed
+    quiet, timed = evidence.runs_without_load, evidence.timed
     why = "" if evidence.runs["energy_per_step_j"].drop_nulls().len() else _no_energy(evidence)
     left = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
     alone = timed.disturbed or dict.fromkeys(left, "its runs were disturbed and are not judged")
@@ -233,7 +236,7 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
     first, last = ends.first(), ends.last()
     if first.is_empty():
         why = evidence.absent.get("memory", "no model was counted with two batch sizes")
-        return verdict(MEMORY_BY_BATCH, [unjudged("only intermediate data grow", _MEMORY_TEST, why)])
+        return verdict(MEMORY_BY_BATCH, [undecidable_claim("only intermediate data grow", _MEMORY_TEST, why)])
     of = f"models: {', '.join(first['workload'])}"
     change = {name: (last[name] - first[name]).cast(pl.Float64) for name in PARTS}
     all_of_it = sum(change.values(), start=pl.Series([0.0] * len(first)))
@@ -241,12 +244,12 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
     alone = _exact(shares.to_list(), min)
     found_in = f"{of}{_exceptions(first['workload'], shares)}"
     limit, effect = Limits(least=ALONE), "smallest share of the growth"
-    parts = [part("intermediate data are the growth", _MEMORY_TEST, effect, alone, limit, found_in)]
+    parts = [judge_claim("intermediate data are the growth", _MEMORY_TEST, effect, alone, limit, found_in)]
     for name in PARTS[:2]:
         relative = (change[name] / first[name].clip(lower_bound=1)).to_list()
         most = _exact(relative, lambda values: max(values, key=abs))
         parts.append(
-            part(
+            judge_claim(
                 f"{name} stay",
                 _MEMORY_TEST,
                 "largest relative change",
@@ -256,7 +259,9 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
             )
         )
     refused = evidence.absent.get("memory")
-    return verdict(MEMORY_BY_BATCH, [*parts, *([unjudged("of every model", _MEMORY_TEST, refused)] if refused else [])])
+    return verdict(
+        MEMORY_BY_BATCH, [*parts, *([undecidable_claim("of every model", _MEMORY_TEST, refused)] if refused else [])]
+    )
 
 
 def _exact(values: list[float], chosen: Callable[[list[float]], float]) -> Interval:

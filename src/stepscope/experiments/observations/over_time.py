@@ -10,8 +10,8 @@ from stepscope.experiments.observations import (
     Observation,
     Part,
     Verdict,
-    part,
-    unjudged,
+    judge_claim,
+    undecidable_claim,
     verdict,
 )
 from stepscope.experiments.observations._evidence import Evidence
@@ -37,8 +37,8 @@ def judge_use_is_periodic(evidence: Evidence) -> Verdict:
 def _periodic(evidence: Evidence, of: str, what: str, name: str) -> list[Part]:
     """Return the parts on a channel, from runs that had the machine to themselves: a scheduler has a rhythm, too."""
     if evidence.disturbed_times:
-        return [unjudged(f"{name} periodic", FOLD_TEST, evidence.disturbed_times)]
-    alone = evidence.rhythm.join(evidence.calm.select("run"), on="run", how="semi")
+        return [undecidable_claim(f"{name} periodic", FOLD_TEST, evidence.disturbed_times)]
+    alone = evidence.rhythm.join(evidence.runs_without_load.select("run"), on="run", how="semi")
     return periodic(alone, evidence.runs, of, what, name)
 
 
@@ -57,7 +57,7 @@ def judge_power_is_periodic(evidence: Evidence) -> Verdict:
     measured = evidence.rhythm.filter(of="power")["what"].unique(maintain_order=True).to_list()
     if not measured:
         why = evidence.absent.get("power", "no power sensor was read")
-        return verdict(POWER_IS_PERIODIC, [unjudged("the power is periodic", FOLD_TEST, why)])
+        return verdict(POWER_IS_PERIODIC, [undecidable_claim("the power is periodic", FOLD_TEST, why)])
     what = "total" if "total" in measured else measured[0]
     return verdict(POWER_IS_PERIODIC, _periodic(evidence, "power", what, f"power ({what})"))
 
@@ -82,7 +82,7 @@ def judge_days(evidence: Evidence) -> Verdict:
     """Seeds are what repeats: days of one seed hang together. Several batch sizes of a seed count as their mean."""
     if evidence.days.is_empty():
         why = evidence.absent.get("days", "no daily training was made")
-        return verdict(DAILY_TRAINING, [unjudged(_CLAIM, _TEST, why)])
+        return verdict(DAILY_TRAINING, [undecidable_claim(_CLAIM, _TEST, why)])
     slopes, gains = [], []
     for _, seed in evidence.days.group_by("seed", maintain_order=True):
         of_seed = [frame.sort("day") for _, frame in seed.group_by("batch", maintain_order=True)]
@@ -93,7 +93,9 @@ def judge_days(evidence: Evidence) -> Verdict:
     first, last = np.mean(gains, axis=0)
     days = int(evidence.days.select("day").to_series().max())  # type: ignore[arg-type]
     of = f"{len(slopes)} seeds, {days} days: {first:.1%} to {last:.1%}"
-    return verdict(DAILY_TRAINING, [part(_CLAIM, _TEST, "points of accuracy a day", slope, Limits(least=0.0), of)])
+    return verdict(
+        DAILY_TRAINING, [judge_claim(_CLAIM, _TEST, "points of accuracy a day", slope, Limits(least=0.0), of)]
+    )
 
 
 DAILY_TRAINING = Observation(

@@ -23,11 +23,17 @@ from stepscope.experiments.observations import (
     Observation,
     Part,
     Verdict,
-    unjudged,
+    undecidable_claim,
     verdict,
 )
 from stepscope.experiments.observations._evidence import CONVOLUTIONAL, RECURRENT, Evidence
-from stepscope.experiments.observations._statistics import TOGETHER, cells_of, in_pairs, judge_models, level
+from stepscope.experiments.observations._statistics import (
+    TOGETHER,
+    cells_of,
+    compare_model_pairs,
+    judge_models,
+    mean_over_batches,
+)
 
 MUCH = 1.5  # times as busy: GPU close to 100 %, each core 0 to 60 % (Fig. 3)
 _LEAST = 1e-3  # of a core: below that a ratio says nothing
@@ -41,7 +47,7 @@ def judge_accelerator_against_cpu(evidence: Evidence) -> Verdict:
         why = f"the use of the cores is not this training's: {evidence.disturbed}"
         return verdict(
             ACCELERATOR_AGAINST_CPU,
-            [unjudged("busier", _BUSIER, why)],
+            [undecidable_claim("busier", _BUSIER, why)],
             AS_THE_PAPER if evidence.accelerated else _OTHER_CORES,
         )
     if evidence.accelerated:
@@ -59,13 +65,16 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
         why = f"the use of the {name} or of the {other} was not read"
         if not evidence.accelerated and not evidence.runs.is_empty():
             why += "; every core trains, or the cores were not sampled: give fewer --threads than there are cores"
-        return [unjudged(busier, _BUSIER, why), unjudged(in_turn, _IN_TURN, why)]
+        return [undecidable_claim(busier, _BUSIER, why), undecidable_claim(in_turn, _IN_TURN, why)]
     ratio = pl.col(ours) / pl.col(others).clip(lower_bound=_LEAST)
     effect = f"use of the {name} / use of the {other}"
     stated = (busier, _BUSIER, effect, Limits(least=MUCH))
     parts = [_of_each(evidence, evidence.undisturbed, ratio.log(), stated, math.exp)]
     if runs[together].null_count() == len(runs):
-        return [*parts, unjudged(in_turn, _IN_TURN, "one of the two never changes, or too few windows were read")]
+        return [
+            *parts,
+            undecidable_claim(in_turn, _IN_TURN, "one of the two never changes, or too few windows were read"),
+        ]
     turned = pl.col(together).clip(-0.999999, 0.999999).arctanh()
     stated = (in_turn, _IN_TURN, "correlation of their use", Limits(most=0.0))
     return [*parts, _of_each(evidence, evidence.undisturbed, turned, stated, math.tanh)]
@@ -84,7 +93,13 @@ def _of_each(
     known = cells_of(runs, value)
     lacking = evidence.lacking([cells.model for cells in known], "it was not read in its runs", kind)
     return judge_models(
-        claim, test, effect, limits, [(cells.model, cells.runs, level(cells)) for cells in known], shown, lacking
+        claim,
+        test,
+        effect,
+        limits,
+        [(cells.model, cells.runs, mean_over_batches(cells)) for cells in known],
+        shown,
+        lacking,
     )
 
 
@@ -122,8 +137,8 @@ def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
     if not ours or not others:
         absent = " and ".join(kind for kind, found in zip(_KINDS, (ours, others), strict=True) if not found)
         why = "; ".join([f"no {absent} network was measured: name one with --workloads", *disturbed.values()])
-        return verdict(USE_DIFFERS_BY_DOMAIN, [unjudged(_CLAIM, test, why)], reading)
-    pairs, apart = in_pairs(product(ours, others))
+        return verdict(USE_DIFFERS_BY_DOMAIN, [undecidable_claim(_CLAIM, test, why)], reading)
+    pairs, apart = compare_model_pairs(product(ours, others))
     every = evidence.runs.filter(pl.col("kind").is_in(_KINDS))["workload"].unique(maintain_order=True)
     known = {cells.model for cells in (*ours, *others)}
     lacking = {str(name): disturbed.get(name, "it was not read in its runs") for name in every if name not in known}
@@ -160,13 +175,13 @@ def judge_cores_differ(evidence: Evidence) -> Verdict:
     clusters = evidence.cores["cluster"].n_unique()
     reading = AS_THE_PAPER if clusters > 1 else _ALIKE
     if evidence.disturbed:
-        return verdict(CORES_DIFFER, [unjudged("the cores differ", _CORES, evidence.disturbed)], reading)
+        return verdict(CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, evidence.disturbed)], reading)
     runs = evidence.undisturbed
     known = runs["core_spread"].drop_nulls()
     if known.is_empty():
         single_core = not runs.is_empty() and runs["cores"].max() == 1
         why = "there is one core" if single_core else "the busy time of the cores was not read for long enough"
-        return verdict(CORES_DIFFER, [unjudged("the cores differ", _CORES, why)], reading)
+        return verdict(CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
     stated = ("the cores differ", _CORES, effect, Limits(least=CORES_APART))
     parts = [_of_each(evidence, runs, pl.col("core_spread"), stated)]
@@ -178,7 +193,7 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
     idle = cores.group_by("run", "cluster").agg(pl.col("idle_ratio").mean())
     order = idle.group_by("cluster").agg(pl.col("idle_ratio").mean()).sort("idle_ratio")["cluster"].to_list()
     if len(order) < 2:
-        return [unjudged("the clusters differ", _CLUSTERS, "the idle time of one of them was not read")]
+        return [undecidable_claim("the clusters differ", _CLUSTERS, "the idle time of one of them was not read")]
     ends = [idle.filter(cluster=name).select("run", "idle_ratio") for name in (order[-1], order[0])]
     pairs = ends[0].join(ends[1], on="run").join(runs.select("run", "workload", "batch"), on="run")
     apart = pl.col("idle_ratio") - pl.col("idle_ratio_right")
@@ -213,7 +228,9 @@ def judge_component_power(evidence: Evidence) -> Verdict:
     lacking = [name for name in dict.fromkeys((worker, "cpu", "memory")) if name not in wide.columns]
     if lacking:
         why = _why(evidence, lacking)
-        return verdict(COMPONENT_POWER, [unjudged(most, _TEST, why), unjudged(least, _TEST, why)], reading)
+        return verdict(
+            COMPONENT_POWER, [undecidable_claim(most, _TEST, why), undecidable_claim(least, _TEST, why)], reading
+        )
     others = [name for name in _RIVALS if name != worker and name in wide.columns]
     ours = wide.filter(kind=CONVOLUTIONAL).with_columns(ratio=pl.col(worker) / pl.max_horizontal(others))
     theirs = wide.filter(kind=RECURRENT).with_columns(ratio=pl.col("memory") / pl.col(worker))
@@ -234,7 +251,7 @@ def _by_component(evidence: Evidence) -> pl.DataFrame:
 
 def _part(evidence: Evidence, rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
     if rows["ratio"].drop_nulls().is_empty():
-        return unjudged(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
+        return undecidable_claim(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
     stated = (claim, _TEST, effect, Limits(least=1.0))
     return _of_each(evidence, rows, pl.col("ratio").log(), stated, math.exp, kind)
 

@@ -26,19 +26,25 @@ from stepscope.experiments.observations import (
     Observations,
     Part,
     Verdict,
-    every,
-    unjudged,
+    all_observations,
+    undecidable_claim,
 )
 from stepscope.experiments.observations._evidence import (
     CONVOLUTIONAL,
     Evidence,
     accelerator_gauge,
-    folded,
     gather_evidence,
+    phases_within_steps,
     use_of,
 )
 from stepscope.experiments.observations._measurements import Measurements, gather_measurements, planned_measurements
-from stepscope.experiments.observations._statistics import TOGETHER, cells_of, in_pairs, judge_models, why_not_judged
+from stepscope.experiments.observations._statistics import (
+    TOGETHER,
+    cells_of,
+    compare_model_pairs,
+    judge_models,
+    why_not_judged,
+)
 
 PAPER_POINTS = "paper-points"
 # figure, the paper's model, what, batch or day, value: read in the text, not measured in a picture
@@ -81,13 +87,15 @@ def point_table(drawn: Mapping[str, pl.DataFrame]) -> ResultTable:
         column, unit = _UNITS[point["figure"]]
         number = point["figure"].split("-")[1]
         value = point["value"]
-        rows.append((f"figure {number}", point["model"], point["x"], value, _own(drawn, point, column), unit))
+        rows.append(
+            (f"figure {number}", point["model"], point["x"], value, _measured_value(drawn, point, column), unit)
+        )
     columns = ("figure", "model", "batch or day", "the paper", "here", "unit")
     note = "The paper's values are those in its text, of a Jetson TX2 with TensorFlow 1.13; a dash: not measured here."
     return ResultTable("points", "The paper's points beside own ones", columns, tuple(rows), note)
 
 
-def _own(drawn: Mapping[str, pl.DataFrame], point: Mapping[str, object], column: str) -> float | None:
+def _measured_value(drawn: Mapping[str, pl.DataFrame], point: Mapping[str, object], column: str) -> float | None:
     rows = drawn.get(str(point["figure"]))
     if rows is None:
         return None
@@ -111,10 +119,10 @@ _TEST = f"energy of a sample over that of each other network, geometric mean ove
 def judge_rankings(evidence: Evidence) -> list[Part]:
     """The paper's rankings by energy, each against every other convolutional network that was measured."""
     seeing = evidence.runs.filter(kind=CONVOLUTIONAL)
-    runs = evidence.calm.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
+    runs = evidence.runs_without_load.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
     known = cells_of(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
     names = [cells.model for cells in known]
-    lacking = why_not_judged(seeing, evidence.calm["run"], names, "its energy was not measured")
+    lacking = why_not_judged(seeing, evidence.runs_without_load["run"], names, "its energy was not measured")
     found = []
     for claim, prefix, limits in (
         (_MOST, "densenet40", Limits(least=1.0)),
@@ -124,9 +132,9 @@ def judge_rankings(evidence: Evidence) -> list[Part]:
         others = [cells for cells in known if cells not in ours]
         if not ours or not others:
             why = evidence.absent.get("power", f"no energy was measured of {prefix} and of another network")
-            found.append(unjudged(claim, _TEST, why))
+            found.append(undecidable_claim(claim, _TEST, why))
             continue
-        pairs, apart = in_pairs((ours[0], other) for other in others)
+        pairs, apart = compare_model_pairs((ours[0], other) for other in others)
         found.append(judge_models(claim, _TEST, "ratio of the energies", limits, pairs, math.exp, {**apart, **lacking}))
     return found
 
@@ -185,7 +193,7 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
 
 def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
     """The verdict on every observation, or on those of these numbers."""
-    return [observation.judge(evidence) for observation in every() if not only or observation.number in only]
+    return [observation.judge(evidence) for observation in all_observations() if not only or observation.number in only]
 
 
 def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
@@ -257,7 +265,7 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> ResultTable:
 
 
 def _paper_table(verdicts: Sequence[Verdict], drawn: dict[str, pl.DataFrame]) -> ResultTable:
-    about = {observation.number: observation for observation in every()}
+    about = {observation.number: observation for observation in all_observations()}
     rows: list[tuple[Value, ...]] = []
     for verdict in verdicts:
         known = about[verdict.number]
@@ -331,7 +339,7 @@ def _limits(evidence: Evidence) -> Iterator[str]:
     if len(disturbed):
         which = f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed (the first: {disturbed[0]})"
         timed = evidence.timed
-        if len(evidence.undisturbed) > len(evidence.calm):
+        if len(evidence.undisturbed) > len(evidence.runs_without_load):
             yield f"{which}: they judge neither time nor energy; shares of use and power are the simulated board's"
         elif timed.reading == AS_THE_PAPER:
             yield f"{which}: they judge neither time, energy nor the use of cores"
@@ -504,7 +512,7 @@ def _folded_use(evidence: Evidence, runs: Sequence[Run]) -> pl.DataFrame:
         edges = steps_after_warmup(run).select("t0_ns", "t1_ns").to_numpy().astype(np.float64)
         if not len(edges) or float(np.median(edges[:, 1] - edges[:, 0])) < 6 * series.period_ns:
             continue
-        step, phase = folded(series, edges)
+        step, phase = phases_within_steps(series, edges)
         bins = int(min(_PHASES, np.median(edges[:, 1] - edges[:, 0]) / max(series.period_ns, 1.0)))
         rows = pl.DataFrame(
             {"value": series.values[step >= 0] * 100, "bin": (phase[step >= 0] * bins).astype(np.int64)}

@@ -332,7 +332,7 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
     easy, way = found.get("figure-10"), "filters 60 %"
     where, says = "figure 10", "LeNet: training 60 % of the filters"
     if _rows(easy, "ways"):
-        yield _loses(easy, where, f"{says} loses little accuracy", "2 to 3 points", way, 5.0)
+        yield _judge_loss(easy, where, f"{says} loses little accuracy", "2 to 3 points", way, 5.0)
         savings = {row["way"]: row for row in _rows(easy, "savings")}
         if {"all", way} <= set(savings):
             whole, own = (_estimate(savings[name], "ms a step") for name in ("all", way))
@@ -353,7 +353,7 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
         ways = [row["way"] for row in _rows(part, "ways") if row["way"].startswith(("filters", "cumulative"))]
         for way in ways:
             as_is = "as its code does" if way.startswith("cumulative") else "as it describes"
-            loss = _loses(part, where, f"{subject} ({way}, {as_is})", printed, way, 5.0)
+            loss = _judge_loss(part, where, f"{subject} ({way}, {as_is})", printed, way, 5.0)
             opposite = {HOLDS: FAILS, FAILS: HOLDS}.get(loss.verdict, loss.verdict)
             yield replace(loss, verdict=opposite)
         if not ways:
@@ -361,7 +361,7 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
             yield Statement(where, subject, printed, UNMEASURED, longer or _why(found, name))
 
 
-def _loses(part: Findings | None, where: str, says: str, printed: str, way: str, little: float) -> Statement:
+def _judge_loss(part: Findings | None, where: str, says: str, printed: str, way: str, little: float) -> Statement:
     """Whether a way of training a part loses at most so many points of accuracy against training all.
 
     The interval is the widest that those of the two accuracies allow.

@@ -1,6 +1,6 @@
 """Training only a part of a model: what it costs, what it saves, and how good the model becomes.
 
-Here lies its request; study.py plans and judges, training.py is one training, ways.py what each trains.
+Here lies its request; study.py plans and judges, training.py is one training, methods.py what each trains.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from stepscope.experiments.engine.engine import (
     Result,
     energy_name,
     energy_notes,
-    looked_at,
+    evaluated_samples_text,
     mean_of,
     plan_of_seeds,
     trained_settings,
@@ -101,7 +101,7 @@ def partial_plan(request: PartialTraining) -> Plan:
 
 def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], request: PartialTraining) -> Findings:
     """The findings from the results of the seeds of each setting."""
-    from stepscope.experiments.partial.ways import WAYS
+    from stepscope.experiments.partial.methods import WAYS
 
     cells, failures = trained_settings(of_setting, "way", "way")
     outcomes = [setting_outcome(setting, of) for setting, of in cells.items()]
@@ -128,7 +128,7 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
     whole = next((outcome for outcome in outcomes if outcome.setting.way == "all"), None)
     said = [] if whole is None else [f"Training all gives {_accuracy(whole)} in {whole.time_s.value:.3g} s."]
     for cost, word in (("time_s", "time"), ("peak_mb", "memory")):
-        names = [outcome for outcome in outcomes if outcome.setting.name in front(outcomes, cost)]
+        names = [outcome for outcome in outcomes if outcome.setting.name in pareto_front(outcomes, cost)]
         if names:
             listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
             unsure = undecided(outcomes, cost) if names[0].accuracy.low is not None else []
@@ -145,7 +145,7 @@ def _accuracy(found: SettingOutcome) -> str:
 def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iterator[str]:
     cell = outcomes[0].cells[0]
     data = cell["data"]
-    tested = looked_at(data["test_size"], request.test_samples)
+    tested = evaluated_samples_text(data["test_size"], request.test_samples)
     yield f"data: {data['name']} ({data['kind']}), {data['train_size']} to train, {tested} to test"
     yield f"{cell['steps']} steps of {cell['batch']} samples, {cell['optimizer']}; the time of looking is not counted"
     seeds = {len(outcome.cells) for outcome in outcomes}
@@ -171,7 +171,7 @@ def costs_by_axis(found: SettingOutcome) -> dict[str, Estimate]:
     return {name: mean for name, mean in costs.items() if mean is not None}
 
 
-def front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
+def pareto_front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
     """Settings that no other beats in accuracy and this cost."""
     return unbeaten(
         {
@@ -185,7 +185,7 @@ def front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
 def undecided(outcomes: Sequence[SettingOutcome], cost: str) -> list[str]:
     """Settings that others beat in accuracy and this cost, but none of them beyond the intervals."""
     known = [outcome for outcome in outcomes if cost in costs_by_axis(outcome)]
-    best = front(outcomes, cost)
+    best = pareto_front(outcomes, cost)
     return [
         own.setting.name
         for own in known
@@ -215,7 +215,7 @@ SAVING_COLUMNS = (
 
 def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> ResultTable:
     known = [name for name in COSTS if any(name in costs_by_axis(outcome) for outcome in outcomes)]
-    best = {name: front(outcomes, name) for name in known}
+    best = {name: pareto_front(outcomes, name) for name in known}
     rows: list[Row] = []
     for outcome in outcomes:
         costs = costs_by_axis(outcome)
@@ -346,7 +346,7 @@ def _title(cost: str, found: SettingOutcome) -> str:
 
 def _points(outcomes: Sequence[SettingOutcome]) -> Iterator[dict[str, Any]]:
     for cost in COSTS:
-        best = front(outcomes, cost)
+        best = pareto_front(outcomes, cost)
         for outcome in outcomes:
             mean = costs_by_axis(outcome).get(cost)
             if mean is not None:

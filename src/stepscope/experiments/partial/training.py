@@ -31,8 +31,17 @@ from stepscope.experiments.engine.training import (
     train_in_session,
     training_environment,
 )
-from stepscope.experiments.partial.ways import WAYS, Choice, Plan, Terms, Way, freeze, hold_filters, layers
-from stepscope.files import replaced
+from stepscope.experiments.partial.methods import (
+    WAYS,
+    Choice,
+    Plan,
+    Terms,
+    TrainingMethod,
+    freeze,
+    freeze_filters,
+    layers,
+)
+from stepscope.files import atomic_write
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.flops import count_flops
@@ -43,12 +52,12 @@ from stepscope.workloads.data.source import Batch, DataFacts, Splits
 LOOKS = 10  # at the accuracy, besides that before the first step
 
 
-class Absent(UsageError):
+class NoSuchLayers(UsageError):
     """The model has no layers of the kind that a way asks for."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class PartialTrainingOrders:
     """The part of a request that the process of some trainings gets; the fields that a training depends on."""
 
     way: str
@@ -71,19 +80,21 @@ class Lesson:
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train one way with one seed, as a task of the engine."""
     content = dict(orders["lesson"])
-    lesson = Lesson(**{**content, "classes": tuple(content["classes"])})
+    lesson = PartialTrainingOrders(**{**content, "classes": tuple(content["classes"])})
     with training_environment(orders) as environment:
-        return train_lesson(workloads.find(orders["workload"]), lesson, orders["seed"], environment)
+        return train_one_seed(workloads.find(orders["workload"]), lesson, orders["seed"], environment)
 
 
-def train_lesson(workload: Workload, lesson: Lesson, seed: int, environment: Environment) -> dict[str, Any]:
+def train_one_seed(
+    workload: Workload, lesson: PartialTrainingOrders, seed: int, environment: Environment
+) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
     refuse_without_accuracy(training)
     way = WAYS[lesson.way]
     why = way.missing(training.model)
     if why is not None:
-        raise Absent(f"'{workload.name}' cannot be trained so ({lesson.way}): {why}")
+        raise NoSuchLayers(f"'{workload.name}' cannot be trained so ({lesson.way}): {why}")
     rule = _rule(workload, lesson)
     training, before, note = _start_training(training, lesson, rule, environment)
     torch.manual_seed(seed)  # the same adapters and dropout, however the training was begun
@@ -103,7 +114,7 @@ def train_lesson(workload: Workload, lesson: Lesson, seed: int, environment: Env
     }  # fmt: skip
 
 
-def steps_of(lesson: Lesson, training: Training) -> int:
+def steps_of(lesson: PartialTrainingOrders, training: Training) -> int:
     """Steps of the whole training."""
     return lesson.epochs * epoch_of(training) if lesson.steps is None else lesson.steps
 
@@ -116,12 +127,12 @@ def epoch_of(training: Training) -> int:
     return training.data.train_size // training.batch_size
 
 
-def _rule(workload: Workload, lesson: Lesson) -> OptimizerRule:
+def _rule(workload: Workload, lesson: PartialTrainingOrders) -> OptimizerRule:
     name = lesson.optimizer or workload.default_optimizer
     return OptimizerRule(name, {**workload.hyperparameters[name], **({} if lesson.lr is None else {"lr": lesson.lr})})
 
 
-def _terms(training: Training, lesson: Lesson, steps: int, seed: int) -> Terms:
+def _terms(training: Training, lesson: PartialTrainingOrders, steps: int, seed: int) -> Terms:
     def gradients() -> dict[str, Tensor]:
         """Of the first batch, on a copy: the training begins as if it had never been seen."""
         seen = replace(training, model=copy.deepcopy(training.model))
@@ -143,7 +154,7 @@ def _run_training(
         if not frozen_as or frozen_as[0] is not choice:
             freeze(training.model, choice)
             frozen_as[:] = [choice]
-        with hold_filters(training.model, training.optimizers, choice):
+        with freeze_filters(training.model, training.optimizers, choice):
             return training.step(batch)
 
     places = {round(look * steps / LOOKS) for look in range(1, LOOKS + 1)}
@@ -174,7 +185,7 @@ def _median(done: TrainingRecord) -> Any:
 
 
 def _start_training(
-    training: Training, lesson: Lesson, rule: OptimizerRule, environment: Environment
+    training: Training, lesson: PartialTrainingOrders, rule: OptimizerRule, environment: Environment
 ) -> tuple[Training, Training | None, str | None]:
     """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
     if lesson.pretrained:
@@ -210,7 +221,7 @@ def _train_data(splits: Splits) -> Any:
     return splits.train
 
 
-def _load_pretrained(before: Training, lesson: Lesson, environment: Environment) -> None:
+def _load_pretrained(before: Training, lesson: PartialTrainingOrders, environment: Environment) -> None:
     """Train all on the known classes, as long as the lesson; all ways of a seed begin with the same weights."""
     file = environment.weights / f"{before.seed}.pt"
     if file.exists():
@@ -219,7 +230,7 @@ def _load_pretrained(before: Training, lesson: Lesson, environment: Environment)
     for batch in itertools.islice(before.batches(), steps_of(lesson, before)):
         before.step(batch)
     environment.weights.mkdir(exist_ok=True)
-    with replaced(file) as part:
+    with atomic_write(file) as part:
         torch.save(before.model.state_dict(), part)
 
 
@@ -257,7 +268,7 @@ def probe_steps(steps: int) -> list[int]:
     return sorted({round(place * (steps - 1) / max(_PROBES - 1, 1)) for place in range(_PROBES)})
 
 
-def step_cost(training: Training, way: Way, choices: Sequence[Choice], rule: OptimizerRule) -> StepCost:
+def step_cost(training: Training, way: TrainingMethod, choices: Sequence[Choice], rule: OptimizerRule) -> StepCost:
     """The cost of a step with these choices; the model is left with the last of them."""
     share = sum(choice.share(training.model) for choice in choices) / len(choices)
     flops, not_counted = _flops(training, choices)
@@ -293,7 +304,7 @@ def _memory(job: Job, batch: int, steps: int) -> tuple[int, float]:
     return int(later["live"].to_numpy().max()), float(kept.mean())
 
 
-def _job(workload: Workload, way: Way, choices: Sequence[Choice], rule: OptimizerRule) -> Job:
+def _job(workload: Workload, way: TrainingMethod, choices: Sequence[Choice], rule: OptimizerRule) -> Job:
     """The training of a way without its data; its first step trains all that any of the choices does."""
     everything = Choice(frozenset(name for choice in choices for name in choice.trained))
     order = iter((everything, *choices))
@@ -308,7 +319,7 @@ def _job(workload: Workload, way: Way, choices: Sequence[Choice], rule: Optimize
         choice = next(order)
         freeze(model, choice)
         training = Training(workload, model, optimizers, len(batch[0]), torch.device("cpu"), 0, no_data)
-        with hold_filters(model, optimizers, choice):
+        with freeze_filters(model, optimizers, choice):
             training.step(batch)
 
     return Job(workload.name, build, workload.example, step, workload.default_batch)

@@ -22,7 +22,7 @@ from stepscope.errors import RunNotFound, UsageError
 from stepscope.experiments.engine import check_device
 from stepscope.experiments.engine.child import Orders, ended_run, limit_accelerator, limit_memory
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
+from stepscope.experiments.engine.sweep_points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.user_entries import is_user_training, refuse_fixed_axes, run_user_training, user_entry
 from stepscope.privacy import cleaned_fields, redacted
@@ -265,7 +265,7 @@ def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
     if request.interval == 1:
         raise UsageError("--interval 1: not a share between 0 and 1", "for example --interval 2%")
     celsius, pause_s = parse_cooldown(request.cooldown, Path("/") if here else None)
-    ends = _ends(request)
+    ends = _stop_rules(request)
     limit_s = request.time_limit or max(Rules.time_limit_s, 1.5 * (request.seconds or 0.0))
     if request.seconds is not None and request.seconds >= limit_s:
         raise UsageError(f"no run of {request.seconds:g} s ends within {limit_s:g} s", "give a longer --time-limit")
@@ -317,7 +317,7 @@ def find_sweep(path: Path) -> Path:
         raise RunNotFound("there is no sweep below 'suites'", "make one: stepscope suite run --tier smoke") from None
 
 
-def _ends(request: SuiteRun) -> Mapping[str, Any]:
+def _stop_rules(request: SuiteRun) -> Mapping[str, Any]:
     if (request.steps, request.seconds, request.interval) != (None, None, None):
         return {"steps": request.steps, "seconds": request.seconds, "interval": request.interval}
     if _is_smoke(request):

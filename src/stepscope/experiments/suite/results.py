@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.analysis.estimate import Estimate, over_repeats, overall
+from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios, geometric_mean_of_repeats
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
 from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
 from stepscope.files import replace_json
@@ -166,7 +166,7 @@ def _over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> tuple[float 
     ]
     if not repeats or len(measured) < len(repeats):
         return None, None, None
-    mean = over_repeats(measured)
+    mean = geometric_mean_of_repeats(measured)
     return mean.low, mean.value, mean.high
 
 
@@ -236,7 +236,7 @@ def score(here: Results, against: Results, column: str = "step_time_ms") -> Scor
     rows = [_part(key, theirs[key], ours.get(key), here, against, column) for key in sorted(theirs)]
     parts = pl.DataFrame(rows, schema=_PARTS)
     ratios = parts.drop_nulls("ratio")
-    whole = overall(Estimate(*ends) for ends in ratios.select("ratio", "low", "high").iter_rows())
+    whole = geometric_mean_of_ratios(Estimate(*ends) for ends in ratios.select("ratio", "low", "high").iter_rows())
     if whole is None:
         return Score(column, against.name, None, None, None, parts)
     return Score(column, against.name, *whole.row, parts)

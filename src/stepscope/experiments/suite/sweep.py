@@ -19,8 +19,8 @@ from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
 from stepscope.experiments.engine.engine import CHILD, Result, Watch, measure_points
 from stepscope.experiments.engine.folder import SweepFolder, disk_full
-from stepscope.experiments.engine.points import SweepPoint
 from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
+from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.suite.plan import Rules, cool_down
 from stepscope.quantities import SUITE_COLUMNS
 from stepscope.units import plural
@@ -174,12 +174,16 @@ def run_numbers(run: Run) -> Numbers:
     found: Numbers = {}
     for column in SUITE_COLUMNS:
         rows = frame.filter(metric=column.metric)
-        _take(found, column.name, rows if column.scope is None else rows.filter(scope=column.scope), column.factor)
-    _take(found, "peak_process_bytes", frame.filter(metric="peak_memory", scope="process").sort("value").tail(1))
-    _exactly(found, "peak_live_bytes", _live_peak(run))
+        _store_estimate(
+            found, column.name, rows if column.scope is None else rows.filter(scope=column.scope), column.factor
+        )
+    _store_estimate(
+        found, "peak_process_bytes", frame.filter(metric="peak_memory", scope="process").sort("value").tail(1)
+    )
+    _store_exact(found, "peak_live_bytes", _live_peak(run))
     reserved = (run.meta.get("recorder") or {}).get("reserved_bytes") or {}
-    _exactly(found, "peak_reserved_bytes", max(reserved.values(), default=None))
-    _exactly(found, "frames_per_s", ((run.meta.get("result") or {}).get("counters") or {}).get("frames_per_s"))
+    _store_exact(found, "peak_reserved_bytes", max(reserved.values(), default=None))
+    _store_exact(found, "frames_per_s", ((run.meta.get("result") or {}).get("counters") or {}).get("frames_per_s"))
     return found
 
 
@@ -218,7 +222,7 @@ def _live_peak(run: Run) -> float | None:
     return float(live.max())
 
 
-def _take(found: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
+def _store_estimate(found: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
     known = rows.drop_nulls("value")
     if not known.is_empty():
         row = known.row(0, named=True)
@@ -226,6 +230,6 @@ def _take(found: Numbers, column: str, rows: pl.DataFrame, factor: float = 1.0) 
         found[column] = bounds
 
 
-def _exactly(found: Numbers, column: str, value: float | None) -> None:
+def _store_exact(found: Numbers, column: str, value: float | None) -> None:
     if value is not None:
         found[column] = {"value": float(value), "low": None, "high": None}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError, no_script
-from stepscope.experiments.engine.points import OWN, Entry
+from stepscope.experiments.engine.sweep_points import OWN, Entry
 from stepscope.experiments.sweeps.user_training import (
     is_script,
     is_user_training,

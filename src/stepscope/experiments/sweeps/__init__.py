@@ -18,8 +18,8 @@ from stepscope.experiments.engine import (
     THREADS,
     StudyRequest,
     check_device,
-    chosen,
     find_workload,
+    request_fields,
 )
 from stepscope.request import REQUIRED, Option, option
 
@@ -101,7 +101,7 @@ class TrainingSweep(StudyRequest):
     def base(self) -> TrainingSetting:
         """The setting that the axis is put into."""
         names = {"workload", "batch", "optimizer", "precision", "threads", "device", "arguments"} - {self.axis}
-        return TrainingSetting(**chosen(self, names))
+        return TrainingSetting(**request_fields(self, names))
 
     @property
     def settings(self) -> list[TrainingSetting]:
@@ -138,7 +138,7 @@ class TrainingSweep(StudyRequest):
 
 def training_rules(request: StudyRequest, default_steps: int | None = None) -> TrainingRules:
     """Return the rules of a request: a training ends by its steps, its seconds, or where its loss is at the target."""
-    given = chosen(request, ("repeats", "seed", "simulate"))
+    given = request_fields(request, ("repeats", "seed", "simulate"))
     steps, seconds, target = (getattr(request, name, None) for name in ("steps", "seconds", "target"))
     if steps is not None and seconds is not None and target is None:
         raise UsageError("--steps and --seconds both end a training", "give one of them")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import Estimate, mean_interval, null_if_nan, over_repeats
+from stepscope.analysis.estimate import Estimate, geometric_mean_of_repeats, mean_interval, null_if_nan
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.arrays import Floats
 from stepscope.experiments.engine.engine import Plan, overlap
@@ -277,7 +277,7 @@ def _over_repeats(repeats: Sequence[Ends | None]) -> Estimate | None:
     known_ones = [repeat for repeat in repeats if repeat is not None and repeat[0] is not None and repeat[0] >= 0]
     if not repeats or len(known_ones) < len(repeats):
         return None
-    return over_repeats([Estimate(float(value or 0), low, high) for value, low, high in known_ones])
+    return geometric_mean_of_repeats([Estimate(float(value or 0), low, high) for value, low, high in known_ones])
 
 
 def _number(name: str, factor: float = 1.0) -> Measure:
@@ -378,7 +378,7 @@ def axis_plan(request: TrainingSweep) -> Plan:
     sweep = axis_sweep(request.axis, request.base.workload)
 
     def judge(trainings: list[TrainingRun]) -> Findings:
-        answer = _knee(setting_costs(trainings)) if request.axis == "batch" else ""
+        answer = _smallest_saturating_batch(setting_costs(trainings)) if request.axis == "batch" else ""
         tables = loss_tables(sweep, trainings) if request.axis == "precision" else ()
         return build_findings(sweep, trainings, request.rules, tables=tables, answer=answer)
 
@@ -435,7 +435,7 @@ def _reaching(every: Sequence[SettingCost], below: int, speed: float) -> list[st
     return [str(batch) for batch, (high, n) in sorted(highs.items()) if high is None or n < 2 or high >= speed]
 
 
-def _knee(every: Sequence[SettingCost]) -> str:
+def _smallest_saturating_batch(every: Sequence[SettingCost]) -> str:
     """The smallest batch that nearly reaches the highest throughput, and whether all larger ones do."""
     speeds = {cost.setting.batch or 0: cost.values[SPEED].value for cost in every if SPEED in cost.values}
     if len(speeds) < 2:

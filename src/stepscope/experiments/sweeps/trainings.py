@@ -13,7 +13,7 @@ from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.child import Orders, ended_run, session_settings
 from stepscope.experiments.engine.engine import Plan, Point, Result
-from stepscope.experiments.engine.points import in_rounds
+from stepscope.experiments.engine.sweep_points import in_rounds
 from stepscope.experiments.suite.sweep import read_run
 from stepscope.experiments.sweeps import TrainingRules, TrainingSetting
 from stepscope.experiments.sweeps.user_training import TASK as OWN_TASK

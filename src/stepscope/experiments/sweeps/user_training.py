@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError, no_script
 from stepscope.experiments.engine.child import Orders, ended_run, limit_memory
-from stepscope.experiments.engine.points import find_module
 from stepscope.experiments.engine.process import last_line
+from stepscope.experiments.engine.sweep_points import find_module
 from stepscope.part_names import has_steps
 from stepscope.request import is_function
 
@@ -92,14 +92,14 @@ def check_user_training(request: TrainingSweep) -> None:
         raise UsageError(f"a function takes no arguments: {' '.join(words)}", "give a script, or leave them out")
     given_kinds = getattr(request, "precisions", (request.base.precision,))
     unknown = [name for name in given_kinds if name not in ("fp32", "bf16")]
-    if unknown and not _placed("precision", words):
+    if unknown and not _has_placeholder("precision", words):
         raise UsageError(
             f"{', '.join(unknown)}: '{target}' scales its loss and quantises its model itself, or not at all",
             f"write {{precision}} where its option takes it: {command} -- --precision {{precision}}",
         )
     for name in ("batch", "optimizer", "device"):
         given = name == request.axis or getattr(request.base, name) not in (None, "cpu")
-        if not given or _placed(name, words) or (name == "batch" and is_function(target)):
+        if not given or _has_placeholder(name, words) or (name == "batch" and is_function(target)):
             continue
         if is_script(target) and name != "device":
             hint = f"write {{{name}}} where its option takes it: {command} -- --{name} {{{name}}}"
@@ -107,11 +107,11 @@ def check_user_training(request: TrainingSweep) -> None:
         raise UsageError(f"--{name}: '{target}' decides that itself", f"leave --{name} out")
 
 
-def _placed(name: str, words: Sequence[str]) -> bool:
+def _has_placeholder(name: str, words: Sequence[str]) -> bool:
     return any(f"{{{name}}}" in word for word in words)
 
 
-def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+def fill_placeholders(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Return the arguments with the values of the setting in their places; other braces stay as they are."""
     found = list(words)
     for name in _PLACES:
@@ -127,7 +127,7 @@ def train_user_training(orders: Orders) -> dict[str, Any]:
     from stepscope.runfolder import RunReader
 
     target, words = str(orders["workload"]), list(orders["arguments"])
-    placed = {name for name in _OWN if _placed(name, words)}
+    placed = {name for name in _OWN if _has_placeholder(name, words)}
     precision = "fp32" if "precision" in placed else orders["precision"]
     limit = {name: orders.get(name) for name in ("steps", "seconds", "interval", "memory_bytes")}
     limit["precision"] = precision
@@ -138,7 +138,7 @@ def train_user_training(orders: Orders) -> dict[str, Any]:
         path, code = run_script(_FUNCTIONS, [target, *batch], settings, as_module=True, threads=orders["threads"])
     else:
         threads = None if "threads" in placed else orders["threads"]
-        path, code = run_script(target, filled(words, orders), settings, threads=threads)
+        path, code = run_script(target, fill_placeholders(words, orders), settings, threads=threads)
     ended = ended_run(path)
     if ended["status"] == "ok" and code == 0 and RunReader(path).steps.is_empty():
         return {"status": "failed", "reason": "no training step was seen: a step is a call of optimizer.step()"}
@@ -156,10 +156,10 @@ def prepare(text: str) -> None:
         module, _, function = about["first"][0].partition(":")
         getattr(importlib.import_module(module), function)(about["first"][1])
     if about["precision"] == "bf16":
-        from stepscope.experiments.tune.changes import offered
+        from stepscope.experiments.tune.changes import all_changes
         from stepscope.experiments.tune.config import make_in_script
 
-        make_in_script([offered({})["bf16"]])
+        make_in_script([all_changes({})["bf16"]])
     if about.get("memory_bytes") is not None:
         limit_memory(about["memory_bytes"])
     narrow = None

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError
-from stepscope.experiments.engine.child import die_with
-from stepscope.experiments.tune.delays import waited, watch_batches
+from stepscope.experiments.engine.child import die_with_parent
+from stepscope.experiments.tune.delays import take_delay_totals, watch_batches
 from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.dry.allocator_costs import peak_bytes
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.bench import Bench, Block
+    from stepscope.experiments.tune.block_runner import Bench, Block
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.training import Targets
     from stepscope.workloads.contract import Training
@@ -56,7 +56,7 @@ class Commands:
 
 def main(orders: Orders) -> None:
     """Prepare the training, then do as told until the pipe ends."""
-    die_with(orders["parent"])
+    die_with_parent(orders["parent"])
     if orders.get("script"):
         from stepscope.experiments.tune.script import train_script
 
@@ -78,14 +78,14 @@ def main(orders: Orders) -> None:
     while True:
         command = commands.next()
         try:
-            commands.answer(**obeyed(bench, command), prepared_s=prepared_s)
+            commands.answer(**execute_command(bench, command), prepared_s=prepared_s)
         except StepscopeError as error:
             commands.answer(refused=str(error), hint=error.hint)
         except Exception as error:  # what a change does to a training is a result
             commands.answer(failed=f"{type(error).__name__}: {error}")
 
 
-def obeyed(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
+def execute_command(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to a command: facts, a block of steps, losses or the memory of a step."""
     what, names = command["do"], command.get("changes", [])
     if what == "facts":
@@ -99,11 +99,11 @@ def obeyed(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
         return {"bytes": bench.memory(names)}
     if what == "peak":
         return {"process_bytes": peak_bytes()}
-    waited()
+    take_delay_totals()
     others = OtherLoad()
     others.begin()
     answer = block_answer(bench.block(names, command["warmup"], command["steps"]))
-    return {**answer, **waited(), "others": others.cores()}
+    return {**answer, **take_delay_totals(), "others": others.cores()}
 
 
 def block_answer(block: Block) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def changes_at_start(orders: Orders) -> list[Change]:
     """Return the changes that this process begins with; those of the environment are in force already."""
     if not orders["at_start"]:
         return []
-    from stepscope.experiments.tune.changes import offered
+    from stepscope.experiments.tune.changes import all_changes
 
-    known = offered(orders["facts"])
+    known = all_changes(orders["facts"])
     return [known[name] for name in orders["at_start"]]
 
 
@@ -131,27 +131,27 @@ def workload_bench(orders: Orders) -> Bench:
     if orders.get("threads") is not None:
         torch.set_num_threads(orders["threads"])
     from stepscope import workloads
-    from stepscope.experiments.tune.changes import switched
+    from stepscope.experiments.tune.changes import apply_changes
     from stepscope.experiments.tune.training import Targets
 
     if orders.get("what_if"):
         watch_batches()
     at_start = changes_at_start(orders)
     early = [change for change in at_start if change.group != "compile"]
-    _kept.enter_context(switched(early, Targets((), ())))  # before there are threads, which keep their cores
+    _kept.enter_context(apply_changes(early, Targets((), ())))  # before there are threads, which keep their cores
     training = workloads.find(orders["workload"]).prepare(
         batch=orders.get("batch"), optimizer=orders.get("optimizer"), device=orders.get("device") or "cpu"
     )
     targets = Targets((training.model,), training.optimizers)
     if len(early) < len(at_start):
         bench_of(training, targets)  # which modules it calls is seen in a step
-        _kept.enter_context(switched([change for change in at_start if change not in early], targets))
+        _kept.enter_context(apply_changes([change for change in at_start if change not in early], targets))
     return bench_of(training, targets)
 
 
 def bench_of(training: Training, targets: Any = None, restored: bool = False) -> Bench:
     """Return the bench of a prepared workload: its own step, its own batches."""
-    from stepscope.experiments.tune.bench import Bench
+    from stepscope.experiments.tune.block_runner import Bench
     from stepscope.experiments.tune.training import Targets
 
     targets = targets or Targets((training.model,), training.optimizers)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import MissingDependency, OutputNotWritable, UnknownName, UsageError
-from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
 from stepscope.record.c_allocators import jemalloc_library, tcmalloc_library
 from stepscope.runfolder.validation import Row, Within, parse, read_regular
 
@@ -136,7 +136,9 @@ def _checked_facts(path: Path, text: Any) -> dict[str, Any]:
 def _is_of_a_change(name: str, value: Any) -> bool:
     """Return whether a change sets this variable to this value: another library would be loaded, other memory taken."""
     if name != "LD_PRELOAD":
-        return any(name in change.environment and change.environment[name] == value for change in offered({}).values())
+        return any(
+            name in change.environment and change.environment[name] == value for change in all_changes({}).values()
+        )
     libraries = [jemalloc_library()]
     with contextlib.suppress(MissingDependency):
         libraries.append(tcmalloc_library())
@@ -171,7 +173,7 @@ def changes_of(config: Config) -> list[Change]:
     """Return the changes of a configuration; UnknownName for one that there is not."""
     if not config.changes:
         return []
-    known = offered(config.facts)
+    known = all_changes(config.facts)
     for name in config.changes:
         if name not in known:
             raise UnknownName("change", name, known)
@@ -187,16 +189,16 @@ def refuse_no_parts(config: Config, workload: Workload | None = None, batch: int
             raise UsageError(f"--with: {change.name} cannot be made: {change.refused}", "take it out of the file")
 
 
-def configured(workload: Workload, config: Config) -> Workload:
+def apply_to_workload(workload: Workload, config: Config) -> Workload:
     """Return the workload with these changes, made once its first step has shown which modules it calls."""
     changes = changes_of(config)
     if not changes:
         return workload
     from stepscope.experiments.tune.child import step_of
-    from stepscope.experiments.tune.training import Targets, observed
+    from stepscope.experiments.tune.training import Targets, observe_training
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
-    _kept.enter_context(switched(early, Targets((), ())))
+    _kept.enter_context(apply_changes(early, Targets((), ())))
     later = [change for change in changes if change not in early]
     made: list[Targets] = []
 
@@ -206,9 +208,9 @@ def configured(workload: Workload, config: Config) -> Workload:
             loss: Tensor = step_of(plain, made[0], batch)
             return loss
         losses: list[Tensor] = []
-        seen = observed(lambda: losses.append(plain.step(batch)))
+        seen = observe_training(lambda: losses.append(plain.step(batch)))
         made.append(Targets((training.model,), training.optimizers, tuple(seen.called_modules.values())))
-        _kept.enter_context(switched(later, made[0]))
+        _kept.enter_context(apply_changes(later, made[0]))
         return losses[0]
 
     return replace(workload, step=step)
@@ -222,11 +224,11 @@ def apply_to_script(path: str) -> None:
 def make_in_script(changes: Sequence[Change]) -> None:
     """Apply changes in the process of a script, once torch is imported, after the first updates."""
     from stepscope.experiments.tune.training import Observer, Targets
-    from stepscope.record.boundary import Boundary
-    from stepscope.record.torch_hooks import Routes
+    from stepscope.record.fault_boundary import Boundary
+    from stepscope.record.torch_hooks import TorchHooks
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
-    _kept.enter_context(switched(early, Targets((), ())))
+    _kept.enter_context(apply_changes(early, Targets((), ())))
     later = [change for change in changes if change not in early]
 
     class Waiting(Observer):
@@ -245,12 +247,12 @@ def make_in_script(changes: Sequence[Change]) -> None:
                 self.made = True
                 routes.remove()
                 models = tuple(self.called_modules.values())
-                _kept.enter_context(switched(later, Targets(models, tuple(self.optimizers.values()), models)))
+                _kept.enter_context(apply_changes(later, Targets(models, tuple(self.optimizers.values()), models)))
 
     def failed(error: BaseException) -> None:
         sys.stderr.write(f"stepscope: the configuration could not be used: {type(error).__name__}: {error}\n")
 
-    routes: Routes = Routes(Boundary(failed), Waiting())
+    routes: TorchHooks = TorchHooks(Boundary(failed), Waiting())
     if later:
         routes.install()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
-from stepscope.experiments.tune.changes import Change, Switch, hooked
+from stepscope.experiments.tune.changes import Change, Switch, remove_hooks_after
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.training import Targets
@@ -41,7 +41,7 @@ def delay_of(name: str) -> Change:
     return Change(name, f"{part} made slower", DELAY, "", switch=makes[kind])
 
 
-def waited() -> dict[str, float]:
+def take_delay_totals() -> dict[str, float]:
     """Return what was waited since the last time, s, and of the batches since then the number and the mean time, s."""
     delayed, fetched, fetches = (_shared[place] for place in (_DELAYED, _FETCHED, _FETCHES))
     _shared[_DELAYED] = _shared[_FETCHED] = _shared[_FETCHES] = 0
@@ -87,7 +87,7 @@ def _layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> It
         if tensor is not None and backward_ns:
             tensor.register_hook(lambda _: _wait(backward_ns))
 
-    with hooked([module.register_forward_hook(ended) for module in found[:1]]):
+    with remove_hooks_after([module.register_forward_hook(ended) for module in found[:1]]):
         yield
 
 
@@ -112,5 +112,7 @@ def _loader(batch_ns: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _optimizer(targets: Targets, step_ns: int) -> Iterator[None]:
-    with hooked([optimizer.register_step_post_hook(lambda *_: _wait(step_ns)) for optimizer in targets.optimizers[:1]]):
+    with remove_hooks_after(
+        [optimizer.register_step_post_hook(lambda *_: _wait(step_ns)) for optimizer in targets.optimizers[:1]]
+    ):
         yield

@@ -16,11 +16,13 @@ from typing import Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.arms import (
+from stepscope.experiments.tune.changes import Change, all_changes, select_changes
+from stepscope.experiments.tune.other_load import QuietLevel
+from stepscope.experiments.tune.pair_statistics import (
     FINAL,
     LEAST_PAIRS,
     Arm,
-    Desk,
+    ExperimentStore,
     Rules,
     TunableTraining,
     file_name,
@@ -29,8 +31,6 @@ from stepscope.experiments.tune.arms import (
     saving,
     typical,
 )
-from stepscope.experiments.tune.changes import Change, offered, wanted
-from stepscope.experiments.tune.other_load import QuietLevel
 from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
 LEAST_GAIN = 0.01  # of the step: less is of no use to anybody
@@ -61,19 +61,19 @@ class Tuning:
         self,
         open_training: Callable[[Sequence[Change], Mapping[str, Any]], TunableTraining],
         rules: Rules,
-        desk: Desk | None = None,
+        desk: ExperimentStore | None = None,
         *,
         apart: bool = True,
     ) -> None:
-        self._open, self.rules, self._desk, self._apart = open_training, rules, desk or Desk(), apart
+        self._open, self.rules, self._desk, self._apart = open_training, rules, desk or ExperimentStore(), apart
         self._shuffle = random.Random(rules.seed)
         progress = self._desk.kept.get("progress", {})
-        self._spent_s = _whole(progress.get("spent_s"))
+        self._spent_s = _non_negative_number(progress.get("spent_s"))
         self._began_ns = monotonic_ns()
         self._trainings: list[TunableTraining] = []
         self._warm: set[tuple[int, tuple[str, ...]]] = set()
         self._altered: set[int] = set()  # processes in which changes were made
-        self._couple = int(_whole(progress.get("couples")))
+        self._couple = int(_non_negative_number(progress.get("couples")))
         self.facts: dict[str, Any] = {}
         self.known: dict[str, Change] = {}
         self.arms: dict[str, Arm] = {}
@@ -100,15 +100,17 @@ class Tuning:
             training = self._begin()
             share = self.facts.get("data_share", 0)
             if self._apart and share > _LOADING:
-                training = self._couples(training, _LIVE if share < _MOSTLY_LOADING else _COMBINED, ("loader",))
-            self._live(training)
-            training = self._couples(training, _START)
-            self._live(training, until=_START)
+                training = self._measure_startup_changes(
+                    training, _LIVE if share < _MOSTLY_LOADING else _COMBINED, ("loader",)
+                )
+            self._measure_in_process_changes(training)
+            training = self._measure_startup_changes(training, _START)
+            self._measure_in_process_changes(training, until=_START)
             if self.chosen() is None:  # what would have gone into combinations and the check at the end
-                training = self._couples(training, _LATE)
-                self._live(training, until=_LATE)
+                training = self._measure_startup_changes(training, _LATE)
+                self._measure_in_process_changes(training, until=_LATE)
             self._combine(training)
-            self._final()
+            self._verify_best()
         except KeyboardInterrupt:
             self.interrupted = True
         except (TrainingEnded, TooShort) as error:
@@ -164,9 +166,9 @@ class Tuning:
         facts = training.ask(_ANSWER_S, do="facts")
         self._refuse_another(facts)
         self.facts = facts
-        self.known = offered(self.facts)
+        self.known = all_changes(self.facts)
         rules = self.rules
-        chosen = wanted(self.known.values(), rules.goal, rules.only, rules.without)
+        chosen = select_changes(self.known.values(), rules.goal, rules.only, rules.without)
         self.step_s = self.facts["step_s"]
         self._fresh_losses = self._losses(training, ())
         first = training.ask(_ANSWER_S, do="block", changes=[], warmup=1, steps=2)
@@ -216,14 +218,14 @@ class Tuning:
 
     # changes within a process
 
-    def _live(self, training: TunableTraining, until: float = _LIVE) -> None:
+    def _measure_in_process_changes(self, training: TunableTraining, until: float = _LIVE) -> None:
         """Pairs of every change that needs no process of its own, until each is clear or the time is over."""
         if not self._apart:
             until = max(until, _START)
         looked: set[str] = set()
         while self.used < until:
             open_ = [arm for arm in self._open_arms() if not arm.at_start and len(arm.changes) == 1]
-            open_ = open_ or self._second_looks(looked)
+            open_ = open_ or self._reopen_given_up_arms(looked)
             if not open_:
                 return
             self._shuffle.shuffle(open_)
@@ -231,14 +233,14 @@ class Tuning:
                 if self.used >= until and arm.pairs:
                     continue
                 self._desk.tell(self.known[arm.name].title, self.used)
-                with self._failing(arm):
+                with self._record_failure(arm):
                     if not arm.pairs and self.rules.goal == "memory":
-                        self._look(training, arm)
+                        self._measure_losses_and_memory(training, arm)
                     self._pair(training, training, arm)
                 self._judge(arm)
             self._keep_all()
 
-    def _second_looks(self, looked: set[str]) -> list[Arm]:
+    def _reopen_given_up_arms(self, looked: set[str]) -> list[Arm]:
         """Return what was given up after its first pairs: a burst of other load may have hit each of them.
 
         The others are clear by then. What is slower again stays given up, and is looked at once.
@@ -257,20 +259,20 @@ class Tuning:
     def _possible(self, arm: Arm) -> bool:
         return self._apart or not arm.at_start
 
-    def _look(self, training: TunableTraining, arm: Arm) -> None:
+    def _measure_losses_and_memory(self, training: TunableTraining, arm: Arm) -> None:
         """Losses and memory of a change, from the same state and in the same batches as the training as is.
 
         A script has other batches in each look: of two the least as is, and the most as changed.
         """
         looks = 1
         if self.facts.get("losses_known", True):
-            self._take_losses(arm, self._losses(training, ()), self._losses(training, arm.live))
+            self._take_losses(arm, self._losses(training, ()), self._losses(training, arm.in_process_changes))
         elif self.rules.goal == "memory":
             looks = 2
         else:
             return
         self._altered.add(id(training))
-        sides = [names for _ in range(looks) for names in ((), arm.live)]
+        sides = [names for _ in range(looks) for names in ((), arm.in_process_changes)]
         sizes = [training.ask(_ANSWER_S, do="memory", changes=names)["bytes"] for names in sides]
         if None not in sizes:
             arm.as_is_bytes, arm.memory_bytes = min(sizes[::2]), max(sizes[1::2])
@@ -295,7 +297,7 @@ class Tuning:
 
         False where more other load was beside it than beside others: such a pair does not count.
         """
-        sides = [(as_is, tuple(base), False), (changed, arm.live, True)]
+        sides = [(as_is, tuple(base), False), (changed, arm.in_process_changes, True)]
         self._shuffle.shuffle(sides)
         times: dict[bool, Mapping[str, Any]] = {}
         ahead = max(self._loaded_ahead(()), self._loaded_ahead(arm.changes))
@@ -341,7 +343,7 @@ class Tuning:
         return answer
 
     @contextlib.contextmanager
-    def _failing(self, arm: Arm) -> Any:
+    def _record_failure(self, arm: Arm) -> Any:
         """What a change makes of a training is its result: it is told, and the others go on."""
         try:
             yield
@@ -367,7 +369,9 @@ class Tuning:
 
     # changes that a process begins with
 
-    def _couples(self, training: TunableTraining, until: float, groups: Sequence[str] = ()) -> TunableTraining:
+    def _measure_startup_changes(
+        self, training: TunableTraining, until: float, groups: Sequence[str] = ()
+    ) -> TunableTraining:
         """Couples of processes for changes at start, of these groups; returns the process of the training as is."""
 
         def waiting() -> list[Arm]:
@@ -377,14 +381,14 @@ class Tuning:
         for couple in range(_COUPLES if self._apart else 0):
             open_ = waiting()
             self._shuffle.shuffle(open_)
-            for arm in sorted(open_, key=self._late):
+            for arm in sorted(open_, key=self._startup_order_key):
                 slow = 4.0 if "compile" in arm.changes else 1.0
                 share = slow * 1.3 * self._opening_s / self.rules.seconds
                 if self.used + share > until:
                     continue
                 self._desk.tell(self.known[arm.name].title, self.used)
-                with self._failing(arm):
-                    self._couple_of(training, arm)
+                with self._record_failure(arm):
+                    self._measure_process_pair(training, arm)
                 self._judge_couples(arm)
                 self._keep_all()
             if couple + 1 < _COUPLES and waiting() and self.used + self._opening_s / self.rules.seconds < until:
@@ -393,20 +397,20 @@ class Tuning:
                 self._couple += 1
         return training
 
-    def _late(self, arm: Arm) -> tuple[int, int]:
+    def _startup_order_key(self, arm: Arm) -> tuple[int, int]:
         """First what has the fewest pairs, and the allocator among them; compiling takes longest, and comes last."""
         order = ("allocator", "instructions", "loader")
         group = self.known[arm.name].group
         last = len(order) + ("compile" in arm.changes)
         return len(arm.pairs), order.index(group) if group in order else last
 
-    def _couple_of(
+    def _measure_process_pair(
         self, training: TunableTraining, arm: Arm, pairs: int = _COUPLE_PAIRS, base: Sequence[str] = ()
     ) -> None:
         other = self._start([self.known[name] for name in arm.at_start])
         try:
             if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
-                self._take_losses(arm, self._fresh_losses, self._losses(other, arm.live))
+                self._take_losses(arm, self._fresh_losses, self._losses(other, arm.in_process_changes))
                 self._losses(training, base)  # so that it is as warm as the other
             made = 0
             while made < pairs:
@@ -434,13 +438,13 @@ class Tuning:
         """Add winners one by one to the best, as long as each surely improves it."""
         for winner in self.winners():
             if not winner.at_start and not winner.losses and winner.memory_bytes is None:
-                with self._failing(winner):
-                    self._look(training, winner)
+                with self._record_failure(winner):
+                    self._measure_losses_and_memory(training, winner)
         if self.used <= _COMBINED:  # those that were kept are measured again
             self.arms = {name: arm for name, arm in self.arms.items() if len(arm.changes) == 1 or name == FINAL}
         current: Arm | None = None
         groups: set[str] = set()
-        for winner in [*self.winners(), *([] if self.rules.goal == "memory" else self._overshadowed())]:
+        for winner in [*self.winners(), *([] if self.rules.goal == "memory" else self._near_winners())]:
             group = self.known[winner.name].group
             if group in groups or not self.steady(winner) or self.used > _COMBINED:
                 continue
@@ -449,18 +453,18 @@ class Tuning:
                 continue
             if winner not in self.winners() and current.interval()[0] > _DOMINATES:
                 continue
-            together = self._together(training, current, winner)
+            together = self._measure_combination(training, current, winner)
             if together is not None:
                 current = together
                 groups.add(group)
 
-    def _overshadowed(self) -> list[Arm]:
+    def _near_winners(self) -> list[Arm]:
         """Return live changes that were no winners, best first: a large loss as is may have hidden their gain."""
         single = [arm for name, arm in self.arms.items() if name in self.known and not arm.at_start and arm.pairs]
         winners = self.winners()
         return sorted((arm for arm in single if arm not in winners), key=lambda arm: arm.interval()[0])
 
-    def _together(self, training: TunableTraining, current: Arm, more: Arm) -> Arm | None:
+    def _measure_combination(self, training: TunableTraining, current: Arm, more: Arm) -> Arm | None:
         """Measure a configuration with one more change; returns it where it is surely faster, or smaller, than without.
 
         Memory of a step cannot be compared with that of a process.
@@ -475,13 +479,13 @@ class Tuning:
             return None
         step = Arm("", names, arm.at_start)  # against the configuration without it
         self._desk.tell(f"together: {arm.name}", self.used)
-        with self._failing(arm):
+        with self._record_failure(arm):
             if not arm.at_start:
-                self._look(training, arm)
+                self._measure_losses_and_memory(training, arm)
                 while len(step.pairs) < LEAST_PAIRS + 2:
-                    self._pair(training, training, step, current.live)
+                    self._pair(training, training, step, current.in_process_changes)
             else:
-                self._against(training, current, step)
+                self._measure_against_current(training, current, step)
             arm.status, arm.reason = "measured", ""
         if arm.status == "failed":
             return None
@@ -503,21 +507,21 @@ class Tuning:
             arm.reason = f"{more.name} adds nothing to {current.name} ({(1 - ratio) * 100:+.1f} %)"
         return arm if arm.over else None
 
-    def _against(self, training: TunableTraining, current: Arm, step: Arm) -> None:
+    def _measure_against_current(self, training: TunableTraining, current: Arm, step: Arm) -> None:
         if not current.at_start:
-            self._couple_of(training, step, LEAST_PAIRS, current.live)
+            self._measure_process_pair(training, step, LEAST_PAIRS, current.in_process_changes)
             return
         base = self._start([self.known[name] for name in current.at_start])
         try:
             if step.at_start == current.at_start:
                 while len(step.pairs) < LEAST_PAIRS + 2:
-                    self._pair(base, base, step, current.live)
+                    self._pair(base, base, step, current.in_process_changes)
             else:
-                self._couple_of(base, step, LEAST_PAIRS, current.live)
+                self._measure_process_pair(base, step, LEAST_PAIRS, current.in_process_changes)
         finally:
             self._close(base)
 
-    def _final(self) -> None:
+    def _verify_best(self) -> None:
         """The training as is against the best configuration, in fresh processes where it has its own."""
         best = self.chosen()
         if best is None:
@@ -526,7 +530,7 @@ class Tuning:
         if final.changes != best.changes:
             final = self.arms[FINAL] = Arm(FINAL, best.changes, best.at_start)
         if not self._apart:
-            self._final_here(final)
+            self._verify_best_in_process(final)
             return
         for training in list(self._trainings):
             self._close(training)
@@ -536,19 +540,19 @@ class Tuning:
             began = self.used
             self._desk.tell(f"as is against the best: {best.name}", min(1.0, self.used))
             training = self._start(())
-            with self._failing(final):
-                self._couple_of(training, final, _FINAL_PAIRS)
+            with self._record_failure(final):
+                self._measure_process_pair(training, final, _FINAL_PAIRS)
             self._close(training)
             self._keep_all()
             share = self.used - began
             if final.status == "failed":
                 return
 
-    def _final_here(self, final: Arm) -> None:
+    def _verify_best_in_process(self, final: Arm) -> None:
         training = self._trainings[0]
         while len(final.pairs) < LEAST_PAIRS or (self.used < 1 and len(final.pairs) < MOST_PAIRS):
             self._desk.tell(f"as is against the best: {', '.join(final.changes)}", min(1.0, self.used))
-            with self._failing(final):
+            with self._record_failure(final):
                 self._pair(training, training, final)
             if final.status == "failed":
                 return
@@ -567,6 +571,6 @@ class Tuning:
         self._desk.keep("progress", {"spent_s": spent, "couples": self._couple + 1, "facts": self.facts})
 
 
-def _whole(value: Any) -> float:
+def _non_negative_number(value: Any) -> float:
     """Return a number that a folder states; 0 where it is none."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.experiments.tune.arms import AS_IS, COUPLES_DIFFER, FINAL, Arm, tie_groups
 from stepscope.experiments.tune.changes import Change
 from stepscope.experiments.tune.experiment import LEAST_GAIN, MOST_DRIFT, MOST_PAIRS, NO_TIME, Tuning
+from stepscope.experiments.tune.pair_statistics import AS_IS, COUPLES_DIFFER, FINAL, Arm, tie_groups
 from stepscope.units import number, plural
 
 if TYPE_CHECKING:

@@ -136,11 +136,11 @@ class RestartingTraining:
         if command["do"] == "use":
             self._facts = command["facts"]
         if self._gone:
-            self._again(limit_s)
+            self._restart(limit_s)
         answer, failed = self._answer_to(limit_s, command), ""
         if "over" in answer:
             failed = str(answer["why"]) if answer.get("raised") and not command.get("changes") else ""
-            self._again(limit_s)
+            self._restart(limit_s)
             answer = self._answer_to(limit_s, command)
         if "over" in answer:
             self._gone = True
@@ -170,7 +170,7 @@ class RestartingTraining:
             self._gone = self._place.ended
             raise
 
-    def _again(self, limit_s: float) -> None:
+    def _restart(self, limit_s: float) -> None:
         self._place.close()
         self._place = self._start()
         self._gone = False

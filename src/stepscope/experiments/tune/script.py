@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
 from stepscope.experiments.tune.child import Commands, changes_at_start
-from stepscope.experiments.tune.delays import DELAY, delay_of, waited, watch_batches
+from stepscope.experiments.tune.delays import DELAY, delay_of, take_delay_totals, watch_batches
 from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.dry.allocator_costs import peak_bytes
 from stepscope.record.processes.children import when_imported
@@ -85,20 +85,20 @@ class _Loop:
         import torch
 
         from stepscope.experiments.tune.training import Observer, Targets
-        from stepscope.record.boundary import Boundary
-        from stepscope.record.torch_hooks import Routes
+        from stepscope.record.fault_boundary import Boundary
+        from stepscope.record.torch_hooks import TorchHooks
 
         if self._orders.get("threads") is not None:
             torch.set_num_threads(self._orders["threads"])
         self._targets = Targets((), ())
         at_start = [change for change in changes_at_start(self._orders) if change.group != "compile"]
-        self._at_start.enter_context(switched(at_start, self._targets))
+        self._at_start.enter_context(apply_changes(at_start, self._targets))
         self._seen = Observer()
         if self._orders.get("what_if"):
             watch_batches()
         boundary = Boundary(self._failed)
         listener = _Listener(self._seen, self._step_ended)
-        listener.routes = Routes(boundary, listener)
+        listener.routes = TorchHooks(boundary, listener)
         listener.routes.install()
 
     def ended(self, why: str, raised: bool) -> None:
@@ -155,7 +155,7 @@ class _Loop:
 
     def _watch_memory(self) -> None:
         """Watch memory from here on: the warm-up as well, since its steps leave what the first of the others frees."""
-        from stepscope.experiments.tune.bench import peak_watched
+        from stepscope.experiments.tune.block_runner import peak_watched
 
         self._watch.close()
         self._peak = self._watch.enter_context(peak_watched())
@@ -169,7 +169,7 @@ class _Loop:
             self._seconds, self._weighs, self._peak = [], False, []
             return
         self._commands.answer(
-            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **waited(),
+            seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **take_delay_totals(),
             others=self._others.cores(),
         )  # fmt: skip
         self._seconds = []
@@ -183,7 +183,7 @@ class _Loop:
         targets.optimizers = tuple(seen.optimizers.values())
         if self._steps == _WARMUP:
             compiling = [change for change in changes_at_start(self._orders) if change.group == "compile"]
-            self._at_start.enter_context(switched(compiling, targets))
+            self._at_start.enter_context(apply_changes(compiling, targets))
         while True:
             command = self._commands.next()
             what = command["do"]
@@ -193,7 +193,7 @@ class _Loop:
                 except UsageError as error:
                     self._commands.answer(refused=str(error), hint=error.hint)
             elif what == "use":
-                self._known = offered(command["facts"])
+                self._known = all_changes(command["facts"])
                 self._commands.answer()
             elif what == "peak":
                 self._commands.answer(process_bytes=peak_bytes(), prepared_s=None)
@@ -201,9 +201,9 @@ class _Loop:
                 changes = [
                     delay_of(name) if name.startswith(DELAY) else self._known[name] for name in command["changes"]
                 ]
-                waited()
+                take_delay_totals()
                 self._others.begin()
-                self._switches.enter_context(switched(changes, targets))
+                self._switches.enter_context(apply_changes(changes, targets))
                 self._weighs = what == "memory"
                 self._block = (1, _WEIGHED) if self._weighs else (max(1, command["warmup"]), command["steps"])
                 if self._weighs:
@@ -218,7 +218,7 @@ class _Loop:
         assert self._targets is not None
         assert self._seen is not None
         facts = facts_of(self._targets, self._seen)
-        self._known = self._known or offered(facts)
+        self._known = self._known or all_changes(facts)
         return {**facts, "losses_known": False, "step_s": self._last_s, "data_share": self._data_share}
 
     @staticmethod
@@ -229,7 +229,7 @@ class _Loop:
             torch.cuda.synchronize()
 
 
-def _never_taken_back(*_: object) -> bool:
+def _steps_cannot_be_undone(*_: object) -> bool:
     """Blocks were made of what had been taken for steps: that is not put together afterwards."""
     return False
 
@@ -238,7 +238,7 @@ class _Listener:
     """Hands on what the training does: to the rules that find steps, and to whom observes it."""
 
     def __init__(self, seen: Observer, ended: Any) -> None:
-        from stepscope.record.gradient_threads import Trainers
+        from stepscope.record.gradient_threads import GradientThreads
         from stepscope.record.steps import StepFinder
 
         self.routes: Any = None
@@ -246,7 +246,7 @@ class _Listener:
         self._trains = False
         self._ended = ended
         self._finder = StepFinder(
-            Trainers(), True, None, self._step_ended, _never_taken_back, lambda _: None, self._note_calls
+            GradientThreads(), True, None, self._step_ended, _steps_cannot_be_undone, lambda _: None, self._note_calls
         )
 
     def _step_ended(self, t_ns: int, late: bool = False) -> None:

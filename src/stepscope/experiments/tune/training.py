@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from stepscope.clock import monotonic_ns
 from stepscope.errors import MissingDependency, UsageError
 from stepscope.record import c_allocators
-from stepscope.record.boundary import Boundary
-from stepscope.record.torch_hooks import Routes
+from stepscope.record.fault_boundary import Boundary
+from stepscope.record.torch_hooks import TorchHooks
 
 TIMED = ("cpu", "cuda")  # devices whose work is waited for at the end of a block
 _RELEVANT = ("MALLOC_", "GLIBC_TUNABLES", "OMP_", "ONEDNN_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD", "PYTORCH_")
@@ -96,10 +96,10 @@ class Observer:
     def optimizer_scope(self, optimizer: Any) -> None: ...
 
 
-def observed(action: Any) -> Observer:
+def observe_training(action: Any) -> Observer:
     """Run the action and return what was observed of a training meanwhile; exceptions pass through."""
     observer = Observer()
-    routes = Routes(Boundary(lambda _: None), observer)
+    routes = TorchHooks(Boundary(lambda _: None), observer)
     routes.install()
     try:
         action()
@@ -161,11 +161,11 @@ def machine_facts() -> dict[str, Any]:
         tcmalloc: str | None = str(c_allocators.tcmalloc_library())
     except MissingDependency:
         tcmalloc = None
-    in_force = c_allocators.in_force()
+    in_force = c_allocators.current_allocator_facts()
     return {
         "cores": _allowed(len(cores)),
         "physical_cores": max(1, min(_physical(cores), _allowed(len(cores)))),
-        "large_cores": _large(cores),
+        "large_cores": _fastest_cores(cores),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "glibc": platform.libc_ver()[0] == "glibc",
         "tcmalloc": tcmalloc,
@@ -201,7 +201,7 @@ def _physical(cores: list[int]) -> int:
     return len(siblings)
 
 
-def _large(cores: list[int]) -> list[int]:
+def _fastest_cores(cores: list[int]) -> list[int]:
     """Return the cores of the highest capacity where they differ, else none."""
     capacity = {core: int(_core_fact(core, "cpu_capacity") or 0) for core in cores}
     most = max(capacity.values(), default=0)

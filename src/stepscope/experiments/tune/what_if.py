@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.arms import LEAST_PAIRS, Desk, TunableTraining, centre_interval, typical
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name
+from stepscope.experiments.tune.pair_statistics import (
+    LEAST_PAIRS,
+    ExperimentStore,
+    TunableTraining,
+    centre_interval,
+    typical,
+)
 from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
 if TYPE_CHECKING:
@@ -96,9 +102,14 @@ class WhatIf:
         open_training: Callable[[], TunableTraining],
         parts: Sequence[Part],
         seconds: float,
-        desk: Desk | None = None,
+        desk: ExperimentStore | None = None,
     ) -> None:
-        self._open, self.parts, self._seconds, self._desk = open_training, list(parts), seconds, desk or Desk()
+        self._open, self.parts, self._seconds, self._desk = (
+            open_training,
+            list(parts),
+            seconds,
+            desk or ExperimentStore(),
+        )
         self._random = random.Random(0)
         self._began_ns = monotonic_ns()
         self.step_s = math.nan

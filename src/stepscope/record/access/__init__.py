@@ -250,7 +250,7 @@ def is_jetson(root: Path) -> bool:
         return (root / "etc/nv_tegra_release").exists()
 
 
-def cell(path: Path) -> int | None:
+def read_device_tree_cell(path: Path) -> int | None:
     """A property of one 32-bit cell, big endian (Devicetree Specification 2.2.4); None where there is none."""
     try:
         cells = content(path)

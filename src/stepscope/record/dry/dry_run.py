@@ -77,7 +77,7 @@ def dry_run(
     mode = FakeMode()
     tally = FlopTally(hidden)
     log = StorageLog(tally, value_of=number_for)
-    with quiet(), _explained(log):
+    with preserve_rng_and_hide_warnings(), _explained(log):
         model, optimizers = _built(job, mode)
         with mode:
             optimizers = optimizers if change is None else change(model, optimizers)
@@ -120,7 +120,7 @@ def number_for(tensor: Tensor) -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def preserve_rng_and_hide_warnings() -> Iterator[None]:
     """The user's random numbers stay as they were, and nobody is warned about a step that is none."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ def on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> t
 
 def model_of(job: Job) -> nn.Module:
     """Return the model of a job, without numbers where it can be built so."""
-    with quiet():
+    with preserve_rng_and_hide_warnings():
         try:
             with FakeMode():
                 return job.build()[0]

@@ -166,7 +166,7 @@ def arrays_of_fakes(looked: Callable[[], None]) -> Iterator[None]:
         Tensor.numpy = plain  # type: ignore[method-assign]
 
 
-def chosen(func: Any, args: tuple[Any, ...]) -> Any:
+def data_dependent_result(func: Any, args: tuple[Any, ...]) -> Any:
     """Return what an op gives whose result depends on numbers, at its largest; NotImplemented for any other op."""
     if func is _aten.equal.default:
         return True

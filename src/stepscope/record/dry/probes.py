@@ -146,12 +146,12 @@ def answer_parent() -> None:
         call = replace(shapes, func=_op(name))
         values = None
         with contextlib.suppress(Exception):  # numbers that are made up may be none that an op takes
-            values = (float(workspace_bytes(call, call.samples)), 0.0) if call.kind else _near(call)
+            values = (float(workspace_bytes(call, call.samples)), 0.0) if call.kind else _fit_workspace_line(call)
         sys.stdout.write(f"{json.dumps([key, values])}\n")
         sys.stdout.flush()
 
 
-def _near(call: Call) -> tuple[float, float]:
+def _fit_workspace_line(call: Call) -> tuple[float, float]:
     many = call.samples
     while many > 2 and _size(call, many) > _MOST_BYTES:
         many //= 2

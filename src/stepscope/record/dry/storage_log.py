@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.dry.fake_numbers import chosen, keep_numbers
+from stepscope.record.dry.fake_numbers import data_dependent_result, keep_numbers
 from stepscope.record.dry.module_tracker import ModuleTracker, in_backward
 from stepscope.runfolder import MEMORY
 
@@ -203,7 +203,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         changes = (sign * self.storages[number].bytes for _, _, number, sign in self.events[event:])
         return max(itertools.accumulate(changes, initial=0))
 
-    def settle(self, size_of: Callable[[str, int], int | None]) -> None:
+    def set_probed_sizes(self, size_of: Callable[[str, int], int | None]) -> None:
         """Give workspaces of ops that were probed since the size that a call with so many samples is known to take."""
         for storage in self.storages:
             size = size_of(storage.call, storage.samples) if storage.call else None
@@ -372,7 +372,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _GROUPED and _is_fake(args[0]):
             return _grouped_product(*args, **kwargs)
         if self._value_of is not None and args and _is_fake(args[0]) and self._outside():
-            out = chosen(func, args)
+            out = data_dependent_result(func, args)
             if out is not NotImplemented:
                 self.looks += 1
                 return out

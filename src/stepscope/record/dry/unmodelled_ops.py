@@ -52,7 +52,7 @@ def _channels_innermost(tensors: list[Tensor]) -> bool:
     return bool(wide) and all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in wide)
 
 
-def call_of(func: Any, args: Any, kwargs: Any) -> str:
+def call_signature(func: Any, args: Any, kwargs: Any) -> str:
     """Name, types, shapes, strides and numbers of a call: what its workspace depends on. "" where it cannot be made."""
     if any(isinstance(leaf, Tensor) and leaf.layout is not torch.strided for leaf in tree_leaves((args, kwargs))):
         return ""
@@ -78,7 +78,7 @@ def bytes_of(*nest: Any) -> int:
     return sum(part.nbytes for tensor in tensors for part in parts_of(tensor))
 
 
-def most_of(inputs: int, out: Any) -> int:
+def upper_bound(inputs: int, out: Any) -> int:
     """The most that an op of so many bytes asks for beyond its outputs, B, where nothing else is known of it."""
     return _MOST * (inputs + bytes_of(out))
 

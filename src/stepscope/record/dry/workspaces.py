@@ -26,7 +26,7 @@ from torch import Tensor
 from stepscope.record.dry import op_workspaces
 from stepscope.record.dry.op_workspaces import ATTENTION_RULES, LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
-from stepscope.record.dry.unmodelled_ops import asks_for_nothing, bytes_of, call_of, kind_of, most_of
+from stepscope.record.dry.unmodelled_ops import asks_for_nothing, bytes_of, call_signature, kind_of, upper_bound
 
 _LIBRARY_CALLS = (
     "conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler", "coalesce",
@@ -97,7 +97,7 @@ class Workspaces:
             return NOTHING
         if asks_for_nothing(func, args, kwargs):
             return NOTHING
-        call = call_of(func, args, kwargs)
+        call = call_signature(func, args, kwargs)
         found = self.probed.get(call)
         if found is not None:
             size = found.bytes(0)
@@ -106,7 +106,7 @@ class Workspaces:
             self.uncovered.add(call)
         like, size = self.probed.get(kind_of(func, args, kwargs)), bytes_of(args, kwargs)
         if like is None:
-            return Hidden(0, 0, most_of(size, out), call=call)
+            return Hidden(0, 0, upper_bound(size, out), call=call)
         expected = like.bytes(size)
         return Hidden(expected, 0, round(_OF_ITS_LIKE * expected) + _LITTLE, call=call)
 
@@ -273,7 +273,7 @@ def convolution_forward(platform: Platform) -> Rule:
         if platform.acl:
             return op_workspaces.acl_forward(platform, x, weight, out, args[3], args[5], groups)
         if _as_products(x, weight, groups):
-            return _exactly(max(_expanded(weight, out), out.nbytes))
+            return _exactly(max(_im2col_bytes(weight, out), out.nbytes))
         first, last = _is_first(platform, x, groups), _channels_last(x)
         inputs = 0 if first or last else _blocked(platform, x)
         weights = _blocked_weight(platform, weight, groups, not first)
@@ -334,13 +334,13 @@ def _as_products(x: Tensor, weight: Tensor, groups: int) -> bool:
     return groups > 1 and x.dtype == torch.float32 and not (alone or whole)
 
 
-def _expanded(weight: Tensor, out: Tensor) -> int:
+def _im2col_bytes(weight: Tensor, out: Tensor) -> int:
     return int(math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * weight.element_size() + _PRODUCT_FIXED)
 
 
 def _products_backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> int:
     """The most bytes at once, outputs included: of the input's gradient, then of the weights'."""
-    patches, to_input = _expanded(weight, gradient), x.nbytes if mask[0] else 0
+    patches, to_input = _im2col_bytes(weight, gradient), x.nbytes if mask[0] else 0
     moments = [to_input + max(patches, to_input)] if mask[0] else [0]
     if mask[1]:
         sums = patches + _PARTIAL_SUMS * weight.nbytes + _PRODUCT_FIXED

@@ -17,7 +17,7 @@ import jax
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.record.boundary import Undisturbed, WithoutCollections, is_ours
+from stepscope.record.fault_boundary import DeferredSignals, WithoutCollections, is_ours
 from stepscope.record.framework import TrainingSession
 from stepscope.record.jax import profiler
 from stepscope.record.jax.layers import Layers
@@ -221,7 +221,7 @@ class JaxRecorder:
         self._written = self._once_within = 0
         with WithoutCollections():
             try:
-                with Undisturbed():
+                with DeferredSignals():
                     action()
             except BaseException as error:
                 if not is_ours(error):

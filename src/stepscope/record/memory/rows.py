@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.arrays import Ints
-from stepscope.record.memory.tree import Tree
-from stepscope.record.memory.watch import Mark, Watched
+from stepscope.record.memory.event_tree import Tree
+from stepscope.record.memory.tensor_watch import Mark, Watched
 from stepscope.record.ops.events import (
     BACKWARD,
     COMMUNICATION,

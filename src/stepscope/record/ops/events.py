@@ -134,7 +134,7 @@ def depths(thread: Ints, t0: Ints, t1: Ints) -> Ints:
     Intervals of a thread are nested or apart, so what encloses one is what began before it less what has ended.
     """
     depth = np.zeros(len(t0), dtype=np.int64)
-    for first, last in _runs(thread):
+    for first, last in _thread_ranges(thread):
         starts, ends = t0[first:last], np.maximum(t1[first:last], t0[first:last] + 1)
         begun = np.arange(last - first)
         depth[first:last] = begun - np.searchsorted(np.sort(ends), starts, side="right")
@@ -144,7 +144,7 @@ def depths(thread: Ints, t0: Ints, t1: Ints) -> Ints:
 def parents(thread: Ints, depth: Ints) -> Ints:
     """Row of each interval's parent, NO_PARENT at the top: the last row of the same thread that is one level up."""
     parent = np.full(len(depth), NO_PARENT, dtype=np.int64)
-    for first, last in _runs(thread):
+    for first, last in _thread_ranges(thread):
         levels = depth[first:last]
         above = np.flatnonzero(levels == 0)
         for level in range(1, int(levels.max(initial=0)) + 1):
@@ -166,7 +166,7 @@ def self_times(t0: Ints, t1: Ints, parent: Ints) -> Ints:
     return (spans - inside).clip(min=0)
 
 
-def _runs(thread: Ints) -> list[tuple[int, int]]:
+def _thread_ranges(thread: Ints) -> list[tuple[int, int]]:
     """First and past-the-last row of each thread's stretch."""
     edges = np.flatnonzero(np.diff(thread)) + 1
     bounds = [0, *edges.tolist(), len(thread)]
@@ -249,7 +249,7 @@ def label(
     by_backend = (events.gpu < 0) & np.array([_COLLECTIVE.match(text) is not None for text in texts])[events.name]
     phase[_on_backend_threads(events, marked, by_backend)] = COMMUNICATION
     module = _inherited_module(scopes[events.name], parent, depth)
-    made_by = _makers(events, marked)
+    made_by = _forward_op_rows(events, marked)
     noted = _modules_noted(events, made_by, thread, places)
     _of_scripted_code(events, marked, module, made_by, noted)
     in_module, passed = module, (phase == BACKWARD) | (phase == COMMUNICATION)
@@ -320,7 +320,7 @@ def _inherited_module(own: Ints, parent: Ints, depth: Ints) -> Ints:
     return module
 
 
-def _makers(events: Events, marked: Ints) -> Ints:
+def _forward_op_rows(events: Events, marked: Ints) -> Ints:
     """Row of the forward op that made each backward node, -1 where it is not in this window."""
     made_by = np.full(len(events.name), -1, dtype=np.int64)
     nodes = np.flatnonzero((events.scope == BACKWARD_NODE) & (events.sequence >= 0))

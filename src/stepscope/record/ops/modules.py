@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from stepscope.arrays import Ints
-from stepscope.record.boundary import Undisturbed
+from stepscope.record.fault_boundary import DeferredSignals
 from stepscope.record.ops.events import NO_MODULE
 
 COMPILED, SCRIPTED = "compiled", "scripted"
@@ -123,7 +123,7 @@ class ModuleBook:
             first, roots = len(self._modules), len(self.roots)
             before = [(entry, entry.root, entry.below) for entry in self._modules] if known else []
             try:
-                with Undisturbed():  # an interrupt in its midst would leave lists that do not fit each other
+                with DeferredSignals():  # an interrupt in its midst would leave lists that do not fit each other
                     self._new_root(Root(weakref.ref(module), name, _type(module), learns, first), signature, parts)
                     for below, part in known:
                         self._adopt(part, roots, below)
@@ -150,7 +150,7 @@ class ModuleBook:
 
     def _add_to_root(self, root: int, path: str, parts: list[tuple[str, nn.Module]]) -> int:
         first = len(self._modules)
-        with Undisturbed():
+        with DeferredSignals():
             self._modules += [
                 _Known(weakref.ref(part), root, _joined(path, below), type(part).__name__) for below, part in parts
             ]
@@ -207,7 +207,7 @@ class ModuleBook:
         for known in self._modules:
             module = known.held()
             if module is not None:
-                known.box, known.closed = _box(module)
+                known.box, known.closed = _compiled_region(module)
             if known.box is not None:
                 boxes[known.root, known.below] = known
         found: dict[int, str] = {}
@@ -281,18 +281,18 @@ def _named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, part
         children = [
             (f"{name}.{key}" if name else str(key), child)
-            for key, child in entries(vars(part).get("_modules"))
+            for key, child in copied_items(vars(part).get("_modules"))
             if isinstance(child, nn.Module)
         ]
         waiting += reversed(children)
 
 
-def entries(mapping: Any) -> list[tuple[Any, Any]]:
+def copied_items(mapping: Any) -> list[tuple[Any, Any]]:
     """Return the items of a dictionary of the training's (or None), copied at once: other threads may add some."""
     return list((dict.copy(mapping) if isinstance(mapping, dict) else mapping or {}).items())
 
 
-def _box(module: nn.Module) -> tuple[str | None, bool]:
+def _compiled_region(module: nn.Module) -> tuple[str | None, bool]:
     """Whether what is within this module runs as compiled or scripted code, and whether its own call is hidden too."""
     own = vars(module)
     if own.get("_compiled_call_impl") is not None:
@@ -305,7 +305,7 @@ def _box(module: nn.Module) -> tuple[str | None, bool]:
 def parameters_of(module: nn.Module) -> list[Any]:
     """The parameters of this very module; those of a Keras layer are the values of its variables."""
     own = vars(module)
-    parameters = [parameter for _, parameter in entries(own.get("_parameters")) if parameter is not None]
+    parameters = [parameter for _, parameter in copied_items(own.get("_parameters")) if parameter is not None]
     variables = own.get("_trainable_variables")
     if isinstance(variables, list):
         values = [getattr(variable, "__dict__", {}).get("_value") for variable in list.__iter__(variables)]

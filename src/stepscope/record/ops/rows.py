@@ -157,7 +157,7 @@ def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: 
     events = columns(window.raw, names, window.cuda, keep_raw=window.shapes)
     closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
     thread = int(events.thread[closing[-1]]) if len(closing) else None
-    events, left_open = until_the_close(events, names)
+    events, left_open = trim_at_window_close(events, names)
     return replace(rows_of_events(events, window, names, modules, book, thread), left_open=left_open)
 
 
@@ -184,7 +184,7 @@ def rows_of_events(
     return replace(rows, labelled=replace(table, events=replace(events, raw=[])))  # torch's refer to tensors, weakly
 
 
-def until_the_close(events: Events, names: Names) -> tuple[Events, tuple[str, ...]]:
+def trim_at_window_close(events: Events, names: Names) -> tuple[Events, tuple[str, ...]]:
     """The events without the closing of their window, which ended what was open, and what was open even after it."""
     closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
     if len(closing) == 0:

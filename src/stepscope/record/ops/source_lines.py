@@ -27,7 +27,7 @@ import torch
 
 from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
-from stepscope.record.boundary import INSTALLED
+from stepscope.record.fault_boundary import INSTALLED
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, phase_marked_by
 from stepscope.record.ops.rows import Labelled, StepSpan, row_name
 from stepscope.runfolder import DATA_LOADER, PHASES

@@ -76,10 +76,10 @@ def is_python(command: Any) -> bool:
     first = os.path.basename(os.fsdecode(words[0]))  # noqa: PTH119 - may be bytes of any kind
     if first in _LAUNCHERS:
         return True
-    return first.startswith(_PYTHONS) and not _is_deaf(words[1:])
+    return first.startswith(_PYTHONS) and not _disables_site_hooks(words[1:])
 
 
-def _is_deaf(words: Sequence[Any]) -> bool:
+def _disables_site_hooks(words: Sequence[Any]) -> bool:
     """Return whether one of the options before the program is -I, -E or -S, alone or among others (-Ic)."""
     valued = False
     for word in map(os.fsdecode, words):
@@ -157,7 +157,7 @@ def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
 
 
 def _raise_unless_ours(error: BaseException) -> None:
-    from stepscope.record.boundary import is_ours
+    from stepscope.record.fault_boundary import is_ours
 
     if is_ours(error):
         return

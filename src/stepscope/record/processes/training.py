@@ -25,7 +25,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import PERIOD_NS
-from stepscope.record.boundary import is_ours
+from stepscope.record.fault_boundary import is_ours
 from stepscope.record.processes.children import join_children, when_imported
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Recording:
     def ended(self, error: BaseException | None) -> None:
         """The script has ended with this; the session closes when the interpreter ends."""
         if self.session is not None:
-            from stepscope.record.facts import status_of
+            from stepscope.record.run_facts import status_of
 
             self.session.status = status_of(error)
 
@@ -142,13 +142,13 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
     try:
         if words["module"]:
             sys.path.insert(0, str(Path.cwd()))
-            _empty(sys.modules["__main__"], None)
+            _reset_main_module(sys.modules["__main__"], None)
             runpy._run_module_as_main(target, alter_argv=True)  # type: ignore[attr-defined]
         elif target == STDIN:
             _run_stdin()
         elif pkgutil.get_importer(target) is not None:  # a folder or an archive with a __main__.py
             sys.path.insert(0, os.path.abspath(target))  # noqa: PTH100 - as python itself
-            _empty(sys.modules["__main__"], None)
+            _reset_main_module(sys.modules["__main__"], None)
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
             _run_script(Path(target))
@@ -199,7 +199,7 @@ def claim_writer(run: Path) -> RunWriter:
 
 
 def _group_rank() -> int | None:
-    from stepscope.record.facts import rank_of_process
+    from stepscope.record.run_facts import rank_of_process
 
     known = rank_of_process()
     rank: int | None = known.get("rank")
@@ -216,7 +216,7 @@ def _run_script(path: Path) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, str(path.resolve().parent))
     main = sys.modules["__main__"]
-    _empty(main, absolute)
+    _reset_main_module(main, absolute)
     exec(_code(source, absolute), vars(main))
 
 
@@ -228,7 +228,7 @@ def _run_stdin() -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, "")
     main = sys.modules["__main__"]
-    _empty(main, None)
+    _reset_main_module(main, None)
     vars(main).update(__loader__=BuiltinImporter, __file__="<stdin>", __cached__=None)
     exec(compile(source, "<stdin>", "exec", dont_inherit=True), vars(main))
 
@@ -241,7 +241,7 @@ def _code(source: bytes, file: str) -> CodeType:
     return compile(source, file, "exec", dont_inherit=True)
 
 
-def _empty(main: ModuleType, file: str | None) -> None:
+def _reset_main_module(main: ModuleType, file: str | None) -> None:
     """Make `__main__` what Python gives a script, or a module that it has yet to find."""
     from importlib.machinery import SourceFileLoader
 
@@ -285,11 +285,11 @@ def _show_without_us() -> None:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         own = trace
         with contextlib.suppress(Exception):
-            own = _without_us(trace)
+            own = _strip_our_frames(trace)
             if own is None and not isinstance(error, (SyntaxError, OSError, ValueError)):
                 own = trace  # a fault of ours, before the script began
             for other in _shown_with(error):
-                other.__traceback__ = _without_us(other.__traceback__)
+                other.__traceback__ = _strip_our_frames(other.__traceback__)
         return shown(kind, error.with_traceback(own), own)
 
     sys.excepthook = show
@@ -309,7 +309,7 @@ def _shown_with(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _without_us(trace: TracebackType | None) -> TracebackType | None:
+def _strip_our_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without our frames, nor those of runpy at its beginning."""
     entries = []
     while trace is not None:

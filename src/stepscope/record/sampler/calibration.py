@@ -197,7 +197,7 @@ def meter_delay_ns(meter: Readings, load: Load, end_ns: int) -> int:
             "is this device behind it? give a meter that shows tenths of a watt",
         )
     shifts = [round(n * _SHIFT_S * 1e9) for n in range(-round(_LATEST_S / _SHIFT_S), round(_LATEST_S / _SHIFT_S) + 1)]
-    best, shift_ns = max((_follows(inside, load, shift), -abs(shift), shift) for shift in shifts)[::2]
+    best, shift_ns = max((_load_correlation(inside, load, shift), -abs(shift), shift) for shift in shifts)[::2]
     if best < _FOLLOWS:
         raise UsageError(
             f"the meter does not follow the load (best correlation {best:.2f})",
@@ -206,7 +206,9 @@ def meter_delay_ns(meter: Readings, load: Load, end_ns: int) -> int:
     return shift_ns
 
 
-def lay_log(times_s: Sequence[float], watts: Sequence[float], unix: bool, load: Load, end_ns: int) -> Readings:
+def align_log_to_load(
+    times_s: Sequence[float], watts: Sequence[float], unix: bool, load: Load, end_ns: int
+) -> Readings:
     """Lay a meter's log over the load, on the monotonic clock: by its stamps, or where it follows the load best.
 
     times_s: seconds since 1970 where `unix`, else of the meter's own clock. Raises UsageError without overlap.
@@ -220,11 +222,13 @@ def lay_log(times_s: Sequence[float], watts: Sequence[float], unix: bool, load: 
     least, most = pairs[0][0] * 1e9 - end_ns, pairs[-1][0] * 1e9 - load[0][0]
     steps = range(round(least / 2e8), round(most / 2e8))
     thin = pairs[:: max(1, len(pairs) // 2000)]
-    _, at = max((_follows([(round(t * 1e9) - n * 200_000_000, w) for t, w in thin], load, 0, end_ns), n) for n in steps)
+    _, at = max(
+        (_load_correlation([(round(t * 1e9) - n * 200_000_000, w) for t, w in thin], load, 0, end_ns), n) for n in steps
+    )
     return [(round(t * 1e9) - at * 200_000_000, w) for t, w in pairs]
 
 
-def _follows(readings: Readings, load: Load, shift_ns: int, end_ns: int | None = None) -> float:
+def _load_correlation(readings: Readings, load: Load, shift_ns: int, end_ns: int | None = None) -> float:
     """Correlation of power with the load, 0 where either does not move or too little lies over it."""
     moved = [(t - shift_ns, w) for t, w in readings]
     if end_ns is not None:

@@ -325,7 +325,7 @@ def with_profiles(found: OpenSensor, profiles: Mapping[str, SensorProfile], peri
     return replace(found, channels=channels, every_ns=every_ns)
 
 
-def too_fine(found: OpenSensor, period_ns: int) -> str | None:
+def period_warning(found: OpenSensor, period_ns: int) -> str | None:
     """Return what to tell who chose a period finer than this sensor; None where it keeps up."""
     if not measures_power(found):
         return None

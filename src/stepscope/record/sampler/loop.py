@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import stepscope
-from stepscope.clock import PERIOD_NS, Clock, anchors, monotonic_ns, unix_minus_monotonic_ns
+from stepscope.clock import PERIOD_NS, Clock, monotonic_ns, read_clocks, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
 from stepscope.privacy import without_secrets
@@ -31,15 +31,15 @@ from stepscope.record.sampler.calibration import with_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
     may_characterise,
+    period_warning,
     recall_or_measure,
-    too_fine,
     with_profiles,
 )
 from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
 from stepscope.record.sampler.rows import PART_BYTES, EventLog, PartTurn, RowFile
 from stepscope.record.sampler.stream import SPREAD, Deadlines, Plan, ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sampler.training_processes import TrainingProcesses
-from stepscope.record.sensors import NO_ANSWER, Survey, distinct, load, processes, survey
+from stepscope.record.sensors import NO_ANSWER, Survey, load, make_ids_unique, processes, survey
 from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Pace, Target, as_seen_below
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
@@ -164,7 +164,7 @@ class Sampling:
 
 
 def _suspended_ns() -> int:
-    now = anchors()
+    now = read_clocks()
     return 0 if now["boottime_ns"] is None else now["boottime_ns"] - now["monotonic_ns"]
 
 
@@ -212,7 +212,7 @@ def watch(pids: Collection[int]) -> Callable[[float], bool]:
     return lambda seconds: bool(select.select(watched, (), (), seconds)[0])
 
 
-def settle(cpu: int | None) -> None:
+def reduce_jitter(cpu: int | None) -> None:
     """Reduce the jitter of this process, where allowed: core, priority, timer slack, switch interval, no collector."""
     if cpu is not None:
         with contextlib.suppress(OSError, AttributeError):
@@ -274,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait = sleeps_between(watch({options.pid, options.starter or options.pid}))
     if not seen.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
-    settle(options.cpu)
+    reduce_jitter(options.cpu)
     _print(b"ready\n")
     try:
         sampling.run(wait)
@@ -362,7 +362,7 @@ class StreamOpener:
             for name in arrived:
                 message = f"sensor {name} answers now: {self._missing[name].reason} before"
                 self._events.write("sensor-joined", message, sensor=name)
-            return self._take({**distinct(arrived, taken), **found})
+            return self._take({**make_ids_unique(arrived, taken), **found})
 
         return collect
 
@@ -416,7 +416,7 @@ class StreamOpener:
         return Stream(sensor, found, self._target, self._root, file, self._events, self._period_ns, self._dither)
 
     def _warn(self, name: str, found: OpenSensor) -> None:
-        finer = too_fine(found, self._period_ns)
+        finer = period_warning(found, self._period_ns)
         if finer:
             message = f"the period asked for, {self._period_ns / 1e6:g} ms, is finer than sensor {name}: it {finer}"
             self._events.write("period-too-fine", message, sensor=name)
@@ -495,7 +495,7 @@ class PartPacking:
         clock: Clock = monotonic_ns,
         start: Callable[[Sequence[str]], Process] | None = None,
     ) -> None:
-        self._command = [sys.executable, "-m", "stepscope.runfolder.keep", str(run.absolute())]
+        self._command = [sys.executable, "-m", "stepscope.runfolder.disk_limit", str(run.absolute())]
         self._command += [] if max_disk is None else ["--max-disk", str(max_disk)]
         self._turn, self._clock, self._start = turn, clock, _started if start is None else start
         self._process: Process | None = None

@@ -114,7 +114,7 @@ def start_sampler(
     if not sys.executable:
         raise SamplerFailed("this Python does not know its own executable", "start the training with a python command")
     folder = Path(run).absolute()
-    core = pin_away() if cpu is None else cpu
+    core = choose_sampler_core() if cpu is None else cpu
     command = [sys.executable, "-m", "stepscope.record.sampler", "--run", str(folder), "--starter", str(getpid())]
     command += ["--pid", str(getpid() if pid is None else pid), "--period-ns", str(period_ns)]
     command += [] if root is None else ["--root", str(Path(root).absolute())]
@@ -143,7 +143,7 @@ def start_sampler(
     return Sampler(_pid_when_ready(process, folder, timeout_s), folder)
 
 
-def pin_away(root: Path = Path("/"), allowed: set[int] | None = None) -> int | None:
+def choose_sampler_core(root: Path = Path("/"), allowed: set[int] | None = None) -> int | None:
     """The core for the sampler: the last of the smallest cores; None where two cores or fewer leave no choice."""
     if allowed is None:
         try:

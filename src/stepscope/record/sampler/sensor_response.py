@@ -278,8 +278,8 @@ def filter_of(taken: Conversions, load: Load, refresh_ns: int | None = None) -> 
         return None
     fits = {
         NONE: min((_fit(taken, load, load_share, 1e3, lag) for lag in _LAGS_NS), key=_error),
-        BLOCK: _best(taken, load, load_share),
-        RUNNING: _best(taken, load, _running),
+        BLOCK: _grid_search(taken, load, load_share),
+        RUNNING: _grid_search(taken, load, _running_average),
     }
     mean = sum(value for _, value in taken) / len(taken)
     variance = sum((value - mean) ** 2 for _, value in taken)
@@ -309,7 +309,7 @@ def load_share(at_ns: Sequence[float], load: Load, width_ns: float) -> list[floa
     return [(busy_ns(t) - busy_ns(t - width_ns)) / width_ns for t in at_ns]
 
 
-def _running(at_ns: Sequence[float], load: Load, constant_ns: float) -> list[float]:
+def _running_average(at_ns: Sequence[float], load: Load, constant_ns: float) -> list[float]:
     """The load behind a running average with this time constant: new = old + (x - old) dt / constant."""
     edges: list[int] = []
     levels = [0.0]
@@ -327,7 +327,7 @@ def _running(at_ns: Sequence[float], load: Load, constant_ns: float) -> list[flo
     return response
 
 
-def _best(taken: Conversions, load: Load, response: Response) -> _Fit:
+def _grid_search(taken: Conversions, load: Load, response: Response) -> _Fit:
     """A coarse grid over width and lag, then a pattern search around its best points: the valley is narrow."""
     grid = [_fit(taken, load, response, width, lag) for width in _WIDTHS_NS for lag in _LAGS_NS]
     return min((_searched(taken, load, response, start) for start in sorted(grid, key=_error)[:_STARTS]), key=_error)

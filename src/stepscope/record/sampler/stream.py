@@ -278,13 +278,13 @@ class Liveness:
         """Compare the newest row with what was seen before."""
         for place, value in enumerate(values):
             if math.isnan(value):
-                self._nothing(place, now_ns)
+                self._note_missing_reading(place, now_ns)
             else:
-                self._something(place, now_ns)
+                self._note_valid_reading(place, now_ns)
         if self._meters:
             self._look_whether_it_moves(now_ns, [values[place] for place in self._meters])
 
-    def _nothing(self, place: int, now_ns: int) -> None:
+    def _note_missing_reading(self, place: int, now_ns: int) -> None:
         if self._valid_ns[place] is None or self._silent[place]:
             return
         since_ns = self._nothing_ns[place] = self._nothing_ns[place] or now_ns
@@ -293,7 +293,7 @@ class Liveness:
         self._silent[place] = True
         self._say("channel-lost", f"channel {self._ids[place]} gives no reading any more", channel=self._ids[place])
 
-    def _something(self, place: int, now_ns: int) -> None:
+    def _note_valid_reading(self, place: int, now_ns: int) -> None:
         valid_ns, self._valid_ns[place] = self._valid_ns[place], now_ns
         self._nothing_ns[place] = None
         if self._silent[place] and valid_ns is not None:

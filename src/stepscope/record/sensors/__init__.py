@@ -91,10 +91,10 @@ def survey(root: Path, target: Target, names: Collection[str] | None = None, pat
             found[name] = answer
         else:
             missing[name] = answer
-    return Survey(distinct(found), missing)
+    return Survey(make_ids_unique(found), missing)
 
 
-def distinct(found: Mapping[str, OpenSensor], taken: Collection[str] = ()) -> dict[str, OpenSensor]:
+def make_ids_unique(found: Mapping[str, OpenSensor], taken: Collection[str] = ()) -> dict[str, OpenSensor]:
     """Return the sensors with ids unique over the run: where two read one rail, the later id is prefixed."""
     ids = set(taken)
     renamed = {}

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.record.access import READ_BYTES, cell, natural, signed
+from stepscope.record.access import READ_BYTES, natural, read_device_tree_cell, signed
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -295,7 +295,9 @@ def _of_class(root: Path) -> list[Path]:
 
 def _iio_chip(device: Path, folder: Path) -> Chip:
     nodes = list((device / "of_node").glob("channel@*"))
-    shunts = {cell(node / "reg"): cell(node / "ti,shunt-resistor-mohm") for node in nodes}
+    shunts = {
+        read_device_tree_cell(node / "reg"): read_device_tree_cell(node / "ti,shunt-resistor-mohm") for node in nodes
+    }
     rails = []
     for path in numbered(list(folder.glob("rail_name_[0-2]"))):
         number = int(path.name[-1])
@@ -307,7 +309,7 @@ def _iio_chip(device: Path, folder: Path) -> Chip:
             place = f"{device.name}.{number}"
             rails.append(Rail(label or place, place, (file,), milliohm / 1000 if milliohm else None))
     mode = folder / "running_mode"
-    configured = configured_timing(cell(device / "of_node/ti,continuous-config"))
+    configured = configured_timing(read_device_tree_cell(device / "of_node/ti,continuous-config"))
     return Chip(device.name, tuple(rails), configured, mode if mode.exists() else None)
 
 

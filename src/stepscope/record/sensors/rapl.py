@@ -252,7 +252,7 @@ def discover_perf(root: Path, target: Target) -> OpenSensor | NoSensor:
     if root != Path("/"):
         return NoSensor("absent", f"{folder}: perf counts on the running machine alone, not on a tree below {root}")
     try:
-        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _a_while)
+        return count_events(events(root), lambda type_, config, cpu: open_event(type_, config, cpu=cpu), _wait)
     except (OSError, ValueError) as error:
         return NoSensor("failed", f"{folder}: {error}")
 
@@ -277,7 +277,7 @@ def events(root: Path) -> list[Event]:
     return sorted(found, key=lambda event: (event.domain.count("/"), event.domain))
 
 
-def _a_while() -> None:
+def _wait() -> None:
     time.sleep(_STILL_S)
 
 

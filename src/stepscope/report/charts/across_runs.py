@@ -35,7 +35,7 @@ def _names(labels: list[str], width: int) -> tuple[int, int]:
     return room, plot_width(width, room + 16)
 
 
-def _of_runs(runs: list[str], inner: int, **legend: Any) -> alt.Color:
+def _run_colours(runs: list[str], inner: int, **legend: Any) -> alt.Color:
     """The colour of each run, with its legend."""
     scale = alt.Scale(domain=runs, range=[RUNS[place % len(RUNS)] for place in range(len(runs))])
     return alt.Color("run:N", sort=runs, scale=scale, legend=_legend(runs, inner, **legend))
@@ -47,7 +47,7 @@ def _legend(runs: list[str], inner: int, **more: Any) -> alt.Legend:
     return alt.Legend(columns=columns, labelLimit=inner - _SYMBOL, **more)
 
 
-def _beside_colour(values: tuple[Any, ...], runs: list[str], inner: int, **legend: Any) -> dict[str, Any]:
+def _run_dashes(values: tuple[Any, ...], runs: list[str], inner: int, **legend: Any) -> dict[str, Any]:
     """The dash or shape of each run; where colours come again, with the next one, and then the legend has it too."""
     kinds = [values[(place + place // len(RUNS)) % len(values)] for place in range(len(runs))]
     shown = _legend(runs, inner, **legend) if len(runs) > len(RUNS) else None
@@ -60,7 +60,7 @@ def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
     room, inner = _names(layers, width)
     y = alt.Y("layer:N", sort=layers, axis=axis("", grid=False, labelLimit=room))
     offset = alt.YOffset("run:N", sort=runs, scale=alt.Scale(paddingInner=0.1))
-    colour = _of_runs(runs, inner)
+    colour = _run_colours(runs, inner)
     x = alt.X("value:Q", axis=axis(unit))
     known = alt.Chart(rows.filter(pl.col("low").is_not_null()))
     whisker = known.mark_rule(color=LIGHT["ink"], strokeWidth=1.1)
@@ -144,19 +144,19 @@ def build_ecdf(rows: pl.DataFrame, excluded: bool, width: int) -> Any:
     scale = alt.Scale(type="log" if wide else "linear", zero=False, nice=False, padding=4)
     title = "step time, ms (slowest 1 % beyond the edge)" if excluded else "step time, ms"
     inner = plot_width(width)
-    dash = alt.StrokeDash("run:N", **_beside_colour(DASHES, runs, inner, symbolType="stroke"))
+    dash = alt.StrokeDash("run:N", **_run_dashes(DASHES, runs, inner, symbolType="stroke"))
     shares = alt.Y("share:Q", axis=axis("share of steps", format="%"), scale=alt.Scale(domain=[0, 1]))
     x = alt.X("ms:Q", scale=scale, axis=axis(title, grid=False, format=",~r"))
     line = alt.Chart(rows).mark_line(interpolate="step-after", strokeWidth=1.6, clip=True)
-    drawn = line.encode(x=x, y=shares, color=_of_runs(runs, inner, symbolType="stroke"), strokeDash=dash)
+    drawn = line.encode(x=x, y=shares, color=_run_colours(runs, inner, symbolType="stroke"), strokeDash=dash)
     return drawn.properties(width=inner, height=_HEIGHT)
 
 
 def build_trade_off(rows: pl.DataFrame, x_title: str, y_title: str, width: int) -> Any:
     """Points of `rows` (run, x, x_low, x_high, y, y_low, y_high), a run each, with both CIs; lower left is better."""
     runs = rows["run"].to_list()
-    colour = _of_runs(runs, plot_width(width))
-    shape = alt.Shape("run:N", **_beside_colour(_SHAPES, runs, plot_width(width)))
+    colour = _run_colours(runs, plot_width(width))
+    shape = alt.Shape("run:N", **_run_dashes(_SHAPES, runs, plot_width(width)))
     zero = alt.Scale(domainMin=0, nice=True)
     x, y = alt.X("x:Q", axis=axis(x_title), scale=zero), alt.Y("y:Q", axis=axis(y_title), scale=zero)
     across = alt.Chart(rows.filter(pl.col("x_low").is_not_null())).mark_rule(strokeWidth=1.2)

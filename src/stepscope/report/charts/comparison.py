@@ -275,7 +275,7 @@ def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: 
     return alt.layer(*layers)
 
 
-def _over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
+def _accuracy_chart_over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int], Any]:
     def draw(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
         rows = frames[f"accuracy-over-{cost}"]
         names = rows["way"].unique(maintain_order=True).to_list()
@@ -319,11 +319,11 @@ _PARTIAL_FIGURES: dict[str, tuple[Callable[[Mapping[str, pl.DataFrame], int], An
         "Accuracy against what it cost. Ringed and named: no other way is as accurate for less. Bars: 95 % over seeds.",
     ),
     "accuracy-over-time": (
-        _over("time"),
+        _accuracy_chart_over("time"),
         "Accuracy over training time, means over seeds; bars: 95 % over seeds at the end.",
     ),
     "accuracy-over-energy": (
-        _over("energy"),
+        _accuracy_chart_over("energy"),
         "Accuracy over energy, means over seeds; bars: 95 % over seeds at the end.",
     ),
     "savings": (

@@ -187,15 +187,15 @@ def squarified(sizes: list[float], box: Box) -> list[Box]:
     while first < len(areas):
         short = min(x1 - x0, y1 - y0)
         last = first + 1
-        while last < len(areas) and _worst(areas[first : last + 1], short) <= _worst(areas[first:last], short):
+        while last < len(areas) and _stretch(areas[first : last + 1], short) <= _stretch(areas[first:last], short):
             last += 1
-        row, (x0, y0, x1, y1) = _row(areas[first:last], (x0, y0, x1, y1))
+        row, (x0, y0, x1, y1) = _treemap_row(areas[first:last], (x0, y0, x1, y1))
         placed += row
         first = last
     return placed
 
 
-def _worst(areas: list[float], short: float) -> float:
+def _stretch(areas: list[float], short: float) -> float:
     """The largest ratio of sides in a row of these areas along a side of this length."""
     total = sum(areas)
     if total <= 0 or short <= 0:
@@ -203,7 +203,7 @@ def _worst(areas: list[float], short: float) -> float:
     return max(max(short**2 * area / total**2, total**2 / (short**2 * max(area, 1e-12))) for area in areas)
 
 
-def _row(areas: list[float], box: Box) -> tuple[list[Box], Box]:
+def _treemap_row(areas: list[float], box: Box) -> tuple[list[Box], Box]:
     """The rectangles of a row along the shorter side of a box, and what of the box is left."""
     x0, y0, x1, y1 = box
     total, placed = sum(areas), []

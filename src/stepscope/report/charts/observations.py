@@ -36,13 +36,13 @@ Chart = Callable[[int], Any]
 
 def observation_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    return {name: (_bound(_DRAW[name], frames), _caption(name, frames)) for name in _DRAW if name in frames}
+    return {name: (_chart_of_width(_DRAW[name], frames), _caption(name, frames)) for name in _DRAW if name in frames}
 
 
 def paper_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """Return the charts of the observations, preceded by which models fit at which batch size."""
     name = "paper-feasibility"
-    fits = {name: (_bound(_feasibility, frames), _FEASIBILITY)} if name in frames else {}
+    fits = {name: (_chart_of_width(_feasibility, frames), _FEASIBILITY)} if name in frames else {}
     return {**fits, **observation_charts(frames)}
 
 
@@ -69,7 +69,9 @@ def _feasibility(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     return cells.properties(width=plot_width(width) - 80, height=22 * len(models))
 
 
-def _bound(draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]) -> Chart:
+def _chart_of_width(
+    draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]
+) -> Chart:
     return lambda width: draw(frames, width)
 
 
@@ -156,7 +158,7 @@ def _accuracy(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     return drawn.properties(width=plot_width(width), height=_HEIGHT + 60)
 
 
-def _folded(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
+def _use_by_step_phase_chart(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["rhythm-use"]
 
     def panel(part: pl.DataFrame, first: bool) -> Any:
@@ -262,7 +264,7 @@ _DRAW: dict[str, Callable[[Mapping[str, pl.DataFrame], int], Any]] = {
     "figure-8-throughput-by-batch": _throughput,
     "figure-9-memory-by-batch": _memory_by_batch,
     "figure-10-accuracy-by-day": _accuracy,
-    "rhythm-use": _folded,
+    "rhythm-use": _use_by_step_phase_chart,
 }
 _CAPTIONS = {
     "figure-3-use-over-steps": "Figure 3: use of accelerator or training process, and of each core, in {workload}.",

@@ -14,7 +14,7 @@ import altair as alt
 
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.runfolder import CATEGORIES, PHASES
-from stepscope.units import row_label, visible
+from stepscope.units import escape_control_characters, row_label
 
 LIGHT = {
     "paper": "#fdfdfb",
@@ -171,7 +171,7 @@ def draw_svg(chart: Any) -> str:
     svg = _SIZE.sub(r"\1", svg, count=1)
     svg = _HIDDEN_FRAME.sub("", svg)
     svg = _COLOUR.sub(lambda match: _VARIABLE.get(match[1].lower(), match[0]), svg)
-    return visible(_shorter(svg))
+    return escape_control_characters(_shorter(svg))
 
 
 def _shorter(svg: str) -> str:

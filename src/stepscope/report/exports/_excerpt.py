@@ -16,8 +16,8 @@ import polars as pl
 from stepscope.analysis.run import Run, open_run
 from stepscope.analysis.time.layers import with_sources
 from stepscope.errors import OutputNotWritable, UsageError
-from stepscope.fault_isolation import analysed
-from stepscope.files import replaced
+from stepscope.fault_isolation import wrap_analysis_faults
+from stepscope.files import atomic_write
 from stepscope.report import exports
 from stepscope.runfolder.samples import EVER
 
@@ -218,7 +218,7 @@ class ExportPlan:
     target: Path
 
 
-@analysed
+@wrap_analysis_faults
 def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | None = None) -> ExportPlan:
     """Return what will be written where; UnknownName or UsageError before anything is."""
     kind, source = exports.find(to), open_run(run)
@@ -229,7 +229,7 @@ def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | 
     return ExportPlan(kind, part, target)
 
 
-@analysed
+@wrap_analysis_faults
 def write_export(plan: ExportPlan) -> Path:
     """Write it and return its path; OutputNotWritable where the disk refuses.
 
@@ -239,7 +239,7 @@ def write_export(plan: ExportPlan) -> Path:
         if not plan.kind.SUFFIX:
             plan.kind.write(plan.part, plan.target)
             return plan.target
-        with replaced(plan.target) as unfinished:
+        with atomic_write(plan.target) as unfinished:
             plan.kind.write(plan.part, unfinished)
     except OSError as error:
         raise OutputNotWritable(

@@ -65,14 +65,14 @@ def phases(ops: pl.DataFrame) -> pl.DataFrame:
     What a backend of torch.distributed runs beside them is in its own threads alone.
     """
     top = ops.filter(pl.col("parent").is_null() & (pl.col("device").cast(pl.String) == _CPU))
-    top = top.filter(~pl.col("thread").is_in(_of_backends(top).implode()))
+    top = top.filter(~pl.col("thread").is_in(_is_collective_thread(top).implode()))
     top = top.with_columns(pl.col("phase").cast(pl.String)).sort("step", "t0_ns", maintain_order=True)
     turns = (pl.struct("step", "phase") != pl.struct("step", "phase").shift(1)).fill_null(True).cum_sum()
     stretches = top.group_by(turns.alias("turn"), maintain_order=True)
     return stretches.agg(pl.col("t0_ns").min(), pl.col("t1_ns").max(), name=pl.col("phase").first()).drop("turn")
 
 
-def _of_backends(top: pl.DataFrame) -> pl.Series:
+def _is_collective_thread(top: pl.DataFrame) -> pl.Series:
     """Threads on which nothing but collectives runs."""
     ran = pl.col("name").cast(pl.String).str.contains(COLLECTIVE).any()
     alone = (pl.col("phase").cast(pl.String) == COMMUNICATION).all()

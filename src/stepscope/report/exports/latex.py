@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope import __version__
-from stepscope.analysis.answer import Headline, headline, setting
 from stepscope.analysis.energy.accuracy import accuracy_of
 from stepscope.analysis.energy.power_sources import power_sources
+from stepscope.analysis.first_screen import Headline, headline, setting_facts
 from stepscope.quantities import simulated_badge
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.table import Column, Table, figures, latex, words
@@ -72,8 +72,8 @@ def _headline(run: Run) -> str:
         Column("95 % CI", False, of=lambda row: _brackets(row) or NOT_MEASURED),
     )
     badge = f" {simulated_badge(run.simulated)}." if run.simulated else ""
-    caption = f"One training step: {', '.join(setting(run)[:6])}.{badge} Brackets: 95 % CI."
-    table = Table.over("step", columns, headline(run), caption)
+    caption = f"One training step: {', '.join(setting_facts(run)[:6])}.{badge} Brackets: 95 % CI."
+    table = Table.from_rows("step", columns, headline(run), caption)
     return latex(table, "step", escaped) if table.rows else ""
 
 
@@ -98,7 +98,7 @@ def _layers(run: Run) -> str:
     what = f"The {len(layers)} most expensive layers" if len(layers) == _MOST_LAYERS else "The layers"
     badge = f" Energy: {simulated_badge(run.simulated)}." if run.simulated and energy else ""
     rows = layers.with_columns(cut=pl.Series(names, dtype=pl.String)).iter_rows(named=True)
-    return latex(Table.over("layers", columns, rows, f"{what} of a step: self time.{badge}"), "layers", escaped)
+    return latex(Table.from_rows("layers", columns, rows, f"{what} of a step: self time.{badge}"), "layers", escaped)
 
 
 def _sensors(run: Run) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _methods(run: Run) -> str:
     tools = ", ".join(f"{name} {stated[name]}" for name in ("python", "torch") if stated.get(name))
     profiled = int(run.steps["recorded"].sum()) if len(run.steps) else 0
     parts = [
-        f"We measured with Stepscope {__version__}{f' ({tools})' if tools else ''}: {', '.join(setting(run))}.",
+        f"We measured with Stepscope {__version__}{f' ({tools})' if tools else ''}: {', '.join(setting_facts(run))}.",
         f"The first {run.warmup_steps} steps are warm-up and excluded; {profiled} steps were profiled, others timed.",
         "Step times are medians of unprofiled steps where there are enough; times of layers and operators are scaled "
         "to them, the profiler's overhead taken out. Intervals are 95 % CIs.",

@@ -79,7 +79,7 @@ class _Stacks:
 
     numbers: dict[_Stack, int]
 
-    def below(self, above: list[_Stack], caller: int, module: str | None, name: str) -> int:
+    def stack_number(self, above: list[_Stack], caller: int, module: str | None, name: str) -> int:
         """Number of the stack of a row that the stack `caller` of `above` called (-1: nothing did)."""
         stack = _stack(above[caller] if caller != _TOP else ((), None), module, name)
         return self.numbers.setdefault(stack, len(self.numbers))
@@ -102,7 +102,7 @@ def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
         callers = np.where(parent[rows] == _TOP, _TOP, stack_of[parent[rows]])
         pairs, which = np.unique(np.column_stack([callers, kind[rows]]), axis=0, return_inverse=True)
         above = list(found.numbers)
-        numbers = [found.below(above, caller, *texts[of_kind]) for caller, of_kind in pairs.tolist()]
+        numbers = [found.stack_number(above, caller, *texts[of_kind]) for caller, of_kind in pairs.tolist()]
         stack_of[rows] = np.array(numbers)[which.ravel()]
     return stack_of, [list(frames) for frames, _ in found.numbers]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from stepscope.files import read_object
 from stepscope.liveness import runs_still
-from stepscope.part_names import STEPS, counting, name_of, of_stem
+from stepscope.part_names import STEPS, name_of, parts_in_use, parts_of_stem
 from stepscope.quantities import find
 
 
@@ -126,7 +126,7 @@ class RowTail:
     def opened(self) -> bool:
         return self._file is not None
 
-    def new(self) -> Iterator[tuple[Any, ...]]:
+    def read_new_rows(self) -> Iterator[tuple[Any, ...]]:
         """The rows since the last call; of a long file that is seen first, those at its end."""
         if not self._open():
             return iter(())
@@ -171,7 +171,7 @@ class RowTail:
     def _newest(self) -> int:
         """The number of the newest part that is not packed."""
         try:
-            parts = of_stem(self._stem, os.listdir(self._path.parent))  # noqa: PTH208 - names, once a look
+            parts = parts_of_stem(self._stem, os.listdir(self._path.parent))  # noqa: PTH208 - names, once a look
         except OSError:
             return 0
         return max((part.last for part in parts if not part.packed), default=0)
@@ -184,7 +184,7 @@ class LineTail:
         self._path = path
         self._at = 0
 
-    def new(self) -> list[str]:
+    def read_new_lines(self) -> list[str]:
         """The lines since the last call; a line that is still being written waits for the next."""
         try:
             if self._path.stat().st_size <= self._at:
@@ -228,7 +228,7 @@ class Steps:
 
     def look(self) -> Pace:
         """The pace with the steps that have come since the last look."""
-        self._recent.extend(self._tail.new())
+        self._recent.extend(self._tail.read_new_rows())
         if not self._recent:
             self._recent.extend(self._packed())
         if not self._recent:
@@ -244,7 +244,7 @@ class Steps:
     def _packed(self) -> Iterator[tuple[int, int, int, int, float, int]]:
         """The last steps of a run that has ended: its rows are tables then."""
         try:
-            parts = counting(STEPS, os.listdir(self._run))  # noqa: PTH208 - names, once a look
+            parts = parts_in_use(STEPS, os.listdir(self._run))  # noqa: PTH208 - names, once a look
         except OSError:
             return
         if not parts or not all(part.packed for part in (parts[0], parts[-1])):
@@ -360,7 +360,7 @@ class Readings:
         """Read what is new; now_ns: of a run that goes on, for which readings may have ended."""
         self._newest_ns = max(self._newest_ns, now_ns)
         for tail, channels in self._tails.values():
-            rows = list(tail.new())
+            rows = list(tail.read_new_rows())
             if rows:
                 self._newest_ns = max(self._newest_ns, rows[-1][1])
             for place, channel in channels:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.device import canonical, identify, matches_pattern, rail_of
+from stepscope.analysis.device import canonical_rail_name, identify, matches_pattern, rail_of
 from stepscope.analysis.device.contract import is_throttling
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.quantities import find
@@ -67,7 +67,7 @@ class Now:
         return None if self.remaining_s is None or self.total_w is None else self.remaining_s * self.total_w
 
 
-class Watch:
+class RunWatcher:
     """Follows one run folder; a look costs what has been appended since the last."""
 
     def __init__(self, run: Path, clock: Clock = monotonic_ns) -> None:
@@ -113,21 +113,21 @@ class Watch:
             planned=planned_steps(header),
             waited_ns=None if pace.ended_ns is None or status != "running" else max(self._clock() - pace.ended_ns, 0),
             cores=self._cores(),
-            accelerators=self._of("utilisation"),
+            accelerators=self._values_by_scope("utilisation"),
             rails=tuple(rails.values()),
             total_w=sum(known) if known and len(known) == len(self._total) else None,
             resident_bytes=self._resident(),
             processes=self._several(),
-            available_bytes=self._one("memory_available", "system"),
+            available_bytes=self._value_of_scope("memory_available", "system"),
             memory_bytes=self._device.content.get("memory_bytes"),
             accelerator_memory=self._accelerator_memory(),
-            temperatures=self._of("temperature"),
-            clocks=(*self._of("core_frequency"), *self._of("frequency")),
+            temperatures=self._values_by_scope("temperature"),
+            clocks=(*self._values_by_scope("core_frequency"), *self._values_by_scope("frequency")),
             power_mode=self._device.content.get("power_mode"),
             throttled=tuple(
                 name
                 for quantity in ("throttled", "cooling_state")
-                for name, state in self._of(quantity)
+                for name, state in self._values_by_scope(quantity)
                 if state and is_throttling(name)
             ),
             delayed=self._delayed(),
@@ -144,14 +144,14 @@ class Watch:
 
     def _resident(self) -> float | None:
         """Resident memory of the training process, of several of all together, B."""
-        watched, below = self._one("rss", "process"), self._one("rss", "children")
+        watched, below = self._value_of_scope("rss", "process"), self._value_of_scope("rss", "children")
         if not self._several():
             return watched
         return None if watched is None or below is None else watched + below
 
     def _delayed(self) -> float | None:
         """Share of the time that the training thread spent in the run queue."""
-        rate = self._one("run_delay", "thread")
+        rate = self._value_of_scope("run_delay", "thread")
         return None if rate is None else min(rate / _SHARE["ns"], 1.0)
 
     def _cores(self) -> tuple[Named, ...]:
@@ -187,7 +187,7 @@ class Watch:
         for channel in self._of_quantity("memory_used"):
             used = self._readings.value(channel)
             if used is not None and channel.scope.startswith("gpu"):
-                found.append((_scope_text(channel.scope), used, self._one("memory_total", channel.scope)))
+                found.append((_scope_text(channel.scope), used, self._value_of_scope("memory_total", channel.scope)))
         return tuple(found)
 
     def _others(self) -> Iterator[tuple[str, float | None, str]]:
@@ -210,11 +210,11 @@ class Watch:
     def _of_quantity(self, quantity: str) -> list[Channel]:
         return [channel for channel in self._readings.channels if channel.quantity == quantity]
 
-    def _of(self, quantity: str) -> tuple[Named, ...]:
+    def _values_by_scope(self, quantity: str) -> tuple[Named, ...]:
         found = {channel.scope: channel for channel in reversed(self._of_quantity(quantity))}
         return tuple((_scope_text(scope), self._readings.value(found[scope])) for scope in sorted(found))
 
-    def _one(self, quantity: str, scope: str) -> float | None:
+    def _value_of_scope(self, quantity: str, scope: str) -> float | None:
         channels = [channel for channel in self._of_quantity(quantity) if channel.scope == scope]
         return self._readings.value(channels[0]) if channels else None
 
@@ -227,7 +227,7 @@ class _Events:
         self._last: deque[str] = deque(maxlen=_WARNINGS)
 
     def look(self) -> tuple[str, ...]:
-        for line in self._tail.new():
+        for line in self._tail.read_new_lines():
             try:
                 event: Any = json.loads(line)
             except ValueError:
@@ -248,7 +248,7 @@ _WHOLE_BOARD = ("system", "board", "wall:*", "meter:*", "battery:*", "rapl:psys"
 def total_scopes(rails: Collection[tuple[str, str]], device: dict[str, Any], simulated: str | None) -> tuple[str, ...]:
     """Scopes to add up, of rails as (name, scope); empty where no rail is known to hold the others."""
     board = identify(device, {name for name, _ in rails}, simulated)
-    entries = {scope: rail_of(board, canonical(board, name), scope) for name, scope in rails}
+    entries = {scope: rail_of(board, canonical_rail_name(board, name), scope) for name, scope in rails}
     for rule in board.totals:
         of = [[scope for scope, entry in entries.items() if entry and entry.name == name] for name in rule.of]
         if all(of):

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from stepscope.quantities import simulated_badge
-from stepscope.report.live.run_state import Named, Now, Watch
+from stepscope.report.live.run_state import Named, Now, RunWatcher
 from stepscope.units import NOT_MEASURED, amount, bytes_, duration, number, percent, si
 
 LOOKS_PER_S = 2.0
@@ -31,15 +31,15 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Show a run until it has ended; returns its status. `lines`: never draw over what is on the terminal."""
-    follows = Watch(run)
+    follows = RunWatcher(run)
     with contextlib.closing(follows):
         first = follows.look()
         if first.ended:
             _print(console, ending_of(first))
             return first.status
         if lines or not console.is_terminal:
-            return _print_lines(looks(follows, first, LINE_EVERY_S, sleep), console)
-        return _on_screen(looks(follows, first, 1 / looks_per_s, sleep), console)
+            return _print_lines(poll_states(follows, first, LINE_EVERY_S, sleep), console)
+        return _on_screen(poll_states(follows, first, 1 / looks_per_s, sleep), console)
 
 
 def _on_screen(looks: Iterator[Now], console: Console) -> str:
@@ -61,7 +61,7 @@ def _print_lines(looks: Iterator[Now], console: Console) -> str:
     return status
 
 
-def looks(follows: Watch, now: Now, every_s: float, sleep: Callable[[float], None]) -> Iterator[Now]:
+def poll_states(follows: RunWatcher, now: Now, every_s: float, sleep: Callable[[float], None]) -> Iterator[Now]:
     """The first look and one more each period, the last when the run has ended."""
     yield now
     while not now.ended:

@@ -141,7 +141,7 @@ def _rails(power: pl.DataFrame) -> tuple[list[str], dict[str, Any]] | None:
     if not 1 < len(others) <= _MOST_STACKED or len(spans) != 1:
         return None
     named = [(rail.replace(":", " "), f"rail-{number}", frame) for number, (rail, _, frame) in enumerate(others, 1)]
-    layers, whole = _piled(named)
+    layers, whole = _stack_layers(named)
     kind = others[0][1]
     label = f"other rails{'' if kind == 'measured' else f' ({kind})'}"
     top = float(whole.to_numpy().max()) * 1.05 or 1.0
@@ -156,11 +156,11 @@ def _cores(rows: pl.DataFrame) -> dict[str, Any] | None:
         return None
     shades = ("load", "share")
     named = [(core.replace(":", " "), shades[number % 2], frame) for number, (core, frame) in enumerate(frames)]
-    layers, _ = _piled(named)
+    layers, _ = _stack_layers(named)
     return {**_about(frames[0][1], "cores", "core"), "top": float(len(frames)), "layers": layers}
 
 
-def _piled(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list[dict[str, Any]], pl.Series]:
+def _stack_layers(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list[dict[str, Any]], pl.Series]:
     """Layers with a name and a colour each, every one on top of those before it; and their sum."""
     layers: list[dict[str, Any]] = []
     whole: pl.Series | None = None
@@ -191,7 +191,7 @@ def _about(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]:
 def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
     seen = int(memory["step"][0])
     held = [category for category in CATEGORIES if category in set(memory["name"])]
-    layers, whole = _piled(
+    layers, whole = _stack_layers(
         (category_label(category), f"held-{category}", memory.filter(pl.col("name") == category)) for category in held
     )
     first = memory.filter(pl.col("name") == held[0])

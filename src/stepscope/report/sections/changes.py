@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.tuning import what_to_change
+from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.report.page.parts import Command, Items, More, Note, Part, Section
 from stepscope.report.study_results import result_table
 

@@ -57,7 +57,7 @@ def overlap_table(found: Dependencies) -> Table:
         figures("At most, ms", "most_ns", milliseconds),
         bars("Of the step, at most", "share"),
     )
-    return Table.over("overlap", columns, found.overlap.iter_rows(named=True), AT_MOST, lively=False)
+    return Table.from_rows("overlap", columns, found.overlap.iter_rows(named=True), AT_MOST, lively=False)
 
 
 def idle_table(found: Dependencies) -> Table:
@@ -75,7 +75,7 @@ def idle_table(found: Dependencies) -> Table:
         if on_cpu
         else "Time in which no kernel ran, by what the host did meanwhile, and its share of the step."
     )
-    return Table.over("idle", columns, found.idle.iter_rows(named=True), caption, lively=False)
+    return Table.from_rows("idle", columns, found.idle.iter_rows(named=True), caption, lively=False)
 
 
 def _path_table(found: Dependencies) -> Table:
@@ -88,4 +88,4 @@ def _path_table(found: Dependencies) -> Table:
         figures("ms", "duration_ns", milliseconds),
         figures("Waits for", "waits_for", str, meaning="Operators whose results it needs, or must not overwrite early"),
     )
-    return Table.over("critical-path", columns, path.head(_MOST_ROWS).iter_rows(named=True), lively=len(path) > 12)
+    return Table.from_rows("critical-path", columns, path.head(_MOST_ROWS).iter_rows(named=True), lively=len(path) > 12)

@@ -77,7 +77,7 @@ def _by_rail(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
 
 def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:
     columns = (words(first, "name", page_name), *_measures(batch, several))
-    return Table.over(name, columns, rows[:_MOST_ROWS], _caption(len(rows)))
+    return Table.from_rows(name, columns, rows[:_MOST_ROWS], _caption(len(rows)))
 
 
 def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Table:
@@ -88,7 +88,7 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
         *_measures(batch, True),
     )
     caption = f"Layers on the other rails. {_caption(len(rows))}"
-    return Table.over("energy-modules", columns, rows[:_MOST_ROWS], caption)
+    return Table.from_rows("energy-modules", columns, rows[:_MOST_ROWS], caption)
 
 
 def _caption(rows: int) -> str:

@@ -13,10 +13,10 @@ from stepscope.analysis.process_scopes import (
     CHILDREN,
     RANK,
     WATCHED,
+    has_several_processes,
     proportional_of_all,
     resident_of_all,
     scope_name,
-    several,
 )
 from stepscope.report.charts import memory as chart
 from stepscope.report.page.parts import Command, KeyFigure, KeyFigures, Note, Part, Section, figure
@@ -47,10 +47,10 @@ def build(run: Run) -> Section:
     drawn = pl.concat(lines)
     caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
     parts.append(figure(lambda width: chart.build_memory(drawn, width), caption, FIGURES[0]))
-    command = None if several(run) else fit_command(run.meta)  # it predicts one process
+    command = None if has_several_processes(run) else fit_command(run.meta)  # it predicts one process
     if command is not None:
         parts += [Note("What the training alone takes, without this recording and before it runs:"), Command(command)]
-    whose = "the processes of the run" if several(run) else "the training process"
+    whose = "the processes of the run" if has_several_processes(run) else "the training process"
     unused = f"what Python and {run.framework} have reserved and do not use at the moment"
     lede = f"What the system gave to {whose}, with {unused}."
     return Section(lede, tuple(parts), closed=True)
@@ -69,7 +69,7 @@ def _key_figures(run: Run) -> Iterator[KeyFigure]:
 
 def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
     """One line a scope: series, piece, t_s, mb; a new piece begins where a reading is missing or late."""
-    samples, steps, whole = run.samples(name), run.steps, several(run)
+    samples, steps, whole = run.samples(name), run.steps, has_several_processes(run)
     start = int(steps["t0_ns"][0]) if len(steps) else None
     together = (resident_of_all(run) if name == "rss" else proportional_of_all(run)) if whole else None
     if together is not None and len(together.t_ns) > 1:

@@ -96,7 +96,7 @@ def _tensors(peak: Peak) -> Table:
         Column("Size", of=size),
     )
     rows = peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
-    return Table.over("tensors-at-the-peak", columns, rows, "The largest tensors that are live at the peak.")
+    return Table.from_rows("tensors-at-the-peak", columns, rows, "The largest tensors that are live at the peak.")
 
 
 def _ops(run: Run) -> Table:
@@ -107,7 +107,7 @@ def _ops(run: Run) -> Table:
         figures("Live at peak", "at_peak", "B"),
     )
     rows = allocated_by_op(run.allocations).iter_rows(named=True)
-    return Table.over("memory-by-operation", columns, rows, "What operators allocate.")
+    return Table.from_rows("memory-by-operation", columns, rows, "What operators allocate.")
 
 
 def _process(run: Run) -> Iterator[Part]:

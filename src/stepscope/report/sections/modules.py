@@ -188,7 +188,7 @@ def _table(run: Run, modules: pl.DataFrame) -> Table:
     if len(ordered) > _MOST_ROWS:
         rest = float(ordered.slice(_MOST_ROWS)["total_ns"].sum())  # a module that is never called has null
         caption += f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(rest)} ms together, are not listed."
-    return Table.over("modules", columns, rows.iter_rows(named=True), caption)
+    return Table.from_rows("modules", columns, rows.iter_rows(named=True), caption)
 
 
 _MORE = (  # title, column of `Run.layers`, unit, meaning

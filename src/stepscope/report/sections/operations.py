@@ -52,4 +52,4 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     if len(kinds) > _MOST_ROWS:
         rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
         caption += f" {len(kinds) - _MOST_ROWS:,} smaller kinds, {milliseconds(rest)} ms together, are not listed."
-    return Table.over("operations", columns, kinds.head(_MOST_ROWS).iter_rows(named=True), caption)
+    return Table.from_rows("operations", columns, kinds.head(_MOST_ROWS).iter_rows(named=True), caption)

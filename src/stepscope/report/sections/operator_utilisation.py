@@ -19,7 +19,7 @@ ORDER = 37
 _MOST_ROWS = 300
 _COLUMNS = (
     words("Operator", "name", page_name),
-    Column("Of", False, of=lambda row: _of(row)),
+    Column("Of", False, of=lambda row: _device_and_quantity(row)),
     Column("While it runs", of=lambda row: Cell(amount(row["mean"], row["unit"]), row["mean"])),
     Column("95 % CI", of=lambda row: Cell(interval(row["low"], row["high"], row["unit"]), row["low"])),
     bars("Share", "share", meaning="Of all that was used in the steps"),
@@ -38,9 +38,9 @@ def build(run: Run) -> Section:
         )
         return Section(why if run.channels else "")
     lede = "CPU utilisation of the process in cores, and shares of GPU and memory controller, while each operator ran."
-    parts = (Table.over("use-of-ops", _COLUMNS, known.head(_MOST_ROWS).iter_rows(named=True)),)
+    parts = (Table.from_rows("use-of-ops", _COLUMNS, known.head(_MOST_ROWS).iter_rows(named=True)),)
     return Section(f"{lede} By the same regression as the energy.", parts, closed=True)
 
 
-def _of(row: Row) -> str:
+def _device_and_quantity(row: Row) -> str:
     return "CPU" if row["quantity"] == "cpu" else f"{row['scope']} {row['quantity'].replace('_', ' ')}"

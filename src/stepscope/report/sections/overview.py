@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.answer import headline
+from stepscope.analysis.first_screen import headline
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.process_scopes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.steps import profiled_sentence
@@ -228,4 +228,4 @@ def _table(phases: pl.DataFrame) -> Table:
         ),
     )
     caption = shares_sentence(phases.iter_rows(named=True), "ns").strip()
-    return Table.over("phases", columns, phases.iter_rows(named=True), caption, lively=False)
+    return Table.from_rows("phases", columns, phases.iter_rows(named=True), caption, lively=False)

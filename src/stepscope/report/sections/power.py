@@ -68,7 +68,7 @@ def _components(totals: pl.DataFrame) -> Table:
         Column("Rail", False, of=lambda row: Cell(f"{row['rail']} ({row['source']})", row["rail"])),
     )
     caption = f"{_NEVER} 'unattributed' is what the total has beside the rails measured inside it."
-    return Table.over("energy", columns, totals.iter_rows(named=True), caption, lively=False)
+    return Table.from_rows("energy", columns, totals.iter_rows(named=True), caption, lively=False)
 
 
 def _rails(rails: pl.DataFrame) -> list[Part]:
@@ -82,7 +82,7 @@ def _rails(rails: pl.DataFrame) -> list[Part]:
         words("Sensor", "source"),
         words("Meaning", "meaning"),
     )
-    return [Table.over("rails", columns, rails.iter_rows(named=True), lively=len(rails) > _MOST_RAILS)]
+    return [Table.from_rows("rails", columns, rails.iter_rows(named=True), lively=len(rails) > _MOST_RAILS)]
 
 
 def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:

@@ -99,7 +99,7 @@ def _table(rows: pl.DataFrame) -> Table:
     ]
     caption = "Medians of the profiled steps after warm-up, per step; the step time is of unprofiled steps where there "
     caption += "are enough of them. A part opens by itself with stepscope report RUN/ranks/1."
-    return Table.over("ranks", columns, rows.iter_rows(named=True), caption)
+    return Table.from_rows("ranks", columns, rows.iter_rows(named=True), caption)
 
 
 def _rank(row: Row) -> Cell:
@@ -117,7 +117,7 @@ def _kinds(kinds: pl.DataFrame) -> Table:
     )
     caption = "Means of the profiled steps after warm-up, per step, in this process. Collectives run at once: totals "
     caption += "count each by itself, exposed times count clock time once."
-    return Table.over("collectives", columns, kinds.iter_rows(named=True), caption, lively=False)
+    return Table.from_rows("collectives", columns, kinds.iter_rows(named=True), caption, lively=False)
 
 
 def _capital(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.device.ceilings import roofline, roofs, why_no_ceilings, would_tell
+from stepscope.analysis.device.ceilings import ceilings_remedy, roofline, roofs, why_no_ceilings
 from stepscope.report.charts import operators as chart
 from stepscope.report.page.parts import Part, Section, figure
 from stepscope.report.table import Table, bars, figures, whole_percent, words
@@ -49,7 +49,7 @@ def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
     text = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         why = why_no_ceilings(run, device)
-        return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {would_tell(run)}."
+        return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {ceilings_remedy(run)}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {page_name(who)}" for _, roof, value, who in edges.iter_rows()]
     return f"{text} Measured on {device}: {' and '.join(highest)}."
@@ -82,7 +82,7 @@ def _attained(run: Run) -> Iterator[Table]:
             "100 % is as fast as such calls were measured alone, or faster: not the share of the roof above, which "
             "larger calls reach."
         )
-        yield Table.over("attained-operator", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)
+        yield Table.from_rows("attained-operator", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)
 
 
 def _table(points: pl.DataFrame) -> Table:
@@ -108,4 +108,4 @@ def _table(points: pl.DataFrame) -> Table:
     caption = (
         "Bytes are tensors in and out, each once: what a cache saves and what a kernel reads twice is not in them."
     )
-    return Table.over("roofline", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)
+    return Table.from_rows("roofline", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)

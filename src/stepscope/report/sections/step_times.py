@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.device.throttling import throttling
-from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, levels
+from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, step_time_level_changes
 from stepscope.report.charts import sensors
 from stepscope.report.charts.steps import STEP_KINDS, build_step_band, build_step_times
 from stepscope.report.page.parts import Figure, Items, Note, Part, Section, figure
@@ -76,7 +76,7 @@ def _drift(run: Run) -> tuple[str, str]:
 
 
 def _levels(run: Run) -> Iterator[tuple[str, str]]:
-    changes = levels(run)
+    changes = step_time_level_changes(run)
     if changes is None:
         yield (
             "Changes of level cannot be judged.",

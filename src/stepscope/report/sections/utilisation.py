@@ -69,7 +69,7 @@ def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
     per_core = len(timeline) // timeline["scope"].n_unique()
     edges = pl.DataFrame({"t_ms": [(t - start) / 1e6 for t in [*shown["t0_ns"], shown["t1_ns"][-1]]]})
     if per_core > _MOST_WINDOWS:
-        windows, longest = _wider(windows, per_core, longest)
+        windows, longest = _merge_windows(windows, per_core, longest)
     caption = f"Mean over windows of {duration(longest)}, two readings or two ticks of the counter at least"
     caption += f" (source: {', '.join(sources)})." if (sources := _sources(run)) else "."
     if windows["percent"].null_count():
@@ -89,7 +89,7 @@ def _hover() -> pl.Expr:
     return pl.format("{}, {} to {} ms: {}", "label", pl.col("t0_ms").round(1), pl.col("t1_ms").round(1), said)
 
 
-def _wider(windows: pl.DataFrame, per_core: int, longest_ns: int) -> tuple[pl.DataFrame, int]:
+def _merge_windows(windows: pl.DataFrame, per_core: int, longest_ns: int) -> tuple[pl.DataFrame, int]:
     """Neighbouring windows joined to what can be drawn; one that nothing was read in leaves the whole unread."""
     joined = -(-per_core // _MOST_WINDOWS)
     place = pl.int_range(pl.len()).over("core") // joined
@@ -114,4 +114,4 @@ def _table(run: Run) -> Table | None:
     notes = [note for note in busy["note"].unique(maintain_order=True) if note]
     caption = f"Over all steps after warm-up ({', '.join(notes)})." if notes else "Over all steps after warm-up."
     rows = busy.join(idle, on="scope", how="left", maintain_order="left").iter_rows(named=True)
-    return Table.over("cores", columns, rows, caption, lively=len(busy) > 16)
+    return Table.from_rows("cores", columns, rows, caption, lively=len(busy) > 16)

@@ -28,7 +28,7 @@ from stepscope.analysis.time.steps import quick_stats
 from stepscope.analysis.time.tracks import QUANTITIES, Line, lines_over_time
 from stepscope.arrays import Floats
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.files import read_json, replaced, user_cache
+from stepscope.files import atomic_write, read_json, user_cache
 from stepscope.privacy import redacted_text
 from stepscope.quantities import simulated_badge
 from stepscope.report.live.folder import planned_steps, status_of
@@ -135,7 +135,7 @@ class Listing:
         return new
 
 
-def leads_out(folder: Path, root: Path) -> bool:
+def has_link_outside(folder: Path, root: Path) -> bool:
     """Return whether a link in a run folder leads out of the root: such a run is not drawn."""
     for place, names, files in os.walk(folder):
         for name in (*names, *files):
@@ -320,7 +320,7 @@ def write_rows(root: Path, rows: Rows) -> None:
         path = _rows_path(root)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = {"made_by": [_FORMAT, __version__], "root": str(root), "rows": rows}
-        with replaced(path) as part:
+        with atomic_write(path) as part:
             part.touch(mode=0o600)
             part.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
 
@@ -337,7 +337,7 @@ _DIGITS = 5
 
 def newest(listed: Sequence[ListedRun], root: Path) -> list[ListedRun]:
     """Return the newest runs with steps of a list, at most six, oldest first."""
-    known = [row for row in listed if row.facts.get("steps") and not leads_out(row.path, root)]
+    known = [row for row in listed if row.facts.get("steps") and not has_link_outside(row.path, root)]
     return sorted(known, key=lambda row: row.facts.get("started_s") or 0.0)[-_NEWEST:]
 
 

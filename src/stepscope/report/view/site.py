@@ -27,9 +27,9 @@ from stepscope.errors import StepscopeError
 from stepscope.quantities import simulated_badge
 from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
-from stepscope.report.live.run_state import Now, Watch
+from stepscope.report.live.run_state import Now, RunWatcher
 from stepscope.report.view import listing as over_time
-from stepscope.report.view.listing import AT_ONCE, MORE, ListedRun, Listing, leads_out
+from stepscope.report.view.listing import AT_ONCE, MORE, ListedRun, Listing, has_link_outside
 from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 
 _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
@@ -86,7 +86,7 @@ class Site:
         if refused is not None:
             return Answer(403, refused)
         if given is not None:
-            return _without_token(parts.path, query, given if self._access.knows(given) else None)
+            return _redirect_without_token(parts.path, query, given if self._access.knows(given) else None)
         try:
             return self._routed(unquote(parts.path), query)
         except StepscopeError as error:
@@ -106,7 +106,7 @@ class Site:
         listed = self.listing.find(key) if kind in ("run", "live", "now") else None
         if listed is None:
             return Answer(404, "there is no such run in this folder")
-        if leads_out(listed.path, self.listing.root):
+        if has_link_outside(listed.path, self.listing.root):
             return Answer(403, "a link in this run leads out of the folder: it is not shown")
         return {"run": self._run, "live": self._live, "now": self._now}[kind](listed)
 
@@ -133,7 +133,7 @@ class Site:
         chosen = [listed for listed in found if listed is not None]
         if len(chosen) < len(found):
             return Answer(404, "one of these runs is not in this folder")
-        if any(leads_out(listed.path, self.listing.root) for listed in chosen):
+        if any(has_link_outside(listed.path, self.listing.root) for listed in chosen):
             return Answer(403, "a link in one of these runs leads out of the folder: it is not shown")
         return chosen
 
@@ -167,7 +167,7 @@ def _page_policy(script: str) -> dict[str, str]:
     return {"Content-Security-Policy": policy}
 
 
-def _without_token(path: str, query: Mapping[str, list[str]], token: str | None) -> Answer:
+def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: str | None) -> Answer:
     """Off to the same address without the token, which is in a cookie from now on: not in history or on a screen.
 
     token: None where what was given is not ours: a visitor's text never gets into a header.
@@ -199,13 +199,13 @@ class Access:
                 None if is_local_host(headers.get("Host", "")) else "this address is not one of this server's own names"
             )
         offered = (given, _bearer(headers.get("Authorization", "")), _cookie(headers.get("Cookie", "")))
-        if any(token is not None and _same(token, self.token) for token in offered):
+        if any(token is not None and _are_tokens_equal(token, self.token) for token in offered):
             return None
         return "the token is missing or wrong: open the address that `stepscope view` printed"
 
     def knows(self, given: str) -> bool:
         """Return whether this is the token; never where there is none."""
-        return self.token is not None and _same(given, self.token)
+        return self.token is not None and _are_tokens_equal(given, self.token)
 
 
 def is_loopback(host: str) -> bool:
@@ -236,7 +236,7 @@ def _cookie(header: str) -> str | None:
     return None if found is None else found.value
 
 
-def _same(given: str, other: str) -> bool:
+def _are_tokens_equal(given: str, other: str) -> bool:
     return hmac.compare_digest(given.encode(), other.encode())
 
 
@@ -306,7 +306,7 @@ class Watches:
 
     def __init__(self, most: int = 16) -> None:
         self._most = most
-        self._of: dict[Path, Watch] = {}
+        self._of: dict[Path, RunWatcher] = {}
         self._lock = threading.Lock()
 
     def look(self, run: Path) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Watches:
             if run not in self._of:
                 while len(self._of) >= self._most:
                     self._of.pop(next(iter(self._of))).close()
-                self._of[run] = Watch(run)
+                self._of[run] = RunWatcher(run)
             now = self._of[run].look()
             if now.ended:
                 self._of.pop(run).close()

@@ -72,7 +72,7 @@ def picture(path: Path, shape: Shape) -> Tensor:
     return ((values - mean) / std).contiguous()
 
 
-def own(shape: Shape, classes: int, path: Path) -> Splits:
+def user_pictures(shape: Shape, classes: int, path: Path) -> Splits:
     """The user's folder of pictures, one subfolder a class, in the size that a network takes."""
     if not path.is_dir():
         raise UsageError(f"'{path}' is no folder", "pictures are taken from a folder with one subfolder a class")

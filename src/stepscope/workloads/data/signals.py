@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from stepscope.errors import DataUnavailable
-from stepscope.files import replaced
+from stepscope.files import atomic_write
 from stepscope.workloads.data import cache, catalogue, packaged, synthetic
 from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
 
@@ -134,7 +134,7 @@ def _compute(archive: Path, kept: Path) -> None:
         raise _damaged_speech(str(error)) from error
     features = torch.stack([values for _, _, values in rows]).unsqueeze(1)  # [N, 1, 49, 10]
     features = _normalised(features, torch.tensor([test for test, _, _ in rows]))
-    with replaced(kept) as part, part.open("wb") as file:
+    with atomic_write(kept) as part, part.open("wb") as file:
         np.savez(
             file,
             features=features.numpy(),

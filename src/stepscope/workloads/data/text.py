@@ -82,7 +82,7 @@ def sources(windows: Windows) -> tuple[Source, ...]:
     return (*real, synthetic.source(functools.partial(_synthetic, windows)))
 
 
-def own(windows: Windows, path: Path) -> Splits:
+def user_text(windows: Windows, path: Path) -> Splits:
     """A text file of the user's, in UTF-8."""
     if not path.is_file():
         raise UsageError(f"'{path}' is no text file", "language models are trained on one file of text")

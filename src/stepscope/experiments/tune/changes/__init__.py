@@ -62,7 +62,7 @@ class Change:
     lossy: bool = False
 
 
-def offered(facts: Facts) -> dict[str, Change]:
+def all_changes(facts: Facts) -> dict[str, Change]:
     """Return every change by its name, those that do not apply with their reason. Facts may be missing."""
     topics = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found: dict[str, Change] = {}
@@ -75,13 +75,13 @@ def offered(facts: Facts) -> dict[str, Change]:
 
 def refuse_unknown(named: Iterable[str]) -> None:
     """Raise UnknownName for what no training has as a change, before one begins; a number (`threads=3`) is its own."""
-    known = {name for change in offered({}).values() for name in _names(change)}
+    known = {name for change in all_changes({}).values() for name in _names(change)}
     for name in named:
         if name not in known and "=" not in name:
             raise UnknownName("change", name, sorted(known))
 
 
-def wanted(known: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
+def select_changes(known: Iterable[Change], goal: str, only: Sequence[str], without: Sequence[str]) -> list[Change]:
     """Return the changes to try for a goal: all that apply, or those that are named, by name, group or goal.
 
     UnknownName for a name that is neither, UsageError where none is left.
@@ -114,7 +114,7 @@ def _names(change: Change) -> set[str]:
 
 
 @contextlib.contextmanager
-def hooked(hooks: Iterable[Any]) -> Iterator[None]:
+def remove_hooks_after(hooks: Iterable[Any]) -> Iterator[None]:
     """Remove these hooks of torch at the end."""
     try:
         yield
@@ -124,7 +124,7 @@ def hooked(hooks: Iterable[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def switched(changes: Iterable[Change], targets: Targets) -> Iterator[None]:
+def apply_changes(changes: Iterable[Change], targets: Targets) -> Iterator[None]:
     """Make the changes, and take them back in reverse."""
     with contextlib.ExitStack() as stack:
         for change in changes:

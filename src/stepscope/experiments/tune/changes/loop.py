@@ -112,7 +112,7 @@ def _update_changes(facts: Facts) -> Iterator[Change]:
     yield Change(
         "drop-gradients", "zero_grad drops gradients instead of writing zeros", "zero_grad",
         "optimizer.zero_grad(set_to_none=True)", "a parameter without a gradient is not updated",
-        _drop, refused=kept,
+        _set_gradients_to_none, refused=kept,
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def _moved_counts(targets: Targets) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 @contextlib.contextmanager
-def _drop(_: Targets) -> Iterator[None]:
+def _set_gradients_to_none(_: Targets) -> Iterator[None]:
     """Patch all optimizers and modules at class level, so that nothing stays on an object."""
     import torch
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepscope.experiments.tune.changes import Change, Facts, Switch, hooked
+from stepscope.experiments.tune.changes import Change, Facts, Switch, remove_hooks_after
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +26,17 @@ def _layout_changes(facts: Facts) -> Iterator[Change]:
         refused = "the weights are laid out so already"
     code = "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)"
     risk = "other kernels of the convolutions: the last digits of the loss"
-    switch = functools.partial(laid_out, form="channels_last")
+    switch = functools.partial(apply_memory_format, form="channels_last")
     yield Change("channels_last", "channels_last memory format", "layout", code, risk, switch, refused=refused)
     reason = "" if facts["channels_last"] else "the weights are laid out so already"
     code = "model = model.to(memory_format=torch.contiguous_format)"
-    switch = functools.partial(laid_out, form="contiguous_format")
+    switch = functools.partial(apply_memory_format, form="contiguous_format")
     name = "contiguous memory format instead of channels_last"
     yield Change("contiguous", name, "layout", code, risk, switch, refused=reason)
 
 
 @contextlib.contextmanager
-def laid_out(targets: Targets, form: str) -> Iterator[None]:
+def apply_memory_format(targets: Targets, form: str) -> Iterator[None]:
     """Lay out weights, gradients and optimizer state of four dimensions, and the pictures, in a format of torch's.
 
     Tensors stay the same objects; afterwards each has the memory that it had before.
@@ -57,7 +57,7 @@ def laid_out(targets: Targets, form: str) -> Iterator[None]:
 
     hooks = [model.register_forward_pre_hook(into) for model in targets.called]
     try:
-        with hooked(hooks):
+        with remove_hooks_after(hooks):
             yield
     finally:
         with torch.no_grad():
@@ -104,7 +104,7 @@ def _precision_changes(facts: Facts) -> Iterator[Change]:
     reason = "of the CPU alone" if device != "cpu" else "they are flushed already" if facts["flushes_denormals"] else ""
     yield Change(
         "flush-denormals", "denormal numbers become zero", "denormals", "torch.set_flush_denormal(True)",
-        "numbers below 1e-38 become zero", _flush, refused=reason,
+        "numbers below 1e-38 become zero", _flush_denormals, refused=reason,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _autocast(device: str) -> Switch:
         for model in targets.called:
             hooks += [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
         try:
-            with hooked(hooks):
+            with remove_hooks_after(hooks):
                 yield
         finally:
             while opened:
@@ -172,7 +172,7 @@ def _matmul_precision(precision: str) -> Switch:
 
 
 @contextlib.contextmanager
-def _flush(_: Targets) -> Iterator[None]:
+def _flush_denormals(_: Targets) -> Iterator[None]:
     import torch
 
     torch.set_flush_denormal(True)

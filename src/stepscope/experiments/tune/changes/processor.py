@@ -127,14 +127,14 @@ def _thread_changes(facts: Facts) -> Iterator[Change]:
     inter = int(facts["interop_threads"])
     yield Change(
         "interop=1", f"1 inter-op thread instead of {inter}", "inter-op", "torch.set_num_interop_threads(1)",
-        "", _between(1), at_start=True, refused="there is one already" if inter == 1 else "",
+        "", _interop_threads(1), at_start=True, refused="there is one already" if inter == 1 else "",
         by_name=True,  # of use only where a model forks tasks of its own (torch.jit.fork)
     )  # fmt: skip
     large = [int(core) for core in facts["large_cores"]]
     listed = ",".join(map(str, large))
     yield Change(
         "large-cores", f"only the large cores ({listed or 'none'})", "pinning", f"taskset -c {listed} python train.py",
-        at_start=True, switch=_on_cores(large), refused="" if large else "the cores do not differ",
+        at_start=True, switch=_pin_to_cores(large), refused="" if large else "the cores do not differ",
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _threads(count: int) -> Switch:
     return switch
 
 
-def _between(count: int) -> Switch:
+def _interop_threads(count: int) -> Switch:
     @contextlib.contextmanager
     def switch(_: Targets) -> Iterator[None]:
         """Set the threads for the life of the process, since torch starts them once."""
@@ -166,7 +166,7 @@ def _between(count: int) -> Switch:
     return switch
 
 
-def _on_cores(cores: list[int]) -> Switch:
+def _pin_to_cores(cores: list[int]) -> Switch:
     @contextlib.contextmanager
     def switch(_: Targets) -> Iterator[None]:
         before = os.sched_getaffinity(0)

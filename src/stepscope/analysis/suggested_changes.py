@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 import polars as pl
 
-from stepscope.analysis.answer import machine_name
+from stepscope.analysis.first_screen import machine_name
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
-from stepscope.privacy import cleaned, redacted_texts, withheld
+from stepscope.privacy import cleaned, redacted_texts, withheld_kinds
 from stepscope.runfolder.validation import Row, parse, read_regular
 from stepscope.units import percent
 
@@ -50,7 +50,7 @@ _known: WeakKeyDictionary[Run, WhatToChange] = WeakKeyDictionary()  # a run is a
 def what_to_change(run: Run) -> WhatToChange:
     """Return what a tune run of this training found; without one the changes that could apply, none with a gain."""
     if run not in _known:
-        _known[run] = replace(_what_to_change(run), gain=_gain(run))
+        _known[run] = replace(_what_to_change(run), gain=_what_if_answer(run))
     return _known[run]
 
 
@@ -62,7 +62,7 @@ def _what_to_change(run: Run) -> WhatToChange:
         return WhatToChange(found["answer"], found["command"], tables)
     if run.framework != "torch":
         return WhatToChange("`stepscope tune` changes trainings with torch: none of what it tries applies here.", "")
-    untried = tuple(_possible(run))
+    untried = tuple(_applicable_changes(run))
     command = shlex.join(_command(run))
     if not untried:
         return WhatToChange("No change that Stepscope knows is seen to apply to this run.", command)
@@ -75,7 +75,7 @@ def _table(kept: Mapping[str, Any]) -> ResultTable:
     return ResultTable(kept["name"], kept["title"], tuple(kept["columns"]), tuple(kept["rows"]), kept.get("note") or "")
 
 
-def _gain(run: Run) -> str:
+def _what_if_answer(run: Run) -> str:
     """Return the answer of the newest what-if experiment, where it surely saw the step wait for a part."""
     found = _findings(run, "what-if")
     tables = () if found is None else [_table(table) for table in found["tables"] if table["name"] == "what-if"]
@@ -119,7 +119,7 @@ def _read(path: Path, study: str) -> dict[str, Any] | None:
     for table in found["tables"]:
         rows = [tuple(row) for row in table["rows"][:_MOST_ROWS] if len(row) == len(table["columns"])]
         table["rows"] = [row for row in rows if not any(isinstance(cell, list | dict) for cell in row)]
-    return {**found, "command": "" if "argv" in withheld() else _plain_command(found.get("command") or "")}
+    return {**found, "command": "" if "argv" in withheld_kinds() else _plain_command(found.get("command") or "")}
 
 
 def _plain_command(text: str) -> str:
@@ -183,7 +183,7 @@ def _script_arguments(run: Run) -> list[str]:
     return words[2:] if words[1:2] == ["--"] else words[1:]
 
 
-def _possible(run: Run) -> Iterator[tuple[str, str]]:
+def _applicable_changes(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the changes that nothing in this run speaks against: name, and why it could apply."""
     workload = run.meta.get("workload") or {}
     types = set(run.model["type"].drop_nulls()) if not run.model.is_empty() else set()

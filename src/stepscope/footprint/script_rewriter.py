@@ -33,7 +33,7 @@ class _Branch:
     changes: bool = False
 
 
-class LoopCalls(ast.NodeTransformer):
+class LoopRewriter(ast.NodeTransformer):
     """Has each `for` go through the follower, and each `while` ask whether it goes on; notes branches on a round."""
 
     def __init__(self) -> None:
@@ -105,10 +105,10 @@ class LoopCalls(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.If:
         """Return the branch with a note of its test, and of its end, where this depends on the round."""
-        gathers = _gathers(node.body)
+        gathers = _fills_container(node.body)
         replaced = _replaced(node.body) if gathers else []
         rest = self._rests.get(id(node), [])
-        number = self._noted(node, _matter(node.body), _matter([*node.orelse, *rest]), replaced)
+        number = self._noted(node, _may_allocate(node.body), _may_allocate([*node.orelse, *rest]), replaced)
         if number is not None and self.branches[number].loops and gathers:
             left = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
             node.body.append(ast.copy_location(left, node.body[-1]))
@@ -134,7 +134,7 @@ class LoopCalls(ast.NodeTransformer):
         """Return a node with its parts; a comprehension with a note of each of its conditions."""
         if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
             made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            matters = _matter([ast.Expr(part) for part in made])
+            matters = _may_allocate([ast.Expr(part) for part in made])
             for part in node.generators:
                 numbers = [self._branch(test, node.lineno, (matters, False)) for test in part.ifs]
                 noted = zip(numbers, part.ifs, strict=True)
@@ -143,7 +143,7 @@ class LoopCalls(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         """Return the expression with a note of its test."""
-        self._noted(node, _matter([ast.Expr(node.body)]), _matter([ast.Expr(node.orelse)]))
+        self._noted(node, _may_allocate([ast.Expr(node.body)]), _may_allocate([ast.Expr(node.orelse)]))
         return node
 
     def _noted(
@@ -172,7 +172,7 @@ class LoopCalls(ast.NodeTransformer):
 
     def _note(self, number: int, name: str, test: ast.expr, replaced: Sequence[ast.expr] = ()) -> ast.expr:
         parameters = self.branches[number].parameters
-        values = [_looked_up(parameter) for parameter in parameters] if parameters else replaced
+        values = [_lookup_lambda(parameter) for parameter in parameters] if parameters else replaced
         return ast.copy_location(_call(name, ast.Constant(number), test, *values), test)
 
     def visit_Try(self, node: ast.Try) -> ast.Try:
@@ -229,7 +229,7 @@ _GATHERING = frozenset(("append", "appendleft", "extend", "insert", "add", "put"
 _REDUCING = frozenset(("item", "tolist", "sum", "mean", "argmax"))  # what they return shares no memory
 
 
-def _gathers(statements: Iterable[ast.stmt]) -> bool:
+def _fills_container(statements: Iterable[ast.stmt]) -> bool:
     """Return whether statements put something into a container, where it stays: a variable holds the last alone."""
     parts = [part for statement in statements for part in ast.walk(statement)]
     places = (target for part in parts if isinstance(part, ast.Assign) for target in part.targets)
@@ -261,10 +261,10 @@ def _replaced(statements: Iterable[ast.stmt]) -> list[ast.expr]:
 
 
 def _looking_up(names: set[str]) -> ast.expr:
-    return ast.Tuple([_looked_up(name) for name in sorted(names)], ast.Load())
+    return ast.Tuple([_lookup_lambda(name) for name in sorted(names)], ast.Load())
 
 
-def _looked_up(name: str) -> ast.expr:
+def _lookup_lambda(name: str) -> ast.expr:
     """Return what looks up a variable, or what an object holds, when it is called: it may have no value yet."""
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), ast.parse(name, mode="eval").body)
 
@@ -331,7 +331,7 @@ _SMALL_CALLS = """
 _SMALL = frozenset(_SMALL_CALLS.split())
 
 
-def _matter(statements: Sequence[ast.stmt]) -> bool:
+def _may_allocate(statements: Sequence[ast.stmt]) -> bool:
     """Return whether statements call anything that may take memory."""
     calls = (part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Call))
     return any(not _is_small(call) for call in calls)

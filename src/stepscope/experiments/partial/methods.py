@@ -46,7 +46,7 @@ def freeze(model: nn.Module, choice: Choice) -> None:
 
 
 @contextlib.contextmanager
-def hold_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: Choice) -> Iterator[None]:
+def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: Choice) -> Iterator[None]:
     """The filters that are held stay as they are in every update that is made inside."""
     if not choice.held:
         yield
@@ -108,7 +108,7 @@ class LoraLayer(nn.Module):
 
 def adaptable_layers(model: nn.Module) -> list[str]:
     """Layers that an adapter can stand beside: plain linear layers and convolutions without groups; not the last."""
-    found = [name for name, module in model.named_modules() if name and _fits(module)]
+    found = [name for name, module in model.named_modules() if name and _is_exact_layer_type(module)]
     return found[:-1]
 
 
@@ -127,7 +127,7 @@ def adapter_parameters(model: nn.Module) -> Iterator[str]:
             yield from (f"{name}.{part}" for part, _ in module.named_parameters() if not part.startswith("layer."))
 
 
-def _fits(module: nn.Module) -> bool:
+def _is_exact_layer_type(module: nn.Module) -> bool:
     """Exactly these types: a subclass may be read by its owner as something else than a call."""
     return type(module) is nn.Linear or (type(module) in _CONVOLUTIONS and getattr(module, "groups", 1) == 1)
 
@@ -165,7 +165,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingMethod:
     """drawn: chooses anew; missing: why a model cannot be trained so, null if it can."""
 
     name: str
@@ -181,7 +181,7 @@ def _names(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, _ in model.named_parameters())
 
 
-def _always(trained: Iterable[str]) -> Plan:
+def _constant_plan(trained: Iterable[str]) -> Plan:
     choice = Choice(frozenset(trained))
     return lambda step: choice
 
@@ -212,7 +212,7 @@ def _drawn_filters(model: nn.Module, terms: Terms, number: int) -> dict[str, set
     return frozen
 
 
-def _without(model: nn.Module, frozen: dict[str, set[int]]) -> Choice:
+def _choice_without_filters(model: nn.Module, frozen: dict[str, set[int]]) -> Choice:
     """Everything but these filters; a convolution that has none left needs no gradient at all."""
     own, named = convolutions(model), dict(model.named_parameters())
     gone, held = set[str](), {}
@@ -225,11 +225,11 @@ def _without(model: nn.Module, frozen: dict[str, set[int]]) -> Choice:
     return Choice(_names(model) - gone, held)
 
 
-def _filters(model: nn.Module, terms: Terms) -> Plan:
-    return lambda step: _without(model, _drawn_filters(model, terms, step // terms.draw_every))
+def _filter_plan(model: nn.Module, terms: Terms) -> Plan:
+    return lambda step: _choice_without_filters(model, _drawn_filters(model, terms, step // terms.draw_every))
 
 
-def _cumulative(model: nn.Module, terms: Terms) -> Plan:
+def _cumulative_filter_plan(model: nn.Module, terms: Terms) -> Plan:
     """Every draw freezes more: what was frozen once stays so."""
     frozen: list[dict[str, set[int]]] = []
 
@@ -239,28 +239,28 @@ def _cumulative(model: nn.Module, terms: Terms) -> Plan:
             drawn = _drawn_filters(model, terms, len(frozen))
             before = frozen[-1] if frozen else {layer: set[int]() for layer in drawn}
             frozen.append({layer: before[layer] | rows for layer, rows in drawn.items()})
-        return _without(model, frozen[number])
+        return _choice_without_filters(model, frozen[number])
 
     return plan
 
 
-def _last(model: nn.Module, terms: Terms) -> Plan:
-    return _always(list(layers(model).values())[-1])
+def _last_layer_plan(model: nn.Module, terms: Terms) -> Plan:
+    return _constant_plan(list(layers(model).values())[-1])
 
 
-def _bias(model: nn.Module, terms: Terms) -> Plan:
-    return _always(biases(model))
+def _bias_plan(model: nn.Module, terms: Terms) -> Plan:
+    return _constant_plan(biases(model))
 
 
-def _batch_norm(model: nn.Module, terms: Terms) -> Plan:
-    return _always(name for own in batch_norms(model).values() for name in own)
+def _batch_norm_plan(model: nn.Module, terms: Terms) -> Plan:
+    return _constant_plan(name for own in batch_norms(model).values() for name in own)
 
 
-def _lora(model: nn.Module, terms: Terms) -> Plan:
-    return _always([*adapter_parameters(model), *list(layers(model).values())[-1]])
+def _lora_plan(model: nn.Module, terms: Terms) -> Plan:
+    return _constant_plan([*adapter_parameters(model), *list(layers(model).values())[-1]])
 
 
-def _sparse(model: nn.Module, terms: Terms) -> Plan:
+def _sparse_update_plan(model: nn.Module, terms: Terms) -> Plan:
     """Weights by their squared gradient in one batch over their number of elements, until the fraction is spent.
 
     After J. Lin et al., "On-Device Training Under 256KB Memory", NeurIPS 2022: there the contribution of each tensor is
@@ -277,10 +277,10 @@ def _sparse(model: nn.Module, terms: Terms) -> Plan:
             chosen.add(name)
     order = list(named)
     first = min(order.index(name) for name in chosen)
-    return _always({*chosen, *(name for name in biases(model) if order.index(name) > first)})
+    return _constant_plan({*chosen, *(name for name in biases(model) if order.index(name) > first)})
 
 
-def _gradual(model: nn.Module, terms: Terms) -> Plan:
+def _gradual_unfreezing_plan(model: nn.Module, terms: Terms) -> Plan:
     """The last layer first, then one more at equal distances, until all are trained in the last stretch.
 
     After J. Howard and S. Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018.
@@ -314,48 +314,55 @@ _INPUTS = "weight gradients of frozen layers, and everything before the first tr
 WAYS = {
     way.name: way
     for way in (
-        Way(ALL, "everything", "nothing", lambda model, terms: _always(_names(model))),
-        Way("layers", "layers drawn anew", _INPUTS, _layers, drawn=True),
-        Way(
+        TrainingMethod(ALL, "everything", "nothing", lambda model, terms: _constant_plan(_names(model))),
+        TrainingMethod("layers", "layers drawn anew", _INPUTS, _layers, drawn=True),
+        TrainingMethod(
             "filters",
             "filters of each convolution drawn anew, other layers whole",
             "nothing: the gradient of a weight is one operator, and a mask comes after it",
-            _filters,
+            _filter_plan,
             _no_filters,
             drawn=True,
         ),
-        Way(
+        TrainingMethod(
             "cumulative",
             "as filters, but what was frozen once stays frozen: what the second paper's code does",
             "like filters at first; once all filters of a layer are frozen, its weight gradient",
-            _cumulative,
+            _cumulative_filter_plan,
             _no_filters,
             drawn=True,
         ),
-        Way("last", "the last layer", "all backward work below the last layer", _last),
-        Way("bias", "biases of layers with weights", "weight gradients; not the input gradients", _bias, _no_biases),
-        Way(
+        TrainingMethod("last", "the last layer", "all backward work below the last layer", _last_layer_plan),
+        TrainingMethod(
+            "bias", "biases of layers with weights", "weight gradients; not the input gradients", _bias_plan, _no_biases
+        ),
+        TrainingMethod(
             "batch-norm",
             "scale and shift of batch normalisation",
             "weight gradients of all other layers",
-            _batch_norm,
+            _batch_norm_plan,
             _no_batch_norm,
         ),
-        Way(
+        TrainingMethod(
             "lora",
             f"adapters of rank {LORA_RANK} beside frozen layers, and the last layer",
             "weight gradients of frozen layers; the adapters add work of their own",
-            _lora,
+            _lora_plan,
             _why_not_adaptable,
             add_adapters,
         ),
-        Way(
+        TrainingMethod(
             "sparse",
             "the last layer, and whole weights by their gradients until the fraction of all numbers is spent",
             _INPUTS,
-            _sparse,
+            _sparse_update_plan,
         ),
-        Way("gradual", "the last layer first, then one more at equal distances", f"early on: {_INPUTS}", _gradual),
+        TrainingMethod(
+            "gradual",
+            "the last layer first, then one more at equal distances",
+            f"early on: {_INPUTS}",
+            _gradual_unfreezing_plan,
+        ),
     )
 }
 

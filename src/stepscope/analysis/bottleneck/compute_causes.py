@@ -17,9 +17,9 @@ from stepscope.analysis.bottleneck.causes import (
     Evidence,
     evidence_above,
     notable_cause,
-    rate,
+    rate_evidence,
 )
-from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, why_no_ceilings, would_tell
+from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, ceilings_remedy, why_no_ceilings
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
@@ -38,7 +38,7 @@ _BUSY, _IDLE = 0.8, 0.5  # of an accelerator
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _TimesByLimit:
     """Time of a step, ns, by what limits the operators that took it; each with what it could take at the ceilings."""
 
     step_ns: float
@@ -63,7 +63,7 @@ def causes_of_work(
         return [], "no operator was profiled", ("profile steps: --record adaptive or all, for at least 30 steps",)
     limits = ceilings_of(run)
     if busiest is not None:
-        return _accelerated(run, seen, limits, busiest)
+        return _accelerator_causes(run, seen, limits, busiest)
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
     asleep = 0.0 if seen.runs is None else max(seen.asleep - phases.get("data", NOTHING).value, 0.0)
     if run.framework in WORKS_ELSEWHERE:  # it sleeps while operators run
@@ -75,8 +75,8 @@ def causes_of_work(
         causes = [*notable_cause("overhead", "Python", python, idle, ran, least=LARGEST)]
         if run.framework != "torch":
             return causes, why_no_ceilings(run), ()
-        return causes, why_no_ceilings(run), (would_tell(run),)
-    sums = _sums(run, limits, python.value)
+        return causes, why_no_ceilings(run), (ceilings_remedy(run),)
+    sums = _times_by_limit(run, limits, python.value)
     reached = [*_device_bound(sums)]
     causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
     kernels = (sums.arithmetic + sums.memory + sums.unknown) / sums.step_ns
@@ -91,7 +91,7 @@ def causes_of_work(
     return causes, why, ("the roofline and the operators' share of the attainable show which are far from it",)
 
 
-def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
+def _times_by_limit(run: Run, limits: Ceilings, python: float) -> _TimesByLimit:
     rows = attainable(run, limits).filter(~pl.col("phase").is_in(["data", COMMUNICATION]))
     step_ns = run.step_times.step_ns
     in_python = pl.col("name").str.starts_with(MODULE_CALL) | pl.col("name").str.starts_with("Optimizer.")
@@ -100,7 +100,7 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
         return float(rows.filter(*where)[column].sum())
 
     dispatch, arithmetic, memory = (pl.col("limit") == name for name in ("dispatch", "arithmetic", "memory"))
-    return _Sums(
+    return _TimesByLimit(
         step_ns=max(step_ns, 1.0),
         dispatch=total("self_ns", dispatch, ~in_python),
         python=total("self_ns", dispatch, in_python) + python * step_ns,
@@ -111,7 +111,7 @@ def _sums(run: Run, limits: Ceilings, python: float) -> _Sums:
         memory_best=total("attainable_ns", memory),
         unknown=total("self_ns", pl.col("limit").is_null()),
         calls=total("calls"),
-        farthest=_farthest(rows),
+        farthest=_op_with_most_to_save(rows),
         doubt=np.inf if (run.meta.get("recorder") or {}).get("other_shapes") else 2 * run.step_times.uneven,
     )
 
@@ -131,7 +131,7 @@ def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
     return found
 
 
-def _overhead(sums: _Sums, limits: Ceilings) -> Iterator[Cause]:
+def _overhead(sums: _TimesByLimit, limits: Ceilings) -> Iterator[Cause]:
     """Time in calls that compute nothing: how many there are and cost here, and how little the rest would need."""
     calls_take = sums.shares.get("dispatch", NOTHING)
     outside = max((sums.dispatch + sums.python) / sums.step_ns - calls_take.value, 0.0)
@@ -154,7 +154,7 @@ def _overhead(sums: _Sums, limits: Ceilings) -> Iterator[Cause]:
         yield from notable_cause("overhead", name, share, spent, calls, little, least=LARGEST)
 
 
-def _device_bound(sums: _Sums) -> Iterator[Cause]:
+def _device_bound(sums: _TimesByLimit) -> Iterator[Cause]:
     """Operators near a ceiling of the device: their time, and the share of it that the ceiling alone explains.
 
     Where neither ceiling takes the largest part of the step, but both of them together, both are causes.
@@ -178,7 +178,7 @@ def _device_bound(sums: _Sums) -> Iterator[Cause]:
         yield from notable_cause(bound, name, share, spent, near, least=least, clear=clear and least == LARGEST)
 
 
-def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
+def _kernels(sums: _TimesByLimit, seen: Occupancy) -> Iterator[Cause]:
     """Operators that compute, and stay far below the ceilings of calls of their size: other kernels may be faster."""
     found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
     ends = [(entry.value if entry.low is None else entry.low, entry.value if entry.high is None else entry.high)
@@ -201,7 +201,7 @@ def _kernels(sums: _Sums, seen: Occupancy) -> Iterator[Cause]:
     )
 
 
-def _farthest(rows: pl.DataFrame) -> tuple[str, float, float] | None:
+def _op_with_most_to_save(rows: pl.DataFrame) -> tuple[str, float, float] | None:
     """The operator with the most to save at the ceilings: its name, and its time measured and attainable, ns a step."""
     computing = rows.filter(pl.col("limit").is_in(["arithmetic", "memory"]) & (pl.col("attainable_ns") > 0))
     sums = computing.group_by("name", maintain_order=True).agg(pl.col("self_ns").sum(), pl.col("attainable_ns").sum())
@@ -211,20 +211,20 @@ def _farthest(rows: pl.DataFrame) -> tuple[str, float, float] | None:
     return str(name), float(self_ns), float(best_ns)
 
 
-def _accelerated(
+def _accelerator_causes(
     run: Run, seen: Occupancy, limits: Ceilings | None, busy: float
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
     used = evidence_above("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
     if busy < _IDLE:
         ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.5)
-        ran = ran or rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.5)
+        ran = ran or rate_evidence("the training used {}", seen.process_cores, "cores", "CPU time", 0.5)
         why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
         return [*notable_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], why, ()
     if limits is None:
-        return [], why_no_ceilings(run, "this accelerator"), (would_tell(run),)
+        return [], why_no_ceilings(run, "this accelerator"), (ceilings_remedy(run),)
     if limits.device.partition(":")[0] == CPU:
-        return [], "the ceilings of this accelerator were not measured", (would_tell(run),)
+        return [], "the ceilings of this accelerator were not measured", (ceilings_remedy(run),)
     cpu_ops, steps = steps_with_costs(run.self_times.filter(pl.col("device") == CPU), run.self_times["step"].unique())
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
     causes: list[Cause] = []

@@ -48,7 +48,7 @@ class Headline:
 _WHOLE = ("run", "total", "device", ALL, *OWN)
 
 
-def setting(run: Run) -> list[str]:
+def setting_facts(run: Run) -> list[str]:
     """Return what was trained on what: workload, batch, optimizer, precision, device, threads, steps, day."""
     workload = run.meta.get("workload")
     about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
@@ -109,7 +109,7 @@ def _day(name: str) -> str | None:
 def headline(run: Run) -> list[Headline]:
     """Return step time, throughput, energy and power of the whole device, peak memory, temperature and accuracy."""
     found = [_metric(run, name) for name in ("step_time", "throughput", "energy_per_step", "mean_power", "peak_memory")]
-    return [*(row for row in found if row is not None), *_gpu_memory(run), *_hottest(run), *_accuracy(run)]
+    return [*(row for row in found if row is not None), *_gpu_memory(run), *_temperature_headline(run), *_accuracy(run)]
 
 
 def _metric(run: Run, name: str) -> Headline | None:
@@ -124,13 +124,13 @@ def _metric(run: Run, name: str) -> Headline | None:
         quantity, of_memory = find(name, row["unit"]), name == "peak_memory"
         low, high = (None, None) if of_memory else (row["low"], row["high"])
         whole = _memory_bytes(run) if of_memory else None
-        note = _of_ranks(run) if name == "throughput" else row["note"] or ""
+        note = _rank_throughput_note(run) if name == "throughput" else row["note"] or ""
         shown = quantity.label, row["value"], quantity.shown_unit
         return Headline(name, *shown, low, high, kind.rstrip("_"), note, whole)
     return None
 
 
-def _of_ranks(run: Run) -> str:
+def _rank_throughput_note(run: Run) -> str:
     """Return that a throughput is of one rank of several, with the sum over them; empty where one process trained."""
     if len(run.ranks) < 2 or run.rank_table()["last_share"].is_null().all():
         return ""
@@ -159,7 +159,7 @@ def _gpu_memory(run: Run) -> Iterator[Headline]:
         yield Headline("gpu_memory", "GPU memory", most, "B", note=note, whole=whole)
 
 
-def _hottest(run: Run) -> Iterator[Headline]:
+def _temperature_headline(run: Run) -> Iterator[Headline]:
     """The highest temperature while steps ran, and whether something was throttled, as far as that was looked at."""
     span = span_ns(run)
     if span is None:

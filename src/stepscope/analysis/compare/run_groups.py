@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.answer import observed_setting
-from stepscope.analysis.estimate import Estimate, mean_interval, over_repeats
+from stepscope.analysis.estimate import Estimate, geometric_mean_of_repeats, mean_interval
+from stepscope.analysis.first_screen import observed_setting
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.process_scopes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
@@ -214,7 +214,7 @@ _OF_THE_BOARD = frozenset(  # what sensors say of the board itself, and so of a 
 _BLOCKS, _LEAST_IN_BLOCK = 10, 4
 
 
-def difference(ratio: Estimate) -> str:
+def difference_label(ratio: Estimate) -> str:
     """larger, smaller, none seen (the interval of a ratio holds 1), or no interval."""
     if ratio.low is None or ratio.high is None:
         return "no interval"
@@ -254,7 +254,7 @@ def pool_repeats(runs: Sequence[Run]) -> dict[tuple[str, str], Measured]:
 def headline_metrics(run: Run) -> list[Measured]:
     """The headline metrics of a run that have a value, and the peak of its live tensors where it was recorded."""
     rows = [Measured(**row) for row in run.metrics().iter_rows(named=True)]
-    kept = [row for row in rows if row.value is not None and _of_the_training(row)]
+    kept = [row for row in rows if row.value is not None and _is_training_metric(row)]
     kept = [row for row in kept if find(row.metric, row.unit).compared]
     kept = [_with_drift(run, row) if row.metric in ("step_time", "throughput") else row for row in kept]
     peak = run.peak()
@@ -264,7 +264,7 @@ def headline_metrics(run: Run) -> list[Measured]:
     return kept
 
 
-def _of_the_training(row: Measured) -> bool:
+def _is_training_metric(row: Measured) -> bool:
     """Child processes, single ranks and the proportional size are numbers of their own, which a report has."""
     return row.source != _PROPORTIONAL and row.scope not in (CHILDREN, LAUNCHER) and not row.scope.startswith(RANK)
 
@@ -284,7 +284,7 @@ def _quantity_row(measured: Measured, runs: int, first: Measured | None) -> dict
         "ratio": found.value if found else None,
         "ratio_low": found.low if found else None,
         "ratio_high": found.high if found else None,
-        "difference": difference(found) if found else None,
+        "difference": difference_label(found) if found else None,
     }
 
 
@@ -292,7 +292,7 @@ def _pool(rows: Sequence[Measured]) -> Measured:
     """Geometric mean of repeats and its Student interval; of a single one, the row as it is."""
     if len(rows) == 1:
         return rows[0]
-    mean = over_repeats([_estimate(row) for row in rows])
+    mean = geometric_mean_of_repeats([_estimate(row) for row in rows])
     note = f"mean of {len(rows)} runs"
     return replace(rows[0], value=mean.value, low=mean.low, high=mean.high, n=len(rows), note=note)
 
@@ -315,7 +315,7 @@ def step_time(runs: Sequence[Run], per_sample: bool = False) -> Estimate:
         row = Measured(**run.metrics().row(by_predicate=pl.col("metric") == "step_time", named=True))
         samples = samples_per_step(run) if per_sample else None
         repeats.append(_estimate(_with_drift(run, row)).times(1 / (samples or 1.0)))
-    return over_repeats(repeats)
+    return geometric_mean_of_repeats(repeats)
 
 
 def samples_per_step(run: Run) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 LIVE_BYTES = 24  # room for any number of a sysfs file
 
 
-class Losses:
+class UpdateLosses:
     """Updates of files that do not arrive (the value before stays), and those that leave a file empty; shares."""
 
     def __init__(self, repeated: float = 0.0, unread: float = 0.0, seed: int = 0) -> None:
@@ -28,9 +28,9 @@ class Losses:
 class LiveFile:
     """A file whose content changes: one pwrite of fixed width, the rest newlines, so no reader sees half a number."""
 
-    def __init__(self, path: Path, width: int = LIVE_BYTES, losses: Losses | None = None) -> None:
+    def __init__(self, path: Path, width: int = LIVE_BYTES, losses: UpdateLosses | None = None) -> None:
         self.path, self.width = path, width
-        self._losses = losses or Losses()
+        self._losses = losses or UpdateLosses()
         self._content = b""
         self._held = False
         self._file = self._open()
@@ -81,7 +81,7 @@ class LiveFile:
 class Tree:
     """The files below a root."""
 
-    def __init__(self, root: Path, losses: Losses | None = None) -> None:
+    def __init__(self, root: Path, losses: UpdateLosses | None = None) -> None:
         self.root = root
         self._losses = losses
         self._elsewhere: tempfile.TemporaryDirectory[str] | None = None

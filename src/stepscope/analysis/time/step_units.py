@@ -20,7 +20,7 @@ _TO_HOST = "DtoH"
 
 
 @dataclass(frozen=True)
-class Units:
+class StepUnits:
     """The units of a step in order of time, and its kernels behind them; times in ns from the step's start."""
 
     name: list[str]
@@ -45,7 +45,7 @@ class Units:
         return tuple(zip(self.name, self.lane, strict=True))
 
 
-def units_of(ops: pl.DataFrame, t0_ns: int, t1_ns: int) -> Units | None:
+def units_of(ops: pl.DataFrame, t0_ns: int, t1_ns: int) -> StepUnits | None:
     """Return the units of a step's rows, `ops` as `runfolder.OPS`; None where they are too many."""
     names, devices = ops["name"].cast(pl.String).to_list(), ops["device"].cast(pl.String).to_list()
     parent = ops["parent"].fill_null(-1).to_numpy().astype(np.int64)
@@ -74,7 +74,7 @@ def units_of(ops: pl.DataFrame, t0_ns: int, t1_ns: int) -> Units | None:
     threads = ops["thread"].to_list()
     rows = chosen.tolist()
     owner = np.array([parent[row] if kernel[row] else -1 for row in rows], dtype=np.int64)
-    return Units(
+    return StepUnits(
         name=[names[row] for row in rows],
         module=[modules[row] for row in rows],
         phase=[phases[row] for row in rows],
@@ -88,7 +88,7 @@ def units_of(ops: pl.DataFrame, t0_ns: int, t1_ns: int) -> Units | None:
     )
 
 
-def kernels_by_unit(units: Units) -> dict[int, list[int]]:
+def kernels_by_unit(units: StepUnits) -> dict[int, list[int]]:
     """Return the kernels that each unit launched, in order of time."""
     kernels: dict[int, list[int]] = {}
     for kernel in np.flatnonzero(units.launched_by >= 0).tolist():
@@ -96,7 +96,7 @@ def kernels_by_unit(units: Units) -> dict[int, list[int]]:
     return kernels
 
 
-def waits_for_device(units: Units, unit: int, launched: Sequence[int]) -> bool:
+def waits_for_device(units: StepUnits, unit: int, launched: Sequence[int]) -> bool:
     """Return whether the host waited in this unit until its last kernel had ended."""
     found = _WAITS.search(units.name[unit]) or _TO_HOST in units.name[launched[-1]]
     return bool(found) and float(units.t1[unit]) >= float(units.t1[launched[-1]])

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import MissingDependency
-from stepscope.record.boundary import Boundary, is_ours
+from stepscope.record.fault_boundary import Boundary, is_ours
 
 if TYPE_CHECKING:
     from stepscope.integrations._training import TrainingRun
@@ -63,11 +63,11 @@ def callback_class(hooks: type[Recording], bases: tuple[type, ...], name: str = 
     made = type(name, (hooks, *bases), {"__module__": hooks.__module__, "__doc__": hooks.__doc__})
     for hook in vars(hooks):
         if hook.startswith("on_") or hook in (*_OPENING, *_OTHERS):
-            setattr(made, hook, guarded(getattr(hooks, hook)))
+            setattr(made, hook, guard_hook(getattr(hooks, hook)))
     return made
 
 
-def guarded(hook: Callable[..., Any]) -> Callable[..., None]:
+def guard_hook(hook: Callable[..., Any]) -> Callable[..., None]:
     """A hook of a callback with a `recording`: what fails in it ends the recording and nothing else."""
     opens = hook.__name__ in _OPENING
 
@@ -161,7 +161,7 @@ def listen(owner: Any, name: str, listener: Listener) -> Callable[[], None]:
     return undo
 
 
-def is_the(thing: Any) -> Callable[[Any], bool]:
+def is_same_object(thing: Any) -> Callable[[Any], bool]:
     """Return whether another object is this very one, which is not kept alive by it."""
     reference = weakref.ref(thing)
     return lambda other: reference() is other

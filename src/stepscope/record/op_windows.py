@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.record import torch_private
-from stepscope.record.boundary import is_ours
+from stepscope.record.fault_boundary import is_ours
 from stepscope.record.ops.modules import CallPlaces
 from stepscope.record.torch_private import Scope
 

@@ -22,7 +22,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-class Names:
+class ScriptPaths:
     """Files and folders by their names, each of the script's, of the user's, or gone."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class Names:
         self._opened_as: dict[int, str] = {}  # and the name by which it was opened
         self._here = ""  # a folder of the script's that it has gone to
 
-    def is_of(self, path: Any, dir_fd: int | None = None) -> bool:
+    def is_write_allowed(self, path: Any, dir_fd: int | None = None) -> bool:
         """Return whether a file that is written to below all this is none of the user's."""
         if self.trusted or not isinstance(path, (str, bytes)):
             return True
@@ -49,9 +49,9 @@ class Names:
 
     def has_written(self, path: str) -> bool:
         """Return whether a file is the script's own."""
-        return self._followed(self._path(path)) in self._own
+        return self._resolve_links(self._path(path)) in self._own
 
-    def numbers(self, plain: Callable[..., Any], follow: bool = True) -> Callable[..., Any]:
+    def wrap_stat(self, plain: Callable[..., Any], follow: bool = True) -> Callable[..., Any]:
         """Return a call like os.stat (or os.lstat) that knows the script's files."""
 
         def call(path: Any, *more: Any, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
@@ -62,7 +62,9 @@ class Names:
             target = None if followed else self._links.get(self._followed_to_the_last(name))
             if target is not None:
                 return self._plain["lstat"](self._real_link(target))
-            place = self._readable_path(self._followed(name) if followed else self._followed_to_the_last(name), path)
+            place = self._readable_path(
+                self._resolve_links(name) if followed else self._followed_to_the_last(name), path
+            )
             place = self._script_name(place, name, path)
             return plain(place, *more) if followed or not follow else plain(place, *more, follow_symlinks=False)
 
@@ -70,7 +72,7 @@ class Names:
 
     def accessible(self, path: Any, mode: int, *, dir_fd: int | None = None, **options: Any) -> bool:
         """Return whether a file may be used so, as os.access does; all may that are the script's own."""
-        name = self._followed(self._path(path, dir_fd))
+        name = self._resolve_links(self._path(path, dir_fd))
         if name not in self._own and name not in self._folders and self._is_hidden(name):
             return False
         return bool(self._plain["access"](self._readable_path(name, path), mode, **options))
@@ -85,7 +87,7 @@ class Names:
 
     def change_folder(self, path: Any) -> None:
         """Go to a folder, as os.chdir does."""
-        name = "" if isinstance(path, int) else self._followed(self._path(path))
+        name = "" if isinstance(path, int) else self._resolve_links(self._path(path))
         if name in self._folders:
             self._here = name
             return
@@ -100,11 +102,11 @@ class Names:
         """Return the folder in which the script is, as os.getcwdb does."""
         return os.fsencode(self.here())
 
-    def listed(self, path: Any = ".") -> list[Any]:
+    def list_folder(self, path: Any = ".") -> list[Any]:
         """Return the names in a folder: those of the user's, and what the script has written there."""
         if isinstance(path, bytes):
-            return [os.fsencode(name) for name in self.listed(os.fsdecode(path))]
-        name = self._name_of_number(path) if isinstance(path, int) else self._followed(self._path(path))
+            return [os.fsencode(name) for name in self.list_folder(os.fsdecode(path))]
+        name = self._name_of_number(path) if isinstance(path, int) else self._resolve_links(self._path(path))
         own = self._within(name, path)
         if name in self._folders:
             return own
@@ -115,7 +117,7 @@ class Names:
         """Return what os.scandir says of a folder, with what the script has written there."""
         if isinstance(path, (int, bytes)):
             return self._plain["scandir"](path)
-        name, said = self._followed(self._path(path)), os.fspath(path or ".")
+        name, said = self._resolve_links(self._path(path)), os.fspath(path or ".")
         own = self._within(name, path)
         ours = [Entry(found, str(Path(said, found))) for found in own]
         if name in self._folders:
@@ -130,9 +132,9 @@ class Names:
     def _within(self, path: str, said: Any) -> list[str]:
         """Return the names of the script's files and folders in a folder; an error where it is none."""
         if path in self._own:
-            refuse(errno.ENOTDIR, said)
+            raise_os_error(errno.ENOTDIR, said)
         if path not in self._folders and self._is_hidden(path):
-            refuse(errno.ENOENT, said)
+            raise_os_error(errno.ENOENT, said)
         names = (*self._own, *sorted(self._folders), *self._links)
         return list(dict.fromkeys(Path(name).name for name in names if str(Path(name).parent) == path != name))
 
@@ -148,7 +150,7 @@ class Names:
         if path in self._folders:
             return self._folder
         if self._is_hidden(path):
-            refuse(errno.ENOENT, said)
+            raise_os_error(errno.ENOENT, said)
         return path
 
     def _is_hidden(self, path: str) -> bool:
@@ -163,7 +165,7 @@ class Names:
     def _is_folder(self, path: str) -> bool:
         if path in self._folders or path in self._own:
             return path in self._folders
-        path = self._followed(path)
+        path = self._resolve_links(path)
         if path in self._folders:
             return True
         with contextlib.suppress(OSError):
@@ -176,21 +178,21 @@ class Names:
             return True
         return False
 
-    def _followed(self, path: str) -> str:
+    def _resolve_links(self, path: str) -> str:
         """Return what a name stands for, by the links that the script has made."""
         for _ in range(_MOST_LINKS):
             link = next((link for link in self._links if is_within(path, link)), None)
             if link is None:
                 return path
             path = os.path.normpath(f"{Path(link).parent / self._links[link]}{path[len(link) :]}")
-        return refuse(errno.ELOOP, path)
+        return raise_os_error(errno.ELOOP, path)
 
     def _named(self, path: Any, dir_fd: int | None = None) -> str:
         """Return the name of a file itself, or of a link: what lies in a linked folder has a name of its own."""
         return self._followed_to_the_last(self._path(path, dir_fd))
 
     def _followed_to_the_last(self, path: str) -> str:
-        return str(Path(self._followed(str(Path(path).parent)), Path(path).name))
+        return str(Path(self._resolve_links(str(Path(path).parent)), Path(path).name))
 
     def _real_link(self, said: str) -> str:
         """Return where a link that says the same lies, for those who ask what it is like."""
@@ -217,7 +219,7 @@ class Names:
     def _path(self, path: Any, dir_fd: int | None = None) -> str:
         text = os.fsdecode("." if path is None else path)
         if not text:
-            refuse(errno.ENOENT, path)
+            raise_os_error(errno.ENOENT, path)
         folder = self.here() if dir_fd is None else self._name_of_number(dir_fd)
         return os.path.normpath(Path(folder, text))
 
@@ -230,7 +232,7 @@ class Names:
         """Raise the system's error where the folder of a name is not there, or is none."""
         parent = str(Path(path).parent)
         if not self._is_folder(parent):
-            refuse(errno.ENOTDIR if self._is_there(parent) else errno.ENOENT, *said)
+            raise_os_error(errno.ENOTDIR if self._is_there(parent) else errno.ENOENT, *said)
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -238,6 +240,6 @@ def is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def refuse(number: int, path: Any, other: Any = None) -> NoReturn:
+def raise_os_error(number: int, path: Any, other: Any = None) -> NoReturn:
     """Raise the system's error of a file."""
     raise OSError(number, os.strerror(number), path, None, other)

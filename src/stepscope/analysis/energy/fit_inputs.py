@@ -11,18 +11,18 @@ import polars as pl
 
 from stepscope.analysis.energy.attribution import CONVERSION, Options
 from stepscope.analysis.energy.calibration_store import SensorCalibration, calibration_from_json, calibration_to_json
-from stepscope.analysis.energy.clocks import is_periodic
 from stepscope.analysis.energy.fit_span import Stretch, stretch_of
 from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, plausible_watts, power_sources
 from stepscope.analysis.energy.readings import (
     Readings,
     from_counter,
     from_gauge,
+    from_running_average,
     stuck_readings,
-    taken_apart,
     weight_of_decay,
 )
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
+from stepscope.analysis.energy.update_clocks import is_periodic
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces
 from stepscope.analysis.time.steps import steps_after_warmup
@@ -64,7 +64,7 @@ class RunTimeline:
     seconds: Floats
 
     @property
-    def in_parts(self) -> str:
+    def reason_not_divided(self) -> str:
         """Return why nothing is divided among these ops; empty where a step was profiled from begin to end."""
         return "" if self.timeline.recorded.any() else "no step was profiled whole: parts of steps do not tell the rest"
 
@@ -86,7 +86,7 @@ class RunTimelines:
         """The instant that their times count from."""
         return int(steps_after_warmup(self._run)["t0_ns"][0])
 
-    def of(self, component: str) -> RunTimeline | None:
+    def for_component(self, component: str) -> RunTimeline | None:
         """Return what explains a rail of this component; None where no op was recorded."""
         tracks = self._pieces.tracks
         if component != "memory" and len({track.device == CPU for track in tracks}) < _BOTH:
@@ -121,7 +121,7 @@ def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: st
     recorded = (steps["recorded"] & steps["step"].is_in(pieces.steps.implode())).to_numpy()
     done = [fill_unprofiled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
     parts = [_within(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
-    keyed = _keyed(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
+    keyed = _timeline_with_keys(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
     return replace(keyed, timeline=replace(keyed.timeline, scatter=done[0][1]))
 
 
@@ -130,7 +130,7 @@ def _within(lane: Lane, begin: float, end: float) -> Lane:
     return Lane(np.maximum(lane.t0[inside], begin), np.minimum(lane.t1[inside], end), lane.key[inside])
 
 
-def _keyed(
+def _timeline_with_keys(
     ops: pl.DataFrame, lanes: list[Lane], step_t0: Floats, step_t1: Floats, recorded: Flags, with_bytes: bool
 ) -> RunTimeline:
     """Number the keys: as fine as the regression can bear, the lanes after the first apart, the gap last."""
@@ -287,7 +287,7 @@ def gauge_inputs(
         decay = weight_of_decay(stamp, watts, end, refresh / weight, source.step_size)
         weight_sd = _STATED_WEIGHT if decay is None else decay[1] / decay[0]
         weight = weight if decay is None else refresh / decay[0]
-        return taken_apart(stamp, watts, weight, refresh), Options(
+        return from_running_average(stamp, watts, weight, refresh), Options(
             refresh=refresh, stated=CONVERSION * refresh, floor=floor, stuck_s=stuck_s, weight_sd=weight_sd
         )
     readings = from_gauge(t0, t1, watts, refresh)

@@ -42,7 +42,7 @@ class Trial:
     predicted: ProcessPeak
 
     @property
-    def off(self) -> float:
+    def error_ratio(self) -> float:
         """The measured peak over the nearer end of the predicted interval; 1 within it."""
         if self.peak_bytes is None or self.predicted.low <= self.peak_bytes <= self.predicted.high:
             return 1.0
@@ -90,7 +90,7 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
-def really_trained(command: Sequence[str], allocator: str, wrapped: Sequence[str] = ()) -> StepCost:
+def train_in_child(command: Sequence[str], allocator: str, wrapped: Sequence[str] = ()) -> StepCost:
     """Return what a child that makes real steps says of them. StepscopeError where it fails, with why."""
     environment = child_environment(allocator)
     try:
@@ -121,7 +121,7 @@ _GROUPS = (("sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("sys/fs/cgroup", 
 def prove(command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")) -> str:
     """Train for real under a limit that the kernel keeps, where it can; what came of it, in words."""
     try:
-        kind, cost = trained_under(command, allocator, limit, root)
+        kind, cost = train_under_limit(command, allocator, limit, root)
     except StepscopeError as error:
         return f"it failed under the limit: {error}"
     if kind is None:
@@ -132,7 +132,7 @@ def prove(command: Sequence[str], allocator: str, limit: Limit, root: Path = Pat
     return f"trained under the limit, kept by the kernel ({by}); {took}"
 
 
-def trained_under(
+def train_under_limit(
     command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")
 ) -> tuple[str | None, StepCost]:
     """Return what keeps the limit (an account, a control group's folder, None: nothing) and what the steps took.
@@ -141,7 +141,7 @@ def trained_under(
     """
     with _memory_account(limit, root) as kind:
         wrapped = () if kind is None else (sys.executable, "-c", _UNDER, kind, str(limit.bytes))
-        return kind, really_trained(command, allocator, wrapped)
+        return kind, train_in_child(command, allocator, wrapped)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ from torch import Tensor, UntypedStorage, nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.boundary import is_ours, let_go
 from stepscope.record.c_allocators import reserved_reader
-from stepscope.record.gradient_threads import Trainers
+from stepscope.record.fault_boundary import clear_error_frames, is_ours
+from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.ops.events import NO_MODULE
-from stepscope.record.ops.modules import ModuleBook, entries, parameters_of
+from stepscope.record.ops.modules import ModuleBook, copied_items, parameters_of
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Watched:
 class MemoryWatch:
     """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
 
-    def __init__(self, book: ModuleBook, trainers: Trainers) -> None:
+    def __init__(self, book: ModuleBook, trainers: GradientThreads) -> None:
         self.book = book
         self.trainers = trainers
         self._reserved = reserved_reader()
@@ -72,7 +72,7 @@ class MemoryWatch:
             self.close()
             if not is_ours(error):
                 raise
-            let_go(error)
+            clear_error_frames(error)
             return error
         return None
 
@@ -96,11 +96,11 @@ class MemoryWatch:
         self._watched = Watched()
         known: dict[tuple[str, int], Mark] = {}
         for mark, tensor in self._optimizer_tensors():
-            known.setdefault((mark.device, mark.pointer), _followed(mark, tensor.untyped_storage()))
+            known.setdefault((mark.device, mark.pointer), _watch_storage_end(mark, tensor.untyped_storage()))
         for storage, shape in self._live_python_tensors():
             found = _mark_of(storage, shape, "other", NO_MODULE)
             if found is not None:
-                known.setdefault((found.device, found.pointer), _followed(found, storage))
+                known.setdefault((found.device, found.pointer), _watch_storage_end(found, storage))
         self._watched.before = list(known.values())
 
     def before_optimizer(self) -> None:
@@ -134,12 +134,12 @@ class MemoryWatch:
             if not tensor.requires_grad:
                 mark = _mark(tensor, "input", NO_MODULE)
                 if mark is not None:
-                    self._watched.marks.append(_followed(mark, tensor.untyped_storage()))
+                    self._watched.marks.append(_watch_storage_end(mark, tensor.untyped_storage()))
 
     def _optimizer_tensors(self) -> Iterator[tuple[Mark, Tensor]]:
         for index, module in enumerate(self.book.modules()):
             for category, name in (("parameter", "_parameters"), ("buffer", "_buffers")):
-                for _, tensor in entries(vars(module).get(name)):
+                for _, tensor in copied_items(vars(module).get(name)):
                     mark = None if tensor is None else _mark(tensor, category, index)
                     if mark is not None and tensor is not None:
                         yield mark, tensor
@@ -166,7 +166,7 @@ class MemoryWatch:
             yield from (parameter for group in vars(optimizer).get("param_groups", ()) for parameter in group["params"])
 
     def _state(self, optimizer: Any) -> Iterator[tuple[Mark, Tensor]]:
-        for parameter, state in entries(optimizer.state):
+        for parameter, state in copied_items(optimizer.state):
             module = self._owners.get(id(parameter), NO_MODULE)
             for tensor in tensors_in(state):
                 mark = _mark(tensor, "optimizer", module)
@@ -206,7 +206,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for _, entry in entries(value):
+        for _, entry in copied_items(value):
             yield from tensors_in(entry)
     elif isinstance(value, (list, tuple)):
         for entry in value:
@@ -231,7 +231,7 @@ def _mark_of(storage: UntypedStorage, shape: tuple[int, ...], category: str, mod
     return Mark(monotonic_ns(), pointer, size, str(storage.device), category, module, shape)
 
 
-def _followed(mark: Mark, storage: UntypedStorage) -> Mark:
+def _watch_storage_end(mark: Mark, storage: UntypedStorage) -> Mark:
     """The mark learns when its storage ends: of what is older than a profile the CPU allocator reports no frees."""
 
     # The default of a key that is looked up is the time. There is no function of Python's in it: a signal handler could

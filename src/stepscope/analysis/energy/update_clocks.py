@@ -50,7 +50,7 @@ class UpdateClock:
         when: Floats = np.interp(number, turns, at)
         return when
 
-    def latched(self, t: Floats) -> Floats:
+    def last_update_times(self, t: Floats) -> Floats:
         """Return when the value that is read at each instant was made, s."""
         return self.update_times(self.number(t))
 
@@ -64,7 +64,7 @@ class UpdateClock:
         early, late = before - self.update_times(last), self.update_times(last + 1) - after
         return self.update_times(np.maximum.accumulate(np.where((early > 0) & (late < early), last + 1, last)))
 
-    def unsure(self, t: Floats) -> Flags:
+    def is_near_update(self, t: Floats) -> Flags:
         """Instants so near an update that it may have come or not."""
         turns = np.interp(t, *self._knots)
         return np.asarray(np.abs(turns - np.rint(turns)) < _PUNCTUAL)
@@ -84,13 +84,13 @@ def clock_of_changes(stamp: Floats, moved: Flags, nominal: float | None) -> Upda
     if sharp.sum() < _FEWEST or (nominal is None and float(np.median(gap)) > 0.5 * stated):
         return None
     middle = ((stamp[place] + stamp[place - 1]) / 2)[sharp]
-    period, turn = comb(middle, np.ones(len(middle)), stated)
+    period, turn = strongest_period(middle, np.ones(len(middle)), stated)
     if abs(turn) >= _COMB:
         return UpdateClock.even(float(middle[0] + np.angle(turn) / (2 * np.pi) * period), period)
-    return _walking(middle, stated)
+    return _drifting_clock(middle, stated)
 
 
-def _walking(middle: Floats, period: float) -> UpdateClock | None:
+def _drifting_clock(middle: Floats, period: float) -> UpdateClock | None:
     """A clock without a memory of where it should be, followed from change to change."""
     spin = np.exp(2j * np.pi / period * (middle - middle[0]))
     near = _smoothed(spin.real, _LOCAL) + 1j * _smoothed(spin.imag, _LOCAL)
@@ -112,7 +112,7 @@ def clock_of_residuals(t: Floats, surprise: Floats, speed: Floats, nominal: floa
     if len(t) < _FEWEST:
         return None
     wave = (surprise - np.append(surprise[1:], 0.0)) * speed
-    period, turn = comb(t, wave, nominal)
+    period, turn = strongest_period(t, wave, nominal)
     expected = float((speed**2).mean()) * period / np.pi  # what is lacked and given back: twice half the harmonic
     looked_at = 2 * NEAR * float(t[-1] - t[0]) / nominal + 1  # independent periods
     by_chance = float(wave.std()) * np.sqrt(np.log(looked_at / _BY_CHANCE) / len(wave))
@@ -121,7 +121,7 @@ def clock_of_residuals(t: Floats, surprise: Floats, speed: Floats, nominal: floa
     return UpdateClock.even(float(t[0] + (np.angle(turn) / (2 * np.pi) - 0.25) * period), period)
 
 
-def comb(t: Floats, weight: Floats, nominal: float) -> tuple[float, complex]:
+def strongest_period(t: Floats, weight: Floats, nominal: float) -> tuple[float, complex]:
     """The period near `nominal` at which the weights turn together, s, and their mean turn about the first instant."""
     since = t - t[0]
     period, near, count = nominal, NEAR, _FIRST
@@ -232,7 +232,9 @@ class _Pairs:
         change = np.diff(value)
         moved = np.abs(change) > 1e-9 * np.abs(value).max(initial=0.0)
         step = float(np.abs(change[moved]).min(initial=np.inf))
-        spread = np.sqrt(np.maximum(_beside(change**2, round(_NEARBY / max(float(moved.mean()), 1e-3))), 1e-30) / 2)
+        spread = np.sqrt(
+            np.maximum(_mean_of_neighbours(change**2, round(_NEARBY / max(float(moved.mean()), 1e-3))), 1e-30) / 2
+        )
         chance = np.clip(step / (2 * np.sqrt(np.pi) * spread), _LEAST_CHANCE, 1.0)
         telling = chance < _TELLING
         since = stamp - stamp[0]
@@ -249,7 +251,7 @@ class _Pairs:
         return float(self.cost(np.clip(1 - apart / period, 0.0, 1.0)).sum())
 
 
-def _beside(values: Floats, span: int) -> Floats:
+def _mean_of_neighbours(values: Floats, span: int) -> Floats:
     """Mean of the entries around each one, without it."""
     place = np.arange(len(values))
     size = np.minimum(place + span // 2 + 1, len(values)) - np.maximum(place - span // 2, 0)
@@ -294,7 +296,7 @@ def clocks_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> li
 
 def explains_repeats(clock: UpdateClock, stamp: Floats, value: Floats) -> bool:
     """Are reads between the same two updates equal? A multiple of the right period puts several updates in one."""
-    number, unsure = clock.number(stamp), clock.unsure(stamp)
+    number, unsure = clock.number(stamp), clock.is_near_update(stamp)
     within = (np.diff(number) == 0) & ~unsure[1:] & ~unsure[:-1]
     return bool(within.any() and (np.diff(value)[within] != 0).mean() < _CONTRADICTED)
 

@@ -25,7 +25,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
 from stepscope.analysis.time.layers import WORKLOAD_DATA, LayerTimes, group_of_cells, layer_times
-from stepscope.analysis.time.operators import CPU, PerStep, sums_per_step, without_interruptions
+from stepscope.analysis.time.operators import CPU, PerStep, replace_outliers_by_median, sums_per_step
 from stepscope.analysis.time.steps import (
     FEW,
     layer_timed_steps,
@@ -134,8 +134,8 @@ def step_times(run: Run) -> StepTimes:
     rest_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
     unlike = _are_unlike(cells, regular)
-    interrupted = rest[:, None] if unlike else without_interruptions(rest[:, None])
-    raw = np.column_stack([without_interruptions(cells.values, regular), interrupted])
+    interrupted = rest[:, None] if unlike else replace_outliers_by_median(rest[:, None])
+    raw = np.column_stack([replace_outliers_by_median(cells.values, regular), interrupted])
     cost = np.column_stack([profiling.values, rest_cost])
     headline = _Headline.of(run, steps, unlike)
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
@@ -186,7 +186,7 @@ class _Headline:
             return cls(float(steps["length_ns"].to_numpy().mean()), 0.0, None)
         median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
         doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
-        return cls(median, doubt, _near(run) if which == "unprofiled steps" and not unlike else None)
+        return cls(median, doubt, _nearby_unprofiled_ns(run) if which == "unprofiled steps" and not unlike else None)
 
 
 def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes | None:
@@ -196,7 +196,7 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
         return None
     most = _max_loading_time(run)
     layers = layers if most is None else layers.with_loading_up_to(most)
-    stretch = _stretch(run, layers, headline.step_ns)
+    stretch = _core_wait_factor(run, layers, headline.step_ns)
     starved = stretch > _STARVED
     return layers.in_starved_step_of(headline.step_ns, stretch) if starved else layers.in_step_of(headline.step_ns)
 
@@ -270,7 +270,7 @@ def _with_layers(
     return bare, cost, doubt
 
 
-def _stretch(run: Run, layers: LayerTimes, step_ns: float) -> float:
+def _core_wait_factor(run: Run, layers: LayerTimes, step_ns: float) -> float:
     """How many times what it takes undisturbed everything takes in a step of this length, as it waits for a core.
 
     At least what the training thread's CPU time says, and what the layers do where they did not wait: threads that wait
@@ -288,7 +288,7 @@ def _stretch(run: Run, layers: LayerTimes, step_ns: float) -> float:
     return max(by_cpu_time, layers.least_stretch(step_ns) if starved.value > _HELD else 1.0)
 
 
-def _near(run: Run) -> float | None:
+def _nearby_unprofiled_ns(run: Run) -> float | None:
     """Median of the unprofiled steps around the profiled ones, without the first after each, on cold caches."""
     every = steps_after_warmup(run)
     timed = every["step"].is_in(layer_timed_steps(run).to_list())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope import __version__
-from stepscope.clock import anchors
+from stepscope.clock import read_clocks
 from stepscope.files import read_object
 from stepscope.liveness import boot_id, identity
 from stepscope.privacy import redacted
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # of torch; of XLA
 
 
-def of_beginning(settings: Settings, mode: str, pid: int, framework: str) -> dict[str, Any]:
+def run_start_facts(settings: Settings, mode: str, pid: int, framework: str) -> dict[str, Any]:
     """Return what run.json states from the beginning of a run of this process."""
     return {
         **identity(pid),
         "framework": framework,
         "workload": {"name": settings.name, **settings.facts.get("workload", {})},
-        "clock": anchors(),
+        "clock": read_clocks(),
         "warmup_steps": WARMUP_STEPS,
         "recorder": {"mode": mode, "steps_from": settings.steps_from},
         "sampler": {"period_ns": settings.period_ns, "max_disk": settings.metering.max_disk},
-        "malloc": of_malloc(framework),
+        "malloc": allocator_facts(framework),
         **rank_of_process(),
-        **of_metering(settings.metering),
-        **of_process(framework),
+        **metering_facts(settings.metering),
+        **process_facts(framework),
         **{key: value for key, value in settings.facts.items() if key != "workload"},
     }
 
 
-def of_process(framework: str = "torch") -> dict[str, Any]:
+def process_facts(framework: str = "torch") -> dict[str, Any]:
     """Versions, working directory and the command line of this process.
 
-    Nothing of it makes torch set anything up: threads and GPUs are asked for at the end, see `of_device`.
+    Nothing of it makes torch set anything up: threads and GPUs are asked for at the end, see `device_json`.
     """
     try:
         cwd: str | None = str(Path.cwd())
@@ -68,7 +68,7 @@ def of_process(framework: str = "torch") -> dict[str, Any]:
     }
 
 
-def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
+def device_json(root: str | None, run: Path | None = None) -> dict[str, Any]:
     """device.json; with a run folder, the facts of its start with those of the end beside them.
 
     GPUs are named at the end, where the training has initialised CUDA: asking earlier would initialise the driver,
@@ -81,7 +81,7 @@ def of_device(root: str | None, run: Path | None = None) -> dict[str, Any]:
     return {**known, "accelerators_torch": _gpus(), "at_end": changing_facts(where)}
 
 
-def of_modules(
+def model_json_rows(
     book: ModuleBook, flops: Mapping[str, tuple[int, int]], update_shares: Mapping[int, float]
 ) -> list[dict[str, Any]]:
     """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module.
@@ -153,7 +153,7 @@ def rank_of_process() -> dict[str, Any]:
     return {**known, "boot_id": boot_id()}
 
 
-def of_metering(metering: Metering) -> dict[str, Any]:
+def metering_facts(metering: Metering) -> dict[str, Any]:
     """Return the part of run.json that the user chose."""
     chosen = {
         "power_model": metering.power_model,
@@ -162,14 +162,14 @@ def of_metering(metering: Metering) -> dict[str, Any]:
     return {key: value for key, value in chosen.items() if value is not None}
 
 
-def of_malloc(framework: str) -> dict[str, Any]:
+def allocator_facts(framework: str) -> dict[str, Any]:
     """The allocator, and what a process of torch takes that trains nothing, where this device has measured it."""
-    stated = c_allocators.in_force()
+    stated = c_allocators.current_allocator_facts()
     empty = cached_empty_process_bytes(stated["name"]) if framework == "torch" else None
     return {**stated, "empty_process_bytes": empty}
 
 
-def of_overhead(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[str, Any]:
+def overhead_facts(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[str, Any]:
     """Return what profiling took of a run of this length: between steps, once, and an event.
 
     followed_ns: within unprofiled steps, to follow what happens in them.
@@ -180,7 +180,7 @@ def of_overhead(recorder: OpRecorder, span_ns: int, followed_ns: int) -> dict[st
     return {**spent, "span_ns": span_ns, "event": event, "layer": layer}
 
 
-def of_recording(recorder: OpRecorder, steps_from: str, detected_by: str, loading_ns: int) -> dict[str, Any]:
+def recording_facts(recorder: OpRecorder, steps_from: str, detected_by: str, loading_ns: int) -> dict[str, Any]:
     """Return what was profiled of the run, what that held in RAM and wrote, and how long data loaders took."""
     plan = recorder.plan
     return {

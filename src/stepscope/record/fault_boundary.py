@@ -99,7 +99,7 @@ class Boundary:
                 self.failed(error)
 
     @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
+    def muted(self) -> Iterator[None]:
         """Let nothing through meanwhile: steps that are tried are no part of the training."""
         before, self.open = self.open, False
         try:
@@ -112,14 +112,16 @@ class Boundary:
         if self.open:
             self.open = False
             try:
-                with Undisturbed():  # what a signal raises is the training's: formatting a traceback would swallow it
+                with (
+                    DeferredSignals()
+                ):  # what a signal raises is the training's: formatting a traceback would swallow it
                     self._shut(error)
             except BaseException as second:
                 if not is_ours(second):
                     raise
             finally:
-                let_go(error)
-                Undisturbed.end()
+                clear_error_frames(error)
+                DeferredSignals.end()
 
     def guarded(self, function: Callable[P, T]) -> Callable[P, T | None]:
         """Return the function wrapped so that it is called through this boundary."""
@@ -149,23 +151,23 @@ class WithoutCollections:
             gc.enable()
 
 
-class Undisturbed:
+class DeferredSignals:
     """While it is entered no signal handler runs in the main thread: it waits, and runs, and may raise, at the end.
 
     A profile that is started or stopped cannot be left halfway: torch would crash. Other threads run no handlers.
     What C has installed for a signal, with its flags (`siginterrupt`, `faulthandler.register`), is put back as it was.
     """
 
-    _now: Undisturbed | None = None
+    _now: DeferredSignals | None = None
 
     def __enter__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._actions: dict[int, Any] = {}
         self._waiting: list[tuple[int, FrameType | None]] = []
-        self._outermost = Undisturbed._now is None and threading.get_ident() == threading.main_thread().ident
+        self._outermost = DeferredSignals._now is None and threading.get_ident() == threading.main_thread().ident
         if not self._outermost:
             return
-        Undisturbed._now = self
+        DeferredSignals._now = self
         try:
             for number in signal.valid_signals():
                 handler = signal.getsignal(number)
@@ -184,11 +186,11 @@ class Undisturbed:
         try:
             raised = self._restore()
         except Exception as error:  # a fault of ours: the handlers are the training's all the same
-            raised, Undisturbed._now = error, None
+            raised, DeferredSignals._now = error, None
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         waited = self._call_waiting()
-        if (raised := _going_on(raised, waited)) is not None:
+        if (raised := _exception_to_raise(raised, waited)) is not None:
             try:
                 raise raised
             finally:  # its traceback has this frame, which would keep it, and with it what the training's frames hold
@@ -207,8 +209,8 @@ class Undisturbed:
                         _restore(number, self._actions[number])
                     del left[number]
             except BaseException as error:
-                raised = _going_on(raised, error)
-        Undisturbed._now = None
+                raised = _exception_to_raise(raised, error)
+        DeferredSignals._now = None
         try:
             return raised
         finally:
@@ -227,7 +229,7 @@ class Undisturbed:
             try:
                 self._handlers[number](number, frame)
             except BaseException as error:
-                raised = _going_on(raised, error)
+                raised = _exception_to_raise(raised, error)
         try:
             return raised
         finally:
@@ -236,12 +238,12 @@ class Undisturbed:
     @staticmethod
     def end() -> None:
         """Put the handlers back, and call those of signals that came, where a fault of ours kept `__exit__` from it."""
-        now = Undisturbed._now
+        now = DeferredSignals._now
         if now is not None and threading.get_ident() == threading.main_thread().ident:
             raised = now._restore()
             waited = now._call_waiting()
             try:
-                if (raised := _going_on(raised, waited)) is not None:
+                if (raised := _exception_to_raise(raised, waited)) is not None:
                     raise raised
             finally:
                 raised = waited = None  # as above
@@ -249,15 +251,15 @@ class Undisturbed:
     @staticmethod
     def end_in_child() -> None:
         """Put the handlers back in a child that a thread forked: the signals were the parent's."""
-        if Undisturbed._now is not None:
-            Undisturbed._now._waiting.clear()
-            Undisturbed.end()
+        if DeferredSignals._now is not None:
+            DeferredSignals._now._waiting.clear()
+            DeferredSignals.end()
 
 
-os.register_at_fork(after_in_child=Undisturbed.end_in_child)
+os.register_at_fork(after_in_child=DeferredSignals.end_in_child)
 
 
-def _going_on(first: BaseException | None, second: BaseException | None) -> BaseException | None:
+def _exception_to_raise(first: BaseException | None, second: BaseException | None) -> BaseException | None:
     """Return which of two exceptions is raised: the first, but of a fault of ours and one of a handler the latter."""
     if first is None or (second is not None and is_ours(first) and not is_ours(second)):
         return second
@@ -290,7 +292,7 @@ def is_ours(error: BaseException) -> bool:
         return _is_raised_by_us(error)
 
 
-def let_go(error: BaseException) -> None:
+def clear_error_frames(error: BaseException) -> None:
     """Clear the frames of a fault of ours that has been told of, not of what the training was handling meanwhile.
 
     They hold what the training's functions were given, often in cycles: its graph would live until they are collected.
@@ -318,12 +320,12 @@ def _arose_with_us(error: BaseException) -> bool:
         return kind.__name__ == _PANIC
     frames = list(_frames(error.__traceback__))
     handlers = _signal_handlers()
-    if any(frame.f_code in handlers or _comes_in_between(frame) for frame in frames):
+    if any(frame.f_code in handlers or _receives_frame(frame) for frame in frames):
         return False
     return any(is_foreign(frame.f_code.co_filename) for frame in frames) or not is_foreign(_file_of(kind))
 
 
-def _comes_in_between(frame: FrameType) -> bool:
+def _receives_frame(frame: FrameType) -> bool:
     """Return whether a function of somebody else's was given a frame: as handlers of signals and trace functions
     are.
     """
@@ -374,7 +376,7 @@ def _file_of(kind: type) -> str | None:
 _HERE = str(Path(__file__).parent)
 
 
-def updates_below(newest: FrameType) -> set[int]:
+def optimizers_stepping_below(newest: FrameType) -> set[int]:
     """Return the addresses of optimizers whose `step` is under way below this frame, torch's wrapper of another one."""
     found, frame = set(), newest.f_back
     while frame is not None:

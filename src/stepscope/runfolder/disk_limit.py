@@ -1,4 +1,4 @@
-"""Keep a run that goes on small: `python -m stepscope.runfolder.keep RUN`, started by the sampling process.
+"""Keep a run that goes on small: `python -m stepscope.runfolder.disk_limit RUN`, started by the sampling process.
 
 Closed parts become Parquet, a file at a time and at the lowest priority. With --max-disk the oldest of them are thinned
 where all together take more than their share: samples become means with their spread, of steps some blocks stay. A kill
@@ -17,8 +17,8 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.files import replaced
-from stepscope.part_names import STEPS, PartName, counting, thinned_name
+from stepscope.files import atomic_write
+from stepscope.part_names import STEPS, PartName, parts_in_use, thinned_name
 from stepscope.runfolder import checksums
 from stepscope.runfolder.pack import disk_errors, pack_closed_parts, row_files
 from stepscope.runfolder.schema import read_channels
@@ -81,7 +81,7 @@ def _packed_files(run: Path, steps: bool) -> list[PartName]:
     """The packed files that count, of steps or of samples."""
     files = row_files(run)
     stems = [stem for stem in dict.fromkeys(part.stem for part in files) if (stem == STEPS) == steps]
-    named = {stem: counting(stem, [part.name for part in files]) for stem in stems}
+    named = {stem: parts_in_use(stem, [part.name for part in files]) for stem in stems}
     return [part for parts in named.values() for part in parts if part.packed]
 
 
@@ -130,9 +130,9 @@ def _thin_file(run: Path, part: PartName, files: Sequence[PartName], grain: int,
     if earlier is not None and earlier.schema == frame.schema:
         frame, first, sources = pl.concat([earlier, frame]), before[0].first, [part, before[0]]
     name = thinned_name(part.stem, first, part.last, grain)
-    with replaced(run / name, durable=True) as target, disk_errors():
+    with atomic_write(run / name, durable=True) as target, disk_errors():
         frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
-    checksums.note(run, name)
+    checksums.record_checksums(run, name)
     for source in sources:
         (run / source.name).unlink(missing_ok=True)
     return PartName(name, part.stem, first, part.last, grain, packed=True)
@@ -140,7 +140,7 @@ def _thin_file(run: Path, part: PartName, files: Sequence[PartName], grain: int,
 
 def _read(run: Path, part: PartName) -> pl.DataFrame | None:
     """The content of a packed file; None where it is not what was written."""
-    stated = checksums.stated(run).get(part.name)
+    stated = checksums.read_checksums(run).get(part.name)
     try:
         data = (run / part.name).read_bytes()
         return pl.read_parquet(data) if checksums.agrees(data, stated) else None
@@ -161,7 +161,7 @@ def _say_once(run: Path, max_disk: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Pack what is closed and thin what is too much; ends early where the process is gone that started this one."""
-    parser = argparse.ArgumentParser(prog="python -m stepscope.runfolder.keep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m stepscope.runfolder.disk_limit", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("--max-disk", type=int, help="bytes that the run may take on the disk")
     options = parser.parse_args(argv)

@@ -18,7 +18,7 @@ from torch import nn
 
 from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
-from stepscope.record.boundary import Boundary, Undisturbed
+from stepscope.record.fault_boundary import Boundary, DeferredSignals
 from stepscope.record.framework import Ended
 from stepscope.record.listeners import BACKWARD, BATCH, CALL, CALL_WITHIN, EVALUATION, STEP, UPDATE, UPDATED, Listener
 from stepscope.record.sample_count import batch_size, telling_tensor
@@ -49,7 +49,7 @@ class Steps(Listener, Protocol):
         """
 
 
-class Repeats:
+class RepeatFilter:
     """Filter before a session: checks each event first; True where the event needs nothing more."""
 
     def __init__(self, boundary: Boundary, steps: Steps) -> None:
@@ -220,7 +220,10 @@ class Repeats:
         self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
         self.replaying = True
         try:
-            with Undisturbed(), torch_private.gradients_enabled():  # as they were; it may be an evaluation that differs
+            with (
+                DeferredSignals(),
+                torch_private.gradients_enabled(),
+            ):  # as they were; it may be an evaluation that differs
                 for (kind, _, detail), about in zip(self._events, self._about, strict=True):
                     thing = about()
                     if thing is not None:  # else it went with the loop that had it

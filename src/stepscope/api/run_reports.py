@@ -24,15 +24,15 @@ from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
 from stepscope.api.requests import DoctorRequest, ForecastRequest
 from stepscope.errors import UnknownName, UsageError
-from stepscope.fault_isolation import analysed
+from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
 from stepscope.record.diagnosis import characterise_sensors, diagnose
 from stepscope.record.meter_log import import_csv
 from stepscope.report import figures as drawn
 from stepscope.report.exports._excerpt import plan_export, write_export
-from stepscope.report.live.run_state import Now, Watch
-from stepscope.report.live.screen import looks
+from stepscope.report.live.run_state import Now, RunWatcher
+from stepscope.report.live.screen import poll_states
 from stepscope.report.view.server import DEFAULT_PORT, BoundedServer, make_server
 from stepscope.report.view.site import is_loopback
 from stepscope.run_paths import find_run
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.forecast import Forecast
 
 
-@analysed
+@wrap_analysis_faults
 def text(
     shown: str | Path | Run | Comparison | Check | Findings = "last", width: int = 100, *, verbose: bool = False
 ) -> str:
@@ -62,7 +62,7 @@ def text(
     return captured.get()
 
 
-@analysed
+@wrap_analysis_faults
 def brief(run: str | Path | Run = "last") -> str:
     """Return a run in few words, for a script or an assistant: findings, evidence, numbers with CI, what is unknown.
 
@@ -74,7 +74,7 @@ def brief(run: str | Path | Run = "last") -> str:
     return briefly(open_run(run))
 
 
-@analysed
+@wrap_analysis_faults
 def page(
     shown: str | Path | Run | Comparison = "last", path: str | Path | None = None, *, attribution: str = "fit"
 ) -> Path:
@@ -135,8 +135,8 @@ def live(run: str | Path | Run = "last", every_s: float = 0.5) -> Iterator[Now]:
     is no run.
     """
     folder = (run if isinstance(run, RunReader) else RunReader(run)).path
-    with contextlib.closing(Watch(folder)) as watch:
-        yield from looks(watch, watch.look(), every_s, time.sleep)
+    with contextlib.closing(RunWatcher(folder)) as watch:
+        yield from poll_states(watch, watch.look(), every_s, time.sleep)
 
 
 def log(run: str | Path | Run = "last", to: str = "tensorboard", out: str | Path | None = None, **options: Any) -> Any:

@@ -99,7 +99,7 @@ class State:
                 self._keep(tensor)
             for module in value.modules():
                 self._keep_part(module, _Module)
-        elif isinstance(value, OfLoader):
+        elif isinstance(value, LoaderSampler):
             self._keep_part(value.sampler, _Sampler)
         elif isinstance(value, tuple):
             kept = [self.keep(inner) for inner in value]
@@ -126,7 +126,7 @@ class State:
 
 
 @dataclass
-class OfLoader:
+class LoaderSampler:
     """A sampler of a data loader, which need not be one of torch's: all that it holds is put back."""
 
     sampler: Any

@@ -34,7 +34,7 @@ _SETTINGS = ("name", "batch_size", "optimizer", "precision", "device", "paramete
 
 
 @dataclass(frozen=True)
-class Figure:
+class LoggedValue:
     """One number of the metrics; name with its unit, scope ("run", "core:0", "total"), bounds of 95 % or None."""
 
     name: str
@@ -44,13 +44,13 @@ class Figure:
     high: float | None
 
 
-def figures(run: Run) -> list[Figure]:
+def logged_values(run: Run) -> list[LoggedValue]:
     """The metrics and the cost of measuring that have a value."""
     rows = [*run.metrics().iter_rows(named=True), *run.overhead().iter_rows(named=True)]
-    return [_figure(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
+    return [_logged_value(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
 
 
-def flat(found: list[Figure]) -> dict[str, float]:
+def flat(found: list[LoggedValue]) -> dict[str, float]:
     """The figures by one name each, "core_utilisation/core_0", with their bounds as "..._low" and "..._high"."""
     named: dict[str, float] = {}
     for figure in found:
@@ -100,10 +100,10 @@ def plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")
 
 
-def _figure(row: dict[str, Any]) -> Figure:
+def _logged_value(row: dict[str, Any]) -> LoggedValue:
     ending, factor = UNITS.get(row["unit"], (f"_{plain(row['unit'])}", 1.0))
     low, high = (None if row[key] is None else row[key] * factor for key in ("low", "high"))
-    return Figure(f"{row['metric']}{ending}", row["scope"], row["value"] * factor, low, high)
+    return LoggedValue(f"{row['metric']}{ending}", row["scope"], row["value"] * factor, low, high)
 
 
 def _unix_offset_ns(run: Run) -> int:

@@ -131,7 +131,7 @@ class Arm:
     given_up: bool = False  # slower in each of its first pairs: it has another look when the others are clear
 
     @property
-    def live(self) -> tuple[str, ...]:
+    def in_process_changes(self) -> tuple[str, ...]:
         """The changes that are made while the process runs."""
         return tuple(name for name in self.changes if name not in self.at_start)
 
@@ -210,7 +210,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Desk:
+class ExperimentStore:
     """The experiment's store of arms, with the callback for its progress."""
 
     keep: Callable[[str, Mapping[str, Any]], None] = lambda name, content: None

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.bottleneck.causes import CLEAR, NOTABLE, Cause, Evidence, evidence_above, notable_cause, rate
-from stepscope.analysis.bottleneck.system import memory_capacity
+from stepscope.analysis.bottleneck.causes import (
+    CLEAR,
+    NOTABLE,
+    Cause,
+    Evidence,
+    evidence_above,
+    notable_cause,
+    rate_evidence,
+)
+from stepscope.analysis.bottleneck.system_causes import memory_capacity
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -33,20 +41,22 @@ def causes_of_waiting(
         batch = [seen.waits[name] for name in ("process", *timed) if name in seen.waits]
         data = max(data, *batch, key=lambda share: share.value)
     waits = {name: share.value for name, share in seen.waits.items()}
-    in_data = _taken(waits, data.value if data.value >= NOTABLE else 0.0, ("disk", "process", "timer", "lock", *timed))
-    yield from _input(seen, data, in_data)
-    _taken(waits, exposed.value, ("process", "lock", "interpreter"))
+    in_data = _take_from_waits(
+        waits, data.value if data.value >= NOTABLE else 0.0, ("disk", "process", "timer", "lock", *timed)
+    )
+    yield from _data_loading_causes(seen, data, in_data)
+    _take_from_waits(waits, exposed.value, ("process", "lock", "interpreter"))
     yield from _communication(seen, exposed, late)
     left = {name: _remaining_share(seen.waits[name], value) for name, value in waits.items()}
     if not elsewhere:
         yield from _lock(seen, left)
-        yield from _sleeping(seen, left, phases)
+        yield from _sleep_causes(seen, left, phases)
     if not any(cause.bound == "memory-capacity" for cause in memory_capacity(seen)):
         disk = evidence_above("the training thread waited for a disk {} of the time", left.get("disk"), "thread")
         yield from notable_cause("storage", "disk", left.get("disk", NOTHING), disk, *_disk_evidence(seen))
 
 
-def _taken(waits: dict[str, float], share: float, kinds: tuple[str, ...]) -> dict[str, float]:
+def _take_from_waits(waits: dict[str, float], share: float, kinds: tuple[str, ...]) -> dict[str, float]:
     """Take a share of the step out of the waits, in this order, and return what was taken of each."""
     taken = {}
     for kind in kinds:
@@ -64,7 +74,7 @@ def _remaining_share(share: Estimate, value: float) -> Estimate:
     return Estimate(max(value, 0.0), low, high)
 
 
-def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator[Cause]:
+def _data_loading_causes(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator[Cause]:
     loading = evidence_above("loading data takes {} of the steps", data, "operators")
     slept = sum(waits.values())
     disk = waits.get("disk", 0.0)
@@ -79,16 +89,16 @@ def _input(seen: Occupancy, data: Estimate, waits: dict[str, float]) -> Iterator
         return
     asleep = Evidence(f"the training thread slept {percent(slept, 0)} of the time meanwhile", slept, source="thread")
     ran = evidence_above("the training thread ran {} of the time: the loading computes", seen.runs, "schedstat", 0.3)
-    workers = rate("loader processes used {}", children, "cores", "CPU time of children", 0.2)
-    used = None if seen.runs else rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
+    workers = rate_evidence("loader processes used {}", children, "cores", "CPU time of children", 0.2)
+    used = None if seen.runs else rate_evidence("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from notable_cause("input", "data loader", data, loading, asleep if slept >= CLEAR else ran, workers, used)
 
 
 def _disk_evidence(seen: Occupancy) -> list[Evidence]:
     found = [
         evidence_above("programs waited for disks {} of the time", seen.pressure.get("io:some"), "PSI", CLEAR),
-        rate("it read {} from storage", seen.storage_read, "B/s", "/proc/PID/io", 1e5),
-        rate("it wrote {} to storage", seen.storage_written, "B/s", "/proc/PID/io", 1e5),
+        rate_evidence("it read {} from storage", seen.storage_read, "B/s", "/proc/PID/io", 1e5),
+        rate_evidence("it wrote {} to storage", seen.storage_written, "B/s", "/proc/PID/io", 1e5),
     ]
     return [entry for entry in found if entry is not None]
 
@@ -108,7 +118,7 @@ def _communication(seen: Occupancy, exposed: Estimate, late: Evidence | None) ->
     )
     waits = Estimate(sum(seen.waits.get(name, NOTHING).value for name in ("process", "lock")))
     slept = evidence_above("the training thread waited for others {} of the time", waits, "thread", CLEAR)
-    used = rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
+    used = rate_evidence("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     yield from notable_cause("communication", "collectives", exposed, collectives, slept or used, late)
 
 
@@ -122,14 +132,14 @@ def _lock(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
     others = Estimate(seen.process_cores.value - seen.runs.value)
     name = "interpreter lock (GIL)" if waited is interpreter and seen.waits_for_interpreter else "lock"
     slept = evidence_above(f"the training thread waited for the {name} {{}} of the time", waited, "thread")
-    running = rate("other threads of the training used {}", others, "cores", "CPU time", 0.2)
+    running = rate_evidence("other threads of the training used {}", others, "cores", "CPU time", 0.2)
     yield from notable_cause("lock", name, waited, slept, running)
 
 
-def _sleeping(seen: Occupancy, left: dict[str, Estimate], phases: dict[str, Estimate]) -> Iterator[Cause]:
+def _sleep_causes(seen: Occupancy, left: dict[str, Estimate], phases: dict[str, Estimate]) -> Iterator[Cause]:
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
     nothing_runs = evidence_above("no operator ran in {} of the profiled steps", outside, "operators", NOTABLE)
-    used = rate("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
+    used = rate_evidence("the training used {}", seen.process_cores, "cores", "CPU time", 0.0)
     if seen.runs is None or seen.delayed is None:
         cores = seen.process_cores
         if cores is not None and outside.value > 0.3 and cores.value < 1 - outside.value / 2:

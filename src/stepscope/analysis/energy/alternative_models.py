@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analysis.energy.calibration import COMPARED_KEYS, FEW_KEYS, TEMPER, Calibration
-from stepscope.analysis.energy.coarse_search import rows_at, spent_by
+from stepscope.analysis.energy.coarse_search import rows_at, time_by_group
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, Fit, log_evidence, regress
 from stepscope.analysis.energy.scaled_rows import FEWEST, Rows, scaled_rows
@@ -33,7 +33,7 @@ _MOST_SETTLING = 0.25  # of the steps
 
 
 @dataclass(frozen=True)
-class Other:
+class AlternativeModel:
     """Another sensor model: its probability, and by how much it moves each power, W (P,), and all energy, a share.
 
     `later`: share of power that reaches the sensor behind a further filter of `rc_later`, s.
@@ -70,7 +70,7 @@ class _Candidate:
     rc_later: float = 0.0
 
 
-def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> tuple[Other, ...]:
+def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> tuple[AlternativeModel, ...]:
     """The models that the readings do not exclude, with the powers that they would give."""
     all_found = [*_rivals(timeline, readings, found), *_slower_sensors(timeline, readings, found.model)]
     log_odds = np.array([0.0, *(other.log_odds for other in all_found)])
@@ -82,7 +82,7 @@ def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> 
             continue
         joules = np.abs(np.bincount(timeline.keys.kind, other.moved * timeline.seconds)).sum() / 2
         share = float(joules) / whole
-        others.append(Other(other.model, probability, other.moved, share, other.later, other.rc_later))
+        others.append(AlternativeModel(other.model, probability, other.moved, share, other.later, other.rc_later))
     return tuple(others)
 
 
@@ -90,7 +90,7 @@ def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Seque
     """Of the calibration."""
     if not found.rivals:
         return ()
-    few, cut, new = _compared(timeline, readings, COMPARED, FEW_KEYS)
+    few, cut, new = _reduce_for_comparison(timeline, readings, COMPARED, FEW_KEYS)
     seen = np.all(
         [covered(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))], axis=0
     )
@@ -102,7 +102,7 @@ def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Seque
     ]
 
 
-def _compared(
+def _reduce_for_comparison(
     timeline: Timeline, readings: Readings, most: int, keys: tuple[int, int]
 ) -> tuple[Readings, Timeline, Ints]:
     """The first readings, the steps until then with fewer keys, and the number of each key (P,) among these."""
@@ -116,7 +116,7 @@ def _slower_sensors(timeline: Timeline, readings: Readings, model: SensorModel) 
     recorded = timeline.recorded[timeline.step_of(readings.at)]
     if recorded.sum() < FEWEST:
         return ()
-    few, cut, new = _compared(timeline, readings.select(recorded), _FEWER, COMPARED_KEYS)
+    few, cut, new = _reduce_for_comparison(timeline, readings.select(recorded), _FEWER, COMPARED_KEYS)
     _, width = model.windows(few)
     reach = max(float(np.median(width)) + model.hold, model.rc)
     settled = min(_SETTLING * _LATER[-1] * reach, _MOST_SETTLING * (cut.end - cut.begin))
@@ -151,7 +151,7 @@ def _shares_later(timeline: Timeline, readings: Readings, model: SensorModel, rc
 
     Before the begin, keys have had their mean share.
     """
-    spent = spent_by(timeline, np.arange(timeline.keys.count), _FINEST * rc)
+    spent = time_by_group(timeline, np.arange(timeline.keys.count), _FINEST * rc)
     step = float(spent.grid[1] - spent.grid[0])
     if step > _ROUGHEST * rc:
         return None

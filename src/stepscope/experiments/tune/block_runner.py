@@ -15,13 +15,13 @@ import torch
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.tune.changes import Change, offered, switched
+from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
 from stepscope.experiments.tune.changes.loop import with_arguments
-from stepscope.experiments.tune.child import obeyed
+from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.process import TrainingEnded
-from stepscope.experiments.tune.state import BatchCopies, OfLoader, State, copy_of_batch
-from stepscope.experiments.tune.training import Observer, Targets, facts_of, observed
+from stepscope.experiments.tune.training import Observer, Targets, facts_of, observe_training
+from stepscope.experiments.tune.training_state import BatchCopies, LoaderSampler, State, copy_of_batch
 from stepscope.record.kineto import start_window
 
 
@@ -76,7 +76,7 @@ class Bench:
 
     def use(self, facts: Mapping[str, Any]) -> None:
         """Take these facts for the changes: those of another process, whose environment is the training's own."""
-        self._known = offered(facts)
+        self._known = all_changes(facts)
 
     def find(self, names: Sequence[str]) -> list[Change]:
         """Return the changes of these names."""
@@ -90,7 +90,7 @@ class Bench:
         state = self._state() if self._restored else None
         batches = self._batches_for(changes)
         try:
-            with switched(changes, self._targets):
+            with apply_changes(changes, self._targets):
                 for batch in itertools.islice(batches, warmup):
                     self._step(batch)
                 return self._timed(batches, steps)
@@ -103,7 +103,7 @@ class Bench:
         state = self._state()
         found: list[float] = []
         try:
-            with switched(self.find(names), self._targets):
+            with apply_changes(self.find(names), self._targets):
                 for batch in itertools.islice(BatchCopies(self.fixed), steps):
                     loss = _number(self._step(batch))
                     if loss is None:
@@ -117,7 +117,7 @@ class Bench:
         """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
         state = self._state()
         try:
-            with switched(self.find(names), self._targets):
+            with apply_changes(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
                     batch = copy_of_batch(self.fixed[0])
                     with peak_watched() as found:
@@ -170,7 +170,7 @@ class Bench:
             self._data_share = (loaded_ns - began_ns) / (ended_ns - began_ns)
 
         try:
-            return observed(act)
+            return observe_training(act)
         finally:
             state.restore()
 
@@ -247,7 +247,7 @@ class LocalTraining:
         The state has been put back then.
         """
         try:
-            return obeyed(self._bench, command)
+            return execute_command(self._bench, command)
         except StepscopeError:
             raise
         except Exception as error:
@@ -267,32 +267,32 @@ def loop_bench(
 
     loader = batches if isinstance(batches, DataLoader) else None
     if loader is None:
-        kept = _some(itertools.islice(batches, fixed))
+        kept = _non_empty_batches(itertools.islice(batches, fixed))
         return Bench(step, targets, lambda _: BatchCopies(kept), kept, others=others)
     # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
-    plain = _with(loader, {}) if loader.persistent_workers else loader
-    samplers = tuple(OfLoader(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
+    plain = _loader_with(loader, {}) if loader.persistent_workers else loader
+    samplers = tuple(LoaderSampler(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
     drawing = samplers if loader.generator is None else (loader.generator, *samplers)
     state = State(Targets((), ()), drawing)  # a loader draws random numbers when it begins
     try:
-        kept = _some(itertools.islice(iter(plain), fixed))
+        kept = _non_empty_batches(itertools.islice(iter(plain), fixed))
     finally:
         state.restore()
 
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
-        return _again_and_again(_with(loader, arguments) if arguments else plain)
+        return _endless_batches(_loader_with(loader, arguments) if arguments else plain)
 
     return Bench(step, targets, source, kept, others=(*others, *drawing))
 
 
-def _some(batches: Iterable[Any]) -> list[Any]:
+def _non_empty_batches(batches: Iterable[Any]) -> list[Any]:
     """Return the batches; UsageError where there are none."""
     if kept := list(batches):
         return kept
     raise UsageError("there is no batch to make steps of", "stepscope.tune(step, [batch], model=..., optimizer=...)")
 
 
-def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
+def _endless_batches(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of epoch after epoch; UsageError where one has none, as when a stream is at its end."""
     found = True
     while found:
@@ -354,7 +354,7 @@ def _shapes(value: Any) -> str:
     return type(value).__name__
 
 
-def _with(loader: Any, arguments: Mapping[str, Any]) -> Any:
+def _loader_with(loader: Any, arguments: Mapping[str, Any]) -> Any:
     """Return a loader of the same data with other arguments."""
     from torch.utils.data import DataLoader, IterableDataset
 
