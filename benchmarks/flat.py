@@ -43,7 +43,7 @@ for root in (Path("/"), tx2(folder / "board")):
     streams += [crew._stream(name, answer) for name, answer in found.items() if name in set(crew._sensors)
                 and not crew._found.update({name: answer})]
 sampling = loop.Sampling(streams, events, target.pace, 10_000_000)
-loop.settle(None)
+loop.reduce_jitter(None)
 for tick in range(steps):
     now[0] = 10**12 + tick * 10_000_000
     sampling.tick(now[0])

@@ -15,7 +15,7 @@ from stepscope.record import c_allocators, empty_process
 from stepscope.record.dry.allocator_costs import compare_allocators, measured_steps, report
 
 glibc = pytest.mark.skipif(c_allocators.current_allocator_facts()["library"] is None, reason="needs glibc")
-_SAYS = "import json; from stepscope.record import c_allocators as a; {}; print(json.dumps(a.in_force()))"
+_SAYS = "import json; from stepscope.record import c_allocators as a; {}; print(json.dumps(a.current_allocator_facts()))"
 
 
 def said_by_child(code: str, **environment: str) -> dict[str, object]:

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 def test_session_plan_sampler_and_writer_need_no_framework() -> None:
-    modules = ("session", "profile", "plan", "settings", "facts", "framework", "sampler.process", "sampler.loop")
+    modules = ("session", "profile", "plan", "settings", "run_facts", "framework", "sampler.process", "sampler.loop")
     imports = ", ".join(["stepscope.runfolder.writer", *(f"stepscope.record.{name}" for name in modules)])
     script = f"import sys, tests.no_torch, {imports}; print(*sorted({{'torch', 'jax', 'polars'}} & set(sys.modules)))"
     assert python("-c", script).strip() == ""
