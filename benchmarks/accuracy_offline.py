@@ -19,13 +19,13 @@ import numpy as np
 from tests.analysis.attribution.scores import Score, error_of, kinds, modules, score, truth
 from tests.analysis.attribution.simulated import Device, Execution, Program, counted, execute, resnet_step, sampled
 
-from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.attribution import FitOptions, attribute_energy
 from stepscope.analysis.energy.rail_fits import energy_by_nearest_reading, energy_by_overlap
 from stepscope.analysis.energy.readings import Readings, from_running_average
 
 INA3221 = Device(0.0066, 0.0011, 0.038, 0.002, 0.001, 0.0003, 0.0, register=1 / 64)
 Source = Callable[[Execution, int], Readings]
-CLOCKED, UNCLOCKED = Options(periodic=True), Options()
+CLOCKED, UNCLOCKED = FitOptions(periodic=True), FitOptions()
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Case:
     steps: int
     source: Source
     bar: float | None
-    options: Options = UNCLOCKED
+    options: FitOptions = UNCLOCKED
     exact: bool = False
 
 
@@ -77,8 +77,8 @@ CASES = (
     Case("10 ms behind an RC of 2 ms", 100, _gauge(rc=0.002), 0.04, CLOCKED),
     Case("INA3221, running average of 64, 38 mW", 100, _averaged, 0.04),
     Case("INA3221, running average of 64, 38 mW", 500, _averaged, 0.025),
-    Case("counter that moves every 1 ms", 100, _rapl, 0.02, Options(refresh=0.001)),
-    Case("counter that moves every 100 ms", 100, _nvml, None, Options(refresh=0.1)),
+    Case("counter that moves every 1 ms", 100, _rapl, 0.02, FitOptions(refresh=0.001)),
+    Case("counter that moves every 100 ms", 100, _nvml, None, FitOptions(refresh=0.1)),
     Case("locked to the step", 100, _gauge(period_error=0.0), None, CLOCKED, exact=True),
     Case("locked to the step, dithered", 100, _gauge(period_error=0.0, dither=0.5), 0.04, exact=True),
 )
@@ -95,7 +95,7 @@ def outcome(case: Case, seed: int) -> Outcome:
     """One program of a case."""
     run = run_of(resnet_step(seed, exact=case.exact), case, seed + 1)
     readings = case.source(run, seed)
-    found = attribute(run.timeline, readings, case.options)
+    found = attribute_energy(run.timeline, readings, case.options)
     assert found is not None, "every case has readings enough"
     group = kinds(run)
     true = truth(run, group)
@@ -146,7 +146,7 @@ def cost(steps: int, period: float) -> str:
     readings = sampled(run, 0, Device(period=period, width=period))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     began, began_cpu = time.perf_counter(), time.process_time()
-    attribute(run.timeline, readings, CLOCKED)
+    attribute_energy(run.timeline, readings, CLOCKED)
     spent, spent_cpu = time.perf_counter() - began, time.process_time() - began_cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     ops = len(run.timeline.lanes[0].t0)

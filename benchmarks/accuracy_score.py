@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES, pauses
+from stepscope.analysis.energy.fit_inputs import BETWEEN, PAUSES, pause_flags
 
 COUNTED = 0.003
 
@@ -57,7 +57,7 @@ def true_energy(run: Any, truth: Any, rail: str) -> pl.DataFrame:
     )
     t0, t1 = steps["t0_ns"].to_numpy(), steps["t1_ns"].to_numpy()
     inside = truth.energy_between(rail, t0, t1).sum()
-    between, long = truth.energy_between(rail, t1[:-1], t0[1:]), pauses(t0, t1)
+    between, long = truth.energy_between(rail, t1[:-1], t0[1:]), pause_flags(t0, t1)
     rest = pl.DataFrame(
         {
             "name": ["(between operations)", BETWEEN, PAUSES],

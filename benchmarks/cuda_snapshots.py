@@ -110,7 +110,7 @@ def replay(name: str, snapshot: dict[str, Any], device: int) -> Row | None:
         elif action in _TAKEN:
             now -= size
             if not gives_back:
-                allocator.give_back()
+                allocator.release_unused_segments()
         elif action == "alloc":
             places[address] = allocator.allocate(size)
             farthest = max(farthest, abs(allocator.reserved - now))

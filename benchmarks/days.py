@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.packing import _CHANNELS, _CHILD, _described, _ops, _rows
 from stepscope.analysis.energy.power_sources import power_sources
-from stepscope.part_names import name_of
+from stepscope.part_names import rows_file_name
 from stepscope.record.sampler.loop import part_bytes
 from stepscope.runfolder import RunReader, RunWriter, disk_limit, part_of, sample_dtype
 
@@ -38,7 +38,7 @@ def written(out: Path, hours: float, most: int) -> tuple[Path, float, float, flo
     writer, random = RunWriter.create(out, "days"), np.random.default_rng(0)
     writer.max_disk = most
     writer.update(warmup_steps=3, sampler={"period_ns": _PERIOD_NS, "max_disk": most}, recorder={"mode": "adaptive"})
-    writer.device({"board": {"name": "simulated TX2"}, "memory": {"total_bytes": 8_000_000_000}})
+    writer.write_device({"board": {"name": "simulated TX2"}, "memory": {"total_bytes": 8_000_000_000}})
     channels = {
         sensor: [_described(sensor, quantity, unit, kind, scope) for scope in scopes]
         for sensor, (quantity, unit, kind, scopes) in _CHANNELS.items()
@@ -52,16 +52,16 @@ def written(out: Path, hours: float, most: int) -> tuple[Path, float, float, flo
         count = min(per_part, rows - first)
         for sensor, own in channels.items():
             block = _rows(own, first, count, random)
-            (writer.path / "samples" / name_of(sensor, number)).write_bytes(block.tobytes())
+            (writer.path / "samples" / rows_file_name(sensor, number)).write_bytes(block.tobytes())
             if sensor == "ina3221":
                 middle = (block["t0_ns"] + block["t1_ns"]) / 2e9
                 joules += float(np.trapezoid(block[str(own[0]["id"])], middle))
         steps = range(first * _PERIOD_NS // _STEP_NS, (first + count) * _PERIOD_NS // _STEP_NS)
         for step in steps:
-            writer.step(step, step * _STEP_NS, step * _STEP_NS + 98_000_000, 16, 0.5, step % _EVERY == 0)
+            writer.append_step(step, step * _STEP_NS, step * _STEP_NS + 98_000_000, 16, 0.5, step % _EVERY == 0)
         writer.flush_steps()
         for step in steps[::_EVERY]:
-            writer.ops(part_of(_ops(np.array([step - step % _EVERY])), "ops"))
+            writer.write_ops(part_of(_ops(np.array([step - step % _EVERY])), "ops"))
         largest, began = max(largest, size_of(writer.path)), time.process_time()
         disk_limit.main([str(writer.path), "--max-disk", str(most)])
         cpu += time.process_time() - began
@@ -84,7 +84,7 @@ def main() -> None:
             print(f"{way:<8}{done.stdout.strip() or done.stderr[-2000:]}", flush=True)
         run = RunReader(path)
         growth = power_sources(run)[0].growth
-        print(f"energy {growth.grown[-1] / joules - 1:+.2e} of {joules:,.0f} J; damaged: {run.damaged}")
+        print(f"energy {growth.known_growth[-1] / joules - 1:+.2e} of {joules:,.0f} J; damaged: {run.damaged}")
         print(f"samples: {len({grain for *_, grain in run.thinned_samples})} lengths of means; {run.windows_recorded}")
 
 

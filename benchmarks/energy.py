@@ -111,7 +111,7 @@ def compare(case: Case, run: RunReader, truth: Truth, t0_ns: int, t1_ns: int) ->
     growth = source_of(case, run).growth
     inside = np.clip(growth.t_ns, t0_ns, t1_ns).astype(np.int64)
     spans = np.stack([inside[:-1], inside[1:]])[:, ~growth.gap]
-    measured_j = float(np.diff(growth.at(growth.grown, np.array([t0_ns, t1_ns], dtype=np.float64)))[0])
+    measured_j = float(np.diff(growth.at(growth.known_growth, np.array([t0_ns, t1_ns], dtype=np.float64)))[0])
     true_j = float(truth.energy_between(case.rail, spans[0], spans[1]).sum())
     missing_s = ((t1_ns - t0_ns) - float(np.diff(spans, axis=0).sum())) / 1e9
     return Row(case.title, measured_j, true_j, missing_s, truth.lost_marks)

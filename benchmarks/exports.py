@@ -46,7 +46,7 @@ def perfetto() -> None:
         )  # fmt: skip
         part, target = excerpt(Run(path)), Path(folder) / "run.pftrace.gz"
         began = time.perf_counter()
-        exports.find("perfetto").write(part, target)
+        exports.find_export("perfetto").write(part, target)
         took_s, size_mb = time.perf_counter() - began, target.stat().st_size / 1e6
         print(f"Perfetto: {part.op_count:,} op calls, {part.sample_count:,} readings")
         print(f"  {took_s:.1f} s (bar 15), {size_mb:.1f} MB (bar 40)")
@@ -89,7 +89,7 @@ def _drain(terminal: int) -> None:
 def _grow(out: Path, seconds: float) -> None:
     """A run with a reading each 10 ms and a step each 240 ms."""
     writer = RunWriter.create(out, "grown")
-    writer.device({"compatible": "nvidia,p2771-0000 nvidia,tegra186", "memory_bytes": 8_000_000_000})
+    writer.write_device({"compatible": "nvidia,p2771-0000 nvidia,tegra186", "memory_bytes": 8_000_000_000})
     idle = [("cpu", "core_idle_time", "ns", "counter", f"core:{core}") for core in range(_CORES)]
     rails = [("ina", "power", "W", "gauge", f"rail:{rail}") for rail in _RAILS]
     names = ("sensor", "quantity", "unit", "kind", "scope")
@@ -106,7 +106,7 @@ def _grow(out: Path, seconds: float) -> None:
             now = monotonic_ns()
             files[0].write(struct.pack(f"<qq{_CORES}d", now, now, *(now * 0.1 * core for core in range(_CORES))))
             files[1].write(struct.pack(f"<qq{len(_RAILS)}d", now, now, 5.0, 1.5, 2.1, 0.5, 0.7))
-        writer.step(step, began, monotonic_ns(), 16, 1.0, False)
+        writer.append_step(step, began, monotonic_ns(), 16, 1.0, False)
         writer.flush_steps()
         step += 1
     for file in files:

@@ -25,7 +25,7 @@ _SAMPLING = """
 import os
 from stepscope.record.sampler import loop
 from stepscope.record.sampler.rows import EventLog
-from stepscope.record.sensors import survey
+from stepscope.record.sensors import survey_sensors
 from stepscope.record.sensors.contract import Target
 from tests.sensors.jetson_trees import tx2
 now = [10**12]
@@ -39,7 +39,7 @@ for root in (Path("/"), tx2(folder / "board")):
     (folder / root.name / "samples").mkdir(parents=True, exist_ok=True)
     target = Target(os.getpid(), clock=clock)
     crew = loop.StreamOpener(folder / root.name, root, target, events, 10_000_000)
-    found = survey(root, target).found
+    found = survey_sensors(root, target).found
     streams += [crew._stream(name, answer) for name, answer in found.items() if name in set(crew._sensors)
                 and not crew._found.update({name: answer})]
 sampling = loop.Sampling(streams, events, target.pace, 10_000_000)

@@ -19,13 +19,13 @@ import threading
 import time
 from pathlib import Path
 
-from stepscope.experiments.engine.sweep_points import Entry, Grid, SweepPoint
+from stepscope.experiments.engine.sweep_points import Grid, SweepPoint, WorkloadEntry
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import Hosts, read_hosts, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import running_pid
-from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch, fleet_sweep
-from stepscope.experiments.suite.plan import Rules
+from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, run_fleet_sweep
+from stepscope.experiments.suite.plan import RunRules
 
 BOARD = "bench"
 CHILD = (
@@ -49,10 +49,10 @@ def hosts_of(folder: Path, workers: int) -> Hosts:
 
 def sweep_of(path: Path, runs: int) -> FleetFolder:
     """A sweep of one workload with so many repeats."""
-    entry = Entry("nothing", ("smoke",), 1, "sgd", ("sgd",))
+    entry = WorkloadEntry("nothing", ("smoke",), 1, "sgd", ("sgd",))
     plan = {
         "name": "bench", "created": "now", "tier": None, "argv": [], "limits": {"memory": None},
-        "rules": Rules(steps=1, time_limit_s=60.0).to_dict(),
+        "rules": RunRules(steps=1, time_limit_s=60.0).to_dict(),
         "order": [point.to_dict() for point in Grid(repeats=runs).points([entry], seed=0)],
     }  # fmt: skip
     return FleetFolder.create(path, [BOARD], plan, [entry])
@@ -79,7 +79,7 @@ class Watcher:
         self.held_s.append(time.monotonic() - self._began[device.name])
 
     def _kill(self, name: str) -> None:
-        number = running_pid(self.hosts.state / "devices" / name)
+        number = running_pid(self.hosts.state_folder / "devices" / name)
         if number is not None:
             self.killed.append(name)
             os.kill(number, signal.SIGKILL)
@@ -101,7 +101,9 @@ def measure(workers: int, runs: int, kills: int, seconds: float, size: int, seed
             )
             began = time.monotonic()
             child = ("-S", "-E", "-c", CHILD.format(seconds=seconds, size=size))
-            fleet_sweep(folder, scheduler_of_hosts(hosts), child, FleetWatch(watcher.begins, watcher.ends, print), 60.0)
+            run_fleet_sweep(
+                folder, scheduler_of_hosts(hosts), child, FleetCallbacks(watcher.begins, watcher.ends, print), 60.0
+            )
             lasted = time.monotonic() - began
         finally:
             down(hosts)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.analysis.forecast import watched_steps
-from stepscope.analysis.projection import project
+from stepscope.analysis.forecast import watched_step_flags
+from stepscope.analysis.projection import project_sum
 from stepscope.arrays import Floats
 
 STEPS, SEEDS = 5000, 20
@@ -95,10 +95,10 @@ def cells(plant: str, seed: int, views: tuple[str, ...] = VIEWS) -> Iterator[Cel
         if view.startswith("first"):
             at = _AT[: int(view.split()[1])]
         else:
-            at = _AT[watched_steps(_AT, seed)]
+            at = _AT[watched_step_flags(_AT, seed)]
             at = at[at < 2500] if view.endswith("2500") else at
         for quantity, values in (("time", made.time), ("energy", made.energy)):
-            said, true = project(at, values[at.astype(int)], STEPS), float(values.sum())
+            said, true = project_sum(at, values[at.astype(int)], STEPS), float(values.sum())
             known = made.shown <= at[-1]
             error, half = said.total / true - 1, (said.high - said.low) / 2 / true
             yield Cell(plant, view, quantity, known, error, half, said.low <= true <= said.high)

@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks import kills_long as long
 from benchmarks.faults import Ended, Fault, Say, apart, each, follow, possible
 from stepscope.errors import RunDamaged, RunError, RunNotFound, StepscopeError
-from stepscope.liveness import identity
+from stepscope.liveness import process_identity
 from stepscope.runfolder import Part, RunWriter
 from stepscope.runfolder.schema import MEMORY_COLUMNS, OPS_COLUMNS, TEXT
 
@@ -111,16 +111,16 @@ def train(folder: Path, say: Say) -> None:
     except StepscopeError:
         return
     writer = begun[0]
-    safely(lambda: writer.update(**identity(_pid()), warmup_steps=3), "begun")
-    safely(lambda: writer.device({"board": {"name": "torture"}}))
+    safely(lambda: writer.update(**process_identity(_pid()), warmup_steps=3), "begun")
+    safely(lambda: writer.write_device({"board": {"name": "torture"}}))
     for block in range(STEPS // BLOCK):
         for step in range(block * BLOCK, (block + 1) * BLOCK):
-            writer.step(*step_row(step))
+            writer.append_step(*step_row(step))
         safely(writer.flush_steps, ["steps", (block + 1) * BLOCK])
-        safely(lambda: writer.ops(_part(OPS_COLUMNS, block, 5)), ["ops", block])  # noqa: B023
-        safely(lambda: writer.memory(_part(MEMORY_COLUMNS, block, 5)), ["memory", block])  # noqa: B023
-        safely(lambda: writer.event("block", f"block {block}"), ["event", block])  # noqa: B023
-    safely(lambda: writer.model([{"module": "", "type": "Net"}]))
+        safely(lambda: writer.write_ops(_part(OPS_COLUMNS, block, 5)), ["ops", block])  # noqa: B023
+        safely(lambda: writer.write_memory_events(_part(MEMORY_COLUMNS, block, 5)), ["memory", block])  # noqa: B023
+        safely(lambda: writer.append_event("block", f"block {block}"), ["event", block])  # noqa: B023
+    safely(lambda: writer.write_model([{"module": "", "type": "Net"}]))
     safely(lambda: writer.close("ok"), ["steps", STEPS], "closed")
     if writer.steps_dropped:
         say(["dropped", writer.steps_dropped])
@@ -339,11 +339,11 @@ POINTS = 4
 def measure_sweep(folder: Path, say: Say) -> None:
     """A sweep of points, begun or gone on with."""
     from stepscope.errors import OutputNotWritable
-    from stepscope.experiments.engine.engine import Watch, measure_points
+    from stepscope.experiments.engine.engine import ProgressCallbacks, measure_points
     from stepscope.experiments.engine.folder import SweepFolder
-    from stepscope.experiments.engine.sweep_points import Entry, SweepPoint
+    from stepscope.experiments.engine.sweep_points import SweepPoint, WorkloadEntry
 
-    entry = Entry("ok", ("smoke",), 1, "sgd", ("sgd",), {"parameters": 7}, {}, "line 1\n")
+    entry = WorkloadEntry("ok", ("smoke",), 1, "sgd", ("sgd",), {"parameters": 7}, {}, "line 1\n")
     order = [vars(SweepPoint("ok", 1, "sgd", "fp32", 1, "cpu", repeat)) for repeat in range(POINTS)]
     path = folder / "sweep"
     try:
@@ -357,7 +357,7 @@ def measure_sweep(folder: Path, say: Say) -> None:
             say(["measured", point.id])
             return {"status": "ok", "value": point.repeat}
 
-        watch = Watch(ends=lambda point, place, count, result: say(["kept", point.id]))
+        watch = ProgressCallbacks(ends=lambda point, place, count, result: say(["kept", point.id]))
         with sweep.locked():
             measure_points(sweep, sweep.order, measure, watch)
         say("ended")
@@ -395,7 +395,7 @@ def measure_study(folder: Path, say: Say) -> None:
 
     from stepscope.analysis.results import Findings
     from stepscope.errors import OutputNotWritable
-    from stepscope.experiments.engine.engine import Point, Watch, measure_points
+    from stepscope.experiments.engine.engine import Point, ProgressCallbacks, measure_points
     from stepscope.experiments.engine.folder import StudyFolder
 
     try:
@@ -407,11 +407,11 @@ def measure_study(folder: Path, say: Say) -> None:
             say(["measured", point.id])
             return {"status": "ok"}
 
-        watch = Watch(ends=lambda point, place, count, result: say(["kept", point.id]))
+        watch = ProgressCallbacks(ends=lambda point, place, count, result: say(["kept", point.id]))
         with study.locked():
             results = measure_points(study, points, measure, watch)
         frame = pl.DataFrame({"point": list(results)})
-        study.conclude(Findings("torture", "all points", (), frames={"points": frame}))
+        study.store_findings(Findings("torture", "all points", (), frames={"points": frame}))
         say("ended")
     except OutputNotWritable as error:
         say(["refused", str(error)])
@@ -555,7 +555,7 @@ def a_device(folder: Path) -> None:
 def gather_it(folder: Path, say: Say) -> None:
     """A gatherer fetches the run of a device into its sweep, begun or gone on with."""
     from stepscope.experiments.engine.folder import SweepFolder
-    from stepscope.experiments.engine.sweep_points import Entry, SweepPoint
+    from stepscope.experiments.engine.sweep_points import SweepPoint, WorkloadEntry
     from stepscope.experiments.fleet.worker import gather_run, list_files
 
     device = folder / "device"
@@ -563,7 +563,7 @@ def gather_it(folder: Path, say: Say) -> None:
     async def fetch(pieces: Any) -> list[bytes]:
         return [(device / name).read_bytes()[offset : offset + size] for name, offset, size in pieces]
 
-    entry = Entry("ok", ("smoke",), 1, "sgd", ("sgd",), {"parameters": 7}, {}, "line 1\n")
+    entry = WorkloadEntry("ok", ("smoke",), 1, "sgd", ("sgd",), {"parameters": 7}, {}, "line 1\n")
     order = [vars(SweepPoint("ok", 1, "sgd", "fp32", 1, "cpu", 0))]
     path = folder / "sweep"
     with contextlib.suppress(StepscopeError):

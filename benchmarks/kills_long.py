@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.faults import Say
 from stepscope.errors import StepscopeError
 from stepscope.files import replace_json
-from stepscope.liveness import identity
+from stepscope.liveness import process_identity
 from stepscope.runfolder import Part, RunWriter
 from stepscope.runfolder.schema import OPS_COLUMNS, TEXT
 
@@ -39,7 +39,7 @@ def a_long_run(folder: Path) -> None:
     from stepscope.runfolder.pack import pack_closed_parts
 
     writer = RunWriter.create(folder, "torture")
-    writer.update(**identity(os.getpid()), warmup_steps=3)
+    writer.update(**process_identity(os.getpid()), warmup_steps=3)
     channels = [
         {"id": name, "sensor": "a", "quantity": quantity, "unit": unit, "kind": kind, "scope": "device"}
         for name, quantity, unit, kind in (("watts", "power", "W", "gauge"), ("joules", "energy", "J", "counter"))
@@ -53,10 +53,10 @@ def a_long_run(folder: Path) -> None:
         (writer.path / "samples" / name).write_bytes(rows[part * PART_ROWS : (part + 1) * PART_ROWS].tobytes())
     for part in range(PARTS - 1):
         for step in range(part * PART_STEPS, (part + 1) * PART_STEPS):
-            writer.step(*long_step(step))
+            writer.append_step(*long_step(step))
         writer.flush_steps()
         writer._steps_part = part + 1
-    writer.step(*long_step((PARTS - 1) * PART_STEPS))
+    writer.append_step(*long_step((PARTS - 1) * PART_STEPS))
     writer.flush_steps()
     for _ in pack_closed_parts(writer.path):
         pass
@@ -104,7 +104,7 @@ def thin_it(folder: Path, say: Say) -> None:
     writer.max_disk = int((WINDOWS_KEPT + 0.5) * len(to_bytes(window(0), "ops")) / WINDOWS_SHARE["ops"])
     for number in range(WINDOWS):
         with contextlib.suppress(OSError):
-            writer.ops(window(number))
+            writer.write_ops(window(number))
             say(["window", number])
     keep_small(folder, say)
 
@@ -224,7 +224,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
     """The sampler's own loop, which goes on to the next part again and again, and the packing process."""
     from benchmarks.kills import FULL_TO_THE_END, counting_sensor
     from stepscope.record.sampler import loop
-    from stepscope.record.sampler.rows import EventLog, PartTurn
+    from stepscope.record.sampler.rows import CurrentPart, EventLog
     from stepscope.record.sensors import Survey
     from stepscope.record.sensors.contract import Pace, Target
     from stepscope.runfolder import disk_limit
@@ -272,7 +272,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
 
     found = {"a": counting_sensor("a")}
     target, events = Target(os.getpid()), EventLog(run / "events.jsonl")
-    turn = PartTurn(run / "samples", most_bytes=ROWS_OF_A_PART * 32)
+    turn = CurrentPart(run / "samples", most_bytes=ROWS_OF_A_PART * 32)
     packing = loop.PartPacking(run, turn, None, seconds, Forked)
     opener = loop.StreamOpener(run, Path("/"), target, events, 100_000, turn=turn)
     opener._sensors = {"a": Counting()}
@@ -294,7 +294,7 @@ def sample_in_parts(folder: Path, say: Say) -> None:
 
     sampling = loop.Sampling(streams, events, Pace(), 100_000, readers=readers)
     sampling.late_streams = opener.late_streams(seen, 1 << 60)
-    sampling.pack_parts = packing.look
+    sampling.pack_parts = packing.start_packing_if_due
     try:
         sampling.run(wait)
     finally:
@@ -366,7 +366,7 @@ def tune_it(folder: Path, say: Say) -> None:
         say("begun")
         with study.locked():
             tuning = training.tuning(desk=ExperimentStore(keep, study.results()), only=_TRIED)
-            study.conclude(judge(tuning, "What makes it faster"))
+            study.store_findings(judge(tuning, "What makes it faster"))
             say("concluded")
 
 

@@ -55,7 +55,7 @@ def recorded(workload: Workload, how: Recipe) -> tuple[Band, float]:
     runs = [losses(workload, how.batch, how.steps, data, seed) for seed in range(how.seeds)]
     first = sum(run[0] for run in runs) / len(runs)
     plain = Band(data, how.batch, how.steps, 0.0, 0.0)
-    return widened(plain, [plain.end(run) for run in runs], first, how.widened), first
+    return widened(plain, [plain.mean_end_loss(run) for run in runs], first, how.widened), first
 
 
 def widened(band: Band, ends: list[float], first: float, share: float) -> Band:

@@ -19,7 +19,7 @@ import torch
 from benchmarks.memory_fit import Cell, measured
 from stepscope import workloads
 from stepscope.analysis.memory.limits import MARGIN, ProcessPeak
-from stepscope.footprint.calibration import DeviceCalibration, environment_of
+from stepscope.footprint.calibration import DeviceCalibration, baseline_of_process
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.footprint.transforms import VARIANTS
@@ -72,12 +72,12 @@ class Row:
 
 def predicted(cell: Cell, empty: int, allocator: str) -> tuple[int, ProcessPeak]:
     """Live bytes and the peak of the process, as `stepscope fit` says them."""
-    kept = DeviceCalibration(environment=environment_of(EmptyProcess(empty), threads=1))
+    kept = DeviceCalibration(environment=baseline_of_process(EmptyProcess(empty), threads=1))
     simulator = Simulator(this_platform(), kept, allocator)
     job = workload_job(workloads.find(str(cell["workload"])), str(cell["optimizer"]))
     plain = live_peak(simulator.run(job, int(cell["batch"])).log)
     live = live_peak(simulator.run(job, int(cell["batch"]), VARIANTS[str(cell["variant"])]).log)
-    return live.bytes, simulator.process(live, plain=plain)
+    return live.bytes, simulator.peak_of_process(live, plain=plain)
 
 
 def rows_of(workload: str, empty: int, cache: Path) -> list[Row]:

@@ -70,7 +70,7 @@ def grown(out: Path, hours: float) -> Path:
     """A closed run of so many hours, not packed yet."""
     writer, random = RunWriter.create(out, "long"), np.random.default_rng(0)
     writer.update(warmup_steps=3, sampler={"period_ns": 10**9 // _A_SECOND}, recorder={"mode": "adaptive"})
-    writer.device({"board": {"name": "simulated TX2"}, "memory": {"total_bytes": 8_000_000_000}})
+    writer.write_device({"board": {"name": "simulated TX2"}, "memory": {"total_bytes": 8_000_000_000}})
     rows = int(hours * 3600 * _A_SECOND)
     channels = []
     for sensor, (quantity, unit, kind, scopes) in _CHANNELS.items():
@@ -81,12 +81,12 @@ def grown(out: Path, hours: float) -> Path:
     steps = rows // (_A_SECOND * _STEP_NS // 10**9)
     every = max(steps // _PROFILED, 1)
     for step in range(steps):
-        writer.step(step, step * _STEP_NS, step * _STEP_NS + 98_000_000, 16, 0.5, step % every == 0)
+        writer.append_step(step, step * _STEP_NS, step * _STEP_NS + 98_000_000, 16, 0.5, step % every == 0)
         if step % 10_000 == 0:
             writer.flush_steps()
     profiled = np.arange(0, steps, every)
     for first in range(0, len(profiled), 100):
-        writer.ops(part_of(_ops(profiled[first : first + 100]), "ops"))
+        writer.write_ops(part_of(_ops(profiled[first : first + 100]), "ops"))
     writer.close("ok")
     return writer.path
 

@@ -39,7 +39,7 @@ from stepscope.footprint.plan import (
 from stepscope.footprint.prediction import JobQuestion, question_of
 from stepscope.footprint.prediction_trials import train_in_child, train_under_limit
 from stepscope.footprint.real_steps import RealSteps
-from stepscope.footprint.transforms import Settings
+from stepscope.footprint.transforms import Variant
 from stepscope.record.dry.allocator_costs import StepCost
 
 MODELS = (
@@ -125,12 +125,12 @@ class Model:
         cost = train_in_child(replace(self.real, batch=samples).command(_PRICED), "default")
         return replace(cost, wall_s=cost.cpu_s)
 
-    def steps_of(self, settings: Settings) -> StepCost:
+    def steps_of(self, settings: Variant) -> StepCost:
         """Real updates of a combination, with processor time likewise."""
         cost = train_in_child(replace(self.real, changed=asdict(settings)).command(_PRICED), settings.allocator)
         return replace(cost, wall_s=cost.cpu_s)
 
-    def candidates(self, combinations: Sequence[Settings], limit: Limit) -> list[Candidate]:
+    def candidates(self, combinations: Sequence[Variant], limit: Limit) -> list[Candidate]:
         """Return all that can be simulated."""
         found = (self.search.candidate(settings, limit, self.priced) for settings in combinations)
         return [candidate for candidate in found if candidate is not None]
@@ -143,7 +143,7 @@ class Model:
 
     def plain_high(self) -> int:
         """Return the upper end of the process as it is, B."""
-        plain = self.search.candidate(Settings(allocator="default"), Limit(1 << 40, ""), None)
+        plain = self.search.candidate(Variant(allocator="default"), Limit(1 << 40, ""), None)
         assert plain is not None
         return plain.process.high
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from stepscope import workloads
 from stepscope.workloads.contract import Training
 from stepscope.workloads.data import packaged
-from stepscope.workloads.data.pictures import Part, Pictures, clothing, idx_tensor, splits
+from stepscope.workloads.data.pictures import LabelledImages, Pictures, clothing, idx_tensor, resized_splits
 
 _SHIPPED = 500  # of a class, the first ones
 _PLANS = {  # pictures, epochs, optimizer: the workload's own, but for LeNet, whose own rate is for large batches
@@ -31,7 +31,7 @@ _PLANS = {  # pictures, epochs, optimizer: the workload's own, but for LeNet, wh
 }
 
 
-def others(folder: Path, count: int) -> Part:
+def others(folder: Path, count: int) -> LabelledImages:
     """So many training pictures that do not ship, in the order of the set."""
     images, labels = (
         idx_tensor(gzip.decompress((folder / f"train-{kind}-ubyte.gz").read_bytes()), kind)
@@ -41,7 +41,7 @@ def others(folder: Path, count: int) -> Part:
     free = torch.ones(len(labels), dtype=torch.bool)
     free[shipped] = False
     chosen = torch.nonzero(free).flatten()[:count]
-    return Part(images[chosen].unsqueeze(1), labels[chosen].long())
+    return LabelledImages(images[chosen].unsqueeze(1), labels[chosen].long())
 
 
 def pretrained(name: str, folder: Path) -> Training:
@@ -53,7 +53,7 @@ def pretrained(name: str, folder: Path) -> Training:
     facts = replace(known.facts, train_size=count)
     shape = training.workload.input_shape
     assert len(shape) == 3
-    chosen = splits(Pictures(part, known.test, known.mean, known.std, facts), shape)
+    chosen = resized_splits(Pictures(part, known.test, known.mean, known.std, facts), shape)
     training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     training = replace(training, splits=chosen)
     epoch = count // training.batch_size

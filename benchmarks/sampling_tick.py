@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
-from stepscope.record.sensors import survey
+from stepscope.record.sensors import survey_sensors
 from stepscope.record.sensors.contract import Target
 
 _MEMORY = Path("/dev/shm")
@@ -41,7 +41,7 @@ def tick_us(period_ns: int = 10_000_000, ticks: int = 2000) -> float:
         target = Target(os.getpid())
         run = Path(out)
         events = EventLog(run / "events.jsonl")
-        seen = survey(root, target, _IN_THE_TICK)
+        seen = survey_sensors(root, target, _IN_THE_TICK)
         streams, readers = StreamOpener(run, root, target, events, period_ns).open(seen, {})
         if readers or set(seen.found) != _IN_THE_TICK:
             raise SystemExit(f"the board is not read as meant: {sorted(seen.found)}, {len(readers)} threads")
@@ -73,7 +73,7 @@ def tick_on_this_machine(rounds: int = 40, ticks: int = 24) -> tuple[float, floa
     with tempfile.TemporaryDirectory() as out:
         target, run = Target(os.getpid()), Path(out)
         events = EventLog(run / "events.jsonl")
-        seen = survey(Path("/"), target)
+        seen = survey_sensors(Path("/"), target)
         streams, _ = StreamOpener(run, Path("/"), target, events, _PERIOD_NS).open(seen, {})
         sampling = Sampling(streams, events, target.pace, _PERIOD_NS)
         now_ns, reading, flushing = time.monotonic_ns(), [], []

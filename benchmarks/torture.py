@@ -41,7 +41,7 @@ from typing import Any, BinaryIO
 import polars as pl
 
 from stepscope.errors import AnalysisFailed, StepscopeError
-from stepscope.liveness import identity
+from stepscope.liveness import process_identity
 from stepscope.runfolder import checksums, parts
 
 SECONDS = 30
@@ -261,7 +261,7 @@ def _alive(folder: Path, draw: random.Random) -> str:
         return "run.json: no file any more"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**content, "status": "running", **identity(os.getpid())}), encoding="utf-8")
+        path.write_text(json.dumps({**content, "status": "running", **process_identity(os.getpid())}), encoding="utf-8")
     except (OSError, ValueError, TypeError, RecursionError):
         return "run.json: no JSON any more"
     return "run.json: goes on"
@@ -311,7 +311,7 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
         "page": lambda: stepscope.page(opened[0], out / "page.html").read_text(encoding="utf-8"),
         "compare": lambda: stepscope.text(compare([_reference(base), opened[0]])),
         "forecast": lambda: stepscope.forecast(opened[0], steps=1000),
-        "list": lambda: Listing(folder.parent).look(),
+        "list": lambda: Listing(folder.parent).list_runs(),
     }
     names = _export_names()
     for name in names if draw is None else draw.sample(names, 1):
@@ -340,9 +340,9 @@ def read_everything(folder: Path, base: Path, out: Path, draw: random.Random | N
 
 @cache
 def _export_names() -> list[str]:
-    from stepscope.report.exports import discovered
+    from stepscope.report.exports import discover_exports
 
-    return [module.__name__.rpartition(".")[2] for module in discovered().modules]
+    return [module.__name__.rpartition(".")[2] for module in discover_exports().modules]
 
 
 CONTAINED = "contained: "

@@ -63,13 +63,13 @@ def written(out: Path, rank: int | None = None) -> Path:
     run = fabricate_run(out, steps=_STEPS, ops=_OPS, power_w=9.0, sampled=_sampled(), status=None, header=header)
     writer = RunWriter.attach(run)
     for step in (4, 8):
-        writer.memory(part_of(_memory(step), "memory"))
+        writer.write_memory_events(part_of(_memory(step), "memory"))
     lines = {"step": 4, "sources": ["train.py:7", "train.py:9"], "rows": [["forward", "fc", "aten::addmm", [0, 1]]]}
-    writer.sources(lines)
+    writer.write_source_lines(lines)
     (run / "layers").mkdir(exist_ok=True)
     shutil.copy(min((run / "ops").iterdir()), run / "layers" / "000000.part")
     for kind in ("gap", "clock", "suspend", "sensor-lost", "oom"):
-        writer.event(kind, f"{kind} of this run", seconds=0.5, sensor="ina3221")
+        writer.append_event(kind, f"{kind} of this run", seconds=0.5, sensor="ina3221")
     return run
 
 

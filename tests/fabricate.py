@@ -180,7 +180,7 @@ def fabricate_run(
     """
     writer = RunWriter.create(out, "fabricated", unix_s=1_700_000_000)
     writer.update(**{**_header(batch, period_ns), **(header or {})})
-    writer.device(
+    writer.write_device(
         {
             "board": {"name": "test board"},
             "memory": {"total_bytes": 8_000_000_000},
@@ -188,7 +188,7 @@ def fabricate_run(
             **(device or {}),
         }
     )
-    writer.model([_module(*row) for row in model])
+    writer.write_model([_module(*row) for row in model])
     template = _Template.of(ops, residual_us)
     random = np.random.default_rng(seed)
     number = np.arange(steps)
@@ -200,12 +200,14 @@ def fabricate_run(
     t0_ns = START_NS + np.concatenate([[0], np.cumsum(length_ns)[:-1]]) if steps else np.empty(0, np.int64)
     for step in number:
         start = int(t0_ns[step])
-        writer.step(int(step), start, start + int(length_ns[step]), batch, 2.0 / (step + 1), bool(was_recorded[step]))
+        writer.append_step(
+            int(step), start, start + int(length_ns[step]), batch, 2.0 / (step + 1), bool(was_recorded[step])
+        )
     writer.flush_steps()
     chosen = number[was_recorded]
     for first in range(0, len(chosen), steps_per_part) if ops else ():
         part = chosen[first : first + steps_per_part]
-        writer.ops(part_of(template.frame(part, t0_ns[part], scale[part]), "ops"))
+        writer.write_ops(part_of(template.frame(part, t0_ns[part], scale[part]), "ops"))
     if samples:
         _sample(
             writer.path, int(length_ns.sum()), cores, idle_counters, period_ns, refresh_ns, gap, power_w, process_cores

@@ -17,7 +17,7 @@ import typer
 
 import stepscope
 from stepscope.__main__ import main as stepscope_main
-from stepscope.cli import Command, __file__, _command, load_commands
+from stepscope.cli import Command, __file__, _load_command, load_commands
 from stepscope.cli import _application as cli
 from stepscope.errors import OutputNotWritable, StepscopeError, UsageError
 
@@ -80,7 +80,7 @@ def test_every_command_shows_its_help(command: Command, capsys: pytest.CaptureFi
 def test_a_trailing_underscore_keeps_a_file_clear_of_a_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(import_old_=_rise, CONTEXT={"ignore_unknown_options": True})
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
-    assert _command("import_old_") == Command("import-old", _rise, {"ignore_unknown_options": True})
+    assert _load_command("import_old_") == Command("import-old", _rise, {"ignore_unknown_options": True})
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,13 @@ import pytest
 from stepscope.files import (
     CHANGED,
     MENDED,
+    add_checksum,
     atomic_write,
-    clear_parts,
-    read_object,
+    check_and_strip_checksum,
+    read_json_object,
+    remove_partial_files,
     replace_json,
-    sealed,
-    store_object,
-    unsealed,
+    try_store_json,
     user_cache,
     user_data,
 )
@@ -65,7 +65,7 @@ def test_what_a_killed_writer_had_begun_is_cleared_and_what_a_living_one_writes_
     (tmp_path / f".run.json.1f.{NO_PROCESS}.part").touch()
     (tmp_path / f".run.json.1f.{os.getpid()}.part").touch()
     (tmp_path / "ops" / "000000.part").touch()
-    clear_parts(tmp_path)
+    remove_partial_files(tmp_path)
     left = sorted(file.name for file in tmp_path.rglob("*") if file.is_file())
     assert left == [f".run.json.1f.{os.getpid()}.part", "000000.part"]
 
@@ -73,13 +73,13 @@ def test_what_a_killed_writer_had_begun_is_cleared_and_what_a_living_one_writes_
 @pytest.mark.parametrize("content", ["", "{", "[1]", "null", "\x00\x00", '{"a": ' * 200_000])
 def test_what_is_no_json_object_is_read_as_an_empty_one(tmp_path: Path, content: str) -> None:
     (tmp_path / "kept.json").write_text(content, encoding="utf-8")
-    assert read_object(tmp_path / "kept.json") == read_object(tmp_path / "absent.json") == {}
+    assert read_json_object(tmp_path / "kept.json") == read_json_object(tmp_path / "absent.json") == {}
 
 
 def test_an_object_is_stored_with_its_folder_and_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    assert store_object(tmp_path / "new" / "kept.json", {"a": 1})
-    assert read_object(tmp_path / "new" / "kept.json") == {"a": 1}
-    assert not store_object(tmp_path / "new" / "kept.json" / "below.json", {"a": 1})
+    assert try_store_json(tmp_path / "new" / "kept.json", {"a": 1})
+    assert read_json_object(tmp_path / "new" / "kept.json") == {"a": 1}
+    assert not try_store_json(tmp_path / "new" / "kept.json" / "below.json", {"a": 1})
 
 
 def test_the_folders_of_a_user_follow_the_base_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,26 +91,26 @@ def test_the_folders_of_a_user_follow_the_base_directories(monkeypatch: pytest.M
 
 def test_each_bit_that_is_flipped_in_sealed_json_is_seen_and_set_right() -> None:
     text = json.dumps({"a": {"b": 1}, "c": "}"})
-    whole = sealed(text).encode() + b"\n"
-    assert unsealed(whole) == (text.encode(), "")
+    whole = add_checksum(text).encode() + b"\n"
+    assert check_and_strip_checksum(whole) == (text.encode(), "")
     assert json.loads(whole) == json.loads(text)
     for bit in range(8 * (len(whole) - 1)):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
-        assert unsealed(bytes(changed)) == (text.encode(), MENDED if bit < 8 * len(text) else CHANGED)
+        assert check_and_strip_checksum(bytes(changed)) == (text.encode(), MENDED if bit < 8 * len(text) else CHANGED)
 
 
 def test_two_flipped_bits_in_sealed_json_are_seen() -> None:
-    whole = sealed('{"a": 1234}').encode()
+    whole = add_checksum('{"a": 1234}').encode()
     for first in range(8 * 11):
         changed = bytearray(whole)
         changed[first // 8] ^= 1 << first % 8
         changed[5] ^= 3
-        assert unsealed(bytes(changed))[1]
+        assert check_and_strip_checksum(bytes(changed))[1]
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1}', b'{"a": 1}\n', b'{"a": 1}\r\n', b"[1]", b""])
 def test_json_without_a_seal_is_taken_as_it_is(text: bytes) -> None:
-    found, changed = unsealed(text)
+    found, changed = check_and_strip_checksum(text)
     assert not changed
     assert found.strip() == text.strip()

@@ -124,7 +124,7 @@ def test_a_fault_after_the_end_of_a_script_is_said_and_changes_no_exit_code(
     monkeypatch.setattr("stepscope.runfolder.pack.pack", broken)
     monkeypatch.setattr("stepscope.cli._script.report_run", broken)
     for code in (0, 7):
-        assert _script.end_of_script(tmp_path, code, RunRequest("train.py"), quiet=False) == code
+        assert _script.finish_script(tmp_path, code, RunRequest("train.py"), quiet=False) == code
     assert capsys.readouterr().err.count("a fault in Stepscope") == 7
 
 

@@ -13,7 +13,7 @@ from benchmarks.hostile.rows import GPU, Row, cells
 from benchmarks.hostile.sensors import Faults, read
 
 from stepscope.analysis.energy.readings import Readings as PowerReadings
-from stepscope.analysis.energy.sensor_model import SensorModel, covered, design
+from stepscope.analysis.energy.sensor_model import SensorModel, design, fully_covered_flags
 from stepscope.analysis.energy.timeline import Keys, Lane, PieceUncertainty, Timeline, join_uncertain_pieces
 from stepscope.arrays import Floats
 
@@ -85,7 +85,7 @@ def test_what_a_slow_filter_saw_before_the_steps_is_not_given_to_the_time_betwee
     stamp: Floats = np.linspace(0.0, 0.99, 200)
     for model in (SensorModel(0.0, 0.001, rc=0.02), SensorModel(0.0, 0.001, rc=0.02, hold=0.01)):
         readings = PowerReadings(stamp, np.ones(200))
-        inside = readings.select(covered(timeline, readings, model))
+        inside = readings.select(fully_covered_flags(timeline, readings, model))
         assert inside.count > 150
         assert design(timeline, inside, model).toarray()[:, keys.gap].max() < 2e-3
 

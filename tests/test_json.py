@@ -127,14 +127,14 @@ def test_a_calibration_says_where_it_is_kept(
 
 
 def test_the_state_of_a_fleet_has_the_keys_that_are_documented() -> None:
-    from stepscope.cli.fleet import _facts
+    from stepscope.cli.fleet import _device_json
     from stepscope.experiments.fleet.devices import DeviceState
     from stepscope.experiments.fleet.gatherer import Device, DeviceInfo
 
     device = Device("pi-1", "pi5", "tls://1.2.3.4:5")
     met = DeviceInfo({"versions": {"stepscope": "0.1.0", "torch": None}}, 0.02, 0.001)
     free, busy, refused = (
-        _facts(state)
+        _device_json(state)
         for state in (DeviceState(device, met), DeviceState(device, None), DeviceState(device, None, "old"))
     )
     assert set(free) == set(busy) == documented("fleet status")

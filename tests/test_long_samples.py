@@ -110,7 +110,7 @@ def test_sleep_and_a_counter_that_starts_anew_are_gaps_of_a_long_run_as_of_a_sho
     (source,) = power_sources(RunReader(path))
     covered_s = source.growth.covered_ns[-1] / 1e9
     assert 58.3 < covered_s < 59.6
-    assert source.growth.grown[-1] == pytest.approx(4 * covered_s, rel=1e-6)
+    assert source.growth.known_growth[-1] == pytest.approx(4 * covered_s, rel=1e-6)
     assert all(steps >= 0 for steps in source.growth.steps[~source.growth.gap])
 
 

@@ -23,7 +23,7 @@ from stepscope.analysis.run import Run
 from stepscope.runfolder import RunReader, RunWriter, checksums, disk_limit, sample_dtype, samples
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.parts import to_bytes
-from stepscope.runfolder.thinning import thinned, thinned_steps
+from stepscope.runfolder.thinning import drop_step_blocks, thin_sensor_rows
 from stepscope.runfolder.writer import WINDOWS_SHARE, Reservoir
 
 _PERIOD = 10_000_000
@@ -82,8 +82,8 @@ def kept(writer: RunWriter, room: int) -> None:
 def test_the_mean_of_a_window_keeps_its_energy_and_a_counter_its_growth_to_the_last_digit(writer: RunWriter) -> None:
     rows = parted(writer, 4)
     columns, counters = [name for name, *_ in _CHANNELS], {"joules"}
-    second = thinned(rows, columns, counters, 10**9)
-    ten = thinned(second, columns, counters, 10**10)
+    second = thin_sensor_rows(rows, columns, counters, 10**9)
+    ten = thin_sensor_rows(second, columns, counters, 10**10)
     for means in (second, ten):
         length = means["t1_ns"] - means["t0_ns"]
         assert float((means["watts"] * length).sum()) / 1e9 == pytest.approx(integral(rows), rel=1e-12)
@@ -106,7 +106,7 @@ def test_silences_failed_reads_and_counters_that_fall_stay_as_they_were_read(wri
         t0_ns=pl.col("t0_ns") + pl.when(place >= 3_050).then(7_000_000_000).otherwise(0),
         t1_ns=pl.col("t1_ns") + pl.when(place >= 3_050).then(7_000_000_000).otherwise(0),
     ).drop("index")
-    means = thinned(rows, ["watts", "joules", "heat"], {"joules"}, 10**9)
+    means = thin_sensor_rows(rows, ["watts", "joules", "heat"], {"joules"}, 10**9)
     exact = means.filter(pl.col("~n") == 1)
     assert exact["watts"].null_count() == 21
     assert (exact["joules"].diff() < 0).sum() == 1
@@ -119,8 +119,8 @@ def test_silences_failed_reads_and_counters_that_fall_stay_as_they_were_read(wri
 def test_a_channel_that_begins_amid_few_long_means_keeps_its_beginning(writer: RunWriter) -> None:
     rows = parted(writer, 4).with_row_index()
     rows = rows.with_columns(watts=pl.when(pl.col("index") >= 4_400).then("watts")).drop("index")
-    for_ten = thinned(rows, ["watts"], set(), 10**10)
-    longest = thinned(thinned(for_ten, ["watts"], set(), 10**10), ["watts"], set(), 6 * 10**10)
+    for_ten = thin_sensor_rows(rows, ["watts"], set(), 10**10)
+    longest = thin_sensor_rows(thin_sensor_rows(for_ten, ["watts"], set(), 10**10), ["watts"], set(), 6 * 10**10)
     for means in (for_ten, longest):
         known = means.filter(pl.col("watts").is_not_null())
         assert known["t0_ns"][0] < 44.1e9
@@ -176,7 +176,7 @@ def test_energy_counters_extremes_and_mean_of_a_thinned_run_are_those_of_the_who
     assert np.median(distances) >= 0.9e9, "as coarse as most of it: no reading is made up"
     source = next(source for source in power_sources(run) if source.id == "watts")
     if room > 0.1:  # else three means are all there is, and most rows are extremes
-        assert source.resolved_ns >= 1.8e9
+        assert source.shortest_window_ns >= 1.8e9
     assert source.covered_share(middle[0], middle[-1]) > 0.999
 
 
@@ -272,9 +272,9 @@ def test_a_reader_that_looks_while_parts_are_thinned_finds_them(writer: RunWrite
 
 def test_of_old_steps_all_profiled_ones_stay_and_of_the_others_whole_blocks_evenly_over_the_run() -> None:
     steps = pl.DataFrame({"step": np.arange(400_000), "recorded": np.arange(400_000) % 1_000 == 7})
-    four = thinned_steps(steps, 4)
-    sixteen = thinned_steps(four, 16)
-    assert sixteen.equals(thinned_steps(steps, 16)), "what was thinned before is thinned on as from the beginning"
+    four = drop_step_blocks(steps, 4)
+    sixteen = drop_step_blocks(four, 16)
+    assert sixteen.equals(drop_step_blocks(steps, 16)), "what was thinned before is thinned on as from the beginning"
     assert four.filter("recorded").height == sixteen.filter("recorded").height == 400
     for kept_now, share in ((four, 1 / 4), (sixteen, 1 / 16)):
         plain = kept_now.filter(~pl.col("recorded"))["step"].to_numpy()
@@ -289,7 +289,7 @@ def test_steps_keep_to_their_room(writer: RunWriter, monkeypatch: pytest.MonkeyP
     random = np.random.default_rng(3)
     for step in range(60_000):
         begin = step * 10_000_000 + int(random.integers(0, 1_000_000))
-        writer.step(step, begin, begin + 9_000_000, 4, 0.5, step % 2_000 == 0)
+        writer.append_step(step, begin, begin + 9_000_000, 4, 0.5, step % 2_000 == 0)
         if step % 1_000 == 0:
             writer.flush_steps()
     writer.flush_steps()
@@ -308,13 +308,13 @@ def test_steps_that_were_removed_take_no_energy_from_the_run(writer: RunWriter) 
     parted(writer, 4)
     ends = [10_000_000 * step for step in range(10, 11_990)]
     for step, begin in enumerate(ends):
-        writer.step(step, begin, begin + 10_000_000, 4, 0.5, False)
+        writer.append_step(step, begin, begin + 10_000_000, 4, 0.5, False)
     writer.flush_steps()
     writer.update(sampler={"max_disk": 10_000_000})
     writer.close("ok")
     whole, path = Run(writer.path), writer.path / "steps.parquet"
     joules = {row["rail"] or row["component"]: row["joules"] for row in whole.rail_energy().iter_rows(named=True)}
-    thinned_steps(whole.steps, 16).write_parquet(path)
+    drop_step_blocks(whole.steps, 16).write_parquet(path)
     for other in ("steps.rows", CHECKSUMS):
         (writer.path / other).unlink(missing_ok=True)
     thin = Run(writer.path)
@@ -361,9 +361,9 @@ def test_windows_of_a_run_keep_to_their_room_and_steps_without_theirs_are_not_pr
     writer.max_disk = int(10 * size / WINDOWS_SHARE["ops"])
     for seed in range(60):
         part = window(100, seed)
-        writer.ops(replace(part, columns={**part.columns, "step": np.full(len(part), seed)}))
+        writer.write_ops(replace(part, columns={**part.columns, "step": np.full(len(part), seed)}))
     for step in range(120):
-        writer.step(step, step * 10**6, step * 10**6 + 900_000, 4, None, step < 60)
+        writer.append_step(step, step * 10**6, step * 10**6 + 900_000, 4, None, step < 60)
     writer.update(sampler={"period_ns": _PERIOD, "max_disk": writer.max_disk}, recorder={"windows": 60})
     writer.close("ok")
     run = RunReader(writer.path)
@@ -394,7 +394,7 @@ def test_a_report_says_what_was_thinned_and_operators_are_fitted_to_what_was_not
     whole = RunReader(path).sensor("meter")
     cut = START_NS + 40_000_000_000
     (path / "samples" / "meter.parquet").unlink()
-    old = thinned(whole.filter(pl.col("t0_ns") < cut), ["watts"], set(), 10**9)
+    old = thin_sensor_rows(whole.filter(pl.col("t0_ns") < cut), ["watts"], set(), 10**9)
     old.write_parquet(path / "samples" / "meter.000000-000003.1s.parquet")
     whole.filter(pl.col("t0_ns") >= cut).write_parquet(path / "samples" / "meter.000004.parquet")
     run = Run(path)

@@ -42,9 +42,9 @@ def sampled(run: Path, sensor: str, rows: int, channels: int = 2) -> None:
 def recorded(writer: RunWriter, status: str | None = "ok") -> None:
     """A run with something of everything."""
     for step in range(500):
-        writer.step(step, step * 10, step * 10 + 9, step % 3 or None, 0.5 if step % 2 else None, step % 2 == 0)
+        writer.append_step(step, step * 10, step * 10 + 9, step % 3 or None, 0.5 if step % 2 else None, step % 2 == 0)
     for seed in range(3):
-        writer.ops(window(100, seed))
+        writer.write_ops(window(100, seed))
     sampled(writer.path, "ina", 1_000)
     sampled(writer.path, "cpu", 10)
     writer.flush_steps()
@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_is_left_alone(writer: RunWriter, status: str | None)
 
 
 def test_the_closed_ranks_of_a_run_are_packed_with_it(writer: RunWriter) -> None:
-    ended, broken_off = RunWriter.rank(writer.path, 0), RunWriter.rank(writer.path, 1)
+    ended, broken_off = RunWriter.create_rank(writer.path, 0), RunWriter.create_rank(writer.path, 1)
     recorded(ended)
     recorded(broken_off, status=None)
     writer.close("ok")

@@ -182,7 +182,7 @@ def test_a_part_of_another_table_is_damage() -> None:
 
 def test_a_damaged_part_costs_its_own_rows_and_no_others(writer: RunWriter) -> None:
     for seed in range(3):
-        writer.ops(window(50, seed))
+        writer.write_ops(window(50, seed))
     middle = writer.path / "ops" / "000001.part"
     data = bytearray(middle.read_bytes())
     data[-20] ^= 4
@@ -195,14 +195,14 @@ def test_a_damaged_part_costs_its_own_rows_and_no_others(writer: RunWriter) -> N
 @pytest.mark.parametrize("flushed", [0, 2, 4, 6, 8])
 def test_steps_that_were_none_are_taken_back_with_their_windows(writer: RunWriter, flushed: int) -> None:
     for step in range(96, 104):
-        writer.step(step, step * 10, step * 10 + 9, None, None, step > 99)
+        writer.append_step(step, step * 10, step * 10 + 9, None, None, step > 99)
         if step == 95 + flushed:
             writer.flush_steps()
     windows = [window(50, seed) for seed in range(3)]
     for part in windows:
-        writer.ops(part)
-    assert writer.take_back(102)
-    writer.step(102, 1020, 1099, None, None, False)
+        writer.write_ops(part)
+    assert writer.drop_steps_from(102)
+    writer.append_step(102, 1020, 1099, None, None, False)
     writer.close("ok")
     run = RunReader(writer.path)
     assert run.steps["step"].to_list() == list(range(96, 103))
@@ -212,11 +212,11 @@ def test_steps_that_were_none_are_taken_back_with_their_windows(writer: RunWrite
 def test_steps_of_a_file_that_is_closed_are_not_taken_back(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.runfolder.writer.STEP_PART_BYTES", 1)
     for step in range(4):
-        writer.step(step, step * 10, step * 10 + 9, None, None, False)
+        writer.append_step(step, step * 10, step * 10 + 9, None, None, False)
         writer.flush_steps()
-    writer.step(4, 40, 49, None, None, False)
-    assert not writer.take_back(3)
-    assert writer.take_back(4)
+    writer.append_step(4, 40, 49, None, None, False)
+    assert not writer.drop_steps_from(3)
+    assert writer.drop_steps_from(4)
     writer.close("ok")
     assert RunReader(writer.path).steps.height == 4
 
@@ -246,7 +246,7 @@ def test_checksums_of_many_windows_are_noted_together(writer: RunWriter, monkeyp
     from stepscope.runfolder.pack import AT_ONCE, pack
 
     for step in range(2 * AT_ONCE + 1):
-        writer.ops(window(5, step))
+        writer.write_ops(window(5, step))
     writer.close("ok")
     noted: list[int] = []
     note = checksums.record_checksums

@@ -49,7 +49,7 @@ def planted(out: Path) -> Path:
     with (run / "events.jsonl").open("a") as events:
         events.write(json.dumps({"t_ns": 1, "kind": "note", "source": "session", "message": f"/home/{USER}/x"}) + "\n")
     (run / "report.html").write_text(f"{ARGUMENT} {USER}")
-    rank = RunWriter.rank(run, 1)
+    rank = RunWriter.create_rank(run, 1)
     (rank.path / "run.json").write_text(json.dumps({**header, "id": f"{run.name}/ranks/1"}))
     return run
 
@@ -114,9 +114,9 @@ def test_what_a_writer_is_told_to_leave_out_is_in_no_file(tmp_path: Path) -> Non
     privacy.withhold("argv", "names")
     writer = RunWriter.create(tmp_path, "private")
     writer.update(argv=[ARGUMENT], script=f"/home/{USER}/{ARGUMENT}", cwd=f"/home/{USER}", host=USER, seed=7)
-    writer.device({"board": "Jetson TX2", "mounted": f"/Users/{USER}/disk"})
-    writer.sources({"files": [f"/home/{USER}/train.py"]})
-    writer.event("note", f"cannot open '/home/{USER}/x'")
+    writer.write_device({"board": "Jetson TX2", "mounted": f"/Users/{USER}/disk"})
+    writer.write_source_lines({"files": [f"/home/{USER}/train.py"]})
+    writer.append_event("note", f"cannot open '/home/{USER}/x'")
     writer.close("failed", f"FileNotFoundError: /home/{USER}/x")
     assert found_in(writer.path, ARGUMENT, USER) == []
     assert RunReader(writer.path).meta["seed"] == 7
@@ -129,7 +129,7 @@ def test_what_a_writer_is_told_to_leave_out_is_in_no_file(tmp_path: Path) -> Non
 )
 def test_what_is_no_name_stays_as_it_is(text: str) -> None:
     privacy.withhold("names")
-    assert privacy.cleaned(text) == text
+    assert privacy.withhold_names(text) == text
 
 
 def test_what_is_to_be_left_out_reaches_the_processes_of_a_run(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_what_an_earlier_version_wrote_of_a_failure_is_redacted_where_it_is_read
         events.write(f"{line}\n")
     (run / "summary.json").write_text(json.dumps({"reason": REASON, "steps": 3}))
     before = (run / "events.jsonl").read_text().splitlines()
-    assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).events) + str(Listing(run.parent).look())
+    assert SECRET not in str(RunReader(run).meta) + str(RunReader(run).events) + str(Listing(run.parent).list_runs())
     assert exit_code(["report", str(run)]) == 0
     assert exit_code(["report", str(run), "--html", "--out", str(page)]) == 0
     assert SECRET not in capsys.readouterr().out
@@ -274,14 +274,14 @@ def test_no_file_of_an_experiment_has_the_secrets_of_a_script_s_arguments(tmp_pa
 def test_a_secret_of_a_well_known_form_is_redacted_wherever_it_is_said(text: str) -> None:
     assert SECRET not in privacy.redacted_text(text)
     assert privacy.redacted_text(privacy.redacted_text(text)) == privacy.redacted_text(text)
-    assert SECRET not in " ".join(privacy.redacted([text]))
+    assert SECRET not in " ".join(privacy.redact_command_line([text]))
 
 
 def test_whatever_a_writer_is_told_has_no_secret(tmp_path: Path) -> None:
     address = "https://me:urlQ4711Z@hub.example/x"
     writer = RunWriter.create(tmp_path, "hf_Q4711Zabcdefghijkl")
     writer.update(script=address, cwd=address, workload={"name": "a", "data": {"origin": address}}, api_key=SECRET)
-    writer.device({"mounted": [address]})
+    writer.write_device({"mounted": [address]})
     writer.close("ok")
     assert found_in(tmp_path, SECRET) == []
     assert SECRET not in writer.path.name
@@ -289,9 +289,9 @@ def test_whatever_a_writer_is_told_has_no_secret(tmp_path: Path) -> None:
 
 def test_options_that_take_several_secrets_or_have_brief_names_are_redacted_and_numbers_and_files_stay() -> None:
     words = "--tokens Q4711Z b --api-keys Q4711Z c --pw Q4711Z --tokens=Q4711Z,Q4711Z x --bearer Q4711Z"
-    assert SECRET not in " ".join(privacy.redacted(words.split()))
+    assert SECRET not in " ".join(privacy.redact_command_line(words.split()))
     plain = "--tokens 10B --pass 2 --stop-tokens a --max-tokens 512 --tokens data/a1.npy --keys image label --steps 5"
-    assert privacy.redacted(plain.split()) == plain.split()
+    assert privacy.redact_command_line(plain.split()) == plain.split()
     stored = privacy.redacted_texts({"api_keys": [SECRET, SECRET], "tokens": [5, 6], "keys": ["image"]})
     assert stored == {"api_keys": [privacy.REDACTED] * 2, "tokens": [5, 6], "keys": ["image"]}
 
@@ -305,16 +305,16 @@ def test_options_that_take_several_secrets_or_have_brief_names_are_redacted_and_
     ],
 )  # fmt: skip
 def test_a_secret_beside_a_user_and_behind_a_name_that_says_little_is_redacted(line: str) -> None:
-    once = privacy.redacted(line.split())
+    once = privacy.redact_command_line(line.split())
     assert SECRET not in " ".join(once)
-    assert privacy.redacted(once) == once
+    assert privacy.redact_command_line(once) == once
 
 
 @pytest.mark.parametrize(
     "line", ["--pin 4711", "--pin=4711", "--card-pin 47110815", "--otp 471108", "--pincode 4711", "--pin_code=4711"]
 )
 def test_a_number_that_is_secret_is_redacted(line: str) -> None:
-    assert "4711" not in " ".join(privacy.redacted(line.split()))
+    assert "4711" not in " ".join(privacy.redact_command_line(line.split()))
     assert privacy.redacted_texts({"pin": "4711", "user": f"me:{SECRET}"}) == {
         "pin": privacy.REDACTED,
         "user": f"me:{privacy.REDACTED}",
@@ -332,7 +332,7 @@ def test_a_number_that_is_secret_is_redacted(line: str) -> None:
     ],
 )  # fmt: skip
 def test_what_only_looks_like_an_option_with_a_secret_stays(line: str) -> None:
-    assert privacy.redacted(line.split()) == line.split()
+    assert privacy.redact_command_line(line.split()) == line.split()
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_what_only_looks_like_an_option_with_a_secret_stays(line: str) -> None:
 def test_a_secret_of_a_command_is_redacted_in_the_words_of_an_error(text: str) -> None:
     assert SECRET not in privacy.redacted_text(text)
     assert privacy.redacted_text(privacy.redacted_text(text)) == privacy.redacted_text(text)
-    assert privacy.says_secret(b"x " * 9000 + text.encode() + b" x" * 9000)
+    assert privacy.contains_secret(b"x " * 9000 + text.encode() + b" x" * 9000)
 
 
 def test_a_run_that_another_tool_wrote_with_secrets_is_read_and_pushed_without(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_name_of_a_field_that_is_a_token_of_a_well_known_form_is_redacted(tmp_
     writer = RunWriter.create(tmp_path, "a")
     writer.update(versions={"ghp_Q4711Zabcdefghijklmnop": "1"})
     fields: dict[str, Any] = {"ghp_Q4711Zabcdefghijklmnop": {"hf_Q4711Zabcdefghijkl": 1}}
-    writer.event("note", "x", **fields)
+    writer.append_event("note", "x", **fields)
     writer.close("ok")
     assert found_in(tmp_path, SECRET) == []
 
@@ -423,7 +423,7 @@ def test_what_nobody_can_look_into_is_not_pushed_and_the_rest_is(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, place = fabricate_run(tmp_path / "runs"), tmp_path / "store"
-    RunWriter.rank(run, 1).close("ok")
+    RunWriter.create_rank(run, 1).close("ok")
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(PACKED[name](b'{"password": "Q4711Zabc"}'))
     (run / "report.html").write_text("<p>nothing</p>")
@@ -453,7 +453,7 @@ def test_a_packed_file_that_says_a_secret_is_read_and_nothing_beside_the_run_is_
 @pytest.mark.parametrize("text", [*ARGUMENTS, REASON])
 def test_a_secret_is_found_in_a_file_wherever_it_lies(text: str) -> None:
     says = privacy.redacted_text(text) != text
-    assert privacy.says_secret(b"a b\n" * 30_000 + text.encode() + b"\n" + b"a b\n" * 30_000) == says
+    assert privacy.contains_secret(b"a b\n" * 30_000 + text.encode() + b"\n" + b"a b\n" * 30_000) == says
 
 
 @pytest.mark.parametrize("said", ["--password</span> hunter4711Z", "see https://me:Q4711Z@host/x"])
@@ -484,4 +484,4 @@ def test_a_page_that_says_a_secret_stays_where_it_is_when_its_run_is_pushed(tmp_
     ],
 )  # fmt: skip
 def test_what_is_no_secret_of_a_reason_stays_as_it_is(text: str) -> None:
-    assert privacy.without_secrets({"reason": text}) == {"reason": text}
+    assert privacy.clean_and_redact({"reason": text}) == {"reason": text}

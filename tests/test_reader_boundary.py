@@ -25,8 +25,8 @@ import stepscope
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.errors import RunDamaged, StepscopeError
 from stepscope.files import CHANGED, MENDED, read_json, replace_json
-from stepscope.liveness import identity, runs_still
-from stepscope.privacy import redacted
+from stepscope.liveness import is_process_of_run_alive, process_identity
+from stepscope.privacy import redact_command_line
 from stepscope.report.live.folder import planned_steps
 from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter, checksums
@@ -95,7 +95,7 @@ def test_one_flipped_bit_costs_one_part_and_the_report_says_which(run: Path) -> 
 )
 def test_a_flipped_bit_in_json_is_named_and_costs_nothing(run: Path, name: str, key: str) -> None:
     if not (run / name).exists():
-        RunWriter.attach(run).sources({"step": 1, "sources": ["train.py:1"], "rows": []})
+        RunWriter.attach(run).write_source_lines({"step": 1, "sources": ["train.py:1"], "rows": []})
     replace_json(run / name, read_json(run / name))
     assert RunReader(run).damaged == []
     content = (run / name).read_bytes()
@@ -113,7 +113,7 @@ def test_a_flipped_bit_in_json_is_named_and_costs_nothing(run: Path, name: str, 
 
 
 def test_an_event_that_was_changed_is_named(run: Path) -> None:
-    RunWriter.attach(run).event("gap", "3 s without power")
+    RunWriter.attach(run).append_event("gap", "3 s without power")
     lines = (run / "events.jsonl").read_bytes()
     assert RunReader(run).events[-1]["message"] == "3 s without power"
     (run / "events.jsonl").write_bytes(lines.replace(b"3 s without", b"9 s without"))
@@ -127,10 +127,10 @@ def test_an_event_that_was_changed_is_named(run: Path) -> None:
 
 
 def test_lines_cut_off_the_end_of_the_events_are_named_and_those_written_later_are_none(run: Path) -> None:
-    RunWriter.attach(run).event("gap", "3 s without power")
+    RunWriter.attach(run).append_event("gap", "3 s without power")
     pack(run)
     whole = (run / "events.jsonl").read_bytes()
-    RunWriter.attach(run).event("kept-as-rows", "written after the run was packed", source="pack")
+    RunWriter.attach(run).append_event("kept-as-rows", "written after the run was packed", source="pack")
     assert RunReader(run).events[-1]["kind"] == "kept-as-rows"
     assert RunReader(run).damaged == []
     (run / "events.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
@@ -185,7 +185,7 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(run: Path, name: 
 
 @pytest.mark.parametrize("linked", ["ranks", "ranks/1"])
 def test_a_link_in_the_place_of_a_part_is_no_part(run: Path, linked: str) -> None:
-    part = RunWriter.rank(run, 1).path
+    part = RunWriter.create_rank(run, 1).path
     assert [folder.name for folder in RunReader(run).part_folders] == ["1"]
     outside = run.parent.parent / "outside"
     (run / linked).rename(outside)
@@ -355,8 +355,8 @@ def test_an_event_whose_time_is_null_is_exported(run: Path, tmp_path: Path, form
 
 
 def test_the_list_shows_a_run_with_more_warmup_steps_than_there_can_be(run: Path) -> None:
-    _edit(run / "run.json", warmup_steps=10**40, status="running", **identity(os.getpid()))
-    (row,) = Listing(run.parent).look()
+    _edit(run / "run.json", warmup_steps=10**40, status="running", **process_identity(os.getpid()))
+    (row,) = Listing(run.parent).list_runs()
     assert row.facts["warmup"] == 3
 
 
@@ -371,15 +371,15 @@ def test_layers_whose_parents_go_round_in_a_circle_are_all_shown(run: Path) -> N
 def test_the_list_shows_a_run_whose_command_line_is_none(run: Path) -> None:
     _edit(run / "run.json", argv=-1e308, status="running", pid=os.getpid())
     assert planned_steps(read_json(run / "run.json")) is None
-    assert Listing(run.parent).look()
+    assert Listing(run.parent).list_runs()
 
 
 def test_a_run_of_another_boot_or_of_a_pid_that_is_taken_again_does_not_run() -> None:
     me = {"pid": os.getpid()}
-    assert runs_still(me)
-    assert not runs_still({**me, "boot_id": "another"})
-    assert not runs_still({**me, "pid_started": 1})
-    assert not runs_still({"pid": 1, "clock": {"unix_ns": 1_000_000_000}})
+    assert is_process_of_run_alive(me)
+    assert not is_process_of_run_alive({**me, "boot_id": "another"})
+    assert not is_process_of_run_alive({**me, "pid_started": 1})
+    assert not is_process_of_run_alive({"pid": 1, "clock": {"unix_ns": 1_000_000_000}})
 
 
 @pytest.mark.parametrize(
@@ -400,14 +400,17 @@ def test_a_run_of_another_boot_or_of_a_pid_that_is_taken_again_does_not_run() ->
     ],
 )
 def test_secrets_of_a_command_line_are_redacted(run: Path, typed: str, kept: str) -> None:
-    assert redacted(typed.split()) == kept.split()
+    assert redact_command_line(typed.split()) == kept.split()
     _edit(run / "run.json", argv=["train.py", *typed.split()])
     assert RunReader(run).meta["argv"] == ["train.py", *kept.split()]
 
 
 def test_secrets_within_one_word_of_a_command_line_are_redacted() -> None:
-    assert redacted(["Authorization: Bearer hunter2x", "--lr"]) == ["Authorization: Bearer [redacted]", "--lr"]
-    assert redacted(["postgres://u:hunter2@h/db"]) == ["postgres://u:[redacted]@h/db"]
+    assert redact_command_line(["Authorization: Bearer hunter2x", "--lr"]) == [
+        "Authorization: Bearer [redacted]",
+        "--lr",
+    ]
+    assert redact_command_line(["postgres://u:hunter2@h/db"]) == ["postgres://u:[redacted]@h/db"]
 
 
 @pytest.mark.parametrize(
@@ -416,7 +419,7 @@ def test_secrets_within_one_word_of_a_command_line_are_redacted() -> None:
 def test_words_of_any_length_are_looked_at_in_little_time(piece: str) -> None:
     word = piece * (100_000 // len(piece))
     began = time.process_time()
-    redacted([word, f"{word}=x", "--lr"])
+    redact_command_line([word, f"{word}=x", "--lr"])
     assert time.process_time() - began < 20.0, "without bounds it takes minutes"
 
 

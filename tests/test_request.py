@@ -21,7 +21,7 @@ import stepscope
 from stepscope.api.requests import STUDIES, Study
 from stepscope.cli import load_commands
 from stepscope.cli import study as studies
-from stepscope.cli._options import command_of
+from stepscope.cli._options import make_command
 from stepscope.errors import StepscopeError, UnknownName, UsageError
 from stepscope.request import REQUIRED, Parameter, Request, default_of, option, parameters, parse_amount
 
@@ -69,7 +69,7 @@ def _typed(name: str, words: list[str]) -> Request:
         made.append(request)
 
     app = typer.Typer()
-    app.command()(command_of(REQUESTS[name], keep, name))
+    app.command()(make_command(REQUESTS[name], keep, name))
     result = CliRunner().invoke(app, words)
     if isinstance(result.exception, StepscopeError):
         raise result.exception
@@ -180,7 +180,7 @@ def test_a_request_says_the_words_that_ask_it_again(study: str, settings: dict[s
 
 def test_a_study_is_asked_by_a_request_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("stepscope.api.study.answer", lambda *asked: seen.append(asked[:2]))
+    monkeypatch.setattr("stepscope.api.study.answer_request", lambda *asked: seen.append(asked[:2]))
     partial = stepscope.requests.PartialTraining(fractions=(0.125,))
     stepscope.study(partial, out=tmp_path)
     stepscope.study("partial", fractions=(0.125,), out=tmp_path)

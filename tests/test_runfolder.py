@@ -86,8 +86,8 @@ def test_the_header_keeps_what_earlier_updates_said(writer: RunWriter) -> None:
 
 
 def test_steps_read_back_as_they_were_written(writer: RunWriter) -> None:
-    writer.step(0, *STEP)
-    writer.step(1, 2_000, 3_500, None, None, False)
+    writer.append_step(0, *STEP)
+    writer.append_step(1, 2_000, 3_500, None, None, False)
     writer.close("ok")
     steps = RunReader(writer.path).steps
     assert dict(steps.schema) == STEPS
@@ -95,14 +95,14 @@ def test_steps_read_back_as_they_were_written(writer: RunWriter) -> None:
 
 
 def test_steps_that_were_flushed_can_be_read_while_the_run_goes_on(writer: RunWriter) -> None:
-    writer.step(0, *STEP)
+    writer.append_step(0, *STEP)
     writer.flush_steps()
     assert RunReader(writer.path).steps.rows() == [(0, *STEP)]
 
 
 def test_running_and_closed_steps_read_as_the_same_frame(writer: RunWriter) -> None:
-    writer.step(0, *STEP)
-    writer.step(1, 2_000, 3_500, None, None, False)
+    writer.append_step(0, *STEP)
+    writer.append_step(1, 2_000, 3_500, None, None, False)
     writer.flush_steps()
     running = RunReader(writer.path).steps
     writer.close("ok")
@@ -119,15 +119,15 @@ def test_running_and_closed_steps_read_as_the_same_frame(writer: RunWriter) -> N
 def test_any_steps_survive_the_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     writer = RunWriter.create(tmp_path_factory.mktemp("runs"), "any")
     for step, (t0_ns, samples, loss) in enumerate(rows):
-        writer.step(step, t0_ns, t0_ns + 1, samples, loss, recorded=False)
+        writer.append_step(step, t0_ns, t0_ns + 1, samples, loss, recorded=False)
     writer.close("ok")
     read = RunReader(writer.path).steps.select("t0_ns", "samples", "loss").rows()
     assert read == rows
 
 
 def test_op_parts_read_as_one_frame_in_order(writer: RunWriter) -> None:
-    writer.ops(_ops(0, ["nn.Conv2d", "aten::convolution"]))
-    size = writer.ops(_ops(1, ["nn.Conv2d", "aten::a_new_name"]))
+    writer.write_ops(_ops(0, ["nn.Conv2d", "aten::convolution"]))
+    size = writer.write_ops(_ops(1, ["nn.Conv2d", "aten::a_new_name"]))
     ops = RunReader(writer.path).ops
     assert dict(ops.schema) == OPS
     assert ops["step"].to_list() == [0, 0, 1, 1]
@@ -137,17 +137,19 @@ def test_op_parts_read_as_one_frame_in_order(writer: RunWriter) -> None:
 
 
 def test_a_lazy_scan_takes_only_the_columns_that_are_asked_for(writer: RunWriter) -> None:
-    writer.ops(_ops(0, ["nn.Conv2d"]))
+    writer.write_ops(_ops(0, ["nn.Conv2d"]))
     assert RunReader(writer.path).scan_ops().select("self_ns").collect().rows() == [(500,)]
 
 
 def test_an_unknown_op_column_is_not_written(writer: RunWriter) -> None:
-    writer.ops(part_of(_frame(0, ["nn.Conv2d"]).with_columns(extra=pl.lit(1)), "ops"))
+    writer.write_ops(part_of(_frame(0, ["nn.Conv2d"]).with_columns(extra=pl.lit(1)), "ops"))
     assert RunReader(writer.path).ops.columns == list(OPS)
 
 
 def test_the_module_tree_reads_back_with_nulls_for_what_was_not_counted(writer: RunWriter) -> None:
-    writer.model([{"module": "", "type": "Net", "parameters": 10}, {"module": "fc", "type": "Linear", "parent": ""}])
+    writer.write_model(
+        [{"module": "", "type": "Net", "parameters": 10}, {"module": "fc", "type": "Linear", "parent": ""}]
+    )
     model = RunReader(writer.path).model
     assert dict(model.schema) == MODEL
     assert model.select("module", "parent", "parameters", "flops_forward").rows() == [
@@ -157,19 +159,19 @@ def test_the_module_tree_reads_back_with_nulls_for_what_was_not_counted(writer: 
 
 
 def test_device_facts_read_back(writer: RunWriter) -> None:
-    writer.device({"board": "a board", "memory_bytes": 4})
+    writer.write_device({"board": "a board", "memory_bytes": 4})
     assert RunReader(writer.path).device == {"board": "a board", "memory_bytes": 4}
 
 
 def test_events_of_two_writers_come_in_order_of_time(writer: RunWriter) -> None:
-    writer.event("note", "second")
+    writer.append_event("note", "second")
     with (writer.path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"t_ns": 1, "source": "sampler", "kind": "gap", "message": "first"}) + "\n")
     assert [event["message"] for event in RunReader(writer.path).events] == ["first", "second"]
 
 
 def test_an_event_keeps_its_fields(writer: RunWriter) -> None:
-    writer.event("steps-lost", "disk full", step=7)
+    writer.append_event("steps-lost", "disk full", step=7)
     event = RunReader(writer.path).events[0]
     assert (event["kind"], event["source"], event["step"]) == ("steps-lost", "session", 7)
 
@@ -222,7 +224,7 @@ def test_rows_of_a_sensor_that_no_channel_describes_are_damaged_and_not_guessed(
 
 def test_a_cut_off_step_row_is_dropped_and_the_rest_is_kept(writer: RunWriter) -> None:
     for step in range(3):
-        writer.step(step, *STEP)
+        writer.append_step(step, *STEP)
     writer.flush_steps()
     rows = writer.path / "steps.rows"
     rows.write_bytes(rows.read_bytes()[:-5])
@@ -230,7 +232,7 @@ def test_a_cut_off_step_row_is_dropped_and_the_rest_is_kept(writer: RunWriter) -
 
 
 def test_a_cut_off_last_event_is_left_out(writer: RunWriter) -> None:
-    writer.event("note", "whole")
+    writer.append_event("note", "whole")
     with (writer.path / "events.jsonl").open("a") as file:
         file.write('{"t_ns": 5, "mess')
     assert [event["message"] for event in RunReader(writer.path).events] == ["whole"]
@@ -260,7 +262,7 @@ def test_a_folder_with_nothing_but_its_header_reads_as_empty_frames(writer: RunW
 
 def test_a_damaged_part_is_listed_and_the_others_are_read(writer: RunWriter) -> None:
     for step in range(3):
-        writer.ops(_ops(step, ["nn.Conv2d"]))
+        writer.write_ops(_ops(step, ["nn.Conv2d"]))
     (writer.path / "ops" / "000001.part").write_bytes(b"PAR1 this is no parquet")
     run = RunReader(writer.path)
     assert run.ops["step"].to_list() == [0, 2]
@@ -274,7 +276,7 @@ def test_damaged_files_of_one_run_are_not_listed_for_another(writer: RunWriter, 
 
 
 def test_a_damaged_steps_file_is_listed_and_the_rows_are_taken_instead(writer: RunWriter) -> None:
-    writer.step(0, *STEP)
+    writer.append_step(0, *STEP)
     writer.flush_steps()
     (writer.path / "steps.parquet").write_bytes(b"cut off while the run was closed")
     run = RunReader(writer.path)
@@ -290,7 +292,7 @@ def test_a_broken_json_file_reads_as_absent(writer: RunWriter, name: str) -> Non
 
 
 def test_a_leftover_of_an_interrupted_write_is_not_read_as_a_part(writer: RunWriter) -> None:
-    writer.ops(_ops(0, ["nn.Conv2d"]))
+    writer.write_ops(_ops(0, ["nn.Conv2d"]))
     (writer.path / "ops" / ".000001.parquet.part").write_bytes(b"half")
     run = RunReader(writer.path)
     assert (run.ops.height, run.damaged) == (1, [])
@@ -358,7 +360,7 @@ def test_a_write_that_fails_in_mid_run_is_the_callers_to_decide(writer: RunWrite
     (writer.path / "ops").rmdir()
     (writer.path / "ops").write_text("no folder any more")
     with pytest.raises(OSError, match="ops"):
-        writer.ops(_ops(0, ["nn.Conv2d"]))
+        writer.write_ops(_ops(0, ["nn.Conv2d"]))
 
 
 def test_a_value_that_json_cannot_hold_is_written_as_its_text(tmp_path: Path) -> None:
@@ -392,7 +394,7 @@ def test_a_quantity_that_no_run_has_is_named_with_its_neighbours(tmp_path: Path)
 def test_memory_events_come_back_in_order_of_time(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "x")
     columns = {name: [None, None] for name in MEMORY} | {"step": [3, 3], "tensor": [0, 0], "category": ["saved"] * 2}
-    writer.memory(part_of(pl.DataFrame(columns | {"t_ns": [20, 10], "bytes": [-64, 64]}), "memory"))
+    writer.write_memory_events(part_of(pl.DataFrame(columns | {"t_ns": [20, 10], "bytes": [-64, 64]}), "memory"))
     events = RunReader(writer.path).memory_events
     assert events["bytes"].to_list() == [64, -64]
     assert events.columns == list(MEMORY)

@@ -16,7 +16,7 @@ import pytest
 from stepscope import part_names
 from stepscope.record.sampler import rows as row_files
 from stepscope.record.sampler.loop import AFTER_NS, PartPacking, part_bytes
-from stepscope.record.sampler.rows import EventLog, PartTurn, RowFile
+from stepscope.record.sampler.rows import CurrentPart, EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
 from stepscope.record.sensors.contract import Channel, OpenSensor, Target
 from stepscope.runfolder import RunReader, RunWriter, disk_limit
@@ -33,7 +33,7 @@ class Clocked:
     def __init__(self, run: Path, most_bytes: int = 10**9) -> None:
         self.run, self.now_ns, self.reads = run, 0, 0
         (run / "samples").mkdir(exist_ok=True)
-        self.turn = PartTurn(run / "samples", self.clock, most_bytes)
+        self.turn = CurrentPart(run / "samples", self.clock, most_bytes)
         channel = Channel("counting.up", self.NAME, "energy", "J", "counter", "device", "-")
         (run / "channels.json").write_text(json.dumps({"channels": [asdict(channel)]}))
         found = OpenSensor((channel,), self._read, lambda: None)
@@ -61,7 +61,7 @@ class Clocked:
     def next_part(self) -> None:
         """Go on until the part is full."""
         self.now_ns += row_files.PART_NS
-        assert self.turn.look()
+        assert self.turn.advance_if_full()
 
 
 def files(run: Path) -> list[str]:
@@ -77,7 +77,7 @@ def values(run: Path | RunReader) -> list[float]:
 def test_a_part_closes_after_an_hour_and_the_next_file_goes_on(writer: RunWriter) -> None:
     bench = Clocked(writer.path)
     bench.sample(10)
-    assert not bench.turn.look()
+    assert not bench.turn.advance_if_full()
     bench.next_part()
     bench.sample(5)
     bench.next_part()
@@ -89,10 +89,10 @@ def test_a_part_closes_after_an_hour_and_the_next_file_goes_on(writer: RunWriter
 def test_a_part_closes_when_all_sensors_have_written_enough(writer: RunWriter) -> None:
     bench = Clocked(writer.path, most_bytes=24 * 100)
     bench.sample(99)
-    assert not bench.turn.look()
+    assert not bench.turn.advance_if_full()
     bench.sample(1)
-    assert bench.turn.look()
-    assert not bench.turn.look(), "the next one begins at nothing"
+    assert bench.turn.advance_if_full()
+    assert not bench.turn.advance_if_full(), "the next one begins at nothing"
     assert (part_bytes(None), part_bytes(80_000_000), part_bytes(1)) == (256_000_000, 10_000_000, 1_000_000)
 
 
@@ -101,10 +101,10 @@ def test_a_sampling_process_that_begins_anew_goes_on_behind_what_is_packed(write
     bench.sample(3)
     bench.next_part()
     bench.sample(3)
-    assert PartTurn(writer.path / "samples").number == 1
+    assert CurrentPart(writer.path / "samples").number == 1
     disk_limit.main([str(writer.path)])
     (writer.path / "samples" / "counting.000001.rows").rename(writer.path / "samples" / "counting.000001.parquet")
-    assert PartTurn(writer.path / "samples").number == 2
+    assert CurrentPart(writer.path / "samples").number == 2
 
 
 def test_closed_parts_of_a_run_that_goes_on_become_parquet_and_the_open_one_stays(writer: RunWriter) -> None:
@@ -235,24 +235,24 @@ def test_one_process_at_a_time_packs_once_the_streams_have_gone_on(writer: RunWr
         return started[-1][1]
 
     packing = PartPacking(writer.path, bench.turn, 500, bench.clock, start)
-    packing.look()
+    packing.start_packing_if_due()
     bench.now_ns += row_files.PART_NS
-    packing.look()
+    packing.start_packing_if_due()
     assert (bench.turn.number, started) == (1, []), "the streams have not gone on yet"
     bench.now_ns += AFTER_NS
-    packing.look()
-    packing.look()
+    packing.start_packing_if_due()
+    packing.start_packing_if_due()
     assert len(started) == 1
     assert list(started[0][0][1:]) == [
         "-m", "stepscope.runfolder.disk_limit", str(writer.path.absolute()), "--max-disk", "500"
     ]  # fmt: skip
     bench.now_ns += row_files.PART_NS + AFTER_NS
-    packing.look()
+    packing.start_packing_if_due()
     bench.now_ns += AFTER_NS
-    packing.look()
+    packing.start_packing_if_due()
     assert len(started) == 1, "the first one still runs"
     started[0][1].code = 0
-    packing.look()
+    packing.start_packing_if_due()
     assert len(started) == 2
     packing.stop()
     assert started[1][1].code == -9
@@ -263,15 +263,15 @@ def test_the_process_packs_a_run_and_ends(writer: RunWriter) -> None:
     packing = PartPacking(writer.path, bench.turn, None, bench.clock)
     bench.sample(10)
     bench.now_ns += row_files.PART_NS
-    packing.look()
+    packing.start_packing_if_due()
     bench.sample(1)
     bench.now_ns += AFTER_NS
-    packing.look()
+    packing.start_packing_if_due()
     process = packing._process
     assert process is not None
     assert process.wait() == 0
     assert files(writer.path) == ["counting.000001.rows", "counting.parquet"]
-    packing.look()
+    packing.start_packing_if_due()
     assert packing._process is None
 
 
@@ -283,7 +283,7 @@ def test_steps_go_on_in_another_file_and_read_as_one_table(
 ) -> None:
     monkeypatch.setattr("stepscope.runfolder.writer.STEP_PART_BYTES", 48 * 10)
     for step in range(45):
-        writer.step(step, step * 10, step * 10 + 9, 4, None, step % 5 == 0)
+        writer.append_step(step, step * 10, step * 10 + 9, 4, None, step % 5 == 0)
         if step % 3 == 2:
             writer.flush_steps()
     names = sorted(path.name for path in writer.path.glob("steps*"))
@@ -292,7 +292,7 @@ def test_steps_go_on_in_another_file_and_read_as_one_table(
     disk_limit.main([str(writer.path)])
     assert RunReader(writer.path).steps["step"].to_list() == list(range(45))
     again = RunWriter.attach(writer.path)
-    again.step(45, 450, 459, 4, None, False)
+    again.append_step(45, 450, 459, 4, None, False)
     again.close("ok")
     pack(writer.path)
     assert RunReader(writer.path).steps["step"].to_list() == list(range(46))

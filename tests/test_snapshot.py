@@ -74,7 +74,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     path = fabricate_run(folder, steps=60, noise=0.02, power_w=5.0, recorded=every_step, header={"world_size": 2})
     part = fabricate_run(folder, steps=60, noise=0.02, samples=False, header={"rank": 1, "world_size": 2})
-    RunWriter(path, {}).memory(part_of(events(RunReader(path).steps["t0_ns"][4]), "memory"))
+    RunWriter(path, {}).write_memory_events(part_of(events(RunReader(path).steps["t0_ns"][4]), "memory"))
     (path / "ranks").mkdir()
     part.rename(path / "ranks" / "1")
     return path
@@ -109,11 +109,11 @@ def writer(tmp_path: Path) -> RunWriter:
 
 def _add(writer: RunWriter, step: int) -> None:
     """What recording and sampling add with one step."""
-    writer.device({"temperature": step})
-    writer.step(step, *STEP)
+    writer.write_device({"temperature": step})
+    writer.append_step(step, *STEP)
     writer.flush_steps()
-    writer.ops(_ops(step, ["nn.Conv2d"]))
-    writer.event("note", f"step {step}")
+    writer.write_ops(_ops(step, ["nn.Conv2d"]))
+    writer.append_event("note", f"step {step}")
     rows: list[tuple[float, ...]] = [(t, t + 1, float(t)) for t in range(step + 1)]
     _sampled(writer.path, "proc", [_channel("proc", "rss")], rows)
 

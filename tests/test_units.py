@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from stepscope.units import (
     NOT_MEASURED,
     amount,
-    bracketed,
     bytes_,
     count,
     cut_in_the_middle,
@@ -19,6 +18,7 @@ from stepscope.units import (
     duration,
     estimate,
     interval,
+    join_interval,
     number,
     percent,
     plural,
@@ -130,7 +130,7 @@ def test_names_are_cut_where_they_still_differ() -> None:
 def test_an_interval_whose_ends_are_written_alike_is_one_number() -> None:
     assert estimate(0.9999, 0.9998, 1.0, "1") == "100 %"
     assert interval(0.9999, 1.0, "1") == "about 100 %"
-    assert bracketed("12.1 ms", "12.1 ms") == "about 12.1 ms"
+    assert join_interval("12.1 ms", "12.1 ms") == "about 12.1 ms"
 
 
 def test_no_number_has_more_than_three_digits() -> None:

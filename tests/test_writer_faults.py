@@ -36,7 +36,7 @@ def small() -> Part:
 
 def fill(writer: RunWriter, first: int, steps: int) -> None:
     for step in range(first, first + steps):
-        writer.step(step, *STEP)
+        writer.append_step(step, *STEP)
 
 
 def in_a_fork(act: object) -> None:
@@ -76,8 +76,8 @@ def test_no_file_is_open_between_two_calls(writer: RunWriter) -> None:
     before = descriptors()
     fill(writer, 0, 3)
     writer.flush_steps()
-    writer.ops(small())
-    writer.event("note", "x")
+    writer.write_ops(small())
+    writer.append_event("note", "x")
     writer.update(seed=1)
     fill(writer, 3, 3)
     assert descriptors() == before
@@ -122,7 +122,7 @@ def test_a_script_that_changes_its_working_directory_keeps_its_run(
     writer = RunWriter.create("runs", "moves")
     monkeypatch.chdir(elsewhere)
     fill(writer, 0, 2)
-    writer.ops(small())
+    writer.write_ops(small())
     writer.close("ok")
     run = RunReader(writer.path)
     assert (writer.path.parent, run.steps.height, run.ops.height) == (tmp_path / "runs", 2, 1)
@@ -138,10 +138,10 @@ def test_a_forked_child_writes_nothing_of_ours_whatever_it_calls(writer: RunWrit
     def all_of_it() -> None:
         fill(writer, 2, 2)
         writer.flush_steps()
-        writer.ops(small())
-        writer.event("note", "x")
+        writer.write_ops(small())
+        writer.append_event("note", "x")
         writer.update(seed=1)
-        writer.device({"a": 1})
+        writer.write_device({"a": 1})
         writer.close("failed", "in the child")
 
     before = sorted(path.name for path in writer.path.rglob("*"))
@@ -156,12 +156,12 @@ def test_a_forked_child_writes_nothing_of_ours_whatever_it_calls(writer: RunWrit
 
 
 def test_another_process_goes_on_with_a_run(writer: RunWriter) -> None:
-    writer.ops(small())
+    writer.write_ops(small())
     fill(writer, 0, 1)
     writer.flush_steps()
     other = RunWriter.attach(writer.path)
     other.update(seed=7)
-    other.ops(small())
+    other.write_ops(small())
     fill(other, 1, 1)
     other.close("ok")
     writer.update(result={"exit": 0})  # says nothing of what the other one said
@@ -190,20 +190,20 @@ def test_a_folder_that_is_no_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_rank_has_a_folder_of_its_own_once(writer: RunWriter) -> None:
-    rank = RunWriter.rank(writer.path, 3)
-    rank.ops(small())
+    rank = RunWriter.create_rank(writer.path, 3)
+    rank.write_ops(small())
     fill(rank, 0, 2)
     rank.close("ok")
     run = RunReader(writer.path / "ranks" / "3")
     assert (run.status, run.id.rpartition("/")[2], run.steps.height, run.ops.height) == ("ok", "3", 2, 1)
     with pytest.raises(FileExistsError):
-        RunWriter.rank(writer.path, 3)
+        RunWriter.create_rank(writer.path, 3)
     assert RunReader(writer.path).status == "interrupted"  # the run itself goes on
 
 
 def test_a_rank_of_a_run_that_is_gone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        RunWriter.rank(tmp_path / "gone", 0)
+        RunWriter.create_rank(tmp_path / "gone", 0)
 
 
 # disks
@@ -233,9 +233,9 @@ def test_steps_that_no_disk_takes_do_not_fill_the_memory(writer: RunWriter, monk
 
 def test_a_part_that_does_not_fit_leaves_nothing_behind(writer: RunWriter) -> None:
     with files_of_at_most(50), pytest.raises(OSError, match="too large"):
-        writer.ops(small())
+        writer.write_ops(small())
     assert list((writer.path / "ops").iterdir()) == []
-    writer.ops(small())
+    writer.write_ops(small())
     assert RunReader(writer.path).ops.height == 1
 
 
@@ -309,7 +309,12 @@ def test_a_run_that_ends_well_leaves_no_reserve(writer: RunWriter) -> None:
 def test_a_folder_that_is_removed_in_mid_run_is_an_oserror_and_nothing_else(writer: RunWriter) -> None:
     shutil.rmtree(writer.path)
     fill(writer, 0, 1)
-    for act in (writer.flush_steps, lambda: writer.ops(small()), lambda: writer.event("a", "b"), writer.update):
+    for act in (
+        writer.flush_steps,
+        lambda: writer.write_ops(small()),
+        lambda: writer.append_event("a", "b"),
+        writer.update,
+    ):
         with pytest.raises(OSError, match="No such file"):
             act()
     with pytest.raises(OSError, match="No such file"):

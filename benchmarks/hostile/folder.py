@@ -30,16 +30,16 @@ def write(plant: Plant, sensor: Sensor, read: Sequence[tuple[dict[str, Any], Rea
     sampler = {"period_ns": 10_000_000}
     writer.update(workload=workload, warmup_steps=WARM_UP, pid=2**22 + 1, threads=1, sampler=sampler)
     writer.update(recorder={"mode": "all" if plant.profiled.all() else "adaptive", "lost": 0}, seed=0)
-    writer.device({**CHANNELS[sensor.channel][1], "memory_bytes": 8_000_000_000})
-    writer.model(plant.step.modules)
+    writer.write_device({**CHANNELS[sensor.channel][1], "memory_bytes": 8_000_000_000})
+    writer.write_model(plant.step.modules)
     begin = np.rint(plant.edges[0][:, 0] * 1e9).astype(np.int64)
     end = np.rint(plant.edges[0][:, -1] * 1e9).astype(np.int64)
     for step, (t0_ns, t1_ns) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-        writer.step(step, t0_ns, t1_ns, 8, 1.0, bool(plant.profiled[step]))
+        writer.append_step(step, t0_ns, t1_ns, 8, 1.0, bool(plant.profiled[step]))
     writer.flush_steps()
     chosen = np.flatnonzero(plant.profiled)
     for first in range(0, len(chosen), STEPS_A_PART):
-        writer.ops(_part(plant, chosen[first : first + STEPS_A_PART]))
+        writer.write_ops(_part(plant, chosen[first : first + STEPS_A_PART]))
     channels = [channel for channel, _ in read]
     content = {"period_ns": 10_000_000, "dither": 0.5, "channels": channels, "missing": [], "pid": 2**22 + 1}
     (writer.path / "channels.json").write_text(json.dumps(content))

@@ -236,13 +236,13 @@ def _sensor_errors(rows: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def _estimate(number: list[Any] | None) -> str:
-    from stepscope.quantities import find
+    from stepscope.quantities import find_quantity
     from stepscope.units import estimate
 
     if number is None:
         return "-"
     *ends, unit, metric = number
-    return estimate(*ends, find(metric, unit).shown_unit)
+    return estimate(*ends, find_quantity(metric, unit).shown_unit)
 
 
 def _joules(ends: list[float | None]) -> str:
@@ -276,7 +276,7 @@ def picture(case: Case, result: dict[str, Any]) -> str:
     import altair as alt
     import vl_convert
 
-    from stepscope.report.charts.style import LIGHT, styled
+    from stepscope.report.charts.style import LIGHT, apply_style
 
     if case.name == "laptop":
         values = [{"side": side, "at": (place + 0.5) * 10, "ms": ns / 1e6}
@@ -296,7 +296,7 @@ def picture(case: Case, result: dict[str, Any]) -> str:
         bars = base.mark_bar(height=18, color=LIGHT["forward"]).encode(x=x, y=y)
         ends = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2, color=LIGHT["ink"])
         chart = alt.layer(bars, ends.encode(x="low:Q", x2="high:Q", y=y)).properties(width=420, height=34 * len(rows))
-    specification = styled(chart).to_dict()
+    specification = apply_style(chart).to_dict()
     specification["config"]["background"] = "white"
     svg: str = vl_convert.vegalite_to_svg(specification, allowed_base_urls=[])
     return re.sub(r"(\d+\.\d{3})\d+", r"\1", svg) + "\n"

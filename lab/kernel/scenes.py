@@ -40,7 +40,7 @@ def sampled(scene: str) -> Iterator[tuple[Path, Marks]]:
     folder.mkdir()
     writer = RunWriter.create(folder, scene)
     writer.update(clock=read_clocks(), workload={"name": scene})
-    writer.device({"start": describe_device(Path("/"))})
+    writer.write_device({"start": describe_device(Path("/"))})
     marks: Marks = {}
     sampler = start_sampler(writer.path, timeout_s=120)
     try:

@@ -51,7 +51,7 @@ def train(writer: RunWriter, seconds: float, draw: Callable[[float], None]) -> l
             first -= RATE / _ROUNDS * inputs.T @ back
         loss = float(-np.log((chances * wanted).sum(axis=1)).mean())
         end_ns = time.monotonic_ns()
-        writer.step(len(losses), begin_ns, end_ns, BATCH, loss, False)
+        writer.append_step(len(losses), begin_ns, end_ns, BATCH, loss, False)
         begin_ns = end_ns
         losses.append(loss)
     writer.flush_steps()

@@ -82,6 +82,7 @@ def covered_energy(growth: Growth, truth: Registers, begin_ns: float, end_ns: fl
     Both over the whole time from begin to end: what a gap hides counts as an error.
     """
     seen, covered = (
-        float(np.diff(growth.at(sums, np.array([begin_ns, end_ns])))[0]) for sums in (growth.grown, growth.covered_ns)
+        float(np.diff(growth.at(sums, np.array([begin_ns, end_ns])))[0])
+        for sums in (growth.known_growth, growth.covered_ns)
     )
     return seen, truth.joules(begin_ns, end_ns), covered / 1e9

@@ -22,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             code = run_with_common_options(arguments[1:])
     except (Exception, KeyboardInterrupt) as error:
-        from stepscope.cli._application import exit_code_of
+        from stepscope.cli._application import report_error
 
-        return exit_code_of(error, arguments)
+        return report_error(error, arguments)
     if code is not None:
         return code
     from stepscope.cli._application import run_command_line

@@ -43,10 +43,10 @@ class UnknownName(UsageError):
     """A name that does not exist, with the nearest names that do."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
-        super().__init__(f"unknown {kind} '{name}'", hint or _nearest(name, sorted(known)))
+        super().__init__(f"unknown {kind} '{name}'", hint or _nearest_names_hint(name, sorted(known)))
 
 
-def no_script(target: str, noun: str = "script") -> UsageError:
+def script_not_found_error(target: str, noun: str = "script") -> UsageError:
     """Return the refusal of a script that is not there, with the one beside it whose name is alike."""
     path = Path(target)
     near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], n=1)
@@ -57,7 +57,7 @@ def no_script(target: str, noun: str = "script") -> UsageError:
 _MOST_NAMES = 24  # of a list in a hint: more is read by nobody
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def _nearest_names_hint(name: str, names: list[str]) -> str:
     """Return what to type: names that are spelt alike or hold this one, else those that there are."""
     folded, typed = {known.lower(): known for known in names}, name.lower()
     alike = difflib.get_close_matches(typed, folded, n=3, cutoff=0.6)

@@ -54,7 +54,7 @@ def _user_folder(variable: str, default: str) -> Path:
     return (stated if stated.is_absolute() else Path.home() / default) / "stepscope"
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty where it is missing, damaged or no object."""
     try:
         content = read_json(path)
@@ -63,7 +63,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def store_object(path: Path, content: Mapping[str, Any]) -> bool:
+def try_store_json(path: Path, content: Mapping[str, Any]) -> bool:
     """Write a JSON object into a cache and make its folder; False where that cannot be, which is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,10 +76,10 @@ def store_object(path: Path, content: Mapping[str, Any]) -> bool:
 def replace_json(path: Path, content: object, durable: bool = False, whole: bool = False) -> None:
     """Write a value as indented JSON, sealed, in the place of a file; what JSON does not know becomes text."""
     with atomic_write(path, durable, whole) as part:
-        part.write_text(sealed(json.dumps(content, indent=1, default=str)) + "\n", encoding="utf-8")
+        part.write_text(add_checksum(json.dumps(content, indent=1, default=str)) + "\n", encoding="utf-8")
 
 
-def sealed(text: str) -> str:
+def add_checksum(text: str) -> str:
     """Return JSON with its CRC32 behind it, in 32 spaces (0) and tabs (1): readers of JSON pass over them."""
     return text + f"{zlib.crc32(text.encode()):032b}".translate(_SEAL)
 
@@ -87,7 +87,7 @@ def sealed(text: str) -> str:
 _SEAL = str.maketrans("01", " \t")
 
 
-def unsealed(data: bytes) -> tuple[bytes, str]:
+def check_and_strip_checksum(data: bytes) -> tuple[bytes, str]:
     """Return an object as JSON without its seal, and how it differs from what was sealed: "", `MENDED` or `CHANGED`.
 
     One flipped bit is found and set right. Without a seal nothing can be said against it.
@@ -123,10 +123,10 @@ def _repair_one_bit(text: bytes, wrong: int) -> bytes | None:
 
 def read_json(path: Path) -> Any:
     """Return what a file of JSON holds, whatever became of its seal; OSError or ValueError where it cannot be read."""
-    return json.loads(unsealed(path.read_bytes())[0].decode("utf-8", errors="replace"))
+    return json.loads(check_and_strip_checksum(path.read_bytes())[0].decode("utf-8", errors="replace"))
 
 
-def clear_parts(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what writers that were killed had begun, here and in the folders below."""
     for part in [*folder.glob(".*.part"), *folder.glob("*/.*.part")]:
         pid = part.name.split(".")[-2]

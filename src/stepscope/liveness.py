@@ -26,12 +26,12 @@ def is_running(pid: object, started: int | None = None) -> bool:
     return True
 
 
-def identity(pid: int) -> dict[str, Any]:
+def process_identity(pid: int) -> dict[str, Any]:
     """Return what tells a process from every later one, as run.json holds it: its number, its start, and the boot."""
     return {"pid": pid, "pid_started": start_time(pid), "boot_id": boot_id()}
 
 
-def runs_still(header: Mapping[str, Any]) -> bool:
+def is_process_of_run_alive(header: Mapping[str, Any]) -> bool:
     """Return whether the process of a run.json is there: a number alone would be another process's one day.
 
     Of a run that an earlier version wrote, the clocks tell whether this boot is that of the run.

@@ -39,7 +39,7 @@ class PartName:
     packed: bool
 
     @property
-    def order(self) -> tuple[int, int, int, bool]:
+    def sort_key(self) -> tuple[int, int, int, bool]:
         """Sorts what counts before what it was made of."""
         return self.first, -self.last, -self.grain, not self.packed
 
@@ -65,7 +65,7 @@ def parts_of_stem(stem: str, names: Iterable[str]) -> list[PartName]:
 def parts_in_use(stem: str, names: Iterable[str], without: Collection[str] = ()) -> list[PartName]:
     """Return the files that count, in the order of their parts; `without` those that cannot be read."""
     chosen: list[PartName] = []
-    for part in sorted(parts_of_stem(stem, names), key=lambda part: part.order):
+    for part in sorted(parts_of_stem(stem, names), key=lambda part: part.sort_key):
         if part.name not in without and (not chosen or part.first > chosen[-1].last):
             chosen.append(part)
     return chosen
@@ -80,7 +80,7 @@ def parts_ready_to_pack(names: Iterable[str]) -> list[PartName]:
     return [part for part in parts if not part.packed and part.last < newest[part.stem]]
 
 
-def name_of(stem: str, number: int) -> str:
+def rows_file_name(stem: str, number: int) -> str:
     """Return the name of a part that is being written."""
     return f"{stem}.{number:06d}.rows" if number else f"{stem}.rows"
 

@@ -50,7 +50,7 @@ _NOTEBOOK_VIEWS = {
 }
 
 
-def draw_in_notebook(kind: str, result: object) -> str | None:
+def notebook_html(kind: str, result: object) -> str | None:
     """Return the HTML of a result for a notebook, by the class that it is documented as."""
     module, function = _NOTEBOOK_VIEWS[kind]
     html: str | None = getattr(importlib.import_module(module), function)(result)

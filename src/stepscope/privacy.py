@@ -28,14 +28,14 @@ def withheld_kinds() -> frozenset[str]:
     return frozenset(_FIELDS) if chosen == "1" else frozenset(chosen.split(",")) & frozenset(_FIELDS)
 
 
-def is_closed() -> bool:
+def are_runs_private() -> bool:
     """Return whether others may not enter a run folder."""
     return os.environ.get(VARIABLE) == "1"
 
 
 def withhold(*kinds: str) -> None:
     """Leave these out too, in this process and in those that it starts."""
-    if not is_closed() and kinds:
+    if not are_runs_private() and kinds:
         os.environ[VARIABLE] = ",".join(sorted(withheld_kinds() | set(kinds)))
 
 
@@ -47,12 +47,12 @@ def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("reason", "script"):
         if isinstance(kept.get(field), str):
             kept[field] = redacted_text(kept[field])  # an exception may quote the address that it was for
-    return cleaned(kept, str(fields.get("host") or "")) if kinds else kept
+    return withhold_names(kept, str(fields.get("host") or "")) if kinds else kept
 
 
-def without_secrets(content: Any) -> Any:
+def clean_and_redact(content: Any) -> Any:
     """Return what JSON holds, cleaned, with the secrets in its texts redacted: events, and what trainings say."""
-    return redacted_texts(cleaned(content))
+    return redacted_texts(withhold_names(content))
 
 
 def redacted_sources(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def redacted_texts(content: Any) -> Any:
     if not isinstance(content, list | tuple):
         return content
     words = all(isinstance(value, str) for value in content)
-    return redacted(content) if words else [redacted_texts(value) for value in content]
+    return redact_command_line(content) if words else [redacted_texts(value) for value in content]
 
 
-def cleaned(content: Any, host: str = "") -> Any:
+def withhold_names(content: Any, host: str = "") -> Any:
     """Return what JSON holds without home folders and names of host and user in its texts, where they are omitted."""
     return _cleaned(content, _names(host)) if "names" in withheld_kinds() else content
 
@@ -186,7 +186,7 @@ _WITHIN = [
 ]
 
 
-def redacted(words: Iterable[str]) -> list[str]:
+def redact_command_line(words: Iterable[str]) -> list[str]:
     """Return the words of a command line with each secret replaced by "[redacted]"."""
     words = [str(word) for word in words]
     found: list[str] = []
@@ -244,7 +244,7 @@ _HINTS = re.compile(
 _BEFORE_HINT, _AFTER_HINT = 400, 2500  # bytes
 
 
-def says_secret(content: bytes, as_page: bool = False) -> bool:
+def contains_secret(content: bytes, as_page: bool = False) -> bool:
     """Return whether the text of a file says a secret. as_page: what is between the tags of HTML."""
     if as_page:
         content = html.unescape(re.sub(rb"<[^<>]*>", b"", content).decode("utf-8", errors="replace")).encode()
@@ -270,7 +270,9 @@ def _redacted_value(key: Any, value: Any) -> Any:
         secret = value != "" and name != "key" and _is_secret(name)
         return REDACTED if secret else redacted_text(_brief_value(f"--{name}", value))
     if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
-        return redacted([f"--{name}", *value])[1:] if _is_ambiguous_option(name) else redacted(value)
+        return (
+            redact_command_line([f"--{name}", *value])[1:] if _is_ambiguous_option(name) else redact_command_line(value)
+        )
     return redacted_texts(value)
 
 

@@ -197,7 +197,7 @@ _KNOWN = {quantity.name: quantity for quantity in (*CHANNELS, *METRICS)}
 _ORDER = {name: place for place, name in enumerate([*(row.name for row in METRICS), *(row.name for row in CHANNELS)])}
 
 
-def find(name: str, unit: str = "") -> Quantity:
+def find_quantity(name: str, unit: str = "") -> Quantity:
     """The quantity of this name, also of an estimated or simulated metric; one that nobody knows stands for itself."""
     kind, plain = _split_kind(name)
     quantity = _KNOWN.get(plain, Quantity(plain, unit, label=_words(plain)))
@@ -217,7 +217,7 @@ SIMULATED_MEANS = (
 )
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def sort_metrics(names: Iterable[str]) -> list[str]:
     """Names of metrics in the order in which they are shown, each with its kinds; unknown ones last, as they came."""
 
     def place(name: str) -> tuple[int, int]:

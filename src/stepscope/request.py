@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepscope.errors import UnknownName, UsageError
-from stepscope.privacy import redacted
+from stepscope.privacy import redact_command_line
 
 AnyRequest = TypeVar("AnyRequest", bound="Request")
 REQUIRED: Any = object()  # the default of an option that has none
@@ -115,7 +115,7 @@ class Parameter:
             value = (value,)
         return tuple(self._check_bounds(single, self._single(single)) for single in value)
 
-    def text(self, value: Any) -> list[str]:
+    def option_words(self, value: Any) -> list[str]:
         """Return the words of the command line for this value."""
         if self.type is bool:
             return [self.flag if value else f"--no-{self.word}"]
@@ -144,7 +144,7 @@ class Parameter:
                 continue
             if len(found) < 2 or index + 1 >= len(parts):
                 raise UsageError(f"{self.flag} {text}: '...' goes between numbers", f"{self.flag} 1,2,4,...,256")
-            found += _between(found[-2], found[-1], self._single(parts[index + 1]))
+            found += _fill_range(found[-2], found[-1], self._single(parts[index + 1]))
         yield from found
 
     def _single(self, value: Any) -> Any:
@@ -170,7 +170,7 @@ class Parameter:
         if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
             return int(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise self._refused(value, "a whole number")
+            raise self._usage_error(value, "a whole number")
         return operator.index(value)
 
     def _number(self, value: Any) -> float:
@@ -184,7 +184,7 @@ class Parameter:
         except (TypeError, ValueError):
             number = math.nan
         if isinstance(value, bool) or not math.isfinite(number):
-            raise self._refused(value, UNITS[about.unit].noun if about.unit else "a number")
+            raise self._usage_error(value, UNITS[about.unit].noun if about.unit else "a number")
         return number
 
     def _pairs(self, value: Any) -> dict[str, float]:
@@ -209,7 +209,7 @@ class Parameter:
             raise UsageError(f"{self.flag} {shown}: {bound}", self._hint())
         return value
 
-    def _refused(self, value: Any, noun: str) -> UsageError:
+    def _usage_error(self, value: Any, noun: str) -> UsageError:
         return UsageError(f"{self.flag} {value}: not {noun}", self._hint())
 
     def _hint(self) -> str:
@@ -264,7 +264,7 @@ class Request:
             if usual is not None and value == parameter.parse(usual):
                 continue
             into = arguments if parameter.option.argument else options
-            into += parameter.text(value)
+            into += parameter.option_words(value)
         options += () if out is None else ("--out", str(out))
         if any(word.startswith("-") for word in arguments):  # of a script: they end the options
             return [*options, "--", *arguments]
@@ -272,7 +272,7 @@ class Request:
 
     def command_line(self, *command: str, out: Path | None = None) -> str:
         """Return the line that asks this again, without the secrets of a script's arguments: it is written down."""
-        return shlex.join(redacted([*command, *self.words(out)]))
+        return shlex.join(redact_command_line([*command, *self.words(out)]))
 
 
 def parameters(request: type[Request]) -> Mapping[str, Parameter]:
@@ -318,7 +318,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _between(before: int, last: int, end: int) -> list[int]:
+def _fill_range(before: int, last: int, end: int) -> list[int]:
     """Return what lies between `last` and `end`, by the factor of the two before where it is a whole one above 1."""
     if last <= before or end <= last or before < 1:
         raise UsageError(f"'{before},{last},...,{end}' does not grow", "for example 1,2,4,...,256")

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from stepscope.errors import RunNotFound
-from stepscope.files import read_object
+from stepscope.files import read_json_object
 from stepscope.part_names import has_steps
 
 RUNS = Path("runs")
@@ -38,7 +38,7 @@ def _newest(folders: list[Path], count: int) -> list[Path]:
 
 
 def _began_ns(run: Path) -> int:
-    clock = read_object(run / "run.json").get("clock")
+    clock = read_json_object(run / "run.json").get("clock")
     unix_ns = clock.get("unix_ns") if isinstance(clock, dict) else None
     return unix_ns if isinstance(unix_ns, int) else 0
 

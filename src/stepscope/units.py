@@ -73,7 +73,7 @@ def interval(low: float | None, high: float | None, unit: str) -> str:
     return f"[{ends[0]}, {ends[1]}]"
 
 
-def brackets(value: float | None, low: float | None, high: float | None, unit: str) -> str:
+def interval_of_value(value: float | None, low: float | None, high: float | None, unit: str) -> str:
     """The ends of a 95 % CI in the unit of the value above them: "[0.29, 1,520]"; empty as in `estimate`."""
     return estimate(value, low, high, unit).removeprefix(amount(value, unit)).strip()
 
@@ -150,7 +150,7 @@ def category_label(name: str) -> str:
     return CATEGORY_LABELS.get(name, name)
 
 
-def bracketed(low: str, high: str) -> str:
+def join_interval(low: str, high: str) -> str:
     """Return the ends of a CI as they stand behind their value: "[11.9, 12.4]"; units stay where they differ."""
     if low == high:
         return f"about {low}"

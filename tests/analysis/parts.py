@@ -71,12 +71,12 @@ def write_part(
     for number in range(steps):
         now += round(gap_us(number) * 1000)
         rows = step(number) if callable(step) else step
-        writer.step(number, now, now + round(length_us * 1000), 8, None, recorded(number))
+        writer.append_step(number, now, now + round(length_us * 1000), 8, None, recorded(number))
         if rows and recorded(number):
             frames.append(_frame(rows, number, now))
         now += round(length_us * 1000)
     if frames:
-        writer.ops(part_of(pl.concat(frames), "ops"))
+        writer.write_ops(part_of(pl.concat(frames), "ops"))
     writer.flush_steps()
     if status != "running":
         writer.close(status, reason)

@@ -313,7 +313,7 @@ def test_the_live_peak_is_explained_exactly_and_adds_up(tmp_path: Path) -> None:
         frame = events(Run(path).steps["t0_ns"][4])
         factor = np.array([sizes.get(tensor, 1.0) for tensor in frame["tensor"]])
         scaled = frame.with_columns(bytes=(frame["bytes"] * factor).cast(frame["bytes"].dtype))
-        RunWriter(path, {}).memory(part_of(scaled, "memory"))
+        RunWriter(path, {}).write_memory_events(part_of(scaled, "memory"))
         runs.append(path)
     comparison = compare(runs)
     for by, name in (("category", "saved"), ("module", "features.0"), ("type", "Conv2d")):
@@ -335,7 +335,7 @@ def with_memory(path: Path, times: int = 1, computed: bool = False) -> Path:
         typed = rows.select(pl.col(name).cast(dtype) for name, dtype in MEMORY.items())
         typed.write_parquet(path / "computed" / "memory.parquet")
     else:
-        RunWriter(path, {}).memory(part_of(rows, "memory"))
+        RunWriter(path, {}).write_memory_events(part_of(rows, "memory"))
     return path
 
 
@@ -463,7 +463,7 @@ def test_a_difference_of_memory_is_explained_without_being_asked_for(tmp_path: P
     paths = [fabricate_run(tmp_path / name, steps=40, noise=0.01) for name in ("a", "b")]
     for path, times in zip(paths, (1, 2), strict=True):
         rows = events(Run(path).steps["t0_ns"][4]).with_columns(pl.col("bytes") * times)
-        RunWriter(path, {}).memory(part_of(rows, "memory"))
+        RunWriter(path, {}).write_memory_events(part_of(rows, "memory"))
     console = Console(width=110)
     with console.capture() as captured:
         console.print(render(compare(paths)))

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.channels import CounterLimits, Growth, counter_growth, cut_spans, spans_without_growth
+from stepscope.analysis.channels import (
+    CounterLimits,
+    Growth,
+    counter_growth,
+    spans_without_growth,
+    turn_spans_into_gaps,
+)
 
 RANGE_J = 262_143.328850  # a Core processor's package
 RAPL = CounterLimits(RANGE_J, most_per_s=1000.0, refresh_ns=1e6, step_size=6.1e-5)
@@ -26,7 +32,7 @@ def of(values: Any, limits: CounterLimits = RAPL, t_ns: Any = T_NS) -> Growth:
 @pytest.mark.parametrize("before_wrap_j", [0.0, 1e-6, 0.07, 300.0, 899.99])
 def test_a_minute_with_a_wrap_is_exact_to_rounding(before_wrap_j: float) -> None:
     growth = of((TRUTH_J + RANGE_J - before_wrap_j) % RANGE_J)
-    assert growth.grown[-1] == pytest.approx(900.0, rel=1e-9)
+    assert growth.known_growth[-1] == pytest.approx(900.0, rel=1e-9)
     assert growth.covered_ns[-1] == pytest.approx(60e9)
     assert not growth.gap.any()
 
@@ -35,14 +41,14 @@ def test_many_wraps_are_exact_too() -> None:
     small = CounterLimits(50.0, most_per_s=1000.0, refresh_ns=1e6)
     growth = of((TRUTH_J + 12.3) % 50.0, small)
     assert growth.wraps == 18
-    assert growth.grown[-1] == pytest.approx(900.0)
+    assert growth.known_growth[-1] == pytest.approx(900.0)
 
 
 def test_without_a_known_range_a_fall_is_a_reset_and_never_a_wrap() -> None:
     values = TRUTH_J + 1000.0
     values[3000:] -= values[3000] - 0.02
     growth = of(values, NVML)
-    assert growth.grown[-1] == pytest.approx(900.0 - 0.15)
+    assert growth.known_growth[-1] == pytest.approx(900.0 - 0.15)
     assert growth.wraps == 0
     assert len(growth.gaps_ns) == 1
 
@@ -51,7 +57,7 @@ def test_a_fall_that_would_mean_an_impossible_power_is_a_reset() -> None:
     values = TRUTH_J + 1000.0
     values[3000:] -= values[3000] - 0.02
     growth = of(values, RAPL)
-    assert growth.grown[-1] == pytest.approx(900.0 - 0.15)
+    assert growth.known_growth[-1] == pytest.approx(900.0 - 0.15)
     assert growth.refused == 1
 
 
@@ -59,7 +65,7 @@ def test_readings_so_far_apart_that_it_may_have_wrapped_twice_are_a_gap() -> Non
     limits = CounterLimits(50.0, most_per_s=100.0)
     growth = of([10.0, 12.0, 14.0, 16.0], limits, np.array([0, 0.1e9, 5e9, 5.1e9]))
     assert growth.gap.tolist() == [False, True, False]
-    assert growth.grown[-1] == pytest.approx(4.0)
+    assert growth.known_growth[-1] == pytest.approx(4.0)
 
 
 FAULTS = {
@@ -85,32 +91,32 @@ def test_under_a_fault_no_joule_is_invented_and_the_gap_is_known(
     values = TRUTH_J + 1000.0
     values[list(fault)] = list(fault.values())
     growth = of(values, limits)
-    assert growth.grown[-1] <= 900.0 + 1e-6
+    assert growth.known_growth[-1] <= 900.0 + 1e-6
     dark_s = 60.0 - growth.covered_ns[-1] / 1e9
     assert 0 < dark_s < 15
-    assert growth.grown[-1] == pytest.approx(900.0 - 15.0 * dark_s, abs=6.0)
-    assert growth.skipped[-1] + growth.grown[-1] <= 900.0 + 1e-6
+    assert growth.known_growth[-1] == pytest.approx(900.0 - 15.0 * dark_s, abs=6.0)
+    assert growth.growth_in_gaps[-1] + growth.known_growth[-1] <= 900.0 + 1e-6
 
 
 def test_growth_over_a_failed_read_is_known_but_not_counted() -> None:
     values = TRUTH_J + 1000.0
     values[2000] = NAN
     growth = of(values)
-    assert growth.skipped[-1] == pytest.approx(0.3)
+    assert growth.growth_in_gaps[-1] == pytest.approx(0.3)
     assert growth.gaps_ns.tolist() == [[T_NS[1999], T_NS[2001]]]
 
 
 def test_a_slow_counter_that_publishes_a_tenth_of_a_second_at_once_is_not_too_fast() -> None:
     values = np.floor(400.0 * T_NS / 1e9 / 40.0) * 40.0  # 400 W in steps of 100 ms
     growth = of(values + 7.0, NVML)
-    assert growth.grown[-1] == pytest.approx(24_000.0)
+    assert growth.known_growth[-1] == pytest.approx(24_000.0)
     assert not growth.gap.any()
 
 
 def test_what_a_stalled_counter_makes_good_in_one_reading_is_counted() -> None:
     values = TRUTH_J + 1000.0
     values[2000:2500] = values[2000]
-    assert of(values).grown[-1] == pytest.approx(900.0)
+    assert of(values).known_growth[-1] == pytest.approx(900.0)
 
 
 def test_a_counter_that_stands_still_is_seen() -> None:
@@ -123,19 +129,19 @@ def test_a_counter_that_stands_still_is_seen() -> None:
 
 
 def test_a_cut_makes_all_that_it_touches_a_gap() -> None:
-    growth = cut_spans(of(TRUTH_J + 1.0), np.array([[10.005e9, 10.015e9], [59.0e9, 70.0e9]]))
+    growth = turn_spans_into_gaps(of(TRUTH_J + 1.0), np.array([[10.005e9, 10.015e9], [59.0e9, 70.0e9]]))
     assert growth.gaps_ns.tolist() == [[10.00e9, 10.02e9], [59.0e9, 60.0e9]]
-    assert growth.grown[-1] == pytest.approx(900.0 - 15.0 * 1.02)
-    assert growth.skipped[-1] == 0
-    assert cut_spans(growth, np.empty((0, 2))) is growth
+    assert growth.known_growth[-1] == pytest.approx(900.0 - 15.0 * 1.02)
+    assert growth.growth_in_gaps[-1] == 0
+    assert turn_spans_into_gaps(growth, np.empty((0, 2))) is growth
 
 
 @pytest.mark.parametrize("values", [[], [5.0], [NAN, NAN], [NAN, 3.0], [0.0, 0.0, 0.0]])
 def test_few_or_no_readings_are_no_growth(values: list[float]) -> None:
     t_ns = np.arange(len(values), dtype=np.float64) * 1e7
     growth = counter_growth(t_ns, np.array(values, dtype=np.float64), RAPL)
-    assert growth.grown[-1] == 0
-    assert growth.at(growth.grown, np.array([0.0])).tolist() == [0.0]
+    assert growth.known_growth[-1] == 0
+    assert growth.at(growth.known_growth, np.array([0.0])).tolist() == [0.0]
 
 
 def test_stretches_that_a_gap_touches_have_no_growth_and_the_others_theirs() -> None:
@@ -164,9 +170,9 @@ def test_no_garbage_makes_growth_that_the_source_cannot_deliver(values: list[flo
     t_ns = np.arange(len(values), dtype=np.float64) * 1e7
     growth = counter_growth(t_ns, np.array(values, dtype=np.float64), limits)
     lasted_s = (len(values) * 1e7 + limits.refresh_ns) / 1e9
-    assert np.all(np.diff(growth.grown) >= 0)
-    assert np.isfinite(growth.grown).all()
-    assert growth.grown[-1] <= limits.fastest * (lasted_s + limits.refresh_ns / 1e9 * len(values)) + len(values)
+    assert np.all(np.diff(growth.known_growth) >= 0)
+    assert np.isfinite(growth.known_growth).all()
+    assert growth.known_growth[-1] <= limits.fastest * (lasted_s + limits.refresh_ns / 1e9 * len(values)) + len(values)
 
 
 @settings(max_examples=40, deadline=None)
@@ -181,11 +187,11 @@ def test_failed_reads_anywhere_and_a_wrap_anywhere_invent_nothing(
     for place, value in faults:
         values[place] = value
     growth = of(values)
-    assert growth.grown[-1] <= 900.0 + 1e-6
-    assert growth.grown[-1] >= 900.0 - 15.0 * (60.0 - growth.covered_ns[-1] / 1e9) - 1e-6
+    assert growth.known_growth[-1] <= 900.0 + 1e-6
+    assert growth.known_growth[-1] >= 900.0 - 15.0 * (60.0 - growth.covered_ns[-1] / 1e9) - 1e-6
 
 
 def test_a_million_readings_of_pure_noise_are_gone_through_whole() -> None:
     noise = np.random.default_rng(0).random(1_000_000) * RANGE_J
     growth = counter_growth(np.arange(1e6) * 1e7, noise, RAPL)
-    assert growth.grown[-1] < 1000.0
+    assert growth.known_growth[-1] < 1000.0

@@ -12,9 +12,22 @@ from tests.analysis.parts import Row, write_part
 from tests.fabricate import Core, fabricate_run
 
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.dependencies import BRANCHES, DATA_BESIDE, NO_ACCESSES, data_edges, replay, replayed_ns
+from stepscope.analysis.time.dependencies import (
+    BRANCHES,
+    DATA_BESIDE,
+    NO_ACCESSES,
+    data_edges,
+    replay_tasks,
+    replayed_ns,
+)
 from stepscope.analysis.time.idleness import DATA, HOST_CODE, SMALL, SYNC, gaps_by_cause, idle_causes
-from stepscope.analysis.time.schedule import Tasks, bound_ns, heads, schedule, tails
+from stepscope.analysis.time.schedule import (
+    Tasks,
+    longest_paths_from_start,
+    longest_paths_to_end,
+    lower_bound_ns,
+    schedule,
+)
 from stepscope.analysis.time.step_units import StepUnits, units_of
 from stepscope.runfolder import RunWriter
 
@@ -34,7 +47,9 @@ def _diamond(out: Path) -> Run:
     path = write_part(out, DIAMOND, 750, world=1, rank=None, header={"warmup_steps": 2})
     rows, storages, written = zip(*ACCESSES, strict=True)
     writer = RunWriter.attach(path)
-    writer.accesses({"step": 1, "rows": rows, "storages": storages, "written": [int(flag) for flag in written]})
+    writer.write_storage_accesses(
+        {"step": 1, "rows": rows, "storages": storages, "written": [int(flag) for flag in written]}
+    )
     return Run(path)
 
 
@@ -105,7 +120,7 @@ def test_a_replay_with_the_lanes_that_a_step_had_gives_the_step_on_a_cpu_and_on_
     for rows, length in ((DIAMOND, 750), (ON_A_GPU, 150)):
         units = _units(*rows, length_us=length)
         assert replayed_ns(units) == pytest.approx(length * 1000)
-        tasks, of_unit = replay(units)
+        tasks, of_unit = replay_tasks(units)
         lanes = dict.fromkeys(tasks.lane, 1)
         again = schedule(tasks, lanes)
         assert again.end[of_unit] == pytest.approx(units.t1)
@@ -135,7 +150,7 @@ def test_a_schedule_breaks_no_rule_and_lies_between_the_bound_and_twice_of_it() 
     for lanes in (1, 2, 3):
         for _ in range(30):
             tasks = _random_tasks(random, 40)
-            found, bound = schedule(tasks, {"work": lanes}), bound_ns(tasks, {"work": lanes})
+            found, bound = schedule(tasks, {"work": lanes}), lower_bound_ns(tasks, {"work": lanes})
             assert bound <= found.length_ns <= (2 - 1 / lanes) * bound * (1 + 1e-12)  # Graham, 1966
             for task, before in enumerate(tasks.after):
                 assert all(found.end[earlier] <= found.start[task] for earlier in before)
@@ -151,8 +166,8 @@ def test_the_longest_way_is_that_of_all_ways_tried() -> None:
     def ways(task: int) -> float:
         return tasks.duration[task] + max((ways(earlier) for earlier in tasks.after[task]), default=0.0)
 
-    assert (heads(tasks) + tasks.duration).tolist() == [ways(task) for task in range(12)]
-    assert tails(tasks).max() == max(ways(task) for task in range(12))
+    assert (longest_paths_from_start(tasks) + tasks.duration).tolist() == [ways(task) for task in range(12)]
+    assert longest_paths_to_end(tasks).max() == max(ways(task) for task in range(12))
 
 
 @pytest.mark.parametrize("busy", [(0.99, 0.99), (0.97, 0.05)])

@@ -15,8 +15,8 @@ from tests.analysis.powered import TX2, channel, powered, rail, rapl, times
 from tests.fabricate import Core, Sampled, fabricate_run
 
 from stepscope.analysis.estimate import change_points
-from stepscope.analysis.forecast import Forecast, forecast, watch_starts, watched_steps
-from stepscope.analysis.projection import project, project_level
+from stepscope.analysis.forecast import Forecast, forecast, watch_starts, watched_step_flags
+from stepscope.analysis.projection import project_level, project_sum
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import step_time_level_changes
 from stepscope.api.requests import ForecastRequest
@@ -67,7 +67,7 @@ def test_20_of_every_1000_steps_foretell_the_whole_within_a_percent_and_the_inte
     for seed in range(40):
         values = _quiet(5000, seed) * (1 + warming * (1 - np.exp(-np.arange(5000) / 450)))
         at = np.concatenate([np.arange(start, start + 20) for start in range(0, 5000, 1000)]).astype(np.float64)
-        said = project(at, values[at.astype(int)], 5000)
+        said = project_sum(at, values[at.astype(int)], 5000)
         errors.append(abs(said.total / values.sum() - 1))
         held += said.low <= values.sum() <= said.high
     assert np.percentile(errors, 95) < 0.01
@@ -76,13 +76,13 @@ def test_20_of_every_1000_steps_foretell_the_whole_within_a_percent_and_the_inte
 
 def test_what_nobody_has_seen_widens_the_interval() -> None:
     values = _quiet(100, 3)
-    near, far = (project(np.arange(100.0), values, steps) for steps in (200, 20_000))
+    near, far = (project_sum(np.arange(100.0), values, steps) for steps in (200, 20_000))
     assert (far.high - far.low) / far.total > 2 * (near.high - near.low) / near.total
 
 
 def test_all_steps_measured_leave_nothing_to_foretell() -> None:
     values = _quiet(200, 4)
-    said = project(np.arange(200.0), values, 200)
+    said = project_sum(np.arange(200.0), values, 200)
     assert said.total == pytest.approx(values.sum())
     assert said.high - said.low < 1e-9
 
@@ -97,7 +97,7 @@ def test_numbers_that_no_sensor_shows_are_foretold_or_refused() -> None:
 def test_after_a_throttle_the_new_level_goes_on() -> None:
     values = _quiet(800, 5)
     values[500:] *= 1.5
-    said = project(np.arange(800.0), values, 2000)
+    said = project_sum(np.arange(800.0), values, 2000)
     assert said.total == pytest.approx(500 + 1500 * 1.5, rel=0.01)
     assert "after the last change" in said.method
 
@@ -118,14 +118,14 @@ def test_a_run_too_short_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_watching_takes_20_of_every_500_steps() -> None:
-    assert watched_steps(np.arange(1000.0)).sum() == 40
+    assert watched_step_flags(np.arange(1000.0)).sum() == 40
 
 
 def test_watched_blocks_meet_what_repeats_every_500_steps_at_many_phases() -> None:
     phases = watch_starts(40, seed=3) % 500
     assert phases[0] == 0
     assert {int(phase) // 125 for phase in phases} == {0, 1, 2, 3}
-    chosen = watched_steps(np.arange(20_000.0) + 7, seed=3)
+    chosen = watched_step_flags(np.arange(20_000.0) + 7, seed=3)
     assert np.flatnonzero(chosen)[::20].tolist() == watch_starts(40, seed=3).tolist()
 
 

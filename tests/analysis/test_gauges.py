@@ -28,4 +28,4 @@ def test_a_gauge_that_never_moves_or_with_nearly_every_reading_tells_nothing(wat
 def test_several_readings_under_one_stamp_leave_no_gap_at_the_next_one() -> None:
     growth = integrate_power(np.repeat(T[::10], 4), np.full(120, 9.0))
     assert not growth.gap.any()
-    assert growth.grown[-1] == pytest.approx(29 * 9.0)
+    assert growth.known_growth[-1] == pytest.approx(29 * 9.0)

@@ -104,7 +104,7 @@ def run_with(
     writer = RunWriter.attach(path)
     writer.update(overhead={"paused_ns": 0, "layer": COST})
     frame = pl.DataFrame(rows, schema_overrides={"parent": pl.Int32, "flops": pl.Int64, "bytes": pl.Int64})
-    writer.layers(part_of(frame.select(pl.col(name).cast(kind) for name, kind in OPS.items()), "layers"))
+    writer.write_layer_calls(part_of(frame.select(pl.col(name).cast(kind) for name, kind in OPS.items()), "layers"))
     writer.close("ok")
     pack(path)
     (path / CHECKSUMS).unlink()
@@ -255,14 +255,14 @@ def timed_in(lengths_us: list[float], constant_us: float) -> LayerTimes:
 
 
 def test_a_layer_that_longer_steps_leave_as_it_is_is_not_shortened_with_them() -> None:
-    found = timed_in([3050, 3110, 3000, 3070, 2950, 2900, 3020, 2980], 2000).in_step_of(2650 * US)
+    found = timed_in([3050, 3110, 3000, 3070, 2950, 2900, 3020, 2980], 2000).scaled_to_step(2650 * US)
     assert found.ns[:, 0].mean() == pytest.approx(2000 * US, rel=0.005)
     assert found.ns[:, 1].mean() == pytest.approx(65 * US, rel=0.05)
     assert found.doubt_ns[0] < 0.02 * 2000 * US
 
 
 def test_a_layer_that_these_steps_tell_nothing_of_lengthens_as_they_do_and_its_interval_is_wide() -> None:
-    found = timed_in([3000] * 8, 2000).in_step_of(2700 * US)
+    found = timed_in([3000] * 8, 2000).scaled_to_step(2700 * US)
     assert found.ns[:, 0].mean() == pytest.approx(1800 * US, rel=0.01)
     assert found.ns[:, 0].mean() + found.doubt_ns[0] == pytest.approx(2000 * US, rel=0.02), (
         "it may take the same in both"
@@ -279,14 +279,14 @@ def test_a_layer_that_takes_most_of_few_steps_keeps_its_time_where_the_update_an
     keys = pl.DataFrame(names, schema=["phase", "module"], orient="row")
     lengths = ns.sum(axis=1) + rest
     timed = LayerTimes(keys, ns, np.zeros_like(ns), lengths, np.zeros(len(names) + 1))
-    found = timed.in_step_of(float(lengths.mean()) - 200 * US)
+    found = timed.scaled_to_step(float(lengths.mean()) - 200 * US)
     assert found.ns[:, 0].mean() == pytest.approx(8000 * US, abs=found.doubt_ns[0])
     assert found.doubt_ns[0] < 0.02 * 8000 * US
 
 
 @pytest.mark.parametrize("step_us", [10, 2650, 3000, 30_000])
 def test_layers_and_all_else_are_possible_times_of_a_step_of_any_length(step_us: float) -> None:
-    found = timed_in([3050, 3110, 3000, 3070, 2950, 2900, 3020, 2980], 2000).in_step_of(step_us * US)
+    found = timed_in([3050, 3110, 3000, 3070, 2950, 2900, 3020, 2980], 2000).scaled_to_step(step_us * US)
     assert (found.ns > 0).all()
     assert np.isfinite(found.ns).all()
     assert (found.doubt_ns >= 0).all()
@@ -311,7 +311,9 @@ def run_in_part(folder: Path) -> Path:
     writer = RunWriter.attach(path)
     for step, t0_ns in steps.filter("recorded").select("step", "t0_ns").iter_rows():
         until_ns = t0_ns + 6000 * US
-        writer.event("step-profiled-in-part", "in part", step=step, part="forward", t0_ns=t0_ns, until_ns=until_ns)
+        writer.append_event(
+            "step-profiled-in-part", "in part", step=step, part="forward", t0_ns=t0_ns, until_ns=until_ns
+        )
     writer.close("ok")
     pack(path)
     (path / CHECKSUMS).unlink()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.memory.events import (
     allocated_by_op,
+    categories_over_step,
+    events_of_device,
     live_by_module,
     memory_over_time,
-    on_one_device,
-    over_step,
     peak,
     peak_by_module,
 )
@@ -71,7 +71,7 @@ def test_what_nobody_holds_is_the_residual_and_what_is_kept_is_not() -> None:
 def test_no_events_have_no_peak_and_an_empty_step() -> None:
     assert peak(frame()) is None
     assert memory_over_time(frame()).is_empty()
-    assert over_step(frame()).is_empty()
+    assert categories_over_step(frame()).is_empty()
     assert allocated_by_op(frame()).is_empty()
     assert peak_by_module(frame()).is_empty()
 
@@ -88,7 +88,7 @@ def test_devices_have_memories_of_their_own_and_the_fullest_is_shown() -> None:
 def test_several_storages_of_one_instant_count_with_the_most_they_reach() -> None:
     """A dry run counts in ops: the workspace of an op comes and goes at the same number."""
     events = frame(row(1, 0, 10), row(5, 1, 40, "workspace"), row(5, 1, -40, "workspace"), row(5, 2, 20))
-    series = over_step(events)
+    series = categories_over_step(events)
     at_five = series.filter(pl.col("t") == 4)
     assert at_five["bytes"].sum() == 50
     assert len(series) == len(CATEGORIES) * 2  # an instant is one point
@@ -99,14 +99,14 @@ def test_a_thinned_step_keeps_its_peak() -> None:
     for t in range(1, 2001):
         size = 1_000_000 if t == 777 else 10
         rows += [row(2 * t, t, size), row(2 * t + 1, t, -size)]
-    series = over_step(frame(*rows), points=50)
+    series = categories_over_step(frame(*rows), points=50)
     totals = series.group_by("t").agg(pl.col("bytes").sum())
     assert totals["bytes"].max() == 1_000_005
     assert len(totals) <= 51
 
 
 def test_a_step_is_drawn_without_the_closing_of_its_window() -> None:
-    series = over_step(small_step())
+    series = categories_over_step(small_step())
     assert series["t"].max() == 30  # the frees at t = 50 are the end of the window, not of the step
     last = series.filter((pl.col("t") == 30) & (pl.col("category") == "parameter"))
     assert last["bytes"].item() == 100
@@ -146,4 +146,4 @@ def test_categories_add_up_at_each_instant_and_the_peak_is_the_most(found: list[
         assert highest is not None
         assert highest.bytes == over_time["live"].max() == highest.tensors["bytes"].sum()
         assert highest.bytes == highest.categories["bytes"].sum()
-    assert on_one_device(events)["bytes"].sum() == 0
+    assert events_of_device(events)["bytes"].sum() == 0

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.energy.alignment import align
+from stepscope.analysis.energy.alignment import align_meter_to_run
 from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.arrays import Floats
 from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
@@ -45,7 +45,7 @@ def a_run(folder: Path, seconds: float = 92.0, *, cores: bool = True, steps: boo
     if steps:
         for step in range(40):
             t0 = int((START_S + IDLE_S + step) * 1e9)
-            writer.step(step, t0, t0 + 950_000_000, 8, 1.0, True)
+            writer.append_step(step, t0, t0 + 950_000_000, 8, 1.0, True)
     writer.update(clock={"monotonic_ns": int(START_S * 1e9), "unix_ns": 1_700_000_000_000_000_000})
     writer.close("ok")
     return writer.path
@@ -67,7 +67,7 @@ def test_offset_and_drift_of_a_meter_are_found_and_the_interval_holds_them(
 ) -> None:
     run = RunReader(a_run(tmp_path))
     t_s, power_w = a_log(offset_s, drift_ppm)
-    found = align(run, t_s.tolist(), power_w.tolist(), False)
+    found = align_meter_to_run(run, t_s.tolist(), power_w.tolist(), False)
     truth_s = START_S + np.arange(1.0, 91.0, 0.25)
     low, high = (np.array(bound) / 1e9 for bound in found.monotonic_ns(t_s.tolist()))
     error_s = np.abs((low + high) / 2 - truth_s)
@@ -80,7 +80,7 @@ def test_offset_and_drift_of_a_meter_are_found_and_the_interval_holds_them(
 
 def test_a_log_with_stamps_of_whole_seconds_keeps_its_readings_in_between(tmp_path: Path) -> None:
     path, (t_s, power_w) = a_run(tmp_path), a_log(12.0)
-    import_csv(path, csv_of(tmp_path / "m.csv", np.floor(t_s), power_w), align)
+    import_csv(path, csv_of(tmp_path / "m.csv", np.floor(t_s), power_w), align_meter_to_run)
     run = RunReader(path)
     alignment, truth_s = run.events[-1]["alignment"], START_S + np.arange(1.0, 91.0, 0.25)
     assert alignment["offset_low_s"] <= 12.0 <= alignment["offset_high_s"]
@@ -95,7 +95,7 @@ def test_without_cpu_use_the_steps_edges_are_enough(tmp_path: Path) -> None:
     true_s = START_S + np.arange(0.0, 60.0, 0.25)
     training = (true_s > START_S + IDLE_S) & (true_s < START_S + IDLE_S + 39.95)
     power_w = 3 + 2 * training + np.random.default_rng(1).normal(0, 0.1, len(true_s))
-    found = align(run, (true_s - 50).tolist(), power_w.tolist(), False)
+    found = align_meter_to_run(run, (true_s - 50).tolist(), power_w.tolist(), False)
     assert found.offset_s == pytest.approx(50.0, abs=0.5)
     assert found.offset_low_s <= 50.0 <= found.offset_high_s
 
@@ -104,38 +104,38 @@ def test_a_clock_that_knows_the_time_is_searched_near_it_alone(tmp_path: Path) -
     run = RunReader(a_run(tmp_path))
     t_s, power_w = a_log(0.0)
     unix_s = t_s - START_S + 1_700_000_000 + 3.0  # three seconds wrong
-    found = align(run, unix_s.tolist(), power_w.tolist(), True)
+    found = align_meter_to_run(run, unix_s.tolist(), power_w.tolist(), True)
     assert found.offset_s == pytest.approx(START_S - 1_700_000_003, abs=0.02)
 
 
 def test_a_power_that_has_nothing_to_do_with_the_run_is_refused(tmp_path: Path) -> None:
     noise = np.random.default_rng(5).normal(10, 1, 400)
     with pytest.raises(UsageError, match="does not follow"):
-        align(RunReader(a_run(tmp_path)), (np.arange(400) * 0.25).tolist(), noise.tolist(), False)
+        align_meter_to_run(RunReader(a_run(tmp_path)), (np.arange(400) * 0.25).tolist(), noise.tolist(), False)
 
 
 def test_a_periodic_power_that_fits_at_many_places_is_refused(tmp_path: Path) -> None:
     run_path = a_run(tmp_path, cores=False, steps=False)
     writer = RunWriter(run_path, RunReader(run_path).meta)
     for step in range(60):
-        writer.step(step, int((START_S + step) * 1e9), int((START_S + step + 0.5) * 1e9), 8, 1.0, True)
+        writer.append_step(step, int((START_S + step) * 1e9), int((START_S + step + 0.5) * 1e9), 8, 1.0, True)
     writer.close("ok")
     t_s = np.arange(0, 20, 0.1)
     with pytest.raises(UsageError, match="several shifts"):
-        align(RunReader(run_path), t_s.tolist(), (5.0 + (t_s % 1.0 < 0.5)).tolist(), False)
+        align_meter_to_run(RunReader(run_path), t_s.tolist(), (5.0 + (t_s % 1.0 < 0.5)).tolist(), False)
 
 
 @pytest.mark.parametrize("power_w", [[5.0] * 100, [1.0, 2.0], [float("nan")] * 50])
 def test_a_log_without_features_is_refused(power_w: list[float], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="8 different"):
-        align(RunReader(a_run(tmp_path)), [float(n) for n in range(len(power_w))], power_w, False)
+        align_meter_to_run(RunReader(a_run(tmp_path)), [float(n) for n in range(len(power_w))], power_w, False)
 
 
 def test_a_run_without_cpu_use_and_steps_cannot_be_aligned_to(tmp_path: Path) -> None:
     run = RunReader(a_run(tmp_path, cores=False, steps=False))
     t_s, power_w = a_log(0.0)
     with pytest.raises(UsageError, match="neither") as caught:
-        align(run, t_s.tolist(), power_w.tolist(), False)
+        align_meter_to_run(run, t_s.tolist(), power_w.tolist(), False)
     assert caught.value.hint
 
 
@@ -149,7 +149,7 @@ def test_an_imported_log_is_a_channel_of_the_run_with_its_alignment_in_the_event
     path = a_run(tmp_path)
     log = csv_of(tmp_path / "bench meter.csv", *a_log(77.0))
     for _ in range(2):  # a second import replaces the first
-        channel = import_csv(path, log, align)
+        channel = import_csv(path, log, align_meter_to_run)
     run = RunReader(path)
     assert [each["id"] for each in run.channels] == ["cores", channel.id]
     assert channel.scope == "meter:bench-meter.csv"
@@ -175,7 +175,7 @@ def test_what_cannot_be_imported_leaves_the_run_as_it_was(tmp_path: Path) -> Non
     (tmp_path / "flat.csv").write_text("\n".join(f"{n},5" for n in range(50)))
     for name in ("no.csv", "flat.csv", "missing.csv"):
         with pytest.raises(UsageError):
-            import_csv(path, tmp_path / name, align)
+            import_csv(path, tmp_path / name, align_meter_to_run)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
@@ -183,7 +183,7 @@ def test_a_damaged_table_of_channels_is_said_before_anything_is_written(tmp_path
     path = a_run(tmp_path)
     (path / "channels.json").write_text("{")
     with pytest.raises(RunDamaged):
-        import_csv(path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align)
+        import_csv(path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align_meter_to_run)
     assert not list((path / "samples").glob("meter*"))
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_still_written_waits_for_its_meter(tmp_path: Path) -> None
     writer = RunWriter.create(tmp_path, "toy")
     writer.update(pid=os.getpid())
     with pytest.raises(UsageError, match="still being written"):
-        import_csv(writer.path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align)
+        import_csv(writer.path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align_meter_to_run)
 
 
 def test_a_run_that_cannot_be_written_is_said_to_whoever_adds_a_log(
@@ -203,4 +203,4 @@ def test_a_run_that_cannot_be_written_is_said_to_whoever_adds_a_log(
     path = a_run(tmp_path)
     monkeypatch.setattr("stepscope.record.meter_log.replace_json", refused)
     with pytest.raises(OutputNotWritable, match="No space left on device"):
-        import_csv(path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align)
+        import_csv(path, csv_of(tmp_path / "m.csv", *a_log(0.0)), align_meter_to_run)

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.analysis.parts import START_NS, join, mm, write_part
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.process_scopes import HeldReadings, watched_trains, writer_scope
+from stepscope.analysis.process_scopes import HeldReadings, is_writer_watched, writer_scope
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
 from stepscope.report import text
@@ -191,7 +191,7 @@ def test_without_child_processes_the_ranks_are_added_up_and_without_all_of_them_
 
 def test_an_old_run_opens_with_the_sum_and_says_why_its_ranks_have_no_figures(tmp_path: Path) -> None:
     run = pair(tmp_path, LAUNCHER | CHILDREN, pid=None, source=f"/proc/{LAUNCHER_PID}/statm")
-    assert not watched_trains(run)
+    assert not is_writer_watched(run)
     assert value(run, "peak_memory", "processes") == 1_100 * MB
     assert run.rank_table()["peak_memory_bytes"].null_count() == 2
     assert "from before training processes were sampled each" in missing(run)["memory of ranks 0, 1"]
@@ -204,7 +204,7 @@ def test_an_old_run_opens_with_the_sum_and_says_why_its_ranks_have_no_figures(tm
 def test_a_first_process_that_starts_the_others_and_trains_itself_is_rank_0(tmp_path: Path) -> None:
     others = {key: load for key, load in RANKS.items() if key[0] == "rank:1"}
     run = pair(tmp_path, LAUNCHER | CHILDREN | others, pid=PIDS[0])
-    assert watched_trains(run)
+    assert is_writer_watched(run)
     assert writer_scope(run) == "process"
     assert run.rank_table()["peak_memory_bytes"].to_list() == [200 * MB, 530 * MB]
     assert run.rank_table()["cpu_cores"].to_list() == pytest.approx([0.01, 0.9], abs=1e-6)

@@ -185,7 +185,9 @@ def test_stretches_that_are_shorter_than_a_window_are_laid_end_to_end(tmp_path: 
     assert len(rates) > 190
     assert energy_over(source, spans).watts == pytest.approx(float(rates.mean()))
     begin, end = spans[0].tolist()
-    assert window_rates(source, spans[:1]) == pytest.approx(power_windows(source, begin, end, source.resolved_ns)[1])
+    assert window_rates(source, spans[:1]) == pytest.approx(
+        power_windows(source, begin, end, source.shortest_window_ns)[1]
+    )
 
 
 def test_estimated_channels_are_apart_from_measured_ones(tmp_path: Path) -> None:

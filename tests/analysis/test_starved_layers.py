@@ -48,7 +48,7 @@ def test_a_layer_waits_as_its_cpu_time_says_and_not_as_these_few_steps_did(
         keys = pl.DataFrame({"phase": ["forward"] * 10, "module": [str(layer) for layer in range(10)]})
         nothing = np.zeros((looked_at, 10))
         times = LayerTimes(keys, seen[:, :-1], nothing, seen.sum(axis=1), np.zeros(11))
-        found = times.in_starved_step_of(step_ns, step_ns / (CPU_MS.sum() * MS))
+        found = times.scaled_to_starved_step(step_ns, step_ns / (CPU_MS.sum() * MS))
         truth = CPU_MS[:-1] / CPU_MS.sum() * step_ns
         means = found.ns.mean(axis=0)
         half = np.hypot(1.96 * found.ns.std(axis=0, ddof=1) / np.sqrt(looked_at), found.doubt_ns[:-1])
@@ -64,7 +64,7 @@ def test_a_layer_that_waited_in_every_step_is_known_badly_and_the_others_well() 
     seen = np.tile(own_ms, (6, 1)) + np.array([[0, 0, wait] for wait in (9, 14, 11, 30, 12, 21)])
     keys = pl.DataFrame({"phase": ["forward"] * 2, "module": ["short", "long"]})
     times = LayerTimes(keys, seen[:, 1:] * MS, np.zeros((6, 2)), seen.sum(axis=1) * MS, np.zeros(3))
-    found = times.in_starved_step_of(own_ms.sum() * 3 * MS, 3.0)
+    found = times.scaled_to_starved_step(own_ms.sum() * 3 * MS, 3.0)
     short, long = found.ns.mean(axis=0) / MS
     assert short == pytest.approx(6.0, rel=0.1)
     assert long == pytest.approx(24.0, rel=0.1)
@@ -75,7 +75,7 @@ def test_loading_that_sleeps_is_not_lengthened_by_the_load() -> None:
     seen = np.tile(np.array([1.0, 2.0, 8.0]), (6, 1)) * (1 + 0.01 * np.arange(-3, 3)[:, None])
     keys = pl.DataFrame({"phase": ["data", "forward"], "module": ["(outside any module)", "long"]})
     times = LayerTimes(keys, seen[:, 1:] * MS, np.zeros((6, 2)), seen.sum(axis=1) * MS, np.zeros(3))
-    found = times.in_starved_step_of((1 * 3 + 2 + 8 * 3) * MS, 3.0)
+    found = times.scaled_to_starved_step((1 * 3 + 2 + 8 * 3) * MS, 3.0)
     assert (found.ns.mean(axis=0) / MS).tolist() == pytest.approx([2.0, 24.0], rel=0.05)
 
 
@@ -87,7 +87,7 @@ def test_threads_that_spin_while_they_wait_do_not_pass_for_layers_that_compute()
     times = LayerTimes(keys, seen[:, :2] * MS, np.zeros((6, 2)), seen.sum(axis=1) * MS, np.zeros(3))
     stretch = times.least_stretch(21.5 * MS)
     assert stretch == pytest.approx(8.0, rel=0.02)
-    found = times.in_starved_step_of(21.5 * MS, stretch)
+    found = times.scaled_to_starved_step(21.5 * MS, stretch)
     assert (found.ns.mean(axis=0) / MS).tolist() == pytest.approx([1.5, 16.0], rel=0.05)
 
 

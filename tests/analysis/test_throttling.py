@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.test_bottleneck import Machine
 from tests.fabricate import Sampled, fabricate_run
 
-from stepscope.analysis.device.throttling import throttling
+from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.first_screen import headline
 from stepscope.analysis.run import Run
 from stepscope.report.page.parts import Items
@@ -62,17 +62,17 @@ def test_flags_of_the_past_and_of_the_supply_are_no_throttling(tmp_path: Path, f
 
 def test_a_flag_that_is_set_while_steps_run_says_in_how_many_readings(tmp_path: Path) -> None:
     flag = _read("throttled", "throttle:throttled", [0] * 30 + [1] * 30)
-    held, why = throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), flag))
+    held, why = detect_throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), flag))
     assert held
     assert why == ("the firmware reports throttled in 54.5 % of 55 readings",)
 
 
 def test_a_gpu_that_reports_throttling_at_a_few_readings_is_not_throttled(tmp_path: Path) -> None:
     seldom, often = (_read("throttle_reasons", "gpu:0", [4] * count + [1] * (60 - count)) for count in (7, 12))
-    held, why = throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), seldom))
+    held, why = detect_throttling(_run(tmp_path, Machine(clocks=(2e9, 2e9)), seldom))
     assert held is False
     assert why[0] == "the GPU reports throttling in 3.6 % of 55 readings"
-    assert throttling(_run(tmp_path / "often", Machine(clocks=(2e9, 2e9)), often))[0] is True
+    assert detect_throttling(_run(tmp_path / "often", Machine(clocks=(2e9, 2e9)), often))[0] is True
 
 
 def test_a_zone_is_near_its_own_trip_point_alone_and_not_one_that_only_notifies(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_zone_is_near_its_own_trip_point_alone_and_not_one_that_only_notifies(
     trips = {"acpitz (thermal_zone0)": {"passive": 20.0}, "acpitz (thermal_zone1)": {"passive": 68.0}}
     trips["x86_pkg_temp (thermal_zone2)"] = {"passive": 66.0}
     run = _run(tmp_path, Machine(clocks=(1e9, 1e9)), *read, trip_points_celsius=trips)
-    assert [said for said in throttling(run)[1] if said.startswith("zone")] == [
+    assert [said for said in detect_throttling(run)[1] if said.startswith("zone")] == [
         "zone acpitz reached 20 °C, and the kernel slows down at 20 °C",
         "zone acpitz#2 reached 66 °C, and the kernel slows down at 68 °C",
     ]
@@ -97,7 +97,7 @@ def test_a_power_mode_below_the_highest_is_no_throttling_where_the_clock_is_not_
 
 def test_what_nobody_read_is_not_told(tmp_path: Path) -> None:
     run = _run(tmp_path, None)
-    assert throttling(run) == (None, ())
+    assert detect_throttling(run) == (None, ())
     assert _said(run)[:2] == ("", "Throttling was not read.")
 
 

@@ -69,12 +69,12 @@ def test_without_a_stalled_step_no_row_is_marked(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 def test_the_page_marks_it_too(stalled: Run) -> None:
-    from stepscope.report.page.parts import flat
+    from stepscope.report.page.parts import walk_parts
     from stepscope.report.sections import modules, operations, overview
     from stepscope.report.table import Table
 
     for section in (operations, modules, overview):
-        (table,) = (part for part in flat(section.build(stalled).parts) if isinstance(part, Table))
+        (table,) = (part for part in walk_parts(section.build(stalled).parts) if isinstance(part, Table))
         cells = [cell for row in table.rows for cell in row if cell.text.startswith("* ")]
         assert cells
         assert "mean" in cells[0].hint

@@ -58,7 +58,7 @@ def test_losses_are_told_once_a_kind_with_their_number(tmp_path: Path) -> None:
 
     path = fabricate_run(tmp_path)
     for _ in range(3):
-        RunWriter(path, {}).event("sensor-lost", "sensor rapl is lost", source="sampler")
+        RunWriter(path, {}).append_event("sensor-lost", "sensor rapl is lost", source="sampler")
     why = {entry.what: entry.why for entry in Run(path).not_measured()}["sensor-lost"]
     assert why == "sensor rapl is lost (3 times)"
 

@@ -12,13 +12,13 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.calibration import DeviceCalibration, environment_of
+from stepscope.footprint.calibration import DeviceCalibration, baseline_of_process
 from stepscope.record.dry import Job, plain_step
 from stepscope.record.empty_process import EmptyProcess
 
 CLASSES = 10
 EMPTY = EmptyProcess(322_000_000, 223_000_000, 820_000_000, 880_000_000, 320_000_000, 1_000_000, 7_000_000, 80_000_000)
-MEASURED = DeviceCalibration(environment=environment_of(EMPTY, threads=1))
+MEASURED = DeviceCalibration(environment=baseline_of_process(EMPTY, threads=1))
 
 
 class Block(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.record.dry.storage_log import Hidden
+from stepscope.record.dry.storage_log import HiddenBytes
 from stepscope.record.dry.workspaces import Platform, Workspaces
 
 # (batch, channels, side, outputs, kernel, stride, padding, groups): forward, backward with one thread and with four
@@ -26,7 +26,7 @@ SEEN: dict[tuple[int, ...], tuple[int, int, int]] = {
 }
 
 
-def hidden(shape: tuple[int, ...], backward: bool, threads: int) -> Hidden:
+def hidden(shape: tuple[int, ...], backward: bool, threads: int) -> HiddenBytes:
     samples, channels, side, outputs, kernel, stride, padding, groups = shape
     rules = Workspaces(Platform(block=0, threads=threads, acl=True))
     x = torch.empty(samples, channels, side, side, device="meta")

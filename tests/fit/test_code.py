@@ -63,7 +63,9 @@ def test_another_platform_gets_an_interval_that_does_not_know_the_model() -> Non
 
 def test_the_empty_process_of_a_platform_that_nobody_measured_is_a_wide_interval() -> None:
     live = _live()
-    known, other = (Simulator(X86, kept, "pinned").process(live) for kept in (jobs.MEASURED, DeviceCalibration()))
+    known, other = (
+        Simulator(X86, kept, "pinned").peak_of_process(live) for kept in (jobs.MEASURED, DeviceCalibration())
+    )
     assert other.empty_process[0] < known.empty_process[0] - 50_000_000
     assert other.empty_process[1] > 734_000_000  # a build for CUDA, before its first tensor
     assert known.empty_process == (318_780_000, 325_220_000)
@@ -72,11 +74,11 @@ def test_the_empty_process_of_a_platform_that_nobody_measured_is_a_wide_interval
 def test_the_heap_of_glibc_is_less_certain_where_forward_runs_again_but_not_above_what_it_was() -> None:
     simulator = Simulator(X86, DeviceCalibration(), "default")
     plain, again = _live(), _live(change=transforms.checkpointed_blocks)
-    alone, beside = simulator.process(again), simulator.process(again, plain=plain)
-    assert alone.allocator[1] / again.high > simulator.process(plain).allocator[1] / plain.high
-    assert beside.high <= max(simulator.process(plain).high, alone.high)
+    alone, beside = simulator.peak_of_process(again), simulator.peak_of_process(again, plain=plain)
+    assert alone.allocator[1] / again.high > simulator.peak_of_process(plain).allocator[1] / plain.high
+    assert beside.high <= max(simulator.peak_of_process(plain).high, alone.high)
     assert beside.allocator[0] >= alone.allocator[0]
-    assert simulator.process(again, ALLOCATORS["pinned"]).high < beside.high
+    assert simulator.peak_of_process(again, ALLOCATORS["pinned"]).high < beside.high
 
 
 def test_the_breakdown_with_its_code_adds_up_to_the_middle_of_the_peak() -> None:

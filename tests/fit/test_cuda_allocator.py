@@ -99,7 +99,7 @@ def test_an_expandable_segment_gives_back_what_nobody_uses() -> None:
     allocator = CachingAllocator(Settings(expandable_segments=True))
     first, second = allocator.allocate(40 * MIB), allocator.allocate(30 * MIB)
     allocator.free(first)
-    allocator.give_back()
+    allocator.release_unused_segments()
     assert allocator.reserved == 40 * MIB
     assert allocator.allocate(35 * MIB) == first
     allocator.free(second)
@@ -161,11 +161,11 @@ def test_blocks_never_overlap_and_all_memory_comes_back(text: str) -> None:
             size = int(2 ** rng.uniform(6, 26))
             held[allocator.allocate(size)] = size
         if rng.random() < 0.01:
-            allocator.give_back()
+            allocator.release_unused_segments()
         assert allocator.allocated <= allocator.reserved
     places = sorted(held)
     assert all(first + held[first] <= second for first, second in itertools.pairwise(places))
     for place in places:
         allocator.free(place)
-    allocator.give_back()
+    allocator.release_unused_segments()
     assert allocator.reserved == 0

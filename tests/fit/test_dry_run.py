@@ -20,7 +20,7 @@ from stepscope.footprint.jobs import write_computed_memory
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry import Job, accumulated_step, plain_step
 from stepscope.record.dry.dry_run import DryRun, DryRunStopped, dry_run
-from stepscope.record.dry.probes import CallBook
+from stepscope.record.dry.probes import OpCallRecorder
 from stepscope.record.dry.storage_log import peak_of
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
 from stepscope.runfolder import CATEGORIES, MEMORY, RunReader, RunWriter, part_of
@@ -114,7 +114,7 @@ def test_every_event_has_a_known_category_and_forward_and_backward_know_their_la
 
 def test_the_events_go_into_a_run_folder_and_come_back(writer: RunWriter) -> None:
     frame = dry_run(jobs.job(), 16, workspaces()).events()
-    writer.memory(part_of(frame, "memory"))
+    writer.write_memory_events(part_of(frame, "memory"))
     assert RunReader(writer.path).memory_events["bytes"].to_list() == frame["bytes"].to_list()
 
 
@@ -259,7 +259,7 @@ def test_the_interval_of_a_board_holds_what_the_rules_of_arm_say_with_its_thread
 @pytest.mark.parametrize("platform", [Platform("cuda"), other_platform(), other_platform("cuda")])
 def test_what_was_measured_of_kernels_here_says_nothing_of_another_platform(platform: Platform) -> None:
     of = jobs.job(jobs.convolutions, (3, 16, 16))
-    book = CallBook(Workspaces(platform), 16)
+    book = OpCallRecorder(Workspaces(platform), 16)
     plain = dry_run(of, 16, book, steps=1)
     probed = dict.fromkeys(book.calls, Probed(123e6, 0.0))
     assert probed

@@ -25,7 +25,7 @@ from stepscope.footprint.prediction import JobQuestion, fit, predict_fit
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import largest_batch
 from stepscope.record.dry.dry_run import dry_run
-from stepscope.record.dry.probes import CallBook, probe_all
+from stepscope.record.dry.probes import OpCallRecorder, probe_all
 from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
 
 
@@ -123,7 +123,7 @@ def test_bf16_is_offered_only_where_the_device_can() -> None:
 def test_half_the_adam_state_is_gone_with_sgd() -> None:
     plain, sgd = (
         dry_run(jobs.job(), 4, change=change).log
-        for change in (None, transforms.optimizer_of(torch.optim.SGD, lr=1e-3, momentum=0.9))
+        for change in (None, transforms.replace_optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9))
     )
     state = [sum(s.bytes for s in log.storages if s.category == "optimizer") for log in (plain, sgd)]
     assert state[1] == pytest.approx(state[0] / 2, rel=0.01)
@@ -260,7 +260,7 @@ def test_what_probes_of_a_device_showed_is_kept_and_widens_the_interval(tmp_path
     kept_file.save_calibration(DeviceCalibration({"convolution": Probed(1.0, 2.5)}, ratios=(1.1, 0.95)), path)
     kept = kept_file.load_calibration(path)
     assert kept.probed["convolution"].bytes(4) == 11
-    assert kept.corrected(1000, 2000) == (950, 2200)
+    assert kept.widened_by_errors(1000, 2000) == (950, 2200)
     with_it = asked(kept=replace(kept, environment=jobs.MEASURED.environment), options=False, largest=False)
     without = asked(options=False, largest=False)
     assert with_it.process.high > without.process.high
@@ -274,7 +274,7 @@ def test_a_damaged_file_of_what_was_learnt_is_as_none(content: str, tmp_path: Pa
 
 def test_single_ops_measured_here_give_the_workspace_of_a_convolution() -> None:
     of = jobs.job(jobs.convolutions, (3, 16, 16))
-    book = CallBook(Workspaces(this_platform()), 13)
+    book = OpCallRecorder(Workspaces(this_platform()), 13)
     dry_run(of, 13, book, steps=1)
     probed = probe_all(book.calls)
     said = dry_run(of, 32, Workspaces(this_platform(), probed)).peak_bytes

@@ -23,9 +23,9 @@ from stepscope.footprint.prediction import JobQuestion, predict_fit
 from stepscope.footprint.prediction_trials import trade_allocators, trade_dicts, trade_frame
 from stepscope.footprint.real_steps import RealSteps, script_steps
 from stepscope.footprint.simulator import Simulator
-from stepscope.footprint.transforms import Settings
+from stepscope.footprint.transforms import Variant
 from stepscope.record.dry import Job, plain_step
-from stepscope.record.dry.allocator_costs import StepCost, report
+from stepscope.record.dry.allocator_costs import StepCost, cost_as_json_line
 from stepscope.record.dry.workspaces import this_platform
 from stepscope.runfolder import CATEGORIES
 
@@ -55,7 +55,7 @@ def asked(**more: Any) -> JobQuestion:
 
 
 def says(cost: StepCost) -> list[str]:
-    return [sys.executable, "-S", "-c", f"print({report(cost)!r})"]
+    return [sys.executable, "-S", "-c", f"print({cost_as_json_line(cost)!r})"]
 
 
 def test_the_trade_states_what_was_measured_beside_what_was_predicted() -> None:
@@ -120,7 +120,7 @@ def test_the_child_that_is_measured_loads_neither_the_libraries_of_the_answer_no
     said = "print(*{'polars', 'typer', 'rich'} & set(sys.modules), file=sys.stderr)"
     (tmp_path / "mine.py").write_text(f"{MINE}\nimport atexit, sys\natexit.register(lambda: {said})\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = RealSteps("mine:training", 4, threads=1, changed=asdict(Settings(2))).command(1)
+    command = RealSteps("mine:training", 4, threads=1, changed=asdict(Variant(2))).command(1)
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stderr.strip() == ""
     assert len(json.loads(done.stdout)["cpu_s"]) == 1

@@ -160,7 +160,7 @@ def test_a_heap_keeps_what_it_had_when_large_blocks_come_later() -> None:
     empty, code = (320_000_000, 327_000_000), (9_000_000, 18_000_000)
     live, mapped, hole = (168_600_000, 168_600_000), 151_000_000, 18_900_000
     for allocator, taken in (("default", 643_000_000), ("pinned", 500_000_000)):
-        by = ALLOCATORS[allocator].of_script()
+        by = ALLOCATORS[allocator].for_script()
         peak = process_peak(live, mapped, by, empty, code, hole, (84_000_000, 151_000_000))
         assert peak.low <= taken <= peak.high
     assert peak.high == process_peak(live, mapped, by, empty, code, hole).high  # pinned: it keeps nothing

@@ -17,8 +17,8 @@ from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time, with_measured_times
 from stepscope.footprint.prediction import JobQuestion
-from stepscope.footprint.prediction_trials import prove
-from stepscope.footprint.transforms import Settings
+from stepscope.footprint.prediction_trials import prove_under_limit
+from stepscope.footprint.transforms import Variant
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.workspaces import Platform
 
@@ -60,7 +60,7 @@ def test_a_combination_is_found_where_no_single_change_fits() -> None:
 def test_as_it_is_comes_first_where_it_fits_and_nothing_changes_the_training() -> None:
     plan = planned("2GB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
     assert plan.chosen is not None
-    assert plan.chosen.settings == Settings()
+    assert plan.chosen.settings == Variant()
     assert plan.chosen.seconds == pytest.approx((0.01 + 0.001 * BATCH,) * 2)
     assert {each.settings.change for each in plan.candidates} == {""}
     assert plan.chosen.settings.code(BATCH) == ""
@@ -98,8 +98,8 @@ def test_where_nothing_fits_each_change_is_looked_at_in_one_pass_and_in_most() -
 
 
 def test_two_passes_stand_for_four() -> None:
-    settings = Settings(4)
-    found = search().simulated(settings)
+    settings = Variant(4)
+    found = search().simulate(settings)
     of, small = settings.apply(question("1TB").job, BATCH)
     whole = search().simulator.run(of, small)
     assert found is not None
@@ -113,7 +113,7 @@ def test_without_a_limit_there_is_nothing_to_plan_for() -> None:
 
 
 def test_settings_train_the_same_update_as_before() -> None:
-    def weights(settings: Settings) -> list[torch.Tensor]:
+    def weights(settings: Variant) -> list[torch.Tensor]:
         torch.manual_seed(0)
         of = jobs.job(kind=torch.optim.SGD)
         batch = of.batch(8)
@@ -123,13 +123,13 @@ def test_settings_train_the_same_update_as_before() -> None:
         changed.step(model, optimizers, of.batch(small))
         return [parameter.detach() for parameter in model.parameters()]
 
-    plain = weights(Settings())
-    again = weights(Settings(2, ("0", "1")))
+    plain = weights(Variant())
+    again = weights(Variant(2, ("0", "1")))
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(plain, again, strict=True))
 
 
 def test_the_code_of_settings_runs() -> None:
-    settings = Settings(recomputed=("0", "2"))
+    settings = Variant(recomputed=("0", "2"))
     model = jobs.blocks_model()
     exec(settings.code(8), {"model": model})
     model(torch.randn(2, 64)).sum().backward()
@@ -154,9 +154,9 @@ def test_seconds_are_a_line_through_real_steps() -> None:
 def test_the_seconds_that_are_said_are_of_real_steps_and_a_cheaper_combination_is_run_too() -> None:
     plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
     assert plan.chosen is not None
-    first, ran = plan.chosen.settings, list[Settings]()
+    first, ran = plan.chosen.settings, list[Variant]()
 
-    def steps(settings: Settings) -> StepCost:
+    def steps(settings: Variant) -> StepCost:
         ran.append(settings)
         return StepCost(1, 2, 0.0, (90.0, 100.0, 110.0) if settings == first else (2.0, 1.9, 2.1))
 
@@ -171,9 +171,9 @@ def test_the_seconds_that_are_said_are_of_real_steps_and_a_cheaper_combination_i
 def test_passes_of_as_many_samples_as_one_that_was_run_are_corrected_alike() -> None:
     plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
     assert plan.chosen is not None
-    ran = list[Settings]()
+    ran = list[Variant]()
 
-    def twice_as_long(settings: Settings) -> StepCost:
+    def twice_as_long(settings: Variant) -> StepCost:
         ran.append(settings)
         return StepCost(1, 2, 0.0, (2 * before[settings],) * 3)
 
@@ -195,7 +195,7 @@ def test_of_combinations_that_all_take_longer_than_was_thought_the_cheapest_of_t
 
 
 def test_a_plan_that_cannot_be_run_keeps_the_seconds_of_the_line() -> None:
-    def fails(_: Settings) -> StepCost:
+    def fails(_: Variant) -> StepCost:
         raise StepscopeError("killed")
 
     plan = planned("380MB", StepTime((512, 1024), (0.522,) * 3, (1.034,) * 3))
@@ -216,7 +216,7 @@ def test_samples_are_never_said_to_take_more_than_in_proportion() -> None:
 @pytest.mark.parametrize(("size", "words"), [(1 << 40, "trained under the limit"), (1 << 20, "failed under the limit")])
 def test_a_proof_runs_under_the_limit_that_the_kernel_keeps(size: int, words: str, tmp_path: Path) -> None:
     says = 'held = bytearray(64 << 20); print(\'{"before_bytes": 1, "peak_bytes": 2, "step_s": 0.5}\')'
-    said = prove([sys.executable, "-S", "-c", says], "default", Limit(size, "", account=DATA), tmp_path)
+    said = prove_under_limit([sys.executable, "-S", "-c", says], "default", Limit(size, "", account=DATA), tmp_path)
     assert words in said
 
 
@@ -241,10 +241,10 @@ def test_one_pass_that_takes_less_than_two_is_found() -> None:
     asked = JobQuestion(of, 16, limit_of_memory("505MB"), "pinned", Platform(), jobs.MEASURED, False)
     search = Search(asked)
     assert asked.limit is not None
-    one, many = (search.candidate(Settings(parts, allocator="pinned"), asked.limit, None) for parts in (1, 16))
+    one, many = (search.candidate(Variant(parts, allocator="pinned"), asked.limit, None) for parts in (1, 16))
     assert one is not None
     assert many is not None
     assert one.process.high < 500e6 < many.process.low
     plan = make_plan(asked, None, search)
     assert plan.chosen is not None
-    assert plan.chosen.settings == Settings(allocator="pinned")
+    assert plan.chosen.settings == Variant(allocator="pinned")

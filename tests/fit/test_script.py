@@ -16,9 +16,9 @@ from stepscope.analysis.memory.limits import ALLOCATORS, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.footprint.prediction import predict_script_fit
 from stepscope.footprint.result import FitResult
-from stepscope.footprint.script import ScriptLog, watch_script
+from stepscope.footprint.script import ScriptLog, dry_run_script
 from stepscope.footprint.simulator import live_peak
-from stepscope.record.dry.fake_numbers import _moved_into
+from stepscope.record.dry.fake_numbers import _set_data_from
 from stepscope.record.dry.storage_log import nothing_hidden
 
 HEAD = """
@@ -51,7 +51,7 @@ for epoch in range(300):
 def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> ScriptLog:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(HEAD + body)
-    return watch_script("train.py", [], nothing_hidden)
+    return dry_run_script("train.py", [], nothing_hidden)
 
 
 def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, limit: str = "8GB") -> FitResult:
@@ -116,7 +116,7 @@ def test_an_answer_for_a_script_on_another_machine_is_at_most_likely(
 def test_a_parameter_that_is_moved_to_a_gpu_lies_there() -> None:
     with FakeTensorMode(), torch.no_grad():
         weight = nn.Parameter(torch.empty(3))
-        _moved_into(weight, torch.empty(3, device="cuda"))
+        _set_data_from(weight, torch.empty(3, device="cuda"))
         assert (weight * torch.empty(3, device="cuda")).device == weight.device == torch.device("cuda", 0)
 
 
@@ -124,11 +124,11 @@ def test_of_a_script_on_a_gpu_nothing_is_said_of_the_gpu_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_a_gpu(*given: Any) -> ScriptLog:
-        watched = watch_script(*given)
+        watched = dry_run_script(*given)
         watched.log.storages[-1].device = "cuda:0"
         return watched
 
-    monkeypatch.setattr("stepscope.footprint.prediction.watch_script", on_a_gpu)
+    monkeypatch.setattr("stepscope.footprint.prediction.dry_run_script", on_a_gpu)
     found = answered(tmp_path, monkeypatch, "for _ in range(3):\n    update(*data[:32])\n")
     assert found.verdict == "likely fits"
     assert "nothing is said of the GPU's own memory" in found.unsure[0]
@@ -346,5 +346,5 @@ def test_steps_of_a_script_need_not_be_alike_and_glibc_may_keep_more_than_of_equ
     by = ALLOCATORS["default"]
     live = (190_000_000, 190_000_000)
     took = 806_000_000 - 324_000_000 - 17_000_000  # lengths that grow from step to step
-    assert by.resident(live, 0)[1] < took < by.of_script().resident(live, 0)[1]
-    assert ALLOCATORS["pinned"].of_script() == ALLOCATORS["pinned"]
+    assert by.resident(live, 0)[1] < took < by.for_script().resident(live, 0)[1]
+    assert ALLOCATORS["pinned"].for_script() == ALLOCATORS["pinned"]

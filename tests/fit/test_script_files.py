@@ -19,7 +19,7 @@ from tests.patience import HANG_S
 from torch import nn
 
 from stepscope.footprint import script_files, script_overlay
-from stepscope.footprint.script import watch_script
+from stepscope.footprint.script import dry_run_script
 from stepscope.footprint.script_progress import Progress
 from stepscope.footprint.script_tensor_files import make_restorer
 from stepscope.record.dry.storage_log import StorageLog, nothing_hidden, peak_of
@@ -396,7 +396,7 @@ def test_a_script_sees_what_it_does_with_files_and_no_file_of_the_user_changes(
 ) -> None:
     monkeypatch.chdir(_with_files_of_a_user(tmp_path))
     before = {path: path.stat() for path in tmp_path.rglob("*")}
-    watched = watch_script("train.py", [str(_HANDLING)], nothing_hidden)
+    watched = dry_run_script("train.py", [str(_HANDLING)], nothing_hidden)
     assert (watched.stopped, watched.missed) == (None, ())
     after = {path: path.stat() for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     assert after.keys() == before.keys()

@@ -10,8 +10,8 @@ from tests.fit.test_script import answered, followed
 from tests.fit.test_script_loops import most
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.footprint.script import watch_script
-from stepscope.footprint.script_loop_items import Items
+from stepscope.footprint.script import dry_run_script
+from stepscope.footprint.script_loop_items import FollowedItems
 from stepscope.footprint.simulator import live_peak
 from stepscope.record.dry.storage_log import nothing_hidden
 from stepscope.record.fault_boundary import is_foreign
@@ -78,13 +78,13 @@ def test_an_error_in_a_module_of_a_script_is_told_with_its_line(
 def test_a_long_loop_before_the_training_is_run_as_it_is_and_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, plain = [], Items.see
+    seen, plain = [], FollowedItems.note_in_order
 
-    def see(items: Items, item: object) -> None:
+    def see(items: FollowedItems, item: object) -> None:
         seen.append(item)
         plain(items, item)
 
-    monkeypatch.setattr(Items, "see", see)
+    monkeypatch.setattr(FollowedItems, "note_in_order", see)
     body = """
 total, words = 0, []
 for number in range(20_000):
@@ -224,10 +224,10 @@ def test_updates_by_hand_count_as_those_of_an_optimizer(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(BY_HAND.format(update=update))
-    assert watch_script("train.py", [], nothing_hidden).missed == ()
+    assert dry_run_script("train.py", [], nothing_hidden).missed == ()
     Path("train.py").write_text(BY_HAND.format(update="weight.grad = None"))
     with pytest.raises(UsageError, match="ended without an optimizer step"):
-        watch_script("train.py", [], nothing_hidden)
+        dry_run_script("train.py", [], nothing_hidden)
 
 
 def test_an_end_of_patience_that_breaks_a_context_is_still_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

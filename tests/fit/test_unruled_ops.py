@@ -18,7 +18,7 @@ from stepscope.footprint.prediction import JobQuestion, predict_fit, predict_scr
 from stepscope.footprint.result import LivePeak
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import dry_run
-from stepscope.record.dry.probes import Call, CallBook, probe_apart
+from stepscope.record.dry.probes import Call, OpCallRecorder, probe_in_child
 from stepscope.record.dry.workspaces import Platform, Workspaces, this_platform
 
 
@@ -99,11 +99,11 @@ class First(nn.Module):
 def test_an_op_that_cannot_run_alone_costs_the_others_nothing() -> None:
     x = torch.rand(4, 40, 64)
     rules = Workspaces(this_platform())
-    book = CallBook(rules, 4, rules.uncovered)
+    book = OpCallRecorder(rules, 4, rules.uncovered)
     dry_run(trained(Applied(spectrum), x), 4, book, steps=1)
     meta = Call(torch.ops.aten.abs.default, (torch.empty(4, device="meta").untyped_storage(),), 4)
     bad = {"no tensor": Call(torch.ops.aten.abs.default, ("no tensor",), 4, kind="any"), "no data": meta}
-    found = probe_apart({**bad, **book.calls})
+    found = probe_in_child({**bad, **book.calls})
     assert book.calls
     assert set(book.calls) <= set(found)
     assert not {"no tensor", "no data"} & set(found)

@@ -23,8 +23,8 @@ from stepscope.experiments.fleet.certificates import (
     DEVICE,
     GATHERER,
     Identity,
-    admit,
     device_public_key,
+    issue_or_reuse_certificate,
     keep_certificate,
     make_certificates,
     sign,
@@ -129,7 +129,9 @@ class HostileFleet:
         """A device with its own key, and a certificate for its name and board."""
         own = self.folder / "devices" / name
         own.mkdir(parents=True)
-        certificate = admit(self.tls, Identity(DEVICE, name, board or name), device_public_key(own))
+        certificate = issue_or_reuse_certificate(
+            self.tls, Identity(DEVICE, name, board or name), device_public_key(own)
+        )
         keep_certificate(own, (self.tls / CA).read_text(), certificate)
         return FakeDevice(own, name, board or name)
 

@@ -15,8 +15,8 @@ from tests.suite.small_sweeps import entry
 from stepscope.experiments.engine.sweep_points import Grid
 from stepscope.experiments.fleet.devices import down, up
 from stepscope.experiments.fleet.hosts import Hosts, SchedulerAddress, read_hosts, scheduler_of_hosts
-from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch, fleet_sweep
-from stepscope.experiments.suite.plan import Rules
+from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, run_fleet_sweep
+from stepscope.experiments.suite.plan import RunRules
 
 CHILD = (str(Path(__file__).with_name("fleet_child.py")),)
 
@@ -55,20 +55,20 @@ def fleet_folder(path: Path, boards: list[str], *names: str, **axes: Any) -> Fle
     entries = [entry(name) for name in names]
     plan = {
         "name": path.name, "created": "now", "tier": None, "argv": [], "limits": {"memory": None},
-        "rules": Rules(steps=6, time_limit_s=HANG_S).to_dict(),
+        "rules": RunRules(steps=6, time_limit_s=HANG_S).to_dict(),
         "order": [point.to_dict() for point in Grid(**{"repeats": 1, **axes}).points(entries, seed=0)],
     }  # fmt: skip
     return FleetFolder.create(path, boards, plan, entries)
 
 
 def swept(
-    folder: FleetFolder, hosts: Hosts | SchedulerAddress, wait_s: float = HANG_S, watch: FleetWatch | None = None
+    folder: FleetFolder, hosts: Hosts | SchedulerAddress, wait_s: float = HANG_S, watch: FleetCallbacks | None = None
 ) -> list[str]:
     """Make the runs; what was said meanwhile."""
     lines: list[str] = []
-    given = watch or FleetWatch()
+    given = watch or FleetCallbacks()
     where = scheduler_of_hosts(hosts) if isinstance(hosts, Hosts) else hosts
-    fleet_sweep(folder, where, CHILD, FleetWatch(given.begins, given.ends, lines.append), wait_s)
+    run_fleet_sweep(folder, where, CHILD, FleetCallbacks(given.begins, given.ends, lines.append), wait_s)
     return lines
 
 

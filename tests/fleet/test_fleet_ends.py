@@ -22,7 +22,7 @@ pytest.importorskip("asyncssh")
 
 
 def _processes(hosts: Hosts) -> dict[str, int | None]:
-    folders = [hosts.state / "scheduler", *(hosts.state / "devices" / host.name for host in hosts.hosts)]
+    folders = [hosts.state_folder / "scheduler", *(hosts.state_folder / "devices" / host.name for host in hosts.hosts)]
     return {folder.name: running_pid(folder) for folder in folders}
 
 
@@ -48,7 +48,7 @@ def test_a_worker_and_a_scheduler_end_when_their_folder_is_removed(tmp_path: Pat
     assert not [state.refused for state in up(hosts, lives_with=os.getpid()) if state.refused]
     numbers = [number for number in _processes(hosts).values() if number is not None]
     assert len(numbers) == 2
-    shutil.rmtree(hosts.state)
+    shutil.rmtree(hosts.state_folder)
     until(lambda: not any(Path(f"/proc/{number}").exists() for number in numbers))
 
 
@@ -56,7 +56,7 @@ def test_a_worker_ends_when_no_scheduler_has_been_there_for_long(tmp_path: Path)
     hosts = read_hosts(written_hosts(tmp_path / "hosts.toml", {"a": "a"}, alone_s=0.5))
     try:
         assert not [state.refused for state in up(hosts, lives_with=os.getpid()) if state.refused]
-        stop_process(hosts.state / "scheduler")
+        stop_process(hosts.state_folder / "scheduler")
         until(lambda: _nobody(hosts))
     finally:
         down(hosts)

@@ -18,7 +18,7 @@ from tests.suite.small_sweeps import small_sweep
 from stepscope.errors import OutputNotWritable, RunDamaged
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.fleet.gatherer import clock_offset
-from stepscope.experiments.fleet.scheduling import LOST, TRIES, Board
+from stepscope.experiments.fleet.scheduling import LOST, TRIES, BoardQueue
 from stepscope.experiments.fleet.worker import (
     MOST_BYTES,
     MOST_FILES,
@@ -180,14 +180,14 @@ def test_whatever_name_is_taken_stays_below_the_folder(names: list[str]) -> None
 
 
 def test_a_run_that_loses_its_device_each_time_is_lost_and_made_anew_by_a_later_sweep(sweep: SweepFolder) -> None:
-    board = Board("b", sweep)
+    board = BoardQueue("b", sweep)
     (point,) = board.waiting
     found = [board.count_failure(point, "pi-1 went away") for _ in range(TRIES)]
     assert found[:-1] == [None] * (TRIES - 1)
     assert found[-1] is not None
-    board.end(point, found[-1])
+    board.record_result(point, found[-1])
     assert (found[-1]["status"], found[-1]["reason"]) == (LOST, "tried 3 times: pi-1 went away")
-    assert (board.remaining(), list(Board("b", sweep).waiting)) == ([], [point])
+    assert (board.remaining(), list(BoardQueue("b", sweep).waiting)) == ([], [point])
 
 
 def test_the_clock_of_a_device_is_known_to_half_of_how_long_it_took_to_ask() -> None:

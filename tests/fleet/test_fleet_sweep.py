@@ -18,7 +18,7 @@ from stepscope.errors import FleetError, UsageError
 from stepscope.experiments.engine.sweep_points import SweepPoint
 from stepscope.experiments.fleet import gatherer as gatherer_module
 from stepscope.experiments.fleet.certificates import make_certificates
-from stepscope.experiments.fleet.devices import devices, up
+from stepscope.experiments.fleet.devices import query_device_states, up
 from stepscope.experiments.fleet.gatherer import Device
 from stepscope.experiments.fleet.hosts import (
     Hosts,
@@ -28,7 +28,7 @@ from stepscope.experiments.fleet.hosts import (
     scheduler_of_hosts,
 )
 from stepscope.experiments.fleet.processes import running_pid, stop_process
-from stepscope.experiments.fleet.scheduling import FleetFolder, FleetIncomplete, FleetWatch, fleet_results
+from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder, FleetIncomplete, fleet_results
 from stepscope.runfolder import RunReader
 
 DEVICES = {"x": "pair", "y": "pair", "z": "solo"}
@@ -45,13 +45,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def fleet(hosts: Hosts) -> Hosts:
     """All three there, and nothing started yet."""
     (hosts.path.parent / "started.txt").unlink(missing_ok=True)
-    if not all(running_pid(hosts.state / "devices" / name) for name in DEVICES):
+    if not all(running_pid(hosts.state_folder / "devices" / name) for name in DEVICES):
         assert not [state.refused for state in up(hosts, lives_with=os.getpid()) if state.refused]
     return hosts
 
 
 def _worker(fleet: Hosts, name: str) -> int:
-    number = running_pid(fleet.state / "devices" / name)
+    number = running_pid(fleet.state_folder / "devices" / name)
     assert number is not None
     return number
 
@@ -69,7 +69,9 @@ def test_each_board_makes_each_run_once_and_one_table_shows_them(fleet: Hosts, t
     assert result["made_by"] == "z"
     assert abs(result["clock"]["offset_s"]) < result["clock"]["within_s"] + 0.1, "it is the same clock"
     assert sweep.plan["device"]["machine"] == os.uname().machine
-    assert not list((fleet.state / "devices" / "z" / "runs").glob("*/*")), "what is home is not kept on the device"
+    assert not list((fleet.state_folder / "devices" / "z" / "runs").glob("*/*")), (
+        "what is home is not kept on the device"
+    )
 
 
 def test_a_large_folder_arrives_as_it_is_and_links_in_it_do_not(fleet: Hosts, tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_a_worker_killed_in_mid_run_costs_no_run(fleet: Hosts, tmp_path: Path) -
             killed.append(_worker(fleet, "x"))
             threading.Timer(0.2, os.kill, (killed[0], signal.SIGKILL)).start()
 
-    swept(folder, fleet, watch=FleetWatch(begins=kill))
+    swept(folder, fleet, watch=FleetCallbacks(begins=kill))
     assert killed
     assert statuses(folder) == {"pair": ["ok"] * 3}
     assert {result["made_by"] for result in folder.boards["pair"].results().values()} <= {"x", "y"}
@@ -104,13 +106,13 @@ def test_a_scheduler_that_is_restarted_costs_no_second_run(fleet: Hosts, tmp_pat
     def restart() -> None:
         begun.wait(HANG_S)
         until(lambda: started(fleet))
-        stop_process(fleet.state / "scheduler")
+        stop_process(fleet.state_folder / "scheduler")
         up(fleet, lives_with=os.getpid())
         let_go(fleet)
 
     thread = threading.Thread(target=restart)
     thread.start()
-    said = swept(folder, fleet, watch=FleetWatch(begins=lambda device, point: begun.set()))
+    said = swept(folder, fleet, watch=FleetCallbacks(begins=lambda device, point: begun.set()))
     thread.join()
     assert any("waiting for it" in line for line in said)
     assert statuses(folder) == {"solo": ["ok"] * 2}
@@ -127,14 +129,14 @@ def test_a_device_that_sleeps_is_waited_for(fleet: Hosts, tmp_path: Path) -> Non
             os.kill(asleep[0], signal.SIGSTOP)
             threading.Timer(2.5, os.kill, (asleep[0], signal.SIGCONT)).start()  # longer than forget_after_s
 
-    swept(folder, fleet, watch=FleetWatch(begins=sleep))
+    swept(folder, fleet, watch=FleetCallbacks(begins=sleep))
     assert statuses(folder) == {"solo": ["ok", "ok"]}
     assert len(started(fleet)) == 2
 
 
 def test_a_board_that_stays_away_is_said_and_its_runs_are_made_when_it_is_back(fleet: Hosts, tmp_path: Path) -> None:
     folder = fleet_folder(tmp_path / "s", ["pair", "solo"], "ok")
-    stop_process(fleet.state / "devices" / "z")
+    stop_process(fleet.state_folder / "devices" / "z")
     with pytest.raises(FleetIncomplete, match=r"solo \(1 run not made\)"):
         swept(folder, fleet, wait_s=1.0)
     assert statuses(folder) == {"pair": ["ok"], "solo": []}
@@ -151,7 +153,7 @@ def test_a_device_of_another_version_is_not_used_and_both_versions_are_said(
     folder = fleet_folder(tmp_path / "s", ["solo"], "ok")
     with pytest.raises(FleetIncomplete):
         swept(folder, fleet, wait_s=1.0)
-    states = {state.device.name: state.refused for state in devices(scheduler_of_hosts(fleet))}
+    states = {state.device.name: state.refused for state in query_device_states(scheduler_of_hosts(fleet))}
     assert "has Stepscope 0.1.0, and this machine 9.9.9" in (states["z"] or "")
     assert started(fleet) == []
 
@@ -160,17 +162,17 @@ def test_wrong_tls_material_is_an_error_that_says_so(fleet: Hosts, tmp_path: Pat
     make_certificates(tmp_path / "other")
     good, url = scheduler_of_hosts(fleet), scheduler_of_hosts(fleet).url
     with pytest.raises(FleetError, match="does not take this TLS material"):
-        devices(SchedulerAddress(url, tmp_path / "other" / "gatherer"))
+        query_device_states(SchedulerAddress(url, tmp_path / "other" / "gatherer"))
     shutil.copytree(good.tls, tmp_path / "broken")
     (tmp_path / "broken" / "key.pem").write_text("no key", encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be used"):
-        devices(SchedulerAddress(url, tmp_path / "broken"))
+        query_device_states(SchedulerAddress(url, tmp_path / "broken"))
     with pytest.raises(UsageError, match="no TLS material"):
-        devices(scheduler_address(url, tmp_path / "nowhere"))
+        query_device_states(scheduler_address(url, tmp_path / "nowhere"))
 
 
 def test_keys_can_be_read_by_their_owner_alone(fleet: Hosts) -> None:
-    keys = list(fleet.state.rglob("*key.pem"))
+    keys = list(fleet.state_folder.rglob("*key.pem"))
     assert len(keys) >= 5
     assert {path.stat().st_mode & 0o077 for path in keys} == {0}
 
@@ -181,7 +183,7 @@ def test_hosts_that_run_already_are_left_alone_and_no_second_fleet_takes_them(fl
     assert _worker(fleet, "z") == before
     other = written_hosts(tmp_path / "hosts.toml", {"w": "w"})
     with other.open("a", encoding="utf-8") as file:
-        file.write(f'folder = "{fleet.state / "devices" / "z"}"\n')
+        file.write(f'folder = "{fleet.state_folder / "devices" / "z"}"\n')
     try:
         (state,) = up(read_hosts(other), lives_with=os.getpid())
     finally:
@@ -201,7 +203,7 @@ def test_a_run_that_takes_its_device_with_it_each_time_is_marked_lost(fleet: Hos
             os.kill(killed[-1], signal.SIGKILL)
             threading.Thread(target=up, args=(fleet,), kwargs={"lives_with": os.getpid()}).start()
 
-    said = swept(folder, fleet, watch=FleetWatch(begins=kill))
+    said = swept(folder, fleet, watch=FleetCallbacks(begins=kill))
     assert statuses(folder) == {"solo": ["lost", "ok"]}
     assert len(set(killed)) == 3
     lost = next(result for result in folder.boards["solo"].results().values() if result["status"] == "lost")
@@ -211,7 +213,7 @@ def test_a_run_that_takes_its_device_with_it_each_time_is_marked_lost(fleet: Hos
 
 def test_a_device_that_cannot_make_runs_is_not_used_and_costs_no_try(fleet: Hosts, tmp_path: Path) -> None:
     folder = fleet_folder(tmp_path / "s", ["pair"], "ok", batches=(1, 2))
-    runs = fleet.state / "devices" / "x" / "runs"
+    runs = fleet.state_folder / "devices" / "x" / "runs"
     shutil.rmtree(runs, ignore_errors=True)
     runs.write_text("in the way", encoding="utf-8")
     try:

@@ -29,15 +29,15 @@ from stepscope.experiments.fleet.certificates import (
     KEY,
     Identity,
     NotAdmitted,
-    admit,
     device_public_key,
+    issue_or_reuse_certificate,
     make_certificates,
     revoke,
-    signed_by,
     tls_context,
     verify_peer,
+    verify_signature,
 )
-from stepscope.experiments.fleet.devices import devices
+from stepscope.experiments.fleet.devices import query_device_states
 from stepscope.experiments.fleet.protocol import MOST_BODY_BYTES, FleetUnreachable, open_link
 from stepscope.experiments.fleet.scheduling import FleetIncomplete
 
@@ -61,7 +61,7 @@ class Bomb:
 
 
 def _present(fleet: HostileFleet) -> set[str]:
-    return {state.device.name for state in devices(fleet.where)}
+    return {state.device.name for state in query_device_states(fleet.where)}
 
 
 def _swept(
@@ -137,9 +137,9 @@ def test_what_is_gathered_has_the_signature_of_its_device(fleet: HostileFleet, t
     (path,) = (tmp_path / "s" / "boards" / "good" / "signatures").iterdir()
     kept = json.loads(path.read_text())
     given = (fleet.tls / "ca.pem", kept["certificate"], base64.b64decode(kept["signature"]))
-    assert signed_by(*given, kept["signed"].encode()) == Identity("device", "good", "good")
+    assert verify_signature(*given, kept["signed"].encode()) == Identity("device", "good", "good")
     with pytest.raises(NotAdmitted, match="does not hold"):
-        signed_by(*given, kept["signed"].replace("ok", "no").encode())
+        verify_signature(*given, kept["signed"].replace("ok", "no").encode())
     assert json.loads(kept["signed"])["files"][0]["size_bytes"] == len(CONTENT)
 
 
@@ -223,7 +223,7 @@ def test_a_device_has_the_name_of_its_certificate_and_is_there_once(fleet: Hosti
     fleet.start(good.serve(fleet.url))
     fleet.start(bad.serve(fleet.url))
     until(lambda: _present(fleet) == {"good", "bad"})
-    boards = {state.device.name: state.device.board for state in devices(fleet.where)}
+    boards = {state.device.name: state.device.board for state in query_device_states(fleet.where)}
     assert boards == {"good": "pi", "bad": "nano"}
     shutil.copy(good.folder / CERTIFICATE, bad.folder / CERTIFICATE)  # it is no secret, the key is
     with pytest.raises(Exception, match="cannot be used"):
@@ -243,7 +243,7 @@ def test_a_device_that_is_revoked_is_cut_off_and_stays_out(fleet: HostileFleet) 
     with pytest.raises(FleetUnreachable):
         fleet.do(lost.serve(fleet.url))
     with pytest.raises(NotAdmitted, match="was revoked"):
-        admit(fleet.tls, Identity("device", "lost", "lost"), device_public_key(lost.folder))
+        issue_or_reuse_certificate(fleet.tls, Identity("device", "lost", "lost"), device_public_key(lost.folder))
 
 
 def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_after_a_rotation_no_earlier_certificate_is_taken(tmp_path: Path) -> Non
     assert not make_certificates(fleet.tls), "what lasts is left as it is"
     assert make_certificates(fleet.tls, rotate=True)
     with pytest.raises(NotAdmitted):
-        signed_by(fleet.tls / "ca.pem", (old.folder / CERTIFICATE).read_text(), signature, b"x")
-    admit(fleet.tls, Identity("device", "old", "old"), device_public_key(old.folder, rotate=True))
+        verify_signature(fleet.tls / "ca.pem", (old.folder / CERTIFICATE).read_text(), signature, b"x")
+    issue_or_reuse_certificate(fleet.tls, Identity("device", "old", "old"), device_public_key(old.folder, rotate=True))
     with pytest.raises(NotAdmitted, match="revoked or replaced"):
         verify_peer(fleet.tls, der)
     fleet.loop.close()
@@ -266,16 +266,16 @@ def test_a_certificate_ends_and_is_renewed_before(tmp_path: Path, monkeypatch: p
     fleet = HostileFleet(tmp_path)
     device, holder = fleet.device("old"), Identity("device", "old", "old")
     pem, key = (device.folder / CERTIFICATE).read_text(), device_public_key(device.folder)
-    assert admit(fleet.tls, holder, key) == pem, "what lasts is left as it is"
+    assert issue_or_reuse_certificate(fleet.tls, holder, key) == pem, "what lasts is left as it is"
     now = datetime.datetime.now(datetime.timezone.utc)
     monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=366))
     with pytest.raises(NotAdmitted, match="expired"):
         verify_peer(fleet.tls, ssl.PEM_cert_to_DER_cert(pem))
     with pytest.raises(NotAdmitted, match="expired"):
-        signed_by(fleet.tls / "ca.pem", pem, certificates.sign(device.folder, b"x"), b"x")
+        verify_signature(fleet.tls / "ca.pem", pem, certificates.sign(device.folder, b"x"), b"x")
     monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=330))
     assert make_certificates(fleet.tls)
-    assert admit(fleet.tls, holder, key) != pem
+    assert issue_or_reuse_certificate(fleet.tls, holder, key) != pem
     fleet.loop.close()
 
 

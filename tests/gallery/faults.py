@@ -54,7 +54,7 @@ DOORS = {
     "record.processes.children:_Finder.find_spec", "record.processes.children:_Loader.__getattr__",
     "record.processes.children:_Loader.create_module", "record.processes.children:_Loader.exec_module",
     "record.processes.children:_joining_popen.start", "record.processes.children:_joining_spawn.spawn",
-    "record.processes.children:_raise_unless_ours", "record.processes.training:_guarded",
+    "record.processes.children:_raise_unless_ours", "record.processes.training:_run_ignoring_our_faults",
     "record.profile:Scope.close", "record.profile:Scope.inside", "record.profile:Scope.note",
     "record.profile:Scope.pause", "record.profile:Scope.resume", "record.profile:Scope.step",
     "record.profile:Scope.update", "record.profile:profile.__exit__", "record.session:Session._at_exit",
@@ -69,11 +69,12 @@ DOORS = {
 }  # fmt: skip
 # What starts a script, or is `stepscope.profile(...)` itself: it fails before the first line, or the loop, and says so.
 STARTS = {
-    "record.framework:_leaves", "record.framework:framework_of", "record.meters:_distinct",
-    "record.meters:parse_meters", "record.processes.training:_code", "record.processes.training:_reset_main_module",
+    "record.framework:_leaves", "record.framework:framework_of", "record.meters:_with_distinct_names",
+    "record.meters:parse_meters", "record.processes.training:_compile_script",
+    "record.processes.training:_reset_main_module",
     "record.processes.training:_run_script", "record.processes.training:run_target", "record.profile:Scope.__init__",
-    "record.profile:_is_module", "record.profile:_listed", "record.profile:profile.__enter__",
-    "record.profile:profile.__init__", "record.settings:disk_room", "record.settings:sampling_period_ns",
+    "record.profile:_is_module", "record.profile:_as_list", "record.profile:profile.__enter__",
+    "record.profile:profile.__init__", "record.settings:parse_max_disk", "record.settings:sampling_period_ns",
 }  # fmt: skip
 Code = types.CodeType
 

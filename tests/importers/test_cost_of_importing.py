@@ -53,7 +53,7 @@ def test_what_is_kept_of_an_event_is_a_hundred_bytes(tmp_path: Path) -> None:
 def test_listing_by_the_index_costs_a_small_part_of_reading_the_manifests(tmp_path: Path) -> None:
     place = open_store(tmp_path / "store")
     fill(place, 300)
-    names = place.names(index.FOLDER)
+    names = place.list_folder(index.FOLDER)
     begin = time.process_time()
-    assert len(index.read_all(place, names)) == 300
+    assert len(index.read_manifests(place, names)) == 300
     assert cpu_s(lambda: store.listed(place)) < 0.5 * (time.process_time() - begin)

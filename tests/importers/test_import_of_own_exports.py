@@ -15,7 +15,7 @@ from tests.fabricate import Op, every_step, fabricate_run
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
 from stepscope.importers import Options, import_file
-from stepscope.report.exports import find
+from stepscope.report.exports import find_export
 from stepscope.report.exports._excerpt import excerpt
 
 HOSTILE = 'a "name" \\ with\n</script> \u2603'
@@ -28,7 +28,7 @@ OPS = (
 
 def exported(run: Path, out: Path, steps: str = "all") -> Path:
     path = out / "export.json"
-    find("chrome").write(excerpt(Run(run), steps), path)
+    find_export("chrome").write(excerpt(Run(run), steps), path)
     return path
 
 

@@ -214,7 +214,7 @@ def test_a_disk_that_is_full_leaves_no_run(real: Path, tmp_path: Path, monkeypat
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.runfolder.RunWriter.ops", full)
+    monkeypatch.setattr("stepscope.runfolder.RunWriter.write_ops", full)
     with pytest.raises(OutputNotWritable, match="No space"):
         import_file(real, out=tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []

@@ -15,7 +15,7 @@ from tests.importers.profiler_json import op, step, write
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
 from stepscope.importers import Options, import_file, log_formats
-from stepscope.importers.sensor_logs import KINDS, Clock, within_their_second
+from stepscope.importers.sensor_logs import KINDS, Clock, spread_within_second
 
 UTC = Clock(zone=timezone.utc)
 BEGIN = datetime(2026, 11, 21, 11, 49, 45)
@@ -126,7 +126,7 @@ def test_a_log_without_stamps_needs_its_start_and_interval(tmp_path: Path) -> No
 @settings(deadline=None)
 def test_readings_of_a_second_share_it_in_order(counts: list[int]) -> None:
     stamps = [second * 10**9 for second, count in enumerate(counts) for _ in range(count)]
-    t0, t1 = within_their_second(stamps)
+    t0, t1 = spread_within_second(stamps)
     assert (t0[1:] >= t1[:-1]).all()
     assert [t // 10**9 for t in t0.tolist()] == [stamp // 10**9 for stamp in stamps]
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from stepscope.integrations._library_hooks import Listener, is_same_object, listen
+from stepscope.integrations._library_hooks import Listener, listen, same_object_test
 from stepscope.record.fault_boundary import Boundary
 
 
@@ -23,7 +23,7 @@ def _trainer() -> type:
 
 
 def _listener(trainer: Any, **heard: Any) -> Listener:
-    return Listener(Boundary(lambda error: None), is_same_object(trainer), **heard)
+    return Listener(Boundary(lambda error: None), same_object_test(trainer), **heard)
 
 
 def test_calls_on_one_object_are_heard_with_results_and_exceptions() -> None:
@@ -73,7 +73,7 @@ def test_a_route_that_somebody_has_wrapped_stays_below_as_a_pass_through() -> No
 def test_a_fault_of_the_listener_is_kept_from_the_caller(fault: str) -> None:
     kind, broken = _trainer(), Mock(side_effect=AttributeError("ours"))
     trainer, failed = kind(), Mock()
-    heard: dict[str, Any] = {"concerns": is_same_object(trainer), fault: broken}
+    heard: dict[str, Any] = {"concerns": same_object_test(trainer), fault: broken}
     undo = listen(kind, "step", Listener(Boundary(failed), **heard))
     assert trainer.step(1.0) == 2.0
     with pytest.raises(ValueError, match="-1"):

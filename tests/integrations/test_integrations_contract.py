@@ -13,7 +13,7 @@ from tests.patience import HANG_S
 
 from stepscope.errors import MissingDependency, UnknownName
 from stepscope.integrations import discovered, logger, loggers
-from stepscope.integrations._library_hooks import load
+from stepscope.integrations._library_hooks import import_library
 
 FILES = discovered().modules
 LIBRARIES = {"lightning", "pytorch_lightning", "transformers", "accelerate", "keras", "mlflow", "wandb", "tensorboard"}
@@ -54,7 +54,7 @@ def test_no_library_is_imported_before_it_is_used() -> None:
 def test_a_library_that_is_not_installed_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "keras", None)
     with pytest.raises(MissingDependency) as refused:
-        load("keras", "keras")
+        import_library("keras", "keras")
     assert refused.value.hint == "pip install 'stepscope[keras]'"
 
 

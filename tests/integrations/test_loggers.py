@@ -19,7 +19,7 @@ from tests.patience import HANG_S, until
 from stepscope.analysis.run import Run
 from stepscope.errors import OutputNotWritable, UsageError
 from stepscope.integrations import codecarbon, mlflow, prometheus, tensorboard, wandb
-from stepscope.integrations._run_content import flat, logged_values, step_series
+from stepscope.integrations._run_content import flatten_values, logged_values, step_series
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 20
@@ -40,7 +40,7 @@ def without_power(tmp_path: Path) -> Run:
 
 
 def test_figures_are_in_si_and_carry_their_unit_in_their_name(run: Run) -> None:
-    named = flat(logged_values(run))
+    named = flatten_values(logged_values(run))
     assert named["step_time_seconds"] == pytest.approx(STEP_S)
     assert named["mean_power_watts/total"] == pytest.approx(5.0)
     assert named["energy_per_step_joules/total"] == pytest.approx(5.0 * STEP_S)
@@ -48,7 +48,7 @@ def test_figures_are_in_si_and_carry_their_unit_in_their_name(run: Run) -> None:
 
 
 def test_what_was_not_measured_has_no_entry(without_power: Run) -> None:
-    named = flat(logged_values(without_power))
+    named = flatten_values(logged_values(without_power))
     assert not [name for name in named if "joules" in name or "watts" in name]
     assert all("joules" not in key for _, _, told in step_series(without_power) for key in told)
 

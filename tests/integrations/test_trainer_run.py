@@ -103,7 +103,7 @@ def test_a_forked_child_hears_of_nothing(tmp_path: Path) -> None:
 
 def test_a_process_that_ends_inside_a_training_interrupts_the_run(tmp_path: Path) -> None:
     recording = _begun(tmp_path)
-    recording._process_ends()
+    recording._close_at_process_exit()
     assert recording.run.status == "interrupted"
     assert recording.run.meta["reason"].startswith("the process ended")
 

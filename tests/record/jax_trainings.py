@@ -163,7 +163,10 @@ TRAININGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "new_shapes": new_shapes,
     "evaluates": evaluates,
     "own_trace": own_trace,
-    **{f"fault in {name}": failing(name) for name in ("wait", "before_step", "step_ends", "_flush", "_open", "model")},
+    **{
+        f"fault in {name}": failing(name)
+        for name in ("wait_for_step", "before_step", "step_ends", "_flush", "_open", "model_rows")
+    },
 }
 
 if __name__ == "__main__":

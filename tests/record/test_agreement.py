@@ -14,8 +14,8 @@ from stepscope.clock import unix_minus_monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.events import MODULE_SCOPE, Names
-from stepscope.record.ops.modules import ModuleBook
-from stepscope.record.ops.rows import ShapeBook, StepSpan, Window, rows_of
+from stepscope.record.ops.modules import ModuleRegistry
+from stepscope.record.ops.rows import OpCostsByShape, StepSpan, Window, rows_of
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder.reader import frame_of
@@ -24,7 +24,7 @@ from stepscope.runfolder.reader import frame_of
 class ScopesAlone:
     """A listener that only names the ranges of module calls."""
 
-    def __init__(self, book: ModuleBook) -> None:
+    def __init__(self, book: ModuleRegistry) -> None:
         self._book = book
 
     def makes_scope(self, module: nn.Module) -> torch_private.Scope:
@@ -38,11 +38,11 @@ LAYERS = {"0": "ConvolutionBackward0", "1": "NativeBatchNormBackward0", "2": "Re
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[pl.DataFrame, Any, ModuleBook]:
+def both() -> tuple[pl.DataFrame, Any, ModuleRegistry]:
     """Three steps recorded once: (our rows, torch's FunctionEvents, the modules)."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    book = ModuleBook()
+    book = ModuleRegistry()
     book.add_root(model)
     routes, spans = TorchHooks(Boundary(lambda _: None), ScopesAlone(book)), []
     offset = unix_minus_monotonic_ns()
@@ -58,7 +58,7 @@ def both() -> tuple[pl.DataFrame, Any, ModuleBook]:
         routes.remove()
     raw = profiler.profiler.kineto_results.events()
     window = Window(raw, spans, offset, OptimizerCalls(), shapes=False, cuda=False)
-    rows = frame_of(rows_of(window, Names(), book.names(), ShapeBook()).part, "ops")
+    rows = frame_of(rows_of(window, Names(), book.names(), OpCostsByShape()).part, "ops")
     return rows.with_columns(pl.col("name", "module", "phase").cast(pl.String)), profiler.events(), book
 
 

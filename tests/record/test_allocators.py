@@ -12,10 +12,12 @@ import pytest
 
 from stepscope.errors import MissingDependency, StepscopeError, UnknownName, UsageError
 from stepscope.record import c_allocators, empty_process
-from stepscope.record.dry.allocator_costs import compare_allocators, measured_steps, report
+from stepscope.record.dry.allocator_costs import compare_allocators, cost_as_json_line, measured_steps
 
 glibc = pytest.mark.skipif(c_allocators.current_allocator_facts()["library"] is None, reason="needs glibc")
-_SAYS = "import json; from stepscope.record import c_allocators as a; {}; print(json.dumps(a.current_allocator_facts()))"
+_SAYS = (
+    "import json; from stepscope.record import c_allocators as a; {}; print(json.dumps(a.current_allocator_facts()))"
+)
 
 
 def said_by_child(code: str, **environment: str) -> dict[str, object]:
@@ -92,13 +94,13 @@ def test_the_minimal_tcmalloc_is_taken_before_the_full_one(tmp_path: Path) -> No
 
 def test_a_tcmalloc_that_is_not_there_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match="tcmalloc is not installed") as caught:
-        c_allocators.use("tcmalloc", tmp_path)
+        c_allocators.use_allocator("tcmalloc", tmp_path)
     assert "libtcmalloc-minimal4" in (caught.value.hint or "")
 
 
 def test_an_unknown_allocator_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName) as caught:
-        c_allocators.use("tcmaloc")
+        c_allocators.use_allocator("tcmaloc")
     assert "did you mean tcmalloc?" in (caught.value.hint or "")
 
 
@@ -112,14 +114,14 @@ def test_the_process_starts_anew_with_the_library_before_it_and_never_twice(
         started.append((arguments, environment))
 
     monkeypatch.setattr(os, "execve", exec_instead)
-    c_allocators.use("tcmalloc", tmp_path)
+    c_allocators.use_allocator("tcmalloc", tmp_path)
     ((arguments, environment),) = started
     assert arguments == [sys.executable, *sys.orig_argv[1:]]
     assert environment["LD_PRELOAD"].split(":")[0] == str(library)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(UsageError, match="does not load"):
-        c_allocators.use("tcmalloc", tmp_path)
+        c_allocators.use_allocator("tcmalloc", tmp_path)
 
 
 def test_a_loaded_tcmalloc_is_seen_in_the_maps_of_the_process() -> None:
@@ -132,7 +134,7 @@ def test_a_loaded_tcmalloc_is_seen_in_the_maps_of_the_process() -> None:
 def test_steps_are_measured_and_reported_as_the_trade_reads_them() -> None:
     cost = measured_steps(lambda: None, 3)
     assert cost.peak_bytes >= cost.before_bytes > 1_000_000
-    assert json.loads(report(cost))["peak_bytes"] == cost.peak_bytes
+    assert json.loads(cost_as_json_line(cost))["peak_bytes"] == cost.peak_bytes
 
 
 def child(code: str) -> list[str]:

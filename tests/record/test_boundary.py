@@ -150,7 +150,7 @@ def test_threads_wait_for_each_other_and_none_is_lost() -> None:
 
 def test_in_a_forked_child_nothing_comes_through() -> None:
     boundary = Boundary(lambda _: None)
-    boundary.forked()
+    boundary.close_in_child()
     assert boundary.call(lambda: 7) is None
 
 
@@ -239,7 +239,7 @@ def test_what_a_handler_raises_goes_on_whatever_fails_as_handlers_are_put_back(m
 
     broken = ours("raise LookupError")
     before = signal.signal(signal.SIGUSR1, ring)
-    monkeypatch.setattr(boundary_module, "_restore", lambda *_: broken())
+    monkeypatch.setattr(boundary_module, "_restore_action", lambda *_: broken())
     try:
         with pytest.raises(Timeout), DeferredSignals():
             signal.raise_signal(signal.SIGUSR1)

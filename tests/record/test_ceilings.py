@@ -96,7 +96,7 @@ def test_a_run_without_steps_or_of_a_simulated_board_gets_none(tmp_path: Path, p
 
 
 def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
-    rows = list(ceiling_probe.arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None, sides=(16, 32)))
+    rows = list(ceiling_probe.measure_arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None, sides=(16, 32)))
     products = [row for row in rows if row["kind"] == "gemm"]
     assert [row["flops"] for row in products] == [2 * 16**3, 2 * 32**3]
     assert all(row["flops_per_s"] > 0 for row in rows)
@@ -105,7 +105,7 @@ def test_the_probe_states_rates_by_size_and_the_fastest_block() -> None:
 
 def test_a_slow_device_is_asked_for_the_small_products_and_convolutions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling_probe, "time_fastest_block", lambda *asked: ceiling_probe.Timed(0.2, 0.0))
-    rows = list(ceiling_probe.arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None))
+    rows = list(ceiling_probe.measure_arithmetic("cpu", ceiling_probe.DTYPES["float32"], lambda: None))
     assert [row["kind"] for row in rows] == ["gemm", "convolution", "convolution backward"]
 
 
@@ -114,9 +114,9 @@ def test_of_rates_that_were_disturbed_in_every_block_the_quiet_ones_of_their_kin
         return {"kind": kind, "waited": waited}
 
     rows = [row("gemm", 0.0), row("gemm", 0.4), row("copy", 0.02), row("copy", 0.05)]
-    assert ceiling_probe.undisturbed(rows) == ([rows[0], *rows[2:]], 0.05)
+    assert ceiling_probe.drop_disturbed_rates(rows) == ([rows[0], *rows[2:]], 0.05)
     nothing_quiet = [*rows, row("triad", 0.5), row("triad", 0.7)]
-    assert ceiling_probe.undisturbed(nothing_quiet)[1] == 0.7  # which withholds all
+    assert ceiling_probe.drop_disturbed_rates(nothing_quiet)[1] == 0.7  # which withholds all
 
 
 def test_a_block_in_which_the_probe_waited_gives_way_to_a_slower_one_that_was_clean(

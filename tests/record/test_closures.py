@@ -14,7 +14,7 @@ from tests.record.loops import Loop, counts, last_step, record
 from torch import nn
 from torch.nn import functional
 
-from stepscope.record.ops.closures import phases_in_closures
+from stepscope.record.ops.closures import relabel_phases_in_closures
 from stepscope.record.ops.events import BACKWARD, FORWARD, OPTIMIZER, Events, Labels
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -109,5 +109,5 @@ def test_what_follows_a_module_is_forward_where_another_thread_runs_the_backward
     thread, is_node = np.array([1, 1, 1, 1, 2]), np.array([0, 0, 0, 0, 1])
     events = Events(name, t0, t1, thread, is_node, none, is_node, none, none, none, [])
     labels = Labels(np.array([OPTIMIZER, FORWARD, OPTIMIZER, OPTIMIZER, BACKWARD]), none, none)
-    found = phases_in_closures(events, parent, labels, texts)
+    found = relabel_phases_in_closures(events, parent, labels, texts)
     assert found.tolist() == [OPTIMIZER, FORWARD, FORWARD, OPTIMIZER, BACKWARD]

@@ -12,7 +12,7 @@ from stepscope.record.ops.events import (
     Events,
     by_thread_and_time,
     depths,
-    label,
+    label_events,
     parents,
 )
 from stepscope.runfolder import PHASES
@@ -38,7 +38,7 @@ def _labelled(events: list[Event]) -> dict[str, tuple[str, int]]:
     )
     table = table.take(by_thread_and_time(thread, t0, t1))
     depth = depths(table.thread, table.t0, table.t1)
-    labels = label(table, parents(table.thread, depth), depth, texts)
+    labels = label_events(table, parents(table.thread, depth), depth, texts)
     rows = zip(table.name.tolist(), labels.phase.tolist(), labels.module.tolist(), strict=True)
     return {texts[number]: (PHASES[phase], module) for number, phase, module in rows}
 

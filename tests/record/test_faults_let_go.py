@@ -36,7 +36,7 @@ def test_an_exception_of_the_training_that_passes_through_us_is_in_no_cycle() ->
         try:
             raise KeyboardInterrupt
         except BaseException as error:
-            boundary.failed(error)
+            boundary.handle_error(error)
 
     graph = Graph()
     gone = weakref.ref(graph)
@@ -76,7 +76,7 @@ def call_with_a_graph(boundary: Boundary) -> Callable[[], Graph | None]:
 def test_one_fault_does_not_keep_the_others_from_being_called() -> None:
     called: list[int] = []
     boundary = Boundary(lambda _: None)
-    boundary.all_of([lambda: called.append(1), ours, lambda: called.append(2)])
+    boundary.call_all([lambda: called.append(1), ours, lambda: called.append(2)])
     assert called == [1, 2]
     assert not boundary.open
 

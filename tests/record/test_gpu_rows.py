@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.record.ops.events import Names, columns
-from stepscope.record.ops.rows import ShapeBook, StepSpan, UncostedRows, Window
+from stepscope.record.ops.events import Names, read_event_columns
+from stepscope.record.ops.rows import OpCostsByShape, StepSpan, UncostedRows, Window
 from stepscope.record.ops.updates import OptimizerCalls
 
 SEEN = [  # name, device, kind: as an H100 and torch 2.11 gave them
@@ -64,7 +64,7 @@ def test_ops_scopes_kernels_and_copies_are_rows_and_nothing_of_cuda_itself(kind:
     for method in ("correlation_id", "linked_correlation_id"):
         setattr(kind, method, lambda _: 0)
     names = Names()
-    events = columns([kind(*seen) for seen in SEEN], names, cuda=True)
+    events = read_event_columns([kind(*seen) for seen in SEEN], names, cuda=True)
     assert sorted(np.array(names.texts())[events.name].tolist()) == sorted(KEPT)
 
 
@@ -72,13 +72,13 @@ def test_steps_are_the_same_for_the_plan_however_many_kernels_they_launched() ->
     names = Names()
     both = [names.intern("aten::mm"), names.intern("kernel")]
     gpu = np.array([-1, 0, -1, 0, 0])
-    events = columns([], names, cuda=False)
+    events = read_event_columns([], names, cuda=False)
     events.gpu = gpu
     name = np.array([both[0], both[1], both[0], both[1], both[1]])
     rows = UncostedRows(
         events, np.arange(5), np.array([0, 0, 1, 1, 1]), name, np.zeros(5, dtype=np.int64), np.full(5, 7), names.texts()
     )
     spans = [StepSpan(1, 0, 10, 4), StepSpan(2, 10, 20, 4)]
-    profiles, _, _ = ShapeBook().look_up(Window([], spans, 0, OptimizerCalls(), False, True), rows)
+    profiles, _, _ = OpCostsByShape().look_up(Window([], spans, 0, OptimizerCalls(), False, True), rows)
     assert profiles[0].signature == profiles[1].signature
     assert [len(profile.self_ns) for profile in profiles] == [1, 1]

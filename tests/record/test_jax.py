@@ -18,7 +18,7 @@ import stepscope
 from stepscope.errors import UsageError
 from stepscope.record.framework import Recorder, framework_of
 from stepscope.record.jax.programs import BACKWARD, FORWARD, OTHER, parse_op_name, read_program
-from stepscope.record.jax.rows import Call, read_trace, rows_of
+from stepscope.record.jax.rows import InstructionRun, read_trace, rows_of
 from stepscope.record.ops.rows import StepSpan
 
 ROOT = Path(__file__).parents[2]
@@ -135,8 +135,8 @@ def test_a_loss_that_was_deleted_is_waited_for_as_if_none_was_given() -> None:
     loss = jax.numpy.ones(()) + 1
     loss.delete()
     recorder = JaxRecorder.__new__(JaxRecorder)
-    recorder.wait(loss)
-    recorder.wait({"loss": loss, "other": jax.numpy.ones(3)})
+    recorder.wait_for_step(loss)
+    recorder.wait_for_step({"loss": loss, "other": jax.numpy.ones(3)})
     assert recorder.number_in(loss) is None
 
 
@@ -198,9 +198,9 @@ def test_threads_that_work_at_once_share_the_wall_time_and_a_queue_takes_none() 
     program = ("jit_step", 1)
     trace = read_trace([])
     trace.calls = [
-        Call(program, "dot", [(0, 100), (50, 100), (900, 1_000)]),  # two threads, then a late third
-        Call(program, "add", [(50, 100)]),
-        Call(program, "tanh", [(200, 300)]),
+        InstructionRun(program, "dot", [(0, 100), (50, 100), (900, 1_000)]),  # two threads, then a late third
+        InstructionRun(program, "add", [(50, 100)]),
+        InstructionRun(program, "tanh", [(200, 300)]),
     ]
     rows = rows_of(trace, 1_000.0, [StepSpan(4, 1_000, 2_000, 8)], {})
     columns = rows.part.columns
@@ -349,7 +349,7 @@ def test_a_trace_of_the_training_has_the_profiler_for_itself(found: dict[str, An
 
 
 @needs_jax
-@pytest.mark.parametrize("name", ["wait", "before_step", "step_ends", "_flush", "_open", "model"])
+@pytest.mark.parametrize("name", ["wait_for_step", "before_step", "step_ends", "_flush", "_open", "model_rows"])
 def test_a_fault_of_ours_leaves_the_training_alone(found: dict[str, Any], name: str) -> None:
     training = found[f"fault in {name}"]
     assert training["hash"] == found["unprofiled"]["hash"]

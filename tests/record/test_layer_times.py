@@ -324,7 +324,7 @@ def test_a_profiler_of_another_thread_waits_for_the_trial(tmp_path: Path, monkey
         asked.start()
         asked.join()
 
-    monkeypatch.setattr(LayerTrial, "within", within)
+    monkeypatch.setattr(LayerTrial, "measure_in_window", within)
     recorded(simple_loop(net(), 30), tmp_path, net())
     assert free
     assert not any(free)
@@ -333,10 +333,10 @@ def test_a_profiler_of_another_thread_waits_for_the_trial(tmp_path: Path, monkey
 @pytest.mark.filterwarnings("ignore:stepscope recorded no training step")
 @pytest.mark.parametrize(
     "place",
-    ["LayerRecorder.learn", "LayerRecorder.may_open", "LayerRecorder.rehearse", "LayerRecorder.repeated",
-     "LayerRecorder.settled", "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part", "LayerTimes.passed",
-     "LayerTimes.updating", "LayerTrial.__init__", "LayerTrial.within", "_calls_of", "_followed_by_a_pass", "_joined",
-     "per_call_ns"],
+    ["LayerRecorder.learn_from_step", "LayerRecorder.may_open", "LayerRecorder.rehearse", "LayerRecorder.repeated",
+     "LayerRecorder.settled_window", "LayerRecorder.start", "LayerTimes.__init__", "LayerTimes.part",
+     "LayerTimes.passed", "LayerTimes.updating", "LayerTrial.__init__", "LayerTrial.measure_in_window", "_calls_of",
+     "_followed_by_a_pass", "_joined", "per_call_ns"],
 )  # fmt: skip
 def test_a_fault_of_ours_ends_profiling_and_the_training_computes_what_it_would(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -398,9 +398,9 @@ def test_rows_of_more_than_one_thread_or_with_collectives_are_not_timed_apart() 
         ([1, 1], ["forward", "communication"], False),
         ([1, 1], ["backward", "optimizer"], False),  # the forward pass is elsewhere
     ):
-        recorder.learn(columns(threads, phases))
+        recorder.learn_from_step(columns(threads, phases))
         assert recorder.may_open(100) == possible
-    recorder.learn(columns([1], ["forward"]))
+    recorder.learn_from_step(columns([1], ["forward"]))
     assert not recorder.may_open(1e9)
 
 
@@ -433,7 +433,7 @@ def plan(cost_of_layers_ms: float = 0.1) -> tuple[Plan, list[int], list[int]]:
     for step in range(2_000):
         wanted = made.records(step, step * 10 * MS)
         if open_layers and not made.times_layers:
-            made.spent(int(made.window_ns + open_layers * cost_of_layers_ms * MS), layer_steps=open_layers)
+            made.note_cost(int(made.window_ns + open_layers * cost_of_layers_ms * MS), layer_steps=open_layers)
             open_layers = 0
         if wanted:
             profiled.append(step)

@@ -11,10 +11,10 @@ import pytest
 
 from stepscope.analysis.memory.events import memory_over_time, peak
 from stepscope.record.memory.event_tree import Argument, Tree, TreeOp, read_tree
-from stepscope.record.memory.rows import MemoryBook, memory_rows
-from stepscope.record.memory.tensor_watch import Mark, Watched
+from stepscope.record.memory.rows import RunMemoryState, memory_rows
+from stepscope.record.memory.tensor_watch import Mark, WatchedStorages
 from stepscope.record.ops.events import BACKWARD, FORWARD, Events
-from stepscope.record.ops.rows import Labelled, StepSpan, Window
+from stepscope.record.ops.rows import LabelledEvents, StepSpan, Window
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.runfolder.parts import from_bytes, to_bytes
 from stepscope.runfolder.reader import frame_of
@@ -32,20 +32,20 @@ def allocations(*rows: tuple[int, int, int], device: str = "cpu", totals: list[i
     return Tree(t, np.ones_like(t), pointer, size, total, reserved, [device] * len(rows), [])
 
 
-def labelled(*ops: tuple[int, int, int, int, int]) -> Labelled:
+def labelled(*ops: tuple[int, int, int, int, int]) -> LabelledEvents:
     """(name, t0, t1, parent, phase), all of module 1 and on thread 1."""
     name, t0, t1, parent, phase = (np.array(column, dtype=np.int64) for column in zip(*ops, strict=True))
     ones, none = np.ones_like(t0), np.full_like(t0, -1)
     events = Events(name, t0, t1, ones, ones * 0, none, ones * 0, none, none, none, [])
-    return Labelled(events, parent, t1 - t0, phase, ones, t0, -ones)
+    return LabelledEvents(events, parent, t1 - t0, phase, ones, t0, -ones)
 
 
 OPS = labelled((0, 1_100, 1_200, -1, FORWARD), (1, 1_110, 1_120, 0, FORWARD), (2, 1_300, 1_400, -1, BACKWARD))
 
 
-def rows(events: Tree, watched: Watched | None = None, book: MemoryBook | None = None) -> pl.DataFrame:
+def rows(events: Tree, watched: WatchedStorages | None = None, book: RunMemoryState | None = None) -> pl.DataFrame:
     window = Window([], [StepSpan(7, START, END, 4)], 0, OptimizerCalls(), False, False)
-    part = memory_rows(window, events, watched or Watched(), OPS, NAMES, MODULES, book or MemoryBook())
+    part = memory_rows(window, events, watched or WatchedStorages(), OPS, NAMES, MODULES, book or RunMemoryState())
     return frame_of(from_bytes(to_bytes(part, "memory"), "memory"), "memory")
 
 
@@ -72,12 +72,12 @@ def test_an_op_that_only_allocates_gives_way_to_the_op_that_called_it() -> None:
 
 def test_an_address_that_is_used_again_is_another_storage() -> None:
     marks = [mark(1_310, 1, 64, "gradient")]
-    found = rows(allocations((1_130, 1, 64), (1_180, 1, -64), (1_305, 1, 64)), Watched([], marks))
+    found = rows(allocations((1_130, 1, 64), (1_180, 1, -64), (1_305, 1, 64)), WatchedStorages([], marks))
     assert found.filter(pl.col("bytes") > 0).select("tensor", "category").rows() == [(0, "workspace"), (1, "gradient")]
 
 
 def test_what_outlives_the_window_is_closed_with_it_and_numbers_go_on() -> None:
-    book = MemoryBook()
+    book = RunMemoryState()
     first = rows(allocations((1_130, 1, 64)), book=book)
     second = rows(allocations((1_130, 1, 64)), book=book)
     assert first["t_ns"].to_list() == [1_130, END]
@@ -91,7 +91,7 @@ def test_a_storage_from_before_ends_when_its_weak_reference_says_so() -> None:
         mark(900, 6, 80, "parameter"),
         mark(1, 7, 9, "other", end_ns=2),
     ]
-    found = rows(allocations((1_130, 1, 64), (1_140, 1, -64)), Watched(before, []))
+    found = rows(allocations((1_130, 1, 64), (1_140, 1, -64)), WatchedStorages(before, []))
     gradient = found.filter(pl.col("category") == "gradient")
     assert gradient.select("t_ns", "bytes").rows() == [(START, 400), (1_500, -400)]
     assert found.filter(pl.col("category") == "other").is_empty()  # it had ended before the step began
@@ -105,8 +105,8 @@ def test_a_free_of_what_nobody_knew_is_there_from_the_start_and_a_residual() -> 
 
 def test_a_caching_allocator_has_its_own_total_and_the_difference_is_the_residual() -> None:
     """10 kB were given out before; 8 kB of them are a known parameter: 2 kB are nobody's."""
-    watched = Watched([mark(900, 5, 8_000, "parameter", device="cuda:0")], [])
-    book = MemoryBook()
+    watched = WatchedStorages([mark(900, 5, 8_000, "parameter", device="cuda:0")], [])
+    book = RunMemoryState()
     events = allocations((1_130, 1, 512), (1_350, 1, -512), device="cuda:0", totals=[10_512, 10_000])
     found = rows(events, watched, book)
     highest = peak(found, "cuda:0")
@@ -126,7 +126,7 @@ def test_the_first_use_tells_the_shape_and_a_use_in_backward_that_it_was_saved()
 
 def test_a_parameter_that_is_also_an_input_stays_a_parameter() -> None:
     marks = [mark(1_160, 1, 64, "input"), mark(1_170, 1, 64, "parameter"), mark(1_180, 1, 64, "input")]
-    found = rows(allocations((1_130, 1, 64)), Watched([], marks))
+    found = rows(allocations((1_130, 1, 64)), WatchedStorages([], marks))
     assert found["category"].unique().to_list() == ["parameter"]
 
 

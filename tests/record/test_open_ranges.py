@@ -20,7 +20,7 @@ from torch import nn
 
 import stepscope
 from stepscope.record import kineto
-from stepscope.record.ops.events import CLOSING, Names, columns
+from stepscope.record.ops.events import CLOSING, Names, read_event_columns
 from stepscope.record.ops.rows import trim_at_window_close
 from stepscope.record.torch_hooks import _ModuleRoute
 from stepscope.runfolder import RunReader
@@ -78,7 +78,7 @@ def stopped(left_open: Callable[[], Any]) -> tuple[list[str], tuple[str, ...]]:
     torch.ones(2).sum()
     kept = left_open()
     names = Names()
-    events, left = trim_at_window_close(columns(window.stop(), names, cuda=False), names)
+    events, left = trim_at_window_close(read_event_columns(window.stop(), names, cuda=False), names)
     del kept
     return [names.texts()[number] for number in events.name], left
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from stepscope import Run
 from stepscope.record import op_windows, recorder, torch_private
-from stepscope.record.ops.modules import CallPlaces
+from stepscope.record.ops.modules import ModuleCallLog
 from stepscope.runfolder import RunReader
 
 PART = "step-profiled-in-part"
@@ -240,7 +240,7 @@ def test_where_optimizers_step_within_backward_the_report_says_why_there_are_no_
 
 def test_the_module_of_a_node_is_the_innermost_one_that_ran_when_it_was_made() -> None:
     number = iter([0, 2, 5, 5, 9, 12])
-    places = CallPlaces({"outer": 0, "inner": 1}.__getitem__, lambda: next(number))
+    places = ModuleCallLog({"outer": 0, "inner": 1}.__getitem__, lambda: next(number))
     places.enter("outer")
     places.enter("inner")
     places.leave()
@@ -251,7 +251,7 @@ def test_the_module_of_a_node_is_the_innermost_one_that_ran_when_it_was_made() -
 
 
 def test_calls_of_another_thread_make_no_nodes_of_this_one() -> None:
-    places = CallPlaces(lambda module: 7, torch_private.autograd_sequence)
+    places = ModuleCallLog(lambda module: 7, torch_private.autograd_sequence)
 
     def call() -> None:
         places.enter(None)

@@ -17,7 +17,7 @@ from torch import nn
 import stepscope
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.ops import modules
-from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.ops.modules import ModuleRegistry
 from stepscope.record.run_facts import model_json_rows
 from stepscope.record.steps import StepFinder
 from stepscope.runfolder import RunReader
@@ -85,14 +85,14 @@ def test_a_loss_that_is_made_for_each_batch_is_not_kept_alive(tmp_path: Path) ->
 
 
 def test_two_losses_that_live_at_once_are_two_modules() -> None:
-    book, one, other = ModuleBook(), nn.MSELoss(), nn.MSELoss()
+    book, one, other = ModuleRegistry(), nn.MSELoss(), nn.MSELoss()
     assert book.index(one) != book.index(other)
     assert book.index(one) == book.index(one)
     assert [name for name, _ in book.names()] == ["MSELoss", "MSELoss#2"]
 
 
 def test_the_place_of_a_loss_that_is_gone_is_not_given_to_another_kind() -> None:
-    book = ModuleBook()
+    book = ModuleRegistry()
     first = book.index(nn.MSELoss())
     second = book.index(nn.L1Loss())
     assert first != second
@@ -100,7 +100,7 @@ def test_the_place_of_a_loss_that_is_gone_is_not_given_to_another_kind() -> None
 
 
 def test_a_model_that_is_gone_leaves_its_name_and_its_parameters() -> None:
-    book, model = ModuleBook(), nn.Linear(2, 3)
+    book, model = ModuleRegistry(), nn.Linear(2, 3)
     book.add_root(model)
     assert book.sizes()[0].parameters == 9
     gone = weakref.ref(model)
@@ -111,7 +111,7 @@ def test_a_model_that_is_gone_leaves_its_name_and_its_parameters() -> None:
 
 
 def test_a_model_of_each_fold_takes_the_place_of_the_last() -> None:
-    book = ModuleBook()
+    book = ModuleRegistry()
     for _ in range(5):
         book.add_root(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     assert [name for name, _ in book.names()] == ["", "0", "1"]
@@ -128,7 +128,7 @@ def test_modules_are_read_without_a_word_from_their_own_methods() -> None:
 
         parameters = __repr__ = __len__ = __bool__ = named_modules
 
-    book, model = ModuleBook(), Hostile()
+    book, model = ModuleRegistry(), Hostile()
     model.layer.register_module("back", model)  # a cycle
     book.add_root(model)
     assert [name for name, _ in book.names()] == ["", "layer", "lazy"]
@@ -147,14 +147,14 @@ def test_the_variables_of_a_keras_layer_are_its_parameters() -> None:
             self.dense = Layer()
             self.torch_params = nn.ParameterDict({"kernel": self.dense._trainable_variables[0]._value})
 
-    book, model = ModuleBook(), Model()
+    book, model = ModuleRegistry(), Model()
     book.add_root(model)
     assert [sizes.parameters for sizes in book.sizes()] == [6, 6, 6]
 
 
 def test_a_part_that_is_called_before_its_model_has_its_name_there() -> None:
     """To learn the size of its output, as many scripts do."""
-    book = ModuleBook()
+    book = ModuleRegistry()
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 1))
     first = book.index(model[0])
     book.index(model)
@@ -167,7 +167,7 @@ def test_a_part_that_is_called_before_its_model_has_its_name_there() -> None:
 
 
 def test_a_part_that_was_told_of_keeps_its_name() -> None:
-    book, model = ModuleBook(), nn.Sequential(nn.Linear(2, 3))
+    book, model = ModuleRegistry(), nn.Sequential(nn.Linear(2, 3))
     book.index(model[0])
     assert book.names() == [("", "Linear")]
     book.index(model)
@@ -179,7 +179,7 @@ def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that another thread sets, which no signal mask puts off."""
-    book, part = ModuleBook(), nn.Linear(2, 2)
+    book, part = ModuleRegistry(), nn.Linear(2, 2)
     book.add_root(part)
     model = nn.Sequential(nn.Sequential(part, nn.ReLU()), nn.Tanh())
     left, plain = place, modules._Known
@@ -192,8 +192,8 @@ def test_an_exception_amid_the_registering_of_a_model_leaves_the_book_as_it_was(
         return plain(*args)
 
     monkeypatch.setattr(modules, "_Known", interrupted)
-    adopt = ModuleBook._adopt
-    monkeypatch.setattr(ModuleBook, "_adopt", lambda *args: (adopt(*args), interrupted(*[None] * 4)))
+    adopt = ModuleRegistry._move_into_root
+    monkeypatch.setattr(ModuleRegistry, "_move_into_root", lambda *args: (adopt(*args), interrupted(*[None] * 4)))
     with pytest.raises(TimeoutError) if place <= 5 else contextlib.nullcontext():
         book.add_root(model)
     assert book.knows(model) is (place > 5)

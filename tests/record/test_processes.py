@@ -135,15 +135,15 @@ def test_orders_travel_as_text() -> None:
 
 
 def test_only_commands_that_start_python_are_joined() -> None:
-    assert children.is_python([sys.executable, "-c", "pass"])
-    assert children.is_python("/usr/bin/python3.11 train.py")
-    assert children.is_python(["torchrun", "train.py"])
-    assert not children.is_python(["ls", "python"])
-    assert not children.is_python([])
-    assert children.is_python([sys.executable, "-u", "-W", "-I", "train.py", "-S"])
-    assert children.is_python([sys.executable, "-cS"])
+    assert children.starts_joinable_python([sys.executable, "-c", "pass"])
+    assert children.starts_joinable_python("/usr/bin/python3.11 train.py")
+    assert children.starts_joinable_python(["torchrun", "train.py"])
+    assert not children.starts_joinable_python(["ls", "python"])
+    assert not children.starts_joinable_python([])
+    assert children.starts_joinable_python([sys.executable, "-u", "-W", "-I", "train.py", "-S"])
+    assert children.starts_joinable_python([sys.executable, "-cS"])
     for deaf in ("-I", "-S", "-uE", "-XdevI -Ic"):
-        assert not children.is_python([sys.executable, *deaf.split(), "train.py"]), deaf
+        assert not children.starts_joinable_python([sys.executable, *deaf.split(), "train.py"]), deaf
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["this Python", "one without us"])

@@ -58,7 +58,7 @@ class Machine:
             wanted = plan.records(step, now)
             if block and not wanted:
                 plan.learn([self.profile(recorded[-block + i]) for i in range(block)])
-                plan.spent(self.window_ns)
+                plan.note_cost(self.window_ns)
                 now, block = now + self.window_ns, 0
             took = self.step_ns + (self.extra_ns if wanted else 0)
             plan.note_step_length(wanted, took)
@@ -188,9 +188,9 @@ def test_shapes_are_looked_at_one_step_later_where_the_first_was_profiled_in_par
     plan.note_step_length(False, MS)
     assert plan.records(1, 0)
     assert plan.wants_shapes(1, 0)
-    plan.took_no_shapes()
+    plan.postpone_shapes()
     assert plan.records(2, 0)
     assert plan.wants_shapes(2, 0)
-    plan.took_no_shapes()
+    plan.postpone_shapes()
     plan.records(3, 0)
     assert not plan.wants_shapes(3, 0), "a step that is too large stays so"

@@ -24,7 +24,7 @@ from stepscope.files import read_json
 from stepscope.record.script import interpreter_options, run_script
 from stepscope.record.settings import Settings
 from stepscope.record.signals import signals_passed_on
-from stepscope.report.live.folder import status_of
+from stepscope.report.live.folder import status_from_header
 from stepscope.runfolder import RunReader, RunWriter
 
 TRAIN = """
@@ -484,7 +484,7 @@ def test_a_run_whose_training_has_not_begun_yet_is_running(tmp_path: Path, monke
     def looked(
         _orders: object, _target: str, _arguments: object, settings: Settings, writer: RunWriter, *_: str
     ) -> int:
-        seen.append((RunReader(writer.path).status, status_of(read_json(writer.path / "run.json"))))
+        seen.append((RunReader(writer.path).status, status_from_header(read_json(writer.path / "run.json"))))
         return 0
 
     monkeypatch.setattr("stepscope.record.script._run_training_script", looked)

@@ -152,5 +152,5 @@ def test_nothing_is_listened_to_after_the_step_and_runs_without_lines_open(run: 
 
 def test_a_library_whose_name_begins_like_that_of_torch_is_a_library() -> None:
     installed = Path(torch.__file__).parents[1]
-    kinds = {name: source_lines._kind(str(installed / name / "models.py")) for name in ("torch", "torchvision")}
+    kinds = {name: source_lines._code_origin(str(installed / name / "models.py")) for name in ("torch", "torchvision")}
     assert kinds == {"torch": source_lines._PASSED_OVER, "torchvision": source_lines._LIBRARY}

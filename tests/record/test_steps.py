@@ -22,7 +22,7 @@ from stepscope import Run
 from stepscope.clock import monotonic_ns
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.kineto import runs_elsewhere, start_window
-from stepscope.record.optimizer_identity import CopyUpdateWitness, Identities, OptimizerNumbers, SharedModelWitness
+from stepscope.record.optimizer_identity import CopyUpdateWitness, ObjectNumbers, OptimizerNumbers, SharedModelWitness
 from stepscope.record.sample_count import SampleCount, first_tensor
 from stepscope.record.steps import EvaluationGaps, StepFinder
 from stepscope.record.torch_private import first_bytes
@@ -213,7 +213,7 @@ def test_optimizers_that_step_within_one_backward_pass_are_one_round() -> None:
 
 
 def test_an_object_at_the_address_of_one_that_is_gone_has_a_number_of_its_own() -> None:
-    identities = Identities()
+    identities = ObjectNumbers()
     numbers = {identities.number(nn.Identity()) for _ in range(50)}
     assert len(numbers) == 50
 
@@ -272,7 +272,7 @@ def test_a_model_moves_where_a_new_copy_begins_on_the_way_of_those_before_it(rat
             ways.append(trained(copy, 3, witness) - model.weight.detach())
         with torch.no_grad():
             model.weight += rate * sum(ways) / len(ways)
-    assert witness.moves == moves
+    assert witness.model_follows_copies == moves
 
 
 @pytest.mark.parametrize("updates", [5, 200])
@@ -282,7 +282,7 @@ def test_models_that_begin_anywhere_are_no_copies_of_one_that_moves(width: int, 
     witness = CopyUpdateWitness()
     for _ in range(20):
         trained(nn.Linear(width, 4), updates, witness)
-        assert not witness.moves
+        assert not witness.model_follows_copies
 
 
 def trained(model: nn.Linear, updates: int, witness: CopyUpdateWitness) -> torch.Tensor:
@@ -314,7 +314,7 @@ def test_optimizers_are_of_one_model_where_it_holds_the_parameters_and_each_pass
         witness.passed(replayed=False)
         optimizers[number].step()
         witness.updated(number, optimizers[number])
-    assert witness.holds({0, 1}) == (shared and not detached)
+    assert witness.is_one_model({0, 1}) == (shared and not detached)
 
 
 def test_one_that_is_followed_twice_by_another_had_a_step_of_its_own() -> None:
@@ -572,7 +572,7 @@ def samples(*happenings: Any) -> int | None:
         elif what == "updating":
             count.updating()
         elif what == "shown":
-            count.shown(-1)
+            count.note_untrained_call(-1)
         elif what[0] == "batch":
             count.batch(what[2] if len(what) > 2 else 0, what[1])
         else:
@@ -609,7 +609,7 @@ def test_batches_that_an_average_of_the_model_is_evaluated_on_are_not_trained_on
 def test_a_batch_that_the_model_itself_is_looked_at_with_first_counts_what_is_chosen_of_it() -> None:
     count = SampleCount()
     count.batch(0, 64)
-    count.shown(1)  # the hardest of them are trained on
+    count.note_untrained_call(1)  # the hardest of them are trained on
     count.called(1, 16, True)
     count.backward()
     count.updated()
@@ -623,7 +623,7 @@ def test_passes_of_the_very_same_tensor_are_of_the_same_samples() -> None:
         for number in range(3):
             if filled:
                 inputs.fill_(2.0)  # a buffer for batch after batch
-            count.given(inputs)
+            count.note_input(inputs)
             count.called(1, 16, True)
             if len(taken) == 3 and not number:  # an update by hand is seen when the next pass begins
                 count.updated()

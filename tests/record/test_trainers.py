@@ -41,9 +41,9 @@ def _in_a_thread(action: Callable[[], None]) -> Callable[[], None]:
 
 def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> None:
     trainers = GradientThreads()
-    trainers.computes()
+    trainers.note_this_thread()
     assert not trainers.others()
-    end = _in_a_thread(trainers.computes)
+    end = _in_a_thread(trainers.note_this_thread)
     assert trainers.others()
     end()
     assert not trainers.others()
@@ -51,10 +51,10 @@ def test_another_thread_that_computed_gradients_counts_until_it_has_ended() -> N
 
 def test_a_thread_that_the_module_threading_knows_nothing_of_counts_until_it_has_ended() -> None:
     trainers, done, may_end = GradientThreads(), threading.Event(), threading.Event()
-    trainers.computes()
+    trainers.note_this_thread()
 
     def run() -> None:
-        trainers.computes()
+        trainers.note_this_thread()
         done.set()
         may_end.wait()
 
@@ -68,10 +68,10 @@ def test_a_thread_that_the_module_threading_knows_nothing_of_counts_until_it_has
 def test_a_thread_that_has_the_number_of_one_that_ended_counts_as_that_one() -> None:
     """What it does is what the former did, so that it is only looked at, and tells nobody that it computes."""
     trainers, numbers = GradientThreads(), []
-    trainers.computes()
+    trainers.note_this_thread()
 
     def computes() -> None:
-        trainers.computes()
+        trainers.note_this_thread()
         numbers.append(threading.get_ident())
 
     _in_a_thread(computes)()
@@ -94,7 +94,7 @@ def test_a_pass_within_a_pass_makes_no_trainer() -> None:
 
         @staticmethod
         def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
-            trainers.computes()
+            trainers.note_this_thread()
             return gradient
 
     values = torch.ones(2, requires_grad=True)

@@ -13,7 +13,7 @@ from tests.patience import HANG_S
 from torch import nn
 
 from stepscope.record import run_facts
-from stepscope.record.ops.modules import ModuleBook
+from stepscope.record.ops.modules import ModuleRegistry
 
 IMPORTS = """
 import sys
@@ -64,7 +64,7 @@ def test_a_profiled_loop_never_imports_polars_and_holds_no_file_of_the_run(tmp_p
 
 
 def modules_of(model: nn.Module) -> dict[str, dict[str, Any]]:
-    book = ModuleBook()
+    book = ModuleRegistry()
     book.add_root(model, "")
     return {row["module"]: row for row in run_facts.model_json_rows(book, {}, {})}
 

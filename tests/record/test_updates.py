@@ -13,7 +13,7 @@ from tests.record.loops import last_step, record
 from torch import nn
 
 from stepscope.analysis.run import Run
-from stepscope.record.ops.updates import Update, UpdateBook, ops_of_a_parameter, shares_of
+from stepscope.record.ops.updates import Update, UpdateCache, ops_of_a_parameter, shares_of
 
 DECAYED, PLAIN = [3, 1, 2, 2], [1, 2, 2]  # ops of a parameter with weight decay, and of one without
 
@@ -102,12 +102,12 @@ def test_a_parameter_with_the_id_of_one_that_has_died_belongs_to_the_layer_that_
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     owners = {id(parameter): 0}
-    book, optimizer = UpdateBook(lambda: dict(owners), lambda: False), torch.optim.SGD([parameter], lr=0.1)
+    book, optimizer = UpdateCache(lambda: dict(owners), lambda: False), torch.optim.SGD([parameter], lr=0.1)
     book.window_begins()
-    assert book.of(optimizer).modules == ((0,),)
+    assert book.update_of_optimizer(optimizer).modules == ((0,),)
     owners[id(parameter)] = 1
     book.window_begins()
-    assert book.of(optimizer).modules == ((1,),)
+    assert book.update_of_optimizer(optimizer).modules == ((1,),)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from tests.patience import HANG_S
 
-from stepscope.record.gradient_threads import at_end_of_thread
+from stepscope.record.gradient_threads import run_at_end_of_thread
 from stepscope.record.op_windows import RamAlarm
 from stepscope.runfolder import RunReader
 
@@ -258,7 +258,7 @@ def test_a_thread_has_not_ended_when_its_next_window_opens() -> None:
 
     def work() -> None:
         for _ in range(3):
-            at_end_of_thread(recorder.thread_ends)
+            run_at_end_of_thread(recorder.thread_ends)
             seen.append(recorder.ended)
 
     thread = threading.Thread(target=work)

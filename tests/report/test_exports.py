@@ -32,12 +32,12 @@ from stepscope.report import exports
 from stepscope.report.exports import perfetto, speedscope
 from stepscope.report.exports import perfetto as protobuf
 from stepscope.report.exports._excerpt import Excerpt, excerpt, raw_tables, small_tables
-from stepscope.report.exports._tracks import lanes
-from stepscope.report.figures import parse_width, write_together
+from stepscope.report.exports._tracks import divide_into_lanes
+from stepscope.report.figures import parse_width, write_multi_run_figure
 from stepscope.runfolder import RunWriter
 from stepscope.runfolder.validation import clean_text
 
-NAMES = sorted(module.__name__.rpartition(".")[2] for module in exports.discovered().modules)
+NAMES = sorted(module.__name__.rpartition(".")[2] for module in exports.discover_exports().modules)
 KERNEL = Op("sgemm_kernel", "fc", "forward", 400, device="cuda:0", thread=7)
 WITH_GPU = (*STEP, Op("aten::launch", "fc", "forward", 200, (KERNEL,)))
 HOSTILE = "\u202eevil\u0007\x1b[31m </script>" + "x" * 500
@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def trace(run: Run) -> dict[int, Track]:
-    return perfetto_reader.read(b"".join(perfetto.content(excerpt(run))))
+    return perfetto_reader.read(b"".join(perfetto.trace_parts(excerpt(run))))
 
 
 def _op_slices(trace: dict[int, Track]) -> list[perfetto_reader.Slice]:
@@ -79,7 +79,7 @@ def _sums(rows: list[tuple[str, int]]) -> dict[str, tuple[int, int]]:
 
 
 def _written(name: str, part: Excerpt, tmp_path: Path) -> Path:
-    module = exports.find(name)
+    module = exports.find_export(name)
     path = tmp_path / f"out{module.SUFFIX}"
     module.write(part, path)
     return path
@@ -90,7 +90,7 @@ def _size(path: Path) -> int:
 
 
 def test_the_folder_has_every_export_that_is_promised() -> None:
-    assert not exports.discovered().warnings
+    assert not exports.discover_exports().warnings
     assert NAMES == ["chrome", "csv", "json", "latex", "parquet", "perfetto", "speedscope"]
 
 
@@ -100,7 +100,7 @@ def test_no_cell_of_csv_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
     with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps({"t_ns": 1, "kind": said, "message": said}) + "\n" for said in formulas)
     (tmp_path / "tables").mkdir()
-    exports.find("csv").write(excerpt(Run(folder)), tmp_path / "tables")
+    exports.find_export("csv").write(excerpt(Run(folder)), tmp_path / "tables")
     for path in (tmp_path / "tables").iterdir():
         with path.open(newline="", encoding="utf-8") as file:
             cells = [cell for row in csv.reader(file) for cell in row]
@@ -119,7 +119,7 @@ def _is_number(cell: str) -> bool:
 
 def test_an_unknown_export_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName) as refused:
-        exports.find("perfeto")
+        exports.find_export("perfeto")
     assert (refused.value.hint or "").startswith("did you mean perfetto")
 
 
@@ -215,7 +215,7 @@ def test_perfetto_shows_events_as_instants(trace: dict[int, Track]) -> None:
 
 def test_slices_that_overlap_without_nesting_go_to_a_lane_of_their_own() -> None:
     begins, ends = np.array([0, 5, 2, 10, 10]), np.array([10, 15, 4, 10, 20])
-    found = lanes(begins, ends)
+    found = divide_into_lanes(begins, ends)
     assert [lane.edges.tolist() for lane in found] == [[0, 2, ~2, ~0, 4, 3, ~3, ~4], [1, ~1]]
 
 
@@ -225,7 +225,7 @@ def test_lanes_keep_every_slice_and_close_what_they_open(spans: list[tuple[int, 
     t0, length = (np.array([span[i] for span in spans], dtype=np.int64) for i in range(2))
     t1 = t0 + length
     seen: list[int] = []
-    for lane in lanes(t0, t1):
+    for lane in divide_into_lanes(t0, t1):
         stack: list[int] = []
         now = -1
         for edge in lane.edges.tolist():
@@ -282,7 +282,7 @@ def test_chrome_slices_of_a_thread_do_not_overlap_without_nesting(run: Run, tmp_
             begin = round(event["ts"] * 1000)
             threads[event["tid"]].append((begin, begin + round(event["dur"] * 1000)))
     for spans in threads.values():
-        assert len(lanes(*(np.array(column) for column in zip(*spans, strict=True)))) == 1
+        assert len(divide_into_lanes(*(np.array(column) for column in zip(*spans, strict=True)))) == 1
 
 
 def test_speedscope_weighs_stacks_by_own_time_a_phase(run: Run, tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_steps_that_the_run_does_not_have_are_refused_with_those_it_has(run: Run
 @pytest.mark.parametrize("name", NAMES)
 def test_the_size_is_known_before_it_is_written(name: str, tmp_path: Path) -> None:
     part = excerpt(Run(fabricate_run(tmp_path / "runs", steps=200, recorded=every_step, power_w=5.0, noise=0.03)))
-    guessed, written = exports.find(name).estimate(part), _size(_written(name, part, tmp_path))
+    guessed, written = exports.find_export(name).estimate(part), _size(_written(name, part, tmp_path))
     assert guessed / 2.5 < written < guessed * 2.5
 
 
@@ -422,7 +422,7 @@ def test_a_disk_that_fills_up_leaves_no_half_of_a_file(
         yield b"some"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(perfetto, "content", full)
+    monkeypatch.setattr(perfetto, "trace_parts", full)
     with pytest.raises(OutputNotWritable, match="No space left"):
         export_command(run=run.path, to="perfetto", out=tmp_path / "x.pftrace")
     assert not list(tmp_path.iterdir())
@@ -471,7 +471,7 @@ def test_whatever_a_run_lacks_it_can_be_exported(name: str, tmp_path: Path) -> N
 def test_hostile_names_come_back_with_their_control_characters_spelt_out(tmp_path: Path) -> None:
     hostile = (Op(HOSTILE, HOSTILE, "forward", 100),)
     part = excerpt(Run(fabricate_run(tmp_path, steps=6, ops=hostile, samples=False)))
-    slices = _op_slices(perfetto_reader.read(b"".join(perfetto.content(part))))
+    slices = _op_slices(perfetto_reader.read(b"".join(perfetto.trace_parts(part))))
     name = clean_text(HOSTILE)
     assert {(found.name, found.args["module"]) for found in slices} == {(f"{name} \u00b7 {name}", name)}
     events = json.loads(_written("chrome", part, tmp_path).read_text())["traceEvents"]
@@ -558,7 +558,7 @@ def test_tables_and_three_figures_fit_a_paper_of_two_columns_unscaled(run: Run, 
         pytest.skip("no IEEEtran here: texlive-publishers")
     _written("latex", excerpt(run), tmp_path).rename(tmp_path / "run.tex")
     names = [
-        write_together(name, [run], tmp_path, "pdf", parse_width(width)).name
+        write_multi_run_figure(name, [run], tmp_path, "pdf", parse_width(width)).name
         for name in ("layer-bars", "step-ecdf", "energy-breakdown")
     ]
     figures = "\n".join(rf"\begin{{figure}}[t]\includegraphics{{{name}}}\caption{{It}}\end{{figure}}" for name in names)

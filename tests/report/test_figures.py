@@ -18,7 +18,7 @@ from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, Usa
 from stepscope.report import figures, sections
 from stepscope.report.charts import steps
 from stepscope.report.multi_run_figures import FIGURES
-from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer, flat
+from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer, walk_parts
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 NAMES = [entry.name for entry in figures.entries()]
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _drawn(run: Run) -> list[str]:
-    parts = [part for module in sections.discovered().modules for part in flat(module.build(run).parts)]
+    parts = [part for module in sections.discover_sections().modules for part in walk_parts(module.build(run).parts)]
     return [part.name for part in parts if isinstance(part, Figure | Icicle | Anatomy)]
 
 
@@ -72,7 +72,7 @@ def test_a_figure_is_as_wide_as_the_column_that_it_was_asked_for(name: str, run:
 
 def test_a_figure_is_drawn_from_the_definition_of_the_page(run: Run, tmp_path: Path) -> None:
     """Same labels and same number of marks in the page's drawing and in the picture."""
-    (part,) = [part for part in flat(_section("memory").build(run).parts) if isinstance(part, Figure)]
+    (part,) = [part for part in walk_parts(_section("memory").build(run).parts) if isinstance(part, Figure)]
     svg = figures.write("memory", run, tmp_path, "svg").read_text()
     for pattern in (r">([^<>]+)</text>", r'<path aria-label="([^"]*)"'):
         assert set(re.findall(pattern, svg)) >= set(re.findall(pattern, part.wide)) - set(_numbers(part.wide))
@@ -84,7 +84,7 @@ def _numbers(svg: str) -> list[str]:
 
 
 def _section(name: str) -> ModuleType:
-    (found,) = [module for module in sections.discovered().modules if name in getattr(module, "FIGURES", ())]
+    (found,) = [module for module in sections.discover_sections().modules if name in getattr(module, "FIGURES", ())]
     return found
 
 

@@ -12,7 +12,7 @@ from tests.report.stored_runs import RUNS
 from typer import Typer
 from typer.testing import CliRunner
 
-from stepscope.analysis.memory.headroom import GB, Peak, fits_sentence, training_peak, which_fit
+from stepscope.analysis.memory.headroom import GB, ResidentPeak, fits_sentence, size_verdicts_text, training_peak
 from stepscope.analysis.run import Run
 from stepscope.cli.report import report
 from stepscope.report.brief import brief
@@ -49,7 +49,7 @@ def test_what_is_larger_than_a_size_without_the_recorder_does_not_fit_it(tmp_pat
 
 
 def test_without_the_mark_of_the_kernel_a_yes_is_likely() -> None:
-    assert which_fit(Peak(GB, GB, sure=False)) == "likely fits 2, 4 and 8 GB"
+    assert size_verdicts_text(ResidentPeak(GB, GB, sure=False)) == "likely fits 2, 4 and 8 GB"
 
 
 def test_a_run_whose_memory_was_not_sampled_says_nothing_of_it(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_run_whose_memory_was_not_sampled_says_nothing_of_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(("high", "verdict"), [(1.97, "fits"), (1.99, "too close"), (2.1, "does not fit")])
 def test_a_yes_keeps_a_margin(high: float, verdict: str) -> None:
-    assert Peak(round(high * GB), round(high * GB)).verdict(2 * GB) == verdict
+    assert ResidentPeak(round(high * GB), round(high * GB)).verdict(2 * GB) == verdict
 
 
 def test_page_brief_and_json_say_the_same(tmp_path: Path) -> None:

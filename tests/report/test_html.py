@@ -16,7 +16,7 @@ from tests.fabricate import MODEL, STEP, Core, Op, every_step, fabricate_run
 from stepscope.analysis.run import Run
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.report import html, sections
-from stepscope.report.page.parts import Section, Views
+from stepscope.report.page.parts import Section, TabbedViews
 from stepscope.report.sections import modules
 from stepscope.runfolder import RunWriter
 from stepscope.units import milliseconds, row_label
@@ -66,7 +66,7 @@ def test_a_page_has_the_sections_that_have_something_the_closed_ones_last_and_li
 ) -> None:
     page = _Page(whole[1])
     ids = [attributes["id"] for attributes in page.of("section")]
-    modules = sorted(sections.discovered().modules, key=lambda module: module.ORDER)
+    modules = sorted(sections.discover_sections().modules, key=lambda module: module.ORDER)
     built = [(module.__name__.rpartition(".")[2].replace("_", "-"), module.build(whole[0])) for module in modules]
     kept = [(name, section.closed) for name, section in built if section.parts]
     opened, closed = ([name for name, is_closed in kept if is_closed == group] for group in (False, True))
@@ -214,7 +214,7 @@ def test_a_page_of_many_modules_and_steps_stays_small(tmp_path: Path) -> None:
 def test_a_page_says_what_its_times_are_only_where_they_are_so(tmp_path: Path) -> None:
     said = "The step time is a median; its parts are means. Brackets hold"
     assert said in html.render(Run(fabricate_run(tmp_path, steps=8)))
-    other = html.page_of("A sweep", [], None, [])
+    other = html.render_page("A sweep", [], None, [])
     assert "<p>Written by Stepscope" in other
     assert "median" not in other[other.index("<footer>") : other.index("</footer>")]
 
@@ -226,7 +226,7 @@ def test_layers_without_a_quantity_have_neither_bars_nor_a_tree(
     monkeypatch.setattr(modules, "_metrics", lambda run, layers: iter(()))
     monkeypatch.setattr(modules, "_layers", lambda run, place: iter(()))
     (views,) = modules.build(run).parts
-    assert isinstance(views, Views)
+    assert isinstance(views, TabbedViews)
     assert [title for title, _ in views.parts] == ["Table"]
 
 
@@ -259,7 +259,7 @@ def test_without_the_drawing_libraries_the_error_names_the_extra(
     assert caught.value.hint == "pip install 'stepscope[report]'"
 
 
-@pytest.mark.parametrize("module", sections.discovered().modules, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", sections.discover_sections().modules, ids=lambda module: module.__name__)
 def test_every_section_keeps_the_contract(module: Any, tmp_path: Path) -> None:
     assert isinstance(module.TITLE, str)
     assert isinstance(module.ORDER, int)
@@ -268,6 +268,6 @@ def test_every_section_keeps_the_contract(module: Any, tmp_path: Path) -> None:
 
 
 def test_sections_have_places_of_their_own() -> None:
-    found = sections.discovered()
+    found = sections.discover_sections()
     assert not found.warnings
     assert len({module.ORDER for module in found.modules}) == len(found.modules)

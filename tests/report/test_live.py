@@ -23,9 +23,9 @@ from stepscope.cli import live as live_command
 from stepscope.clock import read_clocks
 from stepscope.errors import RunNotFound
 from stepscope.report.live import folder, live_view
-from stepscope.report.live.folder import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_of
+from stepscope.report.live.folder import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_from_header
 from stepscope.report.live.run_state import Now, RunWatcher, total_scopes
-from stepscope.report.live.screen import Screen, ending_of, line_of, watch
+from stepscope.report.live.screen import Screen, ending_of, status_line, watch
 from stepscope.runfolder import RunWriter, schema
 
 MS = 1_000_000
@@ -74,7 +74,7 @@ class Growing:
         self.writer = RunWriter.create(out, "lenet")
         self.begun.append(self.writer)
         self.path = self.writer.path
-        self.writer.device({**JETSON, "memory_bytes": 8_000_000_000, "power_mode": "MAXN"})
+        self.writer.write_device({**JETSON, "memory_bytes": 8_000_000_000, "power_mode": "MAXN"})
         self.describe(self.CHANNELS)
         workload = {"name": "lenet", "batch_size": 16}
         defaults = {"workload": workload, "argv": ["stepscope", "run", "lenet", "--steps", "200"], "pid": os.getpid()}
@@ -87,7 +87,7 @@ class Growing:
     def go(self, steps: int, watts: float = 5.0) -> None:
         for _ in range(steps):
             t0_ns, self.now_ns = self.now_ns, self.now_ns + 10 * MS
-            self.writer.step(self.step, t0_ns, self.now_ns, 16, 0.5, False)
+            self.writer.append_step(self.step, t0_ns, self.now_ns, 16, 0.5, False)
             self.step += 1
             idle = self.now_ns - 10**12
             self.row("cpu", idle, idle / 4)
@@ -182,9 +182,9 @@ def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
 def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None:
     view = RunWatcher(growing.path, growing.clock)
     growing.go(100)
-    view.look()
+    view.read_state()
     growing.go(50)
-    now = view.look()
+    now = view.read_state()
     view.close()
     assert (now.pace.done, now.planned, now.status) == (150, 200, "running")
     assert now.pace.step_ns == 10 * MS
@@ -208,10 +208,10 @@ def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None
 def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
     view = RunWatcher(growing.path, growing.clock)
     growing.go(10)
-    view.look()
+    view.read_state()
     growing.now_ns += 60_000 * MS
     growing.row("mem", 4e8, 5e9)
-    now = view.look()
+    now = view.read_state()
     view.close()
     assert now.total_w is None
     assert now.resident_bytes == 4e8
@@ -221,9 +221,9 @@ def test_what_was_not_read_lately_is_not_known(growing: Growing) -> None:
 def test_after_the_last_reading_of_a_run_that_goes_on_nothing_is_known(growing: Growing) -> None:
     view = RunWatcher(growing.path, growing.clock)
     growing.go(10)
-    assert view.look().total_w == pytest.approx(5.0)
+    assert view.read_state().total_w == pytest.approx(5.0)
     growing.now_ns += 60_000 * MS
-    now = view.look()
+    now = view.read_state()
     view.close()
     assert now.status == "running"
     assert (now.total_w, now.resident_bytes, now.temperatures) == (None, None, (("CPU-therm", None),))
@@ -232,13 +232,13 @@ def test_after_the_last_reading_of_a_run_that_goes_on_nothing_is_known(growing: 
 def test_a_core_whose_idle_time_stands_still_is_as_busy_as_before_until_it_would_have_woken(growing: Growing) -> None:
     view = RunWatcher(growing.path, growing.clock)
     growing.row("cpu", 0.0, 0.0)
-    assert dict(view.look().cores) == {"core 0": None, "core 1": None}
+    assert dict(view.read_state().cores) == {"core 0": None, "core 1": None}
     found = []
     for after_ms in (500, 1000, 2500, 4000, 7000):
         growing.now_ns = 10**12 + after_ms * MS
         asleep = min(after_ms, 1000) * 0.9 * MS
         growing.row("cpu", asleep, after_ms * MS)
-        found.append(dict(view.look().cores))
+        found.append(dict(view.read_state().cores))
     view.close()
     assert [cores["core 0"] for cores in found] == pytest.approx([0.1, 0.1, 0.1, 0.1, 1.0])
     assert [cores["core 1"] for cores in found] == pytest.approx([0.0] * 5)
@@ -246,7 +246,7 @@ def test_a_core_whose_idle_time_stands_still_is_as_busy_as_before_until_it_would
 
 def test_what_lies_inside_a_rail_of_the_total_is_not_added_to_it(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
-    growing.writer.device({"cpu": "Intel Core", "accelerators": [{"vendor": "amd"}]})
+    growing.writer.write_device({"cpu": "Intel Core", "accelerators": [{"vendor": "amd"}]})
     growing.describe(
         [
             _channel("p", "power", "W", "rapl:package-0", rail="package-0", parent_scope="system"),
@@ -256,27 +256,27 @@ def test_what_lies_inside_a_rail_of_the_total_is_not_added_to_it(tmp_path: Path)
     )
     growing.row("p", 20.0, 100.0, 80.0)
     view = RunWatcher(growing.path, growing.clock)
-    assert view.look().total_w == pytest.approx(120.0)
+    assert view.read_state().total_w == pytest.approx(120.0)
     view.close()
 
 
 def test_a_counter_that_is_set_back_gives_no_rate_and_no_negative_one() -> None:
     channel = Channel(_channel("rapl", "energy", "J", "rapl:psys", "counter"))
-    channel.take([(0, 0.0), (10**9, 5.0)])
+    channel.add_readings([(0, 0.0), (10**9, 5.0)])
     assert channel.value(10**9) == pytest.approx(5.0)
-    channel.take([(2 * 10**9, 1.0)])
+    channel.add_readings([(2 * 10**9, 1.0)])
     assert channel.value(2 * 10**9) is None
-    channel.take([(3 * 10**9, 2.0), (4 * 10**9, 5.0)])
+    channel.add_readings([(3 * 10**9, 2.0), (4 * 10**9, 5.0)])
     assert channel.value(4 * 10**9) == pytest.approx(3.0)
 
 
 def test_a_sensor_that_joins_is_followed_from_then_on(growing: Growing) -> None:
     view = RunWatcher(growing.path, growing.clock)
     growing.go(5)
-    view.look()
+    view.read_state()
     growing.describe([*Growing.CHANNELS, _channel("wall", "power", "W", "wall:shelly", rail="shelly")])
     growing.row("wall", 9.0)
-    now = view.look()
+    now = view.read_state()
     view.close()
     assert ("shelly", 9.0) in now.rails
 
@@ -288,7 +288,7 @@ def test_energy_counters_stand_in_where_no_power_is_read(tmp_path: Path) -> None
     growing.now_ns += 1000 * MS
     growing.row("rapl", 115.0)
     view = RunWatcher(growing.path, growing.clock)
-    assert dict(view.look().rails) == pytest.approx({"package-0": 15.0})
+    assert dict(view.read_state().rails) == pytest.approx({"package-0": 15.0})
     view.close()
 
 
@@ -302,21 +302,21 @@ def test_a_total_is_of_the_rail_that_holds_the_others_or_not_known() -> None:
 def test_a_run_that_has_only_begun_can_be_watched(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path, "early")
     view = RunWatcher(writer.path)
-    now = view.look()
+    now = view.read_state()
     view.close()
     assert now.status == "running"
     assert "no step has ended yet" in _shown(now)
-    assert line_of(now).startswith(now.name)
+    assert status_line(now).startswith(now.name)
 
 
 @pytest.mark.parametrize("broken", ["run.json", "channels.json", "device.json"])
 def test_a_file_that_is_cut_off_leaves_what_was_known(growing: Growing, broken: str) -> None:
     view = RunWatcher(growing.path, growing.clock)
     growing.go(3)
-    before = view.look()
+    before = view.read_state()
     (growing.path / broken).write_text('{"cut')
     growing.go(3)
-    now = view.look()
+    now = view.read_state()
     view.close()
     assert now.pace.done == 6
     assert (now.name, now.planned, now.rails) == (before.name, before.planned, before.rails)
@@ -328,13 +328,13 @@ def test_no_line_is_wider_than_the_terminal(growing: Growing, width: int, cores:
     growing.describe(
         [*Growing.CHANNELS[2:], *(_channel("c", "core_busy_time", "ns", f"core:{n}", "counter") for n in range(cores))]
     )
-    growing.writer.event("odd", "a warning " * 30 + "\x1b[31m\u202e 模型模型")
+    growing.writer.append_event("odd", "a warning " * 30 + "\x1b[31m\u202e 模型模型")
     growing.writer.update(reason=None, simulated="jetson-tx2")
     growing.go(30)
     if cores:
         growing.row("c", *([1.0] * cores))
     view = RunWatcher(growing.path, growing.clock)
-    now = view.look()
+    now = view.read_state()
     view.close()
     shown = _shown(now, width)
     console = Console(width=1000)
@@ -344,10 +344,10 @@ def test_no_line_is_wider_than_the_terminal(growing: Growing, width: int, cores:
 
 
 def test_the_screen_says_what_it_shows(growing: Growing) -> None:
-    growing.writer.event("sensor-lost", "sensor x is lost")
+    growing.writer.append_event("sensor-lost", "sensor x is lost")
     growing.go(150)
     view = RunWatcher(growing.path, growing.clock)
-    shown = _shown(view.look())
+    shown = _shown(view.read_state())
     view.close()
     for said in (
         "running",
@@ -375,7 +375,7 @@ def test_a_step_that_takes_long_is_said_to(growing: Growing) -> None:
     growing.go(20)
     growing.now_ns += 30_000 * MS
     view = RunWatcher(growing.path, growing.clock)
-    assert "this step: 30 s so far" in _shown(view.look())
+    assert "this step: 30 s so far" in _shown(view.read_state())
     view.close()
 
 
@@ -422,7 +422,7 @@ def test_warnings_are_said_once_in_lines(growing: Growing) -> None:
     def nap(seconds: float) -> None:
         naps.append(seconds)
         if len(naps) == 1:
-            growing.writer.event("gap", "a gap of 3 s")
+            growing.writer.append_event("gap", "a gap of 3 s")
         if len(naps) == 3:
             growing.writer.close("ok")
 
@@ -440,7 +440,7 @@ def test_a_run_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
 def test_a_run_that_has_ended_has_the_pace_of_its_last_steps(tmp_path: Path) -> None:
     ended = fabricate_run(tmp_path, steps=70)
     assert not (ended / "steps.rows").exists()
-    now = RunWatcher(ended).look()
+    now = RunWatcher(ended).read_state()
     assert now.pace.done == 70
     assert now.pace.mean_ns is not None
     assert now.pace.began_ns is not None
@@ -463,9 +463,9 @@ def test_the_planned_steps_are_read_where_they_are_said(argv: list[str], planned
 
 
 def test_a_run_whose_trainer_is_gone_is_interrupted() -> None:
-    assert status_of({"status": "running", "pid": 2**22 + 1}) == "interrupted"
-    assert status_of({"status": "running", "pid": os.getpid()}) == "running"
-    assert status_of({"status": "running"}) == "running", "a run that has only begun has no pid yet"
+    assert status_from_header({"status": "running", "pid": 2**22 + 1}) == "interrupted"
+    assert status_from_header({"status": "running", "pid": os.getpid()}) == "running"
+    assert status_from_header({"status": "running"}) == "running", "a run that has only begun has no pid yet"
 
 
 def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:
@@ -494,9 +494,9 @@ def test_waiting_ends_when_it_is_given_up(tmp_path: Path) -> None:
 def test_the_run_of_a_process_is_the_one_it_began_since_then(tmp_path: Path) -> None:
     earlier = Growing(tmp_path)
     since = read_clocks()["monotonic_ns"]
-    assert folder.run_of(tmp_path, os.getpid(), since) is None
-    assert folder.run_of(tmp_path, os.getpid(), 0) == earlier.path
-    assert folder.run_of(tmp_path, 1, 0) is None
+    assert folder.find_run_of_process(tmp_path, os.getpid(), since) is None
+    assert folder.find_run_of_process(tmp_path, os.getpid(), 0) == earlier.path
+    assert folder.find_run_of_process(tmp_path, 1, 0) is None
 
 
 def test_the_view_beside_a_training_shows_its_run_and_ends_with_it(
@@ -555,5 +555,5 @@ def test_a_run_that_is_not_there_is_refused_with_what_to_do(tmp_path: Path) -> N
 def test_the_end_of_a_run_is_said_with_its_reason(growing: Growing) -> None:
     growing.writer.close("failed", "ValueError: x")
     view = RunWatcher(growing.path, growing.clock)
-    assert ending_of(view.look()) == f"{growing.path.name}: failed (ValueError: x)"
+    assert ending_of(view.read_state()) == f"{growing.path.name}: failed (ValueError: x)"
     view.close()

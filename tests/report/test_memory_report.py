@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.memory.events import live_by_module, over_step
+from stepscope.analysis.memory.events import categories_over_step, live_by_module
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import ALLOCATOR, PEAK, process_parts, summary
-from stepscope.report.page.parts import Figure, flat
+from stepscope.report.page.parts import Figure, walk_parts
 from stepscope.report.sections import modules
 from stepscope.report.table import Table
 from stepscope.report.text import render
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Run:
         "malloc": {"name": "default", "library": "glibc 2.36", "empty_process_bytes": 320 * MB},
     }
     path = fabricate_run(tmp_path, steps=12, header=header)
-    RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
+    RunWriter(path, {}).write_memory_events(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
     return Run(path)
 
 
@@ -90,7 +90,7 @@ def test_the_summary_has_the_three_numbers_and_the_parts_of_the_process(run: Run
 def test_tensors_that_were_not_resident_leave_no_part_of_the_process_below_nothing(tmp_path: Path) -> None:
     header = {"malloc": {"name": "default", "library": "glibc 2.36", "empty_process_bytes": 450 * MB}}
     path = fabricate_run(tmp_path, steps=12, header=header)
-    RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
+    RunWriter(path, {}).write_memory_events(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
     rows = process_parts(Run(path))
     parts = dict(rows.select("part", "bytes").iter_rows())
     assert parts[ALLOCATOR] == 0
@@ -100,7 +100,7 @@ def test_tensors_that_were_not_resident_leave_no_part_of_the_process_below_nothi
 
 def test_a_process_without_a_measured_empty_one_is_not_taken_apart(tmp_path: Path) -> None:
     path = fabricate_run(tmp_path, steps=12)
-    RunWriter(path, {}).memory(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
+    RunWriter(path, {}).write_memory_events(part_of(events(Run(path).steps["t0_ns"][4]), "memory"))
     assert process_parts(Run(path)).is_empty()
 
 
@@ -130,9 +130,9 @@ def test_memory_that_was_computed_is_shown_and_marked_where_none_was_profiled(tm
     assert "computed on tensors without data" in screen(run)
     assert summary(run)["memory"]["computed"]
     (views,) = modules.build(run).parts
-    table = next(part for part in flat([views]) if isinstance(part, Table))
+    table = next(part for part in walk_parts([views]) if isinstance(part, Table))
     assert {"At peak, computed", "Most at once, computed"} <= {column.title for column in table.columns}
-    RunWriter(path, {}).memory(part_of(events(run.steps["t0_ns"][4]), "memory"))
+    RunWriter(path, {}).write_memory_events(part_of(events(run.steps["t0_ns"][4]), "memory"))
     measured = Run(path).peak()
     assert measured is not None
     assert not measured.computed
@@ -143,12 +143,12 @@ def test_the_page_draws_the_step_and_the_peak_by_module_and_lists_the_tensors(ru
     from stepscope.report.sections import memory_step
 
     section = memory_step.build(run)
-    kinds = [part.kind for part in flat(section.parts)]
+    kinds = [part.kind for part in walk_parts(section.parts)]
     assert kinds == ["figure", "more", "key_figures", "figure", "table", "table", "facts", "note"]
-    step, treemap = (part for part in flat(section.parts) if isinstance(part, Figure))
+    step, treemap = (part for part in walk_parts(section.parts) if isinstance(part, Figure))
     assert "saved" in step.wide
     assert "features.0" in treemap.wide
-    tensors = next(part for part in flat(section.parts) if isinstance(part, Table))
+    tensors = next(part for part in walk_parts(section.parts) if isinstance(part, Table))
     assert [row[0].text for row in tensors.rows][:2] == ["features.0", "fc"]
     assert "121 MB" in section.lede
 
@@ -167,7 +167,9 @@ def test_a_limit_is_drawn_over_the_memory_of_a_step(run: Run) -> None:
     from stepscope.report.charts.memory import build_step_memory
     from stepscope.report.charts.style import draw_svg
 
-    series = over_step(run.memory_events).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
+    series = categories_over_step(run.memory_events).select(
+        "category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6
+    )
     assert "var(--warn)" in draw_svg(build_step_memory(series, 900, limit_mb=100))
 
 

@@ -15,7 +15,7 @@ from tests.test_words import Text, complaints
 from stepscope.analysis.run import Run
 from stepscope.report import html
 from stepscope.report.brief import brief
-from stepscope.report.screen import next_steps
+from stepscope.report.screen import advice_sentences
 from stepscope.report.sections import overview
 
 SCREEN_PX, WORDS, BYTES = 900, 900, 3_000_000
@@ -125,7 +125,7 @@ def test_of_compiled_layers_none_is_called_the_most_expensive_and_none_has_a_sha
 
 
 def test_a_run_without_steps_is_offered_no_tuning(folders: dict[str, Path]) -> None:
-    (said,) = next_steps(Run(folders["empty"]))
+    (said,) = advice_sentences(Run(folders["empty"]))
     assert said.startswith("Check that a step is seen")
 
 

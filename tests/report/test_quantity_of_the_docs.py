@@ -29,7 +29,7 @@ from stepscope.report.comparison import render as compared
 from stepscope.report.exports import perfetto
 from stepscope.report.exports._excerpt import excerpt
 from stepscope.report.live.run_state import RunWatcher
-from stepscope.report.live.screen import line_of
+from stepscope.report.live.screen import status_line
 
 PAGE = (Path(__file__).parents[2] / "docs" / "add-a-quantity.md").read_text(encoding="utf-8")
 SENSOR, ROW = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -78,7 +78,7 @@ def test_it_is_shown_by_terminal_page_perfetto_and_comparison(tmp_path: Path) ->
 
     assert "DRAM bandwidth, dram 0: 8 GB/s" in screen(text.render(run))
     assert "DRAM bandwidth, dram 0" in html.render(run)
-    tracks = perfetto_reader.read(b"".join(perfetto.content(excerpt(run)))).values()
+    tracks = perfetto_reader.read(b"".join(perfetto.trace_parts(excerpt(run)))).values()
     assert [(track.name, track.unit) for track in tracks if "dram" in track.name] == [("dram bandwidth dram:0", "B/s")]
     both = compare([run, Run(run.path)])
     assert both.quantities.filter(metric="dram_bandwidth")["value"].to_list() == [8 * GB, 8 * GB]
@@ -87,10 +87,10 @@ def test_it_is_shown_by_terminal_page_perfetto_and_comparison(tmp_path: Path) ->
 
 def test_the_live_view_follows_it(tmp_path: Path) -> None:
     watch = RunWatcher(measured(tmp_path, status=None))
-    now = watch.look()
+    now = watch.read_state()
     watch.close()
     assert ("DRAM bandwidth dram 0", 8 * GB, "B/s") in now.others
-    assert "DRAM bandwidth dram 0 8 GB/s" in line_of(replace(now, status="running"))
+    assert "DRAM bandwidth dram 0 8 GB/s" in status_line(replace(now, status="running"))
 
 
 def test_each_op_has_what_moved_while_it_ran(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.run import Run, open_run
 from stepscope.analysis.suggested_changes import what_to_change
-from stepscope.analysis.time.dependencies import _units_of_step, replay, replayed_ns
+from stepscope.analysis.time.dependencies import _units_of_step, replay_tasks, replayed_ns
 from stepscope.analysis.time.schedule import schedule
 from stepscope.report.brief import brief
 from stepscope.report.screen import render
@@ -92,7 +92,7 @@ def test_a_replay_of_each_step_with_its_lanes_takes_the_time_that_was_recorded(r
     for step in run.ops["step"].unique():
         units = _units_of_step(run, step)
         assert units is not None
-        tasks, of_unit = replay(units)
+        tasks, of_unit = replay_tasks(units)
         again = schedule(tasks, dict.fromkeys(tasks.lane, 1))
         assert again.end[of_unit] == pytest.approx(units.t1, abs=1)
         assert replayed_ns(units) == pytest.approx(units.length_ns)

@@ -19,7 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report import figures
-from stepscope.report.multi_run_figures import FIGURES, labels
+from stepscope.report.multi_run_figures import FIGURES, distinct_run_labels
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")
 SMALLEST_PT, PT_PER_PX, MM_PER_PX = 7.0, 72 / 96, 25.4 / 96
@@ -36,7 +36,9 @@ def _rows(specification: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _drawn(name: str, runs: list[Run], folder: Path, form: str = "vega", width: str = "acm") -> str:
-    return figures.write_together(name, runs, folder, form, figures.parse_width(width)).read_text(encoding="utf-8")
+    return figures.write_multi_run_figure(name, runs, folder, form, figures.parse_width(width)).read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("width", ["acm", "ieee-2"])
@@ -103,8 +105,8 @@ def test_what_a_run_lacks_is_refused_by_name_with_the_reason(runs: list[Run], tm
 
 
 def test_labels_say_what_differs_and_else_the_name_of_the_run(runs: list[Run]) -> None:
-    assert labels(runs) == ["fabricated, batch 16", "fabricated, batch 32"]
-    twins = labels([runs[0], runs[0]])
+    assert distinct_run_labels(runs) == ["fabricated, batch 16", "fabricated, batch 32"]
+    twins = distinct_run_labels([runs[0], runs[0]])
     assert twins == [f"fabricated {runs[0].id[-6:]}"] * 2
 
 

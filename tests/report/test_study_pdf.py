@@ -85,7 +85,7 @@ def test_a_table_without_rows_is_its_titles(tmp_path: Path) -> None:
 def test_columns_have_room_for_their_longest_word_where_all_have() -> None:
     from reportlab.pdfbase.pdfmetrics import stringWidth
 
-    study_pdf._fonts()
+    study_pdf._register_fonts()
     widths = study_pdf._widths([["name", "why"], ["inception-v1-narrow-c32", "a text of many words " * 20]], 8.0)
     assert widths[0] > stringWidth("inception-v1-narrow-c32", "Vera", 8.0)
     assert widths[1] > widths[0]

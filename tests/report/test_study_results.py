@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.analysis.results import Findings
-from stepscope.report.study_results import where_pictures, write_pictures
+from stepscope.report.study_results import pictures_hint, write_pictures
 
 
 def test_without_the_libraries_of_pages_findings_stand_and_what_is_missing_is_said(
@@ -23,6 +23,6 @@ def test_without_the_libraries_of_pages_findings_stand_and_what_is_missing_is_sa
 
     write_pictures(Findings("Faster", "Cannot tell yet.", (), ()), charts, tmp_path, ("svg",))
     assert list(tmp_path.iterdir()) == []
-    said = where_pictures(tmp_path)
+    said = pictures_hint(tmp_path)
     assert "findings.json" in said
     assert "the page needs altair, which is not installed; pip install 'stepscope[report]'" in said

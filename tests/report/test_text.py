@@ -21,7 +21,7 @@ from stepscope import run_paths
 from stepscope.analysis.run import Run
 from stepscope.cli.report import report
 from stepscope.errors import RunNotFound, StepscopeError
-from stepscope.files import read_object, replace_json
+from stepscope.files import read_json_object, replace_json
 from stepscope.report.text import render
 from stepscope.run_paths import find_run, last_runs
 from stepscope.runfolder import RunWriter
@@ -168,9 +168,9 @@ def test_of_runs_of_one_second_the_newest_is_that_of_the_latest_clock(
 
     def noted(path: Path) -> dict[str, Any]:
         read.append(path)
-        return read_object(path)
+        return read_json_object(path)
 
-    monkeypatch.setattr(run_paths, "read_object", noted)
+    monkeypatch.setattr(run_paths, "read_json_object", noted)
     began = {"20260101T000000Z-z-0000ff": 9, "20260101T000001Z-b-ffffff": 1, "20260101T000001Z-a-000000": 2}
     for name, unix_ns in began.items():
         (tmp_path / "runs" / name).mkdir(parents=True)

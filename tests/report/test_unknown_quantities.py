@@ -19,7 +19,7 @@ from stepscope.report import html, text
 from stepscope.report.exports import csv, perfetto
 from stepscope.report.exports._excerpt import excerpt
 from stepscope.report.live.run_state import RunWatcher
-from stepscope.report.live.screen import Screen, line_of
+from stepscope.report.live.screen import Screen, status_line
 
 STEP_NS = 16_000_000
 FAN: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_it_is_in_the_terminal_report_and_among_the_key_figures_of_the_page(run:
 
 
 def test_it_is_in_perfetto_and_in_the_tables(run: Run, tmp_path: Path) -> None:
-    tracks = perfetto_reader.read(b"".join(perfetto.content(excerpt(run)))).values()
+    tracks = perfetto_reader.read(b"".join(perfetto.trace_parts(excerpt(run)))).values()
     assert [(track.name, track.unit) for track in tracks if "fan" in track.name] == [("fan load fan:0", "%")]
     csv.write(excerpt(run), tmp_path)
     assert "fan_load" in "".join(file.read_text() for file in tmp_path.glob("*.csv"))
@@ -72,11 +72,11 @@ def test_it_is_compared(run: Run, tmp_path: Path) -> None:
 
 def test_it_is_in_the_live_view(tmp_path: Path) -> None:
     watch = RunWatcher(fabricate_run(tmp_path, sampled=(fan(),), status=None))
-    now = watch.look()
+    now = watch.read_state()
     watch.close()
     assert now.others == (("fan load fan 0", 42.0, "%"),)
     assert "fan load fan 0 42 %" in _screen(Screen(now))
-    assert "fan load fan 0 42 %" in line_of(replace(now, status="running"))
+    assert "fan load fan 0 42 %" in status_line(replace(now, status="running"))
 
 
 def test_an_estimate_of_it_says_so(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from stepscope.record import diagnosis
 from stepscope.record.diagnosis import diagnose
 from stepscope.record.sampler import calibration
 from stepscope.record.sampler.calibration import (
-    Recorded,
+    LoadRecording,
     align_log_to_load,
     calibrate_channels,
     load_calibrations,
@@ -61,8 +61,8 @@ def _plug(late_s: float = 1.2) -> list[tuple[int, float]]:
     return list(zip((t_s * 1e9).astype(int).tolist(), shown.tolist(), strict=True))
 
 
-def _recorded(readings: list[tuple[int, float]]) -> Recorded:
-    return Recorded(LOAD, int(SECONDS * 1e9), {CHANNEL.id: readings})
+def _recorded(readings: list[tuple[int, float]]) -> LoadRecording:
+    return LoadRecording(LOAD, int(SECONDS * 1e9), {CHANNEL.id: readings})
 
 
 def test_gain_offset_delay_and_window_come_back() -> None:
@@ -139,7 +139,9 @@ def test_calibrate_keeps_what_the_minute_showed_and_refuses_without_meter_or_sen
     monkeypatch.setenv("STEPSCOPE_ROOT", str(tmp_path))
     log = tmp_path / "plug.csv"
     log.write_text("time,power\n" + "".join(f"{t / 1e9 + 900:.1f},{watts}\n" for t, watts in _plug(0.0)))
-    monkeypatch.setattr(api, "survey", lambda root, target: Survey({}, {"shelly": NoSensor("failed", "no route")}))
+    monkeypatch.setattr(
+        api, "survey_sensors", lambda root, target: Survey({}, {"shelly": NoSensor("failed", "no route")})
+    )
     with pytest.raises(UsageError, match="no sensor of power"):
         stepscope.calibrate(meter_csv=log)
     with pytest.raises(UsageError, match="does not answer: shelly: no route"):
@@ -149,7 +151,7 @@ def test_calibrate_keeps_what_the_minute_showed_and_refuses_without_meter_or_sen
     with pytest.raises(UsageError, match="no meter log"):
         stepscope.calibrate(meter_csv=tmp_path / "none.csv")
     seen = Survey({"ina3221": OpenSensor((CHANNEL,), lambda: [1.0], lambda: None)}, {})
-    monkeypatch.setattr(api, "survey", lambda root, target: seen)
+    monkeypatch.setattr(api, "survey_sensors", lambda root, target: seen)
     monkeypatch.setattr(api, "record_square", lambda *asked: _recorded(_sensor()))
     assert stepscope.calibrate(meter_csv=log, dry=True)[CHANNEL.id]["gain"] == pytest.approx(GAIN, rel=0.01)
     assert load_calibrations(tmp_path) == {}

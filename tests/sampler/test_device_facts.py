@@ -17,8 +17,8 @@ from stepscope.__main__ import build_app
 from stepscope.cli.doctor import _print_answer
 from stepscope.clock import Clock
 from stepscope.errors import MissingDependency, StepscopeError
-from stepscope.record.device import changing_facts, describe_device
-from stepscope.record.sampler.characterise import Observation, Progress, observe, recall_or_measure
+from stepscope.record.device import describe_device, temperatures_and_clocks
+from stepscope.record.sampler.characterise import LoadStepTraces, Progress, poll_through_load_step, recall_or_measure
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sensors import battery
 from stepscope.record.sensors.contract import OpenSensor, Target
@@ -84,7 +84,7 @@ def test_what_cannot_be_found_out_is_null(tmp_path: Path) -> None:
 
 
 def test_a_zone_that_is_switched_off_has_no_temperature(tx2: Path) -> None:
-    facts = changing_facts(tx2)
+    facts = temperatures_and_clocks(tx2)
     assert facts["temperatures_celsius"] == {"BCPU-therm (thermal_zone0)": 41.5, "PLL-therm (thermal_zone1)": None}
     assert facts["frequencies_hz"] == {"policy0": 345_600_000}
 
@@ -160,7 +160,7 @@ def test_doctor_characterises_shows_a_table_draws_a_picture_and_keeps_the_result
     tx2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("stepscope.record.sampler.characterise.observe", briefly)
+    monkeypatch.setattr("stepscope.record.sampler.characterise.poll_through_load_step", briefly)
     picture = tmp_path / "answers.svg"
     said = doctor("-v", "--root", str(with_rapl(tx2)), "--characterise", "--picture", str(picture))
     assert said.exit_code == 0, said.exception
@@ -172,8 +172,8 @@ def test_doctor_characterises_shows_a_table_draws_a_picture_and_keeps_the_result
     assert "read_cost_ns" in next(c for c in kept["channels"] if c["sensor"] == "rapl")["measured"]
 
 
-def briefly(found: Mapping[str, OpenSensor], clock: Clock, progress: Progress | None = None) -> Observation:
-    return observe(found, clock, seconds=0.05, progress=progress)
+def briefly(found: Mapping[str, OpenSensor], clock: Clock, progress: Progress | None = None) -> LoadStepTraces:
+    return poll_through_load_step(found, clock, seconds=0.05, progress=progress)
 
 
 @pytest.mark.parametrize(

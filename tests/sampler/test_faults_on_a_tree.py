@@ -14,7 +14,7 @@ from tests.patience import HANG_S, until
 
 from stepscope.record.sampler.characterise import SensorProfile, device_identity, save_profiles
 from stepscope.record.sampler.process import Sampler, start_sampler
-from stepscope.record.sensors import load
+from stepscope.record.sensors import load_sensors
 from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.record.settings import Metering
 from stepscope.runfolder import RunReader
@@ -171,7 +171,7 @@ def test_a_kept_profile_fills_channels_json_without_being_measured_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("STEPSCOPE_CHARACTERISE", "1")
     rapl(root)
-    found = load()["rapl"].discover(root, Target(1))
+    found = load_sensors()["rapl"].discover(root, Target(1))
     assert isinstance(found, OpenSensor)
     found.close()
     (channel,) = found.channels

@@ -16,7 +16,7 @@ from stepscope.record.sampler import stream
 from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.stream import ReaderThread, Stream, needs_thread, stop_all
-from stepscope.record.sensors import NO_ANSWER, Survey, load, survey
+from stepscope.record.sensors import NO_ANSWER, Survey, load_sensors, survey_sensors
 from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Target
 from stepscope.runfolder import RunReader
 
@@ -32,7 +32,7 @@ def sensor_of(name: str, read: Callable[[], Sequence[float]], blocking: bool, co
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run.json").write_text('{"schema": 1}')
     monkeypatch.setattr(
-        "stepscope.record.sampler.loop.load", lambda: {name: Named(name) for name in ("quick", "stuck")}
+        "stepscope.record.sampler.loop.load_sensors", lambda: {name: Named(name) for name in ("quick", "stuck")}
     )
     return tmp_path
 
@@ -117,7 +117,7 @@ def test_a_read_that_returns_after_long_is_told_with_the_seconds_that_are_missin
     assert began.wait(HANG_S)
     while not kinds(run):
         threading.Event().wait(0.002)
-        readers[0].look()
+        readers[0].report_hung_read()
     let_go.set()
     stop_all(readers, monotonic_ns)
     events.flush()
@@ -151,10 +151,12 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
             found = sensor_of("stuck", lambda: [math.nan], blocking=True)
             return replace(found, close=lambda: closed.append(True))
 
-    real = load()
-    monkeypatch.setattr("stepscope.record.sensors.load", lambda: {"stuck": Stuck("stuck"), "sampler": real["sampler"]})
+    real = load_sensors()
+    monkeypatch.setattr(
+        "stepscope.record.sensors.load_sensors", lambda: {"stuck": Stuck("stuck"), "sampler": real["sampler"]}
+    )
     monkeypatch.setattr("stepscope.record.sensors._GRACE_S", 0.01)
-    seen = survey(tmp_path, Target(1), patience_s=0.02)
+    seen = survey_sensors(tmp_path, Target(1), patience_s=0.02)
     assert set(seen.found) == {"sampler"}
     assert seen.missing == {"stuck": NoSensor("failed", NO_ANSWER)}
     let_go.set()

@@ -13,9 +13,9 @@ from stepscope.record.sampler.sensor_response import (
     NONE,
     RUNNING,
     Load,
-    conversions,
     filter_of,
     load_schedule,
+    one_reading_per_refresh,
     refresh_period_ns,
     step_size,
 )
@@ -100,7 +100,7 @@ def test_the_time_constant_of_a_running_average_is_found_within_fifteen_percent(
     times = polls(300_000)
     for noise_w in (0.0, 1.0):
         values = ina3221(times, noise_w=noise_w)
-        found = filter_of(conversions(times, values, int(6.6 * MS)), LOAD, int(6.6 * MS))
+        found = filter_of(one_reading_per_refresh(times, values, int(6.6 * MS)), LOAD, int(6.6 * MS))
         assert found is not None
         assert found.kind == RUNNING
         assert found.window_ns == pytest.approx(64 * 6.6 * MS, rel=0.15)
@@ -145,7 +145,7 @@ def test_the_width_of_a_block_average_is_found_within_fifteen_percent(
     times, values = block_average(width_ms * MS, period_ms * MS, noise_w)
     refresh_ns = refresh_period_ns(times, values, counter=False)
     assert refresh_ns == pytest.approx(period_ms * MS, rel=0.1)
-    found = filter_of(conversions(times, values, refresh_ns), LOAD, refresh_ns)
+    found = filter_of(one_reading_per_refresh(times, values, refresh_ns), LOAD, refresh_ns)
     assert found is not None
     assert found.kind == BLOCK
     assert found.window_ns == pytest.approx(width_ms * MS, rel=0.15)
@@ -155,7 +155,7 @@ def test_a_spot_reading_is_told_from_an_average() -> None:
     chance = random.Random(5)
     times = polls(300_000)
     values = held(times, 10 * MS, lambda t: round((watts(t) + chance.gauss(0, 0.1)) / 0.02) * 0.02)
-    found = filter_of(conversions(times, values, 10 * MS), LOAD)
+    found = filter_of(one_reading_per_refresh(times, values, 10 * MS), LOAD)
     assert found is not None
     assert (found.kind, found.window_ns) == (NONE, None)
 
@@ -165,7 +165,7 @@ def test_a_channel_that_the_load_does_not_move_has_no_known_filter() -> None:
     times = polls(MS)
     values = held(times, 10 * MS, lambda t: round(chance.gauss(5, 0.1), 2))
     assert refresh_period_ns(times, values, counter=False) == pytest.approx(10 * MS, rel=0.1)
-    assert filter_of(conversions(times, values, 10 * MS), LOAD) is None
+    assert filter_of(one_reading_per_refresh(times, values, 10 * MS), LOAD) is None
 
 
 def test_what_did_not_change_is_not_known() -> None:

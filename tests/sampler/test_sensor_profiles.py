@@ -15,17 +15,17 @@ import pytest
 from stepscope.clock import monotonic_ns
 from stepscope.record.sampler import characterise
 from stepscope.record.sampler.characterise import (
-    Observation,
+    LoadStepTraces,
     SensorProfile,
     Trace,
     build_profiles,
     device_identity,
     load_profiles,
     may_characterise,
-    observe,
     period_warning,
+    poll_through_load_step,
+    power_responses,
     recall_or_measure,
-    responses,
     save_profiles,
     with_profiles,
 )
@@ -65,7 +65,7 @@ def test_no_process_of_the_load_is_left_even_when_the_block_fails() -> None:
     def fail() -> None:
         with loaders(processes=2) as ready:
             assert len(ready) == 2
-            ready.follow(never)
+            ready.send_schedule(never)
             children.extend(set(task_children()) - before)
             raise KeyboardInterrupt
 
@@ -93,7 +93,7 @@ def test_a_counter_is_polled_through_a_real_load_and_the_cost_of_its_reads_is_me
         "m": sensor(read, COUNTER, GAUGE),
         "other": sensor(lambda: [1.0], replace(GAUGE, quantity="rss")),
     }
-    seen = observe(found, lambda: now_ns[0], seconds=0.3, progress=said.append)
+    seen = poll_through_load_step(found, lambda: now_ns[0], seconds=0.3, progress=said.append)
     assert set(seen.traces) == {"m"}
     assert seen.processes > 0
     measured = build_profiles(seen)
@@ -108,9 +108,9 @@ def test_a_counter_is_polled_through_a_real_load_and_the_cost_of_its_reads_is_me
 def test_the_refresh_of_a_counter_and_its_power_come_from_the_readings() -> None:
     times = list(range(0, 300 * MS, MS // 4))
     values = [0.25 * (t // (10 * MS)) for t in times]
-    seen = Observation({"m": Trace((COUNTER,), times, [50_000] * len(times), [[value] for value in values])}, [], 0)
+    seen = LoadStepTraces({"m": Trace((COUNTER,), times, [50_000] * len(times), [[value] for value in values])}, [], 0)
     assert build_profiles(seen)["zone.energy"].refresh_ns == pytest.approx(10 * MS, rel=0.01)
-    [(channel, drawn)] = responses(seen)
+    [(channel, drawn)] = power_responses(seen)
     assert channel.id == "zone.energy"
     assert median(value for _, value in drawn) == pytest.approx(
         25, rel=0.05
@@ -122,7 +122,9 @@ def test_a_sensor_that_fails_while_it_is_characterised_costs_itself_alone() -> N
         raise OSError(5, "Input/output error")
 
     good = replace(GAUGE, id="good", scope="rail:B")
-    seen = observe({"bad": sensor(broken, GAUGE), "good": sensor(lambda: [2.0], good)}, monotonic_ns, seconds=0.05)
+    seen = poll_through_load_step(
+        {"bad": sensor(broken, GAUGE), "good": sensor(lambda: [2.0], good)}, monotonic_ns, seconds=0.05
+    )
     measured = build_profiles(seen)
     assert set(measured) == {"good"}
     assert (measured["good"].refresh_ns, measured["good"].step_size, measured["good"].filter) == (None, None, None)
@@ -130,7 +132,7 @@ def test_a_sensor_that_fails_while_it_is_characterised_costs_itself_alone() -> N
 
 def test_without_a_power_sensor_nothing_is_measured_and_no_time_is_lost(tmp_path: Path) -> None:
     found = {"m": sensor(lambda: [1.0], replace(GAUGE, quantity="temperature"))}
-    assert observe(found, monotonic_ns).traces == {}
+    assert poll_through_load_step(found, monotonic_ns).traces == {}
     estimate = {"m": sensor(lambda: [1.0], replace(GAUGE, kind="estimate"))}
     events = EventLog(tmp_path / "events.jsonl")
     for kinds in (found, estimate):
@@ -173,7 +175,9 @@ def test_a_cache_that_cannot_be_written_is_an_event_and_no_error(
 ) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     monkeypatch.setattr(characterise, "SECONDS", 0.05)
-    monkeypatch.setattr(characterise, "observe", lambda found, clock: observe(found, clock, seconds=0.05))
+    monkeypatch.setattr(
+        characterise, "poll_through_load_step", lambda found, clock: poll_through_load_step(found, clock, seconds=0.05)
+    )
     announced: list[float] = []
     events = EventLog(tmp_path / "events.jsonl")
     found = {"m": sensor(lambda: [1.0], GAUGE)}

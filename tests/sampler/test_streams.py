@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.sampler.loop import SHORT_S, Sampling, StreamOpener, sleeps_between
+from stepscope.record.sampler.loop import SHORT_S, Sampling, StreamOpener, make_cheap_wait
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import RETRY_NS, Stream
-from stepscope.record.sensors import Survey, load, make_ids_unique
+from stepscope.record.sensors import Survey, load_sensors, make_ids_unique
 from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Pace, Target, decoded_later
 from stepscope.runfolder import RunReader
 
@@ -206,7 +206,7 @@ def test_short_waits_sleep_and_ten_of_a_second_watch() -> None:
         watched.append(seconds)
         return False
 
-    wait = sleeps_between(watching, lambda: now_ns)
+    wait = make_cheap_wait(watching, lambda: now_ns)
     for _ in range(101):
         assert not wait(0.0)
         now_ns += 10_000_000
@@ -336,7 +336,7 @@ def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: B
 
 def test_a_slow_sensor_is_read_at_its_own_period(tmp_path: Path) -> None:
     target = Target(os.getpid())
-    found = load()["sampler"].discover(tmp_path, target)
+    found = load_sensors()["sampler"].discover(tmp_path, target)
     assert isinstance(found, OpenSensor)
     events = EventLog(tmp_path / "events.jsonl")
     streams, _ = StreamOpener(tmp_path, tmp_path, target, events, 10_000_000).open(Survey({"sampler": found}, {}), {})

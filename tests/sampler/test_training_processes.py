@@ -199,7 +199,9 @@ def test_more_training_processes_than_can_be_read_are_left_to_the_sum(machine: M
 def test_a_part_that_has_not_changed_is_not_read_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.part(1, {"rank": 1})
     machine.read()
-    monkeypatch.setattr("stepscope.record.sampler.training_processes.content", lambda path: pytest.fail(str(path)))
+    monkeypatch.setattr(
+        "stepscope.record.sampler.training_processes.read_small_file", lambda path: pytest.fail(str(path))
+    )
     assert machine.read() == {}
 
 
@@ -220,7 +222,7 @@ def test_a_stream_ends_with_its_process_without_a_row_an_event_or_an_open_file(m
     streams = _streams(machine, events)
     sampling = Sampling([streams["training-1"]], events, Pace(), 10_000_000)
     reader = ReaderThread(streams["training_pss-1"], events, machine.target.clock)
-    sampling._take_in((), [reader])
+    sampling._add_streams((), [reader])
     sampling.tick(0)
     until(lambda: (machine.run / "samples/training_pss-1.rows").stat().st_size)
     shutil.rmtree(machine.root / "proc/50")

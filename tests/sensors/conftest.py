@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from tests.patience import HANG_S
 
-from stepscope.quantities import SAMPLED, find
+from stepscope.quantities import SAMPLED, find_quantity
 from stepscope.record.sensors import (
     android,
     apple,
     contract,
-    load,
+    load_sensors,
     meter_command,
     raspberry_pi,
     smart_plugs,
     tegrastats,
 )
 
-SENSORS = frozenset(load())
+SENSORS = frozenset(load_sensors())
 LIMITS_S = (
     (android, "TIMEOUT_S"), (raspberry_pi, "TIMEOUT_S"), (smart_plugs, "TIMEOUT_S"),
     (apple, "FIRST_BLOCK_S"), (meter_command, "FIRST_LINE_S"), (tegrastats, "FIRST_LINE_S"),
@@ -35,7 +35,7 @@ def known_quantities(monkeypatch: pytest.MonkeyPatch) -> None:
         make(channel, *args, **stated)
         if channel.sensor in SENSORS and channel.quantity != IN_BETWEEN:
             assert channel.quantity in SAMPLED, f"{channel.sensor}: '{channel.quantity}' has no row in quantities.py"
-            assert channel.unit == find(channel.quantity).unit, (
+            assert channel.unit == find_quantity(channel.quantity).unit, (
                 f"{channel.sensor}: {channel.quantity} in {channel.unit}"
             )
 

@@ -24,7 +24,7 @@ from tests.sensors.pc_trees import (
 )
 
 from stepscope.record.sensors import battery
-from stepscope.record.sensors.battery import Supply, amount, discharge_w, parse
+from stepscope.record.sensors.battery import Supply, discharge_w, parse, raw_amount
 
 LAPTOP = uevent(POWER_NOW=19195000, ENERGY_NOW=32940000, ENERGY_FULL=42650000)
 SECOND = "sys/class/power_supply/BAT1"
@@ -246,7 +246,7 @@ def test_lines_that_are_no_pairs_are_kept() -> None:
 
 @given(st.text(max_size=60))
 def test_no_text_of_a_value_crashes_and_none_is_invented(text: str) -> None:
-    number = amount(Supply({"X": text}), "X")
+    number = raw_amount(Supply({"X": text}), "X")
     assert number is None or (text.isascii() and (number == int(text) or number + 2**32 == int(text) or number < 0))
 
 

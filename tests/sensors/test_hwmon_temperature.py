@@ -9,7 +9,7 @@ import pytest
 from tests.sensors.pc_trees import by_id, found, hwmon, missing, watching, write
 
 from stepscope.record.sensors import hwmon as chips
-from stepscope.record.sensors import load
+from stepscope.record.sensors import load_sensors
 
 LM75 = {"temp1_input": "45500\n", "temp1_max": "80000\n", "update_interval": "300\n"}
 
@@ -79,4 +79,4 @@ def test_a_chip_that_is_unbound_is_lost_and_one_that_comes_back_under_another_nu
 
 def test_the_sensor_is_in_the_registry_and_says_what_would_be_read(tmp_path: Path) -> None:
     write(tmp_path, {"sys/class/hwmon/readme": ""})
-    assert "LM75" in missing(load()["hwmon_temperature"].discover(tmp_path, watching())).detail
+    assert "LM75" in missing(load_sensors()["hwmon_temperature"].discover(tmp_path, watching())).detail

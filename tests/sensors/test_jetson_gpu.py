@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.sensors.jetson_trees import BOARDS, compatible, gpu, orin_nano, refusing, tx2
 from tests.sensors.test_sensor_readings import found, write
 
-from stepscope.record.sensors import load, number_files
+from stepscope.record.sensors import load_sensors, number_files
 from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
-jetson_gpu, jetson_memory, jetson_emc = (load()[name] for name in ("jetson_gpu", "jetson_memory", "jetson_emc"))
+jetson_gpu, jetson_memory, jetson_emc = (load_sensors()[name] for name in ("jetson_gpu", "jetson_memory", "jetson_emc"))
 ME = Target(4711)
 CLIENTS = """CLIENT                        PROCESS      PID        SIZE
 user                       Xorg      812     28672K
@@ -154,9 +154,9 @@ def test_shared_memory_is_that_of_all_and_of_the_trainer(tmp_path: Path) -> None
 
 
 def test_a_process_that_nvmap_does_not_name_is_not_read_and_a_cut_list_neither() -> None:
-    assert math.isnan(number_files.of_process(CLIENTS.encode(), 5))
-    assert math.isnan(number_files.of_process(CLIENTS.encode()[:150], 4711))
-    assert number_files.of_process(CLIENTS.encode(), 812) == 28672 * 1024
+    assert math.isnan(number_files.nvmap_bytes_of_process(CLIENTS.encode(), 5))
+    assert math.isnan(number_files.nvmap_bytes_of_process(CLIENTS.encode()[:150], 4711))
+    assert number_files.nvmap_bytes_of_process(CLIENTS.encode(), 812) == 28672 * 1024
 
 
 def test_shared_memory_without_root_is_that_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +171,9 @@ def test_shared_memory_without_root_is_that_of_all(tmp_path: Path, monkeypatch: 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=300))
 def test_no_list_of_clients_crashes_the_sensor_or_invents_memory(content: bytes) -> None:
-    value = number_files.of_process(content, 7)
+    value = number_files.nvmap_bytes_of_process(content, 7)
     assert math.isnan(value) or (b"total" in content and b"7" in content)
-    everything = number_files.kilobytes(number_files.IN_USE, content)[0]
+    everything = number_files.parse_kb_as_bytes(number_files.IN_USE, content)[0]
     assert math.isnan(everything) or b"NvMapMemUsed" in content
 
 

@@ -127,7 +127,7 @@ def test_what_a_thread_sleeps_in_is_told_by_its_system_call_or_the_kernel_functi
         files.append(os.open(tmp_path / name, os.O_RDONLY))
     try:
         calls = {str(number).encode(): name for number, name in scheduling._SYSTEM_CALLS["x86_64"].items()}
-        assert scheduling._wait_of(scheduling._waiting_in(files, calls), calls) == wait
+        assert scheduling._classify_wait(scheduling._waiting_in(files, calls), calls) == wait
     finally:
         for file in files:
             os.close(file)
@@ -146,8 +146,8 @@ def test_the_main_thread_of_this_process_has_run_and_never_runs_back(tmp_path: P
 
 def test_pressure_is_the_total_of_some_and_of_all(tmp_path: Path) -> None:
     text = b"some avg10=0.00 avg60=0.00 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n"
-    assert scheduling._totals(("some", "full"), text) == [12_000, 5_000]
-    assert math.isnan(scheduling._totals(("full",), text.split(b"\n")[0])[0])
+    assert scheduling._parse_stall_totals(("some", "full"), text) == [12_000, 5_000]
+    assert math.isnan(scheduling._parse_stall_totals(("full",), text.split(b"\n")[0])[0])
 
 
 def _cooling(root: Path, *devices: tuple[str, int, int]) -> dict[str, dict[str, float]]:

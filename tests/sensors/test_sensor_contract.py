@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.sensors import ask, load, survey, with_read_cost
+from stepscope.record.sensors import discover_sensor, load_sensors, survey_sensors, with_read_cost
 from stepscope.record.sensors.contract import (
     Channel,
     NoSensor,
@@ -18,10 +18,10 @@ from stepscope.record.sensors.contract import (
     Sensor,
     Target,
     as_seen_below,
-    missing_because,
+    no_sensor_from_error,
 )
 
-SENSORS = load()
+SENSORS = load_sensors()
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -65,7 +65,7 @@ def test_a_sensor_leaves_no_descriptor_open_after_close(name: str) -> None:
 
 
 def test_channel_ids_are_unique_and_name_their_sensor() -> None:
-    seen = survey(Path("/"), Target(os.getpid()))
+    seen = survey_sensors(Path("/"), Target(os.getpid()))
     channels = [channel for found in seen.found.values() for channel in found.channels]
     for found in seen.found.values():
         found.close()
@@ -75,7 +75,7 @@ def test_channel_ids_are_unique_and_name_their_sensor() -> None:
 
 
 def test_a_survey_measures_what_a_read_costs() -> None:
-    seen = survey(Path("/"), Target(os.getpid()))
+    seen = survey_sensors(Path("/"), Target(os.getpid()))
     for found in seen.found.values():
         found.close()
         assert all(channel.read_cost_ns and channel.read_cost_ns > 0 for channel in found.channels)
@@ -90,14 +90,14 @@ class Broken:
 
 def test_a_sensor_file_that_raises_is_missing_and_not_a_crash(tmp_path: Path) -> None:
     sensor: Sensor = Broken()
-    assert ask(sensor, tmp_path, Target(1)) == NoSensor("failed", "RuntimeError: the driver is upset")
+    assert discover_sensor(sensor, tmp_path, Target(1)) == NoSensor("failed", "RuntimeError: the driver is upset")
 
 
 def test_a_sensor_file_that_cannot_be_imported_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "stepscope.record.sensors.battery", None)  # what import then raises
-    sensors = load()
+    sensors = load_sensors()
     assert set(sensors) == set(SENSORS)
     answer = sensors["battery"].discover(tmp_path, Target(1))
     assert isinstance(answer, NoSensor)
@@ -122,7 +122,7 @@ def test_a_sensor_that_is_found_but_cannot_be_read_is_missing() -> None:
     ("number", "reason"), [(13, "denied"), (1, "denied"), (2, "absent"), (19, "unsupported"), (5, "failed")]
 )
 def test_an_error_number_becomes_a_typed_reason(number: int, reason: str) -> None:
-    answer = missing_because(OSError(number, os.strerror(number)), "/sys/x")
+    answer = no_sensor_from_error(OSError(number, os.strerror(number)), "/sys/x")
     assert answer.reason == reason
     assert (answer.remedy == "sudo chmod a+r /sys/x") == (reason == "denied")
 
@@ -132,14 +132,14 @@ def test_the_sensor_of_the_guide_reads_as_the_guide_says(tmp_path: Path) -> None
     module: dict[str, Any] = {}
     exec(page.split("```python\n")[1].split("```")[0], module)
     (sensor,) = module["SENSORS"]
-    empty = ask(sensor, tmp_path, Target(1))
+    empty = discover_sensor(sensor, tmp_path, Target(1))
     assert isinstance(empty, NoSensor)
     assert empty.reason == "absent"
     for number, level in enumerate(("255\n", "fast\n")):
         folder = tmp_path / f"sys/class/hwmon/hwmon{number}"
         folder.mkdir(parents=True)
         (folder / "pwm1").write_text(level)
-    fans = ask(sensor, tmp_path, Target(1))
+    fans = discover_sensor(sensor, tmp_path, Target(1))
     assert isinstance(fans, OpenSensor)
     assert [(channel.scope, channel.quantity) for channel in fans.channels] == [
         ("fan:0", "fan_load"),

@@ -18,7 +18,7 @@ from tests.sensors.pc_trees import BATTERY, hwmon, powercap, uevent, write, zone
 
 from stepscope.record.sampler.rows import EventLog, RowFile
 from stepscope.record.sampler.stream import Stream
-from stepscope.record.sensors import ask, load
+from stepscope.record.sensors import discover_sensor, load_sensors
 from stepscope.record.sensors.contract import OpenSensor, Target
 
 PID = 4242
@@ -84,7 +84,9 @@ def files_of(root: Path) -> list[Path]:
 
 
 def answers(root: Path) -> dict[str, OpenSensor]:
-    asked = {name: ask(sensor, root, Target(PID, clock=lambda: 0)) for name, sensor in load().items()}
+    asked = {
+        name: discover_sensor(sensor, root, Target(PID, clock=lambda: 0)) for name, sensor in load_sensors().items()
+    }
     return {name: found for name, found in asked.items() if isinstance(found, OpenSensor) and name != "sampler"}
 
 
@@ -172,7 +174,7 @@ def opened(name: str, found: OpenSensor, root: Path, rows: Path) -> Stream:
     """The sensor as the sampling process reads it."""
     file = RowFile(rows / f"{name}.rows", len(found.channels))
     target = Target(PID, clock=lambda: 0)
-    return Stream(load()[name], found, target, root, file, EventLog(rows / "events.jsonl"), 5_000_000)
+    return Stream(load_sensors()[name], found, target, root, file, EventLog(rows / "events.jsonl"), 5_000_000)
 
 
 def readings(stream: Stream) -> set[float]:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.record.access import word_after
-from stepscope.record.sensors import cpu, load, number_files, processes
+from stepscope.record.sensors import cpu, load_sensors, number_files, processes
 from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
 
 cpu_frequency, process_memory, process_memory_map, system_memory, temperature = (
-    load()[name] for name in ("cpu_frequency", "process_memory", "process_memory_map", "system_memory", "temperature")
+    load_sensors()[name]
+    for name in ("cpu_frequency", "process_memory", "process_memory_map", "system_memory", "temperature")
 )
 ME = Target(4711)
 STAT = """cpu  30 0 6 900 1 0 2 0 0 0

@@ -21,13 +21,13 @@ from stepscope.analysis.time.steps import span_ns
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.observations import Observations
 from stepscope.record.device import describe_device
-from stepscope.record.sensors import load
+from stepscope.record.sensors import load_sensors
 from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.simulate.boards import BOARDS, Options, parse_board, parse_options
 from stepscope.simulate.chip import RASPBERRY_PI_5, TX2, Activity, ChipScaling, activity, governed_hz
 from stepscope.simulate.marks import FIXED, HOST, IDLE, State, StateLog, StateReader
 from stepscope.simulate.power import PowerTable
-from stepscope.simulate.training_hooks import Beacon
+from stepscope.simulate.training_hooks import StateMarker
 from stepscope.simulate.work_estimates import Work, work_of_call, work_of_update
 
 CONVOLUTION = State("Conv2d", "forward", "", "", flops=2e9, moved=2e7, kernels=1)
@@ -158,7 +158,7 @@ class Boxed(nn.Module):
 def test_whatever_way_a_layer_is_called_its_work_is_marked(model: nn.Module, tmp_path: Path) -> None:
     marks: list[int] = []
     log = StateLog(tmp_path / "states")
-    beacon = Beacon(marks.append, log, model)
+    beacon = StateMarker(marks.append, log, model)
     beacon.attach()
     model(torch.randn(4, 32)).sum().backward()
     marks.clear()
@@ -178,7 +178,7 @@ def test_whatever_way_a_layer_is_called_its_work_is_marked(model: nn.Module, tmp
 def test_each_of_two_optimizers_of_one_type_has_its_own_work(tmp_path: Path) -> None:
     small, large = (torch.optim.SGD([torch.zeros(size, requires_grad=True)], lr=0.1) for size in (10, 1000))
     log = StateLog(tmp_path / "states")
-    beacon = Beacon(lambda _: None, log)
+    beacon = StateMarker(lambda _: None, log)
     beacon.attach()
     for optimizer in (small, large, small):
         optimizer.step()
@@ -223,7 +223,7 @@ def test_an_idle_board_does_nothing_and_one_whose_host_works_leaves_the_gpu_alon
 
 def test_the_cpus_work_lies_on_one_core_or_on_all_as_told() -> None:
     host = Activity(host=0.6)
-    alone, even = host.by_processor(TX2, 0.0)[2:], host.by_processor(TX2, 1.0)[2:]
+    alone, even = host.busy_shares(TX2, 0.0)[2:], host.busy_shares(TX2, 1.0)[2:]
     assert alone == [0.6, 0, 0, 0, 0, 0]
     assert even == pytest.approx([0.1] * 6)
 
@@ -294,7 +294,7 @@ def test_a_board_in_the_frost_shows_degrees_below_zero(tmp_path: Path) -> None:
 
 
 def values(board: Hand, sensor: str) -> dict[str, float]:
-    found = load()[sensor].discover(board.root, Target(os.getpid()))
+    found = load_sensors()[sensor].discover(board.root, Target(os.getpid()))
     assert isinstance(found, OpenSensor), found
     read = found.read()
     found.close()
@@ -331,7 +331,7 @@ def test_a_raspberry_pi_computes_on_four_cores_that_its_memory_can_hold_back() -
         activity(RASPBERRY_PI_5, ChipScaling(), State("Linear", "forward", "", "", flops=flops, moved=2e7), len(FIXED))
         for flops in (1e10, 1e6)
     )
-    shares = even.by_processor(RASPBERRY_PI_5, 0.3)
+    shares = even.busy_shares(RASPBERRY_PI_5, 0.3)
     assert len(shares) == 5  # the memory and four cores
     assert min(shares[1:]) > 0.95
     assert even.memory < 0.1

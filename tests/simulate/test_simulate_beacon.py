@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from stepscope.simulate.marks import RingReader, State, StateLog, StateReader, create_ring, open_writer
-from stepscope.simulate.training_hooks import Beacon, Models
+from stepscope.simulate.training_hooks import Models, StateMarker
 
-Attach = Callable[[Models], Beacon]
+Attach = Callable[[Models], StateMarker]
 
 
 class Marks:
@@ -26,10 +26,10 @@ class Marks:
         self._states, self._known = StateReader(folder / "states"), list[State]()
         self._ring = RingReader(folder / "ring")
         self.mark = open_writer(folder / "ring")
-        self._beacons: list[Beacon] = []
+        self._beacons: list[StateMarker] = []
 
-    def attach(self, models: Models = None) -> Beacon:
-        beacon = Beacon(self.mark, self.log, models)
+    def attach(self, models: Models = None) -> StateMarker:
+        beacon = StateMarker(self.mark, self.log, models)
         beacon.attach()
         self._beacons.append(beacon)
         return beacon

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.simulate.boards_in_hand import MS, QUIET, Hand, S, board_in_hand
 
-from stepscope.record.sensors import load
+from stepscope.record.sensors import load_sensors
 from stepscope.record.sensors.contract import OpenSensor, Target
 from stepscope.simulate import BOARDS
 from stepscope.simulate.boards import BOARDS as SIMULATED
@@ -36,7 +36,7 @@ def tx2(tmp_path: Path) -> Iterator[Hand]:
 
 
 def discovered(board: Hand, name: str) -> OpenSensor:
-    found = load()[name].discover(board.root, Target(os.getpid()))
+    found = load_sensors()[name].discover(board.root, Target(os.getpid()))
     assert isinstance(found, OpenSensor), found
     return found
 

@@ -18,7 +18,7 @@ from tests.simulate.boards_in_hand import MS, Hand, board_in_hand
 from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.stream import Deadlines
-from stepscope.record.sensors import survey
+from stepscope.record.sensors import survey_sensors
 from stepscope.record.sensors.contract import Target
 from stepscope.runfolder import RunReader, RunWriter
 
@@ -33,7 +33,7 @@ class Sampled:
         self._board = board
         target = Target(os.getpid(), clock=lambda: board.now_ns)
         events = EventLog(run / "events.jsonl", clock=target.clock)
-        seen = survey(board.root, target, ("ina3221", "rapl", "hwmon_power", "battery"), patience_s=HANG_S)
+        seen = survey_sensors(board.root, target, ("ina3221", "rapl", "hwmon_power", "battery"), patience_s=HANG_S)
         streams, readers = StreamOpener(run, board.root, target, events, period_ns, dither=True).open(seen, {})
         self._streams = [*streams, *(reader.stream for reader in readers)]  # threads would wait for the real clock
         self._sampling = Sampling(self._streams, events, target.pace, period_ns, dither=True)

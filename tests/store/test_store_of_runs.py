@@ -20,7 +20,7 @@ from tests.patience import HANG_S
 
 from stepscope import store
 from stepscope.errors import MissingDependency, OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
-from stepscope.liveness import identity
+from stepscope.liveness import process_identity
 from stepscope.runfolder import RunReader, RunWriter
 from stepscope.store import Choice, Store, open_store
 from stepscope.store import index as store_listing
@@ -34,7 +34,7 @@ def make_run(out: Path, workload: str = "lenet", started_s: float = 1.7e9, batch
     clock = {"monotonic_ns": 0, "unix_ns": int(started_s * 1e9)}
     writer.update(workload={"name": workload, "batch_size": batch}, clock=clock, warmup_steps=0)
     for step in range(2):
-        writer.step(step, step * 1000, step * 1000 + 900, batch, 0.5, False)
+        writer.append_step(step, step * 1000, step * 1000 + 900, batch, 0.5, False)
     metric = {"metric": "step_time", "scope": "run", "value": 900.0}
     (writer.path / "summary.json").write_text(json.dumps({"steps": 2, "metrics": [metric]}), encoding="utf-8")
     writer.close("ok")
@@ -246,7 +246,7 @@ def test_a_run_that_is_still_written_is_not_pushed(local: Store, tmp_path: Path)
 
     run = make_run(tmp_path / "runs")
     header = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    running = {**header, "status": "running", **identity(os.getpid())}
+    running = {**header, "status": "running", **process_identity(os.getpid())}
     (run / "run.json").write_text(json.dumps(running), encoding="utf-8")
     with pytest.raises(UsageError, match="still being written"):
         store.push(local, [run])
@@ -482,7 +482,7 @@ def test_texts_of_a_manifest_do_not_steer_the_terminal(local: Store) -> None:
 
 def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off_and_refused(local: Store, tmp_path: Path) -> None:
     write_hostile(local, lambda _: None)
-    [manifest] = store_listing.read_all(local, local.names("manifests")).values()
+    [manifest] = store_listing.read_manifests(local, local.list_folder("manifests")).values()
     local.write(f"{manifest.folder}/run.json", b"{}" * 1000)
     with pytest.raises(StoreError, match="checksum"):
         store.pull(local, ["bad-run"], tmp_path / "pulled")
@@ -592,7 +592,7 @@ def test_of_a_plain_folder_only_what_has_changed_is_read_again(tmp_path: Path, m
     folder = open_store(tmp_path / "runs")
     first, second = (make_run(tmp_path / "runs", started_s=1.7e9 + number) for number in range(2))
     going_on = RunWriter.create(tmp_path / "runs", "lenet")
-    going_on.update(**identity(os.getpid()))
+    going_on.update(**process_identity(os.getpid()))
     opened: list[str] = []
 
     def reader(path: Path) -> RunReader:
@@ -695,7 +695,7 @@ def test_verifying_names_every_file_that_is_not_what_was_pushed(opened: Store, t
 def test_a_damaged_manifest_is_a_run_that_is_not_what_was_pushed(local: Store, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs")
     store.push(local, [run])
-    (name,) = local.names("manifests")
+    (name,) = local.list_folder("manifests")
     local.write(f"manifests/{name}", b"{")
     assert store.verify(local)[0].wrong == {"manifests": "the manifest is damaged"}
 

@@ -23,8 +23,8 @@ from stepscope.experiments.daily.training import (
     train_all_days,
 )
 from stepscope.experiments.engine import request_fields
-from stepscope.experiments.engine.engine import Point, Watch, answer_study
-from stepscope.experiments.engine.training import Environment
+from stepscope.experiments.engine.engine import Point, ProgressCallbacks, answer_study
+from stepscope.experiments.engine.training import TrainingEnvironment
 from stepscope.experiments.partial import PartialTraining
 from stepscope.report.charts.comparison import daily_charts
 from stepscope.report.study_results import render, save_figures
@@ -36,8 +36,8 @@ SMALL = DailyTraining(days=3, seeds=3, batch=(16,))
 ROUTINE = DailyTrainingOrders(2, 20, 0.15, 8, "none", 10, 1, "shuffled", None, None, "mnist-5k", "cpu")
 
 
-def _counting(begun: list[str]) -> Watch:
-    return Watch(begins=lambda point, place, count: begun.append(point.title))
+def _counting(begun: list[str]) -> ProgressCallbacks:
+    return ProgressCallbacks(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_replay_brings_back_older_images_and_a_reservoir_keeps_its_size() -> None:
@@ -61,7 +61,7 @@ def test_a_rest_of_one_image_joins_the_batch_before() -> None:
 
 def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
+    environment = TrainingEnvironment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
     one = train_all_days(lenet, ROUTINE, 0, environment)
     other = train_all_days(lenet, replace(ROUTINE, batch=16, replay="all"), 0, environment)
@@ -78,7 +78,7 @@ def test_a_life_has_its_evenings_and_the_next_setting_begins_with_the_same_model
 
 def test_days_begin_with_the_weights_that_ship_and_every_image_is_new_to_them(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
+    environment = TrainingEnvironment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
     routine = replace(ROUTINE, start=None, data="fashion-mnist-6k")
     lives = [train_all_days(lenet, routine, seed, environment) for seed in (0, 1)]
@@ -193,7 +193,7 @@ def test_an_interrupted_study_of_days_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        answer_study(SMALL, tmp_path / "s", child=CHILD, watch=Watch(begins=stop))
+        answer_study(SMALL, tmp_path / "s", child=CHILD, watch=ProgressCallbacks(begins=stop))
     begun: list[str] = []
     answer_study(SMALL, tmp_path / "s", child=CHILD, watch=_counting(begun))
     assert len(begun) == 8

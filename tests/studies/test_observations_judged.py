@@ -18,7 +18,7 @@ from stepscope.experiments.observations import (
     Outcome,
     Verdict,
     all_observations,
-    discovered,
+    discover_observation_files,
 )
 from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence
 
@@ -52,9 +52,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 def test_there_are_twelve_observations_and_each_file_holds_some() -> None:
     assert [each.number for each in all_observations()] == list(range(1, 13))
-    assert sum(len(module.OBSERVATIONS) for module in discovered().modules) == 12
-    assert all(module.OBSERVATIONS for module in discovered().modules)
-    assert discovered().warnings == ()
+    assert sum(len(module.OBSERVATIONS) for module in discover_observation_files().modules) == 12
+    assert all(module.OBSERVATIONS for module in discover_observation_files().modules)
+    assert discover_observation_files().warnings == ()
 
 
 def test_every_observation_says_what_the_paper_saw_and_where_it_is_drawn() -> None:

@@ -23,7 +23,7 @@ from stepscope.experiments.observations import (
     all_observations,
 )
 from stepscope.experiments.observations._evidence import OWN_TIME, POWER, RUNS, Evidence
-from stepscope.experiments.observations._statistics import cells_of, exponents
+from stepscope.experiments.observations._statistics import batch_means_of_models, exponents
 from stepscope.experiments.observations.study import judge_rankings
 
 BATCHES = (4, 8, 16, 32, 64)
@@ -117,7 +117,7 @@ def test_the_intervals_of_all_models_hold_the_truth_together(repeats: int, batch
         random = np.random.default_rng(seed)
         models = [well_behaved(name, random) for name in MODELS[:4]]
         runs = study(models, seed, repeats, batches)
-        compared = [exponents(cells) for cells in cells_of(runs, pl.col("samples_per_s").log())]
+        compared = [exponents(cells) for cells in batch_means_of_models(runs, pl.col("samples_per_s").log())]
         count = sum(map(len, compared))
         hits += all(
             found.low <= truth <= found.high
@@ -189,7 +189,7 @@ def test_one_run_of_each_batch_size_tells_nothing_of_how_runs_differ() -> None:
 
 def test_batch_sizes_of_one_run_each_do_not_count_as_repeats() -> None:
     runs = study([Model("lenet", (0.8,) * 4)], 0, repeats=2)
-    assert cells_of(runs, pl.col("samples_per_s").log())[0].freedom == len(BATCHES)
+    assert batch_means_of_models(runs, pl.col("samples_per_s").log())[0].freedom == len(BATCHES)
 
 
 def test_a_convolutional_network_slower_than_the_recurrent_one_is_named() -> None:

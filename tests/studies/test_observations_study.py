@@ -12,7 +12,7 @@ from tests.conftest import CommandLine
 from tests.fabricate import STEP, fabricate_run
 
 from stepscope.errors import RunNotFound, UnknownName, UsageError
-from stepscope.experiments.engine.engine import Point, Watch, answer_study
+from stepscope.experiments.engine.engine import Point, ProgressCallbacks, answer_study
 from stepscope.experiments.observations import PAPER_WORKLOADS, QUICK_WORKLOADS, Observations
 from stepscope.experiments.observations._measurements import (
     planned_measurements,
@@ -39,16 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _interrupted_at(which: int) -> Watch:
+def _interrupted_at(which: int) -> ProgressCallbacks:
     def begins(point: Point, place: int, count: int) -> None:
         if place == which:
             raise KeyboardInterrupt
 
-    return Watch(begins=begins)
+    return ProgressCallbacks(begins=begins)
 
 
-def _counting(begun: list[str]) -> Watch:
-    return Watch(begins=lambda point, place, count: begun.append(point.title))
+def _counting(begun: list[str]) -> ProgressCallbacks:
+    return ProgressCallbacks(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_an_interrupted_study_goes_on_and_nothing_is_measured_twice(folder: Path) -> None:

@@ -13,17 +13,17 @@ import torch
 
 from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.engine.child import perform
-from stepscope.experiments.engine.engine import SHARE, Point, Watch, answer_study, mean_of
+from stepscope.experiments.engine.child import run_task
+from stepscope.experiments.engine.engine import SHARE, Point, ProgressCallbacks, answer_study, mean_of
 from stepscope.experiments.partial import PartialTraining as Partial
 from stepscope.experiments.partial.study import (
     PartialSetting,
     SettingOutcome,
+    maybe_unbeaten,
     pareto_front,
     partial_plan,
     partial_settings,
     unbeaten,
-    undecided,
 )
 from stepscope.report.charts.comparison import partial_charts
 from stepscope.report.study_results import render, save_figures
@@ -32,8 +32,8 @@ CHILD = (sys.executable, str(Path(__file__).parent / "training_child.py"))
 SMALL = Partial(ways=("all", "filters", "last"), fractions=(0.6, 1.0), seeds=2, steps=2)
 
 
-def _counting(begun: list[str]) -> Watch:
-    return Watch(begins=lambda point, place, count: begun.append(point.title))
+def _counting(begun: list[str]) -> ProgressCallbacks:
+    return ProgressCallbacks(begins=lambda point, place, count: begun.append(point.title))
 
 
 def _column(rows: tuple[tuple[object, ...], ...], place: int) -> dict[object, object]:
@@ -45,7 +45,7 @@ def test_an_interrupted_study_goes_on_with_the_trainings_that_are_left(tmp_path:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        answer_study(SMALL, tmp_path / "s", child=CHILD, watch=Watch(ends=stop))
+        answer_study(SMALL, tmp_path / "s", child=CHILD, watch=ProgressCallbacks(ends=stop))
     ended = [path.stem for path in (tmp_path / "s/cells").glob("*.json")]
     assert ended == [partial_plan(SMALL).points[0].id]
     begun: list[str] = []
@@ -135,10 +135,10 @@ def _outcome(way: str, percent: float, seconds: float, half: float, peak: float 
 def test_a_way_that_is_beaten_within_the_intervals_alone_is_not_decided() -> None:
     ways = [_outcome("all", 90, 10, 0.5), _outcome("last", 60, 20, 0.5), _outcome("bias", 89.5, 10.2, 0.5)]
     assert pareto_front(ways, "time_s") == pareto_front(ways, "peak_mb") == {"all"}
-    assert undecided(ways, "time_s") == undecided(ways, "peak_mb") == ["bias"]
-    assert undecided([_outcome("all", 90, 10, 0.5), _outcome("last", 80, 9.8, 0.5, 2e6)], "peak_mb") == []
+    assert maybe_unbeaten(ways, "time_s") == maybe_unbeaten(ways, "peak_mb") == ["bias"]
+    assert maybe_unbeaten([_outcome("all", 90, 10, 0.5), _outcome("last", 80, 9.8, 0.5, 2e6)], "peak_mb") == []
     alone = [replace(way, accuracy=Estimate(way.accuracy.value)) for way in ways]
-    assert undecided(alone, "time_s") == ["last", "bias"], "one seed tells nothing"
+    assert maybe_unbeaten(alone, "time_s") == ["last", "bias"], "one seed tells nothing"
 
 
 def test_an_interval_stays_within_what_is_possible_and_needs_every_seed() -> None:
@@ -181,10 +181,10 @@ def test_bad_settings_are_refused_before_anything_runs(tmp_path: Path) -> None:
 def test_the_task_of_a_point_returns_its_curve_and_cost_or_says_why_not(tmp_path: Path) -> None:
     point = partial_plan(Partial(ways=("all",), seeds=1, steps=2)).points[0]
     orders = {**point.orders, "task": point.task, "out": str(tmp_path / "runs"), "study": str(tmp_path), "threads": 1}
-    result = perform(orders)
+    result = run_task(orders)
     assert [row["step"] for row in result["curve"]] == [0, 1, 2]
     assert result["cost"]["flops_backward"] > 0
-    refused = perform({**orders, "lesson": {**point.orders["lesson"], "way": "batch-norm"}})
+    refused = run_task({**orders, "lesson": {**point.orders["lesson"], "way": "batch-norm"}})
     assert refused["status"] == "refused"
     assert "no batch normalisation" in refused["reason"]
-    assert perform({**orders, "workload": "dcgan-32"})["status"] == "refused"
+    assert run_task({**orders, "workload": "dcgan-32"})["status"] == "refused"

@@ -16,15 +16,24 @@ from torch import nn
 from stepscope import workloads
 from stepscope.errors import UsageError
 from stepscope.experiments import partial
-from stepscope.experiments.engine.training import Environment
+from stepscope.experiments.engine.training import TrainingEnvironment
 from stepscope.experiments.partial import PartialTraining, methods
-from stepscope.experiments.partial.methods import WAYS, Choice, Plan, Terms, biases, freeze, freeze_filters, layers
+from stepscope.experiments.partial.methods import (
+    WAYS,
+    Plan,
+    PlanSettings,
+    TrainedParameters,
+    biases,
+    freeze,
+    freeze_filters,
+    parameters_by_layer,
+)
 from stepscope.experiments.partial.training import (
     NoSuchLayers,
     OptimizerRule,
     PartialTrainingOrders,
     StepCost,
-    _terms,
+    _plan_settings,
     load_weights,
     probe_steps,
     read_weights,
@@ -36,7 +45,7 @@ from stepscope.experiments.partial.training import (
 from stepscope.workloads.contract import Training
 from stepscope.workloads.data import packaged
 
-TERMS = Terms(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
+TERMS = PlanSettings(fraction=0.6, steps=40, draw_every=1, seed=0, gradients=dict)
 LESSON = PartialTrainingOrders("all", 1.0, "step", 3, 1, 16, "momentum", None, "mnist-5k", "cpu", False, (), None)
 
 
@@ -57,7 +66,7 @@ def _plan(training: Training, way: str, **terms: object) -> Plan:
     return WAYS[way].plan(training.model, replace(TERMS, **terms))  # type: ignore[arg-type]
 
 
-def _step(training: Training, choice: Choice) -> None:
+def _step(training: Training, choice: TrainedParameters) -> None:
     freeze(training.model, choice)
     with freeze_filters(training.model, training.optimizers, choice):
         training.step(next(iter(training.batches())))
@@ -81,14 +90,14 @@ def test_what_is_frozen_gets_no_gradient_and_does_not_move(training: Training) -
 
 def test_a_held_filter_stays_although_momentum_would_move_it(training: Training) -> None:
     for _ in range(2):
-        _step(training, Choice(frozenset(dict(training.model.named_parameters()))))
+        _step(training, TrainedParameters(frozenset(dict(training.model.named_parameters()))))
     before = _weights(training)["conv1.weight"]
-    choice = Choice(frozenset(dict(training.model.named_parameters())), {"conv1.weight": (0, 3)})
+    choice = TrainedParameters(frozenset(dict(training.model.named_parameters())), {"conv1.weight": (0, 3)})
     _step(training, choice)
     after = training.model.get_parameter("conv1.weight").detach()
     still = {row for row in range(10) if after[row].equal(before[row])}
     assert still == {0, 3}
-    _step(training, Choice(choice.trained))
+    _step(training, TrainedParameters(choice.trained))
     assert not training.model.get_parameter("conv1.weight")[0].equal(before[0])  # held for that step alone
 
 
@@ -131,7 +140,7 @@ def test_an_adapter_changes_nothing_at_first_and_is_what_is_trained(training: Tr
     trained = _plan(training, "lora")(0).trained
     assert {"conv1.down.weight", "conv1.up.weight", "fc2.weight"} <= trained
     assert not any(".layer." in name for name in trained)
-    assert layers(model)["fc2"] == ("fc2.weight", "fc2.bias")
+    assert parameters_by_layer(model)["fc2"] == ("fc2.weight", "fc2.bias")
 
 
 def test_the_shift_of_a_normalisation_is_no_bias() -> None:
@@ -216,7 +225,7 @@ def test_classes_are_divided_and_an_absent_one_is_named(training: Training) -> N
 
 
 def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
+    environment = TrainingEnvironment(tmp_path / "runs", tmp_path / "pretrained")
     lenet = workloads.find("lenet")
     first = train_one_seed(lenet, replace(LESSON, transfer=True), 0, environment)
     second = train_one_seed(lenet, replace(LESSON, transfer=True, way="last"), 0, environment)
@@ -231,7 +240,7 @@ def test_a_transfer_begins_with_the_same_weights_whatever_the_way(tmp_path: Path
 
 
 def test_weights_that_ship_begin_a_transfer_to_other_data(tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "runs", tmp_path / "pretrained")
+    environment = TrainingEnvironment(tmp_path / "runs", tmp_path / "pretrained")
     resnet8 = workloads.find("resnet8-c32")
     lesson = replace(LESSON, pretrained=True, data="fashion-mnist-6k", steps=1)
     known, other = (
@@ -260,7 +269,7 @@ def test_gradients_that_a_choice_is_made_by_leave_the_training_as_it_began() -> 
     training = workloads.find("resnet8-c32").prepare(batch=4, data="mnist-5k")
     before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     drawn = torch.get_rng_state()
-    assert _terms(training, LESSON, 3, 0).gradients()
+    assert _plan_settings(training, LESSON, 3, 0).gradients()
     assert before
     assert all(torch.equal(buffer, before[name]) for name, buffer in training.model.named_buffers())
     assert torch.equal(torch.get_rng_state(), drawn)

@@ -12,7 +12,7 @@ from stepscope.analysis.results import Findings
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
-from stepscope.experiments.breakdown.study import FAMILY_NAMES, family, family_milliseconds
+from stepscope.experiments.breakdown.study import FAMILY_NAMES, family_milliseconds, op_family
 from stepscope.experiments.engine.engine import Plan, answer_study
 from stepscope.report.charts.operators import breakdown_charts
 from stepscope.report.study_results import render
@@ -36,7 +36,7 @@ CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
     ],
 )  # fmt: skip
 def test_an_op_belongs_to_the_family_that_people_name(op: str | None, name: str) -> None:
-    assert family(op) == name
+    assert op_family(op) == name
     assert name in FAMILY_NAMES
 
 

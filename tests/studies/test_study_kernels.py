@@ -19,20 +19,20 @@ from torch.nn import functional
 
 from stepscope import workloads
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.engine import Watch, answer_study
+from stepscope.experiments.engine.engine import ProgressCallbacks, answer_study
 from stepscope.experiments.kernels import OPS, Kernels
 from stepscope.experiments.kernels.rates import (
     HERE,
-    Row,
+    KernelRate,
+    below_one_verdict,
     best_kernels,
     cliffs,
-    frame,
     imported_conv_5_vs_3,
     parse_table,
+    rates_frame,
     read_tables,
-    verdict,
 )
-from stepscope.experiments.kernels.shapes import AXES, Kernel, Sweep, kernels_of, square
+from stepscope.experiments.kernels.shapes import AXES, Kernel, KernelAxes, kernels_of, same_padding_conv_sizes
 from stepscope.experiments.kernels.study import _frames
 from stepscope.experiments.kernels.timing import (
     BOTH,
@@ -41,12 +41,12 @@ from stepscope.experiments.kernels.timing import (
     INPUT,
     WEIGHT,
     WHOLE,
-    against_bare_loop,
-    parts_of,
     time_call,
     time_in_turn,
+    timed_calls_of,
+    timer_to_bare_loop_ratio,
 )
-from stepscope.report.charts.operators import _longest, kernel_charts
+from stepscope.report.charts.operators import _longest_lines, kernel_charts
 from stepscope.report.study_results import render
 
 
@@ -94,7 +94,7 @@ def test_every_op_has_parts_that_run_and_a_sweep_over_each_of_its_axes(op: str) 
     found = Kernels(quick=True).sweep.of(op)
     assert {axis for axis in AXES[op] if len({kernel.place[axis] for kernel in found}) > 1} == set(AXES[op])
     kernel = found[0]
-    real, unreal = parts_of(kernel), parts_of(kernel, "meta")
+    real, unreal = timed_calls_of(kernel), timed_calls_of(kernel, "meta")
     for name, part in real.items():
         part.call()
         assert part.flops > 0
@@ -104,14 +104,14 @@ def test_every_op_has_parts_that_run_and_a_sweep_over_each_of_its_axes(op: str) 
         assert real[WHOLE].flops == real[FORWARD].flops + real[rest].flops
 
 
-def _counting(begun: list[str]) -> Watch:
-    return Watch(begins=lambda point, place, count: begun.append(point.title))
+def _counting(begun: list[str]) -> ProgressCallbacks:
+    return ProgressCallbacks(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_the_gradients_of_a_convolution_are_those_of_autograd() -> None:
-    kernel = Kernel("conv", square({"kernel": 3, "batch": 2, "channels": 4, "size": 6}))
+    kernel = Kernel("conv", same_padding_conv_sizes({"kernel": 3, "batch": 2, "channels": 4, "size": 6}))
     torch.manual_seed(0)
-    parts = parts_of(kernel)
+    parts = timed_calls_of(kernel)
     torch.manual_seed(0)
     x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)
     y = functional.conv2d(x, w, padding=1)
@@ -130,7 +130,7 @@ def test_timer_and_bare_loop_agree_in_the_time_of_the_processor() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # others would wait in a loop, which is time of the process
     try:
-        ratios = (against_bare_loop(lambda: torch.mm(x, x), 1, time.process_time)["ratio"] for _ in range(6))
+        ratios = (timer_to_bare_loop_ratio(lambda: torch.mm(x, x), 1, time.process_time)["ratio"] for _ in range(6))
         assert any(
             abs(ratio - 1) < 0.2 for ratio in ratios
         )  # a busy machine moves it by some percent, a wrong count more
@@ -151,9 +151,9 @@ def test_calls_in_turn_have_a_time_a_round_each() -> None:
     assert {name: len(times) for name, times in found.items()} == {"a": 4, "b": 4}
 
 
-def _row(ns: float, part: str = FORWARD, half: float | None = 0.01, **place: int) -> Row:
+def _row(ns: float, part: str = FORWARD, half: float | None = 0.01, **place: int) -> KernelRate:
     low, high = (None, None) if half is None else (ns * (1 - half), ns * (1 + half))
-    return Row(HERE, Kernel("conv", dict(place), place), part, ns, low, high, 1000, 1000)
+    return KernelRate(HERE, Kernel("conv", dict(place), place), part, ns, low, high, 1000, 1000)
 
 
 def test_a_cliff_is_found_where_time_for_a_flop_jumps_and_nowhere_else() -> None:
@@ -185,7 +185,7 @@ def test_the_sweet_spot_is_the_cheapest_flop_with_those_as_good() -> None:
     ],
 )
 def test_a_ratio_is_judged_by_its_whole_interval(low: float | None, high: float | None, said: str) -> None:
-    assert verdict({"ratio": 1.0, "low": low, "high": high}) == said
+    assert below_one_verdict({"ratio": 1.0, "low": low, "high": high}) == said
 
 
 def test_imported_tables_give_the_published_rates_and_the_known_cliff(tables: Path) -> None:
@@ -198,7 +198,7 @@ def test_imported_tables_give_the_published_rates_and_the_known_cliff(tables: Pa
     assert (FORWARD, "kernel", 5, 7) in {(c.part, c.axis, c.before, c.after) for c in cliffs(found.rows())}
     pairs = {row["part"]: row for row in imported_conv_5_vs_3(found.by_size())}
     assert pairs[FORWARD]["ratio"] == pytest.approx(246.7 / 464.7, rel=0.01)
-    assert verdict(pairs[FORWARD]) == "holds"
+    assert below_one_verdict(pairs[FORWARD]) == "holds"
 
 
 def test_a_table_without_a_gpu_is_read_by_the_time_of_the_processor() -> None:
@@ -307,15 +307,15 @@ def test_parameters_that_are_frozen_are_not_updated() -> None:
     assert found[0].sizes["parameters"] < 1_000_000
 
 
-def _timed(kernels: list[Kernel], parts: dict[str, float]) -> list[Row]:
-    return [Row(HERE, kernel, part, ns, ns, ns, 100, 10) for kernel in kernels for part, ns in parts.items()]
+def _timed(kernels: list[Kernel], parts: dict[str, float]) -> list[KernelRate]:
+    return [KernelRate(HERE, kernel, part, ns, ns, ns, 100, 10) for kernel in kernels for part, ns in parts.items()]
 
 
 @pytest.mark.parametrize("others", [(8, 16, 32), (32,)])
 def test_an_axis_is_drawn_with_the_others_at_their_centre(others: tuple[int, ...]) -> None:
-    found = frame(_timed(Sweep((1, 3, 5), (1, 4, 16), others, others, ()).of("conv"), {FORWARD: 5.0}))
+    found = rates_frame(_timed(KernelAxes((1, 3, 5), (1, 4, 16), others, others, ()).of("conv"), {FORWARD: 5.0}))
     middle = others[len(others) // 2]
-    drawn = {axis: _longest(found.filter(axis=axis))["beside"].unique().to_list() for axis in ("batch", "kernel")}
+    drawn = {axis: _longest_lines(found.filter(axis=axis))["beside"].unique().to_list() for axis in ("batch", "kernel")}
     rest = f"channels {middle}, size {middle}"
     assert drawn == {"batch": [f"kernel 3, {rest}"], "kernel": [f"batch 4, {rest}"]}
 

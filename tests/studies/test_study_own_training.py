@@ -13,7 +13,7 @@ from stepscope.__main__ import main
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.engine import answer_study
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
-from stepscope.experiments.sweeps.user_training import TASK, _End, fill_placeholders, is_user_training
+from stepscope.experiments.sweeps.user_training import TASK, _StopAtLimit, fill_placeholders, is_user_training
 from stepscope.request import is_function
 from stepscope.runfolder import RunReader
 
@@ -83,7 +83,7 @@ def test_the_threads_of_a_script_are_studied_by_the_command_that_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[ThreadSweep] = []
-    monkeypatch.setattr("stepscope.api.study.answer", lambda request, checked, *_, **__: asked.append(checked))
+    monkeypatch.setattr("stepscope.api.study.answer_request", lambda request, checked, *_, **__: asked.append(checked))
     line = ["study", "threads", "train.py", "--threads", "1,2", "--quick", "-q", "--", "16"]
     assert main(line) == 0
     assert [(one.workload, one.threads, one.arguments) for one in asked] == [("train.py", (1, 2), ("16",))]
@@ -160,7 +160,7 @@ def test_what_is_a_workload_and_what_is_ones_own_is_told_by_its_name(target: str
 
 
 def test_the_script_ends_before_the_update_that_is_one_too_many_of_its_first_optimizer() -> None:
-    end, first, second = _End(3, None), object(), object()
+    end, first, second = _StopAtLimit(3, None), object(), object()
     for _ in range(3):
         end(first, (), {})
         end(second, (), {})

@@ -132,7 +132,7 @@ def test_a_model_that_fits_at_a_small_batch_is_no_cross_whatever_batches_are_ask
 
 def test_runs_that_are_given_are_judged_by_the_paper_s_rankings_and_points(tmp_path: Path) -> None:
     runs = board_runs(tmp_path, Behaviour(), repeats=1)
-    asked = Paper2019(from_=(tmp_path,)).observations
+    asked = Paper2019(from_=(tmp_path,)).observations_request
     assert asked is not None
     findings = build_findings(gather_evidence(runs, {}, {}), runs, asked, [])
     assert {"rankings", "points"} <= {table.name for table in findings.tables}

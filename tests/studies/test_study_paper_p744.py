@@ -20,13 +20,13 @@ from stepscope.experiments.paper_p744.study import (
     HOLDS,
     OPEN,
     UNMEASURED,
-    by_site,
     count_heap,
     heap_findings,
     project_findings,
+    sum_by_site,
 )
 from stepscope.experiments.partial.study import SAVING_COLUMNS, WAY_COLUMNS
-from stepscope.report.charts.operators import project_charts
+from stepscope.report.charts.operators import paper_p744_charts
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,16 @@ def verdicts(found: dict[str, Findings], request: PaperP744 | None = None) -> di
 def test_the_heap_by_call_site_and_by_holder_adds_up_to_the_peak(lenet: dict[str, Any]) -> None:
     for kind in ("training", "inference"):
         own = lenet[kind]
-        assert sum(by_site(own["live"]).values()) == own["peak"]
+        assert sum(sum_by_site(own["live"]).values()) == own["peak"]
         totals: dict[int, int] = {}
         for at, _, size in own["over_step"]:
             totals[at] = totals.get(at, 0) + size
         assert max(totals.values()) == own["peak"], "the picture keeps the peak"
     assert lenet["inference"]["peak"] < lenet["training"]["peak"]
     first = 32 * 6 * 28 * 28 * 4  # B, of the first convolution's output: a step of inference allocates it once
-    assert first <= by_site(lenet["inference"]["allocated"])["convolution"] < 5 * first  # blocks depend on the CPU
+    assert first <= sum_by_site(lenet["inference"]["allocated"])["convolution"] < 5 * first  # blocks depend on the CPU
     assert (
-        max(by_site(lenet["training"]["live"]), key=lambda name: by_site(lenet["training"]["live"])[name])
+        max(sum_by_site(lenet["training"]["live"]), key=lambda name: sum_by_site(lenet["training"]["live"])[name])
         == "convolution"
     )
 
@@ -261,6 +261,6 @@ def test_the_project_is_drawn_by_call_site(lenet: dict[str, Any]) -> None:
     given = results()
     given["lenet"] = {"status": "ok", "reason": None, **lenet}
     findings = project_findings(PaperP744(), {"heap": heap_findings(PaperP744(), given)})
-    charts = project_charts(findings.frames)
+    charts = paper_p744_charts(findings.frames)
     assert list(charts) == ["heap-over-step"]
     assert "lenet, batch 32" in charts["heap-over-step"][0](800).to_json()

@@ -17,7 +17,7 @@ from tests.conftest import CommandLine
 from stepscope.analysis.results import Findings
 from stepscope.cli.study import _confirm
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.engine import Point, Watch, answer_study
+from stepscope.experiments.engine.engine import Point, ProgressCallbacks, answer_study
 from stepscope.experiments.sweeps import PowerModes
 from stepscope.experiments.sweeps.power_modes import (
     SAVED_MODE_FILE,
@@ -73,7 +73,7 @@ def _end_in_mode_1(jetson: Jetson) -> None:
     threading.Event().wait(0.05)
 
 
-def _answer(root: Path, asked: PowerModes, folder: Path, watch: Watch | None = None) -> Findings:
+def _answer(root: Path, asked: PowerModes, folder: Path, watch: ProgressCallbacks | None = None) -> Findings:
     plan = power_mode_plan(find_jetson(root), asked)
     return answer_study(asked, folder / "study", child=CHILD, watch=watch, plan=plan)
 
@@ -112,7 +112,7 @@ def test_the_mode_of_before_is_set_again_after_an_error_or_an_interruption(
 
     asked = replace(ASKED, modes=("1", "0"))
     with pytest.raises(error):
-        _answer(root, asked, tmp_path, Watch(begins=stop))
+        _answer(root, asked, tmp_path, ProgressCallbacks(begins=stop))
     assert _mode(root) == "0"
 
 

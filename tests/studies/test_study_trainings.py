@@ -17,7 +17,7 @@ from tests.conftest import CommandLine
 from stepscope import workloads
 from stepscope.analysis.estimate import Estimate
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.engine.engine import Point, Watch, answer_study
+from stepscope.experiments.engine.engine import Point, ProgressCallbacks, answer_study
 from stepscope.experiments.engine.sweep_points import in_rounds
 from stepscope.experiments.sweeps import BatchSweep, OptimizerSweep, PrecisionSweep, ThreadSweep, TrainingSetting
 from stepscope.experiments.sweeps.optimizers import (
@@ -48,8 +48,8 @@ CHILD = (sys.executable, str(Path(__file__).parent / "setting_child.py"))
 BATCHES = BatchSweep("net", batch=(4, 64), repeats=2, steps=20)
 
 
-def _counting(begun: list[str]) -> Watch:
-    return Watch(begins=lambda point, place, count: begun.append(point.title))
+def _counting(begun: list[str]) -> ProgressCallbacks:
+    return ProgressCallbacks(begins=lambda point, place, count: begun.append(point.title))
 
 
 def test_the_largest_batch_has_the_highest_throughput_and_resources_are_told_apart(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_interrupted_study_of_trainings_goes_on_where_it_stopped(tmp_path: Pa
 
     asked, told = ThreadSweep("net", threads=(1, 2), repeats=2, steps=20), list[str]()
     with pytest.raises(KeyboardInterrupt):
-        answer_study(asked, tmp_path, child=CHILD, watch=Watch(begins=stop))
+        answer_study(asked, tmp_path, child=CHILD, watch=ProgressCallbacks(begins=stop))
     findings = answer_study(asked, tmp_path, child=CHILD, watch=_counting(told))
     assert len(told) == 2
     assert {row[0] for row in findings.tables[1].rows} == {"threads 1", "threads 2"}
@@ -129,7 +129,7 @@ def test_optimizers_have_a_target_that_all_reach_and_the_missing_are_named(
     assert steps == {"sgd", "adam"}
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.missing is None])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.why_missing is None])
 def test_every_optimizer_that_is_here_trains_and_its_state_is_counted(name: str) -> None:
     made: list[torch.optim.Optimizer] = []
     workload = with_every_optimizer(workloads.find("lenet"), made.append)

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import HANG_S
 
 from stepscope.analysis.results import Findings
-from stepscope.experiments.engine.engine import Plan, Point, Watch, answer_study
+from stepscope.experiments.engine.engine import Plan, Point, ProgressCallbacks, answer_study
 from stepscope.experiments.paper_2019 import Paper2019
 
 _HERE = "tests.studies.test_untimed_points"
@@ -56,7 +56,7 @@ def point(name: str, task: str, timed: bool = False, **orders: Any) -> Point:
     return Point(name, name, f"{_HERE}:{task}", {"name": name, **orders}, timed=timed)
 
 
-def answered(plan: Plan, folder: Path, watch: Watch | None = None) -> Findings:
+def answered(plan: Plan, folder: Path, watch: ProgressCallbacks | None = None) -> Findings:
     return answer_study(Paper2019(), folder, plan=plan, watch=watch)
 
 
@@ -91,7 +91,7 @@ def test_a_point_in_which_something_is_timed_has_the_machine_for_itself(tmp_path
 
 def test_what_fails_ahead_of_its_turn_is_tried_once_and_again_by_the_next_command(tmp_path: Path) -> None:
     plan, ends = Plan([point("a", "fail_once"), point("b", "fail_once")], findings), []
-    watch = Watch(ends=lambda point, place, count, result: ends.append((point.id, place, result["status"])))
+    watch = ProgressCallbacks(ends=lambda point, place, count, result: ends.append((point.id, place, result["status"])))
     answered(plan, tmp_path / "study", watch)
     assert ends == [("a", 0, "failed"), ("b", 1, "failed")]
     assert len((tmp_path / "study" / "tries").read_text().splitlines()) == 2
@@ -110,7 +110,7 @@ def test_an_interruption_ends_what_was_begun_ahead_and_loses_nothing_that_had_en
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        answered(Plan(points, findings), folder, Watch(ticks=stop_when_b_has_ended))
+        answered(Plan(points, findings), folder, ProgressCallbacks(ticks=stop_when_b_has_ended))
     pid = int((folder / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
     assert not list(folder.rglob("a.json"))

@@ -9,16 +9,16 @@ from typing import Any
 from tests.patience import HANG_S
 
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.sweep_points import Entry, Grid
-from stepscope.experiments.suite.plan import Rules
-from stepscope.experiments.suite.sweep import sweep
+from stepscope.experiments.engine.sweep_points import Grid, WorkloadEntry
+from stepscope.experiments.suite.plan import RunRules
+from stepscope.experiments.suite.sweep import run_missing_points
 
 CHILD = (sys.executable, "-S", "-E", str(Path(__file__).with_name("child.py")))
 
 
-def entry(name: str = "ok", **definition: Any) -> Entry:
+def entry(name: str = "ok", **definition: Any) -> WorkloadEntry:
     """A workload of which a sweep knows the name and what is given."""
-    return Entry(name, ("smoke",), 2, "sgd", ("sgd", "adam"), {"parameters": 7, **definition}, {}, "line 1\n")
+    return WorkloadEntry(name, ("smoke",), 2, "sgd", ("sgd", "adam"), {"parameters": 7, **definition}, {}, "line 1\n")
 
 
 def small_sweep(path: Path, *names: str, time_limit_s: float = HANG_S, **axes: Any) -> SweepFolder:
@@ -27,7 +27,7 @@ def small_sweep(path: Path, *names: str, time_limit_s: float = HANG_S, **axes: A
     grid = Grid(**{"repeats": 1, **axes})
     plan = {
         "name": path.name, "created": "now", "tier": None, "device": {"cpu": "none"}, "versions": {}, "argv": [],
-        "rules": Rules(steps=6, time_limit_s=time_limit_s).to_dict(), "limits": {"memory": None},
+        "rules": RunRules(steps=6, time_limit_s=time_limit_s).to_dict(), "limits": {"memory": None},
         "order": [point.to_dict() for point in grid.points(entries, seed=0)],
     }  # fmt: skip
     return SweepFolder.create(path, plan, entries)
@@ -45,4 +45,4 @@ def statuses(folder: SweepFolder) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sweep(SweepFolder(Path(sys.argv[1])), CHILD)
+    run_missing_points(SweepFolder(Path(sys.argv[1])), CHILD)

@@ -11,7 +11,7 @@ import torch
 
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.record.precision import describe_precision, in_precision, quantisation_aware
+from stepscope.record.precision import describe_precision, quantisation_aware, workload_in_precision
 
 if TYPE_CHECKING:
     from stepscope.workloads.contract import Training, Workload
@@ -31,12 +31,12 @@ def _product(model: torch.nn.Linear, batch: torch.Tensor) -> torch.Tensor:
 
 def test_fp32_leaves_a_workload_as_it_is() -> None:
     work = Work(_product)
-    assert in_precision(work, "fp32", "cpu") is work
+    assert workload_in_precision(work, "fp32", "cpu") is work
 
 
 def test_bf16_computes_in_bfloat16_with_weights_and_gradients_in_float32() -> None:
     model, batch = torch.nn.Linear(4, 2), torch.ones(3, 4)
-    loss = in_precision(Work(_product), "bf16", "cpu").loss(model, batch)
+    loss = workload_in_precision(Work(_product), "bf16", "cpu").loss(model, batch)
     loss.float().sum().backward()
     assert loss.dtype == torch.bfloat16
     assert {model.weight.dtype, *(p.grad.dtype for p in model.parameters() if p.grad is not None)} == {torch.float32}
@@ -44,19 +44,19 @@ def test_bf16_computes_in_bfloat16_with_weights_and_gradients_in_float32() -> No
 
 
 def test_a_step_of_the_workloads_own_runs_in_bf16_as_a_whole() -> None:
-    work = in_precision(Work(_product, step=lambda: torch.is_autocast_enabled("cpu")), "bf16", "cpu")
+    work = workload_in_precision(Work(_product, step=lambda: torch.is_autocast_enabled("cpu")), "bf16", "cpu")
     assert work.step is not None
     assert work.step()
 
 
 def test_a_precision_that_does_not_exist_is_refused_and_a_known_one_is_stated() -> None:
     with pytest.raises(UnknownName, match="unknown precision 'bf1'"):
-        in_precision(Work(_product), "bf1", "cpu")
+        workload_in_precision(Work(_product), "bf1", "cpu")
     assert describe_precision("bf16") == "bfloat16 (autocast)"
 
 
 def _training(precision: str) -> Training:
-    made: Workload = in_precision(workloads.find("lenet"), precision, "cpu")
+    made: Workload = workload_in_precision(workloads.find("lenet"), precision, "cpu")
     return made.prepare(batch=2)
 
 
@@ -74,12 +74,12 @@ def test_fp16_scales_the_loss_and_the_update_is_that_of_the_unscaled_one() -> No
 
 def test_fp16_is_refused_where_the_step_or_the_backend_does_not_have_it() -> None:
     with pytest.raises(UsageError, match="has a step of its own"):
-        in_precision(workloads.find("dqn-2013-84"), "fp16", "cpu")
+        workload_in_precision(workloads.find("dqn-2013-84"), "fp16", "cpu")
 
     def no_kernel(model: torch.nn.Module, batch: Any) -> torch.Tensor:
         raise RuntimeError("could not create a primitive descriptor for the LSTM\nmore")
 
-    broken = in_precision(replace(workloads.find("lenet"), loss=no_kernel), "fp16", "cpu").prepare(batch=2)
+    broken = workload_in_precision(replace(workloads.find("lenet"), loss=no_kernel), "fp16", "cpu").prepare(batch=2)
     with pytest.raises(UsageError, match=r"cannot train 'lenet' in float16: could not create .* LSTM$"):
         broken.step(next(iter(broken.batches())))
 

@@ -21,9 +21,9 @@ from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
 from stepscope.experiments.suite.results import (
     KIND,
     Results,
-    corrected_models,
+    published_figure_rows,
+    read_reference,
     read_results,
-    reference,
     reference_names,
     runs_table,
     save_results,
@@ -31,7 +31,14 @@ from stepscope.experiments.suite.results import (
     settings_table,
 )
 from stepscope.experiments.suite.sweep import read_run, run_flags
-from stepscope.report.suite_tables import markdown, mlperf, model_table, notes, results_table, score_table
+from stepscope.report.suite_tables import (
+    markdown,
+    mlperf_log_lines,
+    model_table,
+    results_table,
+    score_table,
+    setting_notes,
+)
 from stepscope.runfolder import RunWriter
 
 MS = 1_000_000
@@ -88,14 +95,14 @@ def test_what_went_wrong_is_counted_and_never_a_number() -> None:
     frame = settings_table(_results(_run("a", 0, 10.0), failed, _run("b", 0, None, "timeout", reason="slow")))
     assert frame["status"].to_list() == ["ok 1 of 2, oom 1 of 2", "timeout"]
     assert frame["step_time_ms"].to_list() == [10.0, None]
-    assert "a batch 8: ok 1 of 2, oom 1 of 2: no memory" in notes(frame)
+    assert "a batch 8: ok 1 of 2, oom 1 of 2: no memory" in setting_notes(frame)
 
 
 def test_flags_of_one_kind_are_one_note_that_names_all_settings_that_have_it() -> None:
     busy = [f"background CPU load: {cores} cores" for cores in (1.5, 1.7, 0.9)]
     few = [[], ["only 3 steps after the warm-up"], ["only 5 steps after the warm-up"]]
     runs = [_run(name, 0, 10.0, flags=[*few[n], busy[n]]) for n, name in enumerate("abc")]
-    assert notes(settings_table(_results(*runs))) == [
+    assert setting_notes(settings_table(_results(*runs))) == [
         f"a batch 8: {busy[0]}; of the same kind: all 3 settings",
         "b batch 8: only 3 steps after the warm-up; of the same kind: c batch 8",
     ]
@@ -172,15 +179,17 @@ def test_a_part_that_was_trained_on_other_data_counts_and_says_so() -> None:
 def test_every_stored_device_has_its_hash_and_scores_1_against_itself() -> None:
     assert reference_names()
     for name in reference_names():
-        stored = reference(name)
+        stored = read_reference(name)
         assert score(stored, stored).value == pytest.approx(1.0)
         assert stored.name == name
     with pytest.raises(UnknownName):
-        reference("no such board")
+        read_reference("no such board")
 
 
 def test_the_corrected_table_has_what_is_printed_what_it_means_and_what_is_true() -> None:
-    rows = corrected_models(_results(_run("resnet50-224", 0, 5.0, flops_forward=100, flops_backward=200, parameters=1)))
+    rows = published_figure_rows(
+        _results(_run("resnet50-224", 0, 5.0, flops_forward=100, flops_backward=200, parameters=1))
+    )
     assert rows == [
         {
             "workload": "resnet50-224", "quantity": "parameters", "printed": "98M (a paper)",
@@ -207,7 +216,7 @@ def test_markdown_has_a_row_for_each_setting() -> None:
 
 def test_log_lines_are_json_behind_the_mark_of_mlperf() -> None:
     results = _results(_run("a", 0, 10.0, ended_unix_ms=5), _run("b", 0, None, "oom", reason="no memory"))
-    lines = list(mlperf(results.runs, results.device, results.content["versions"]))
+    lines = list(mlperf_log_lines(results.runs, results.device, results.content["versions"]))
     assert all(line.startswith(":::MLLOG {") for line in lines)
     told = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     assert {"namespace", "time_ms", "event_type", "key", "value", "metadata"} == set(told[0])
@@ -227,10 +236,10 @@ def _with_steps(writer: RunWriter, lengths_ms: list[float], clocks: tuple[float,
     now = 10**12
     for step, length in enumerate(lengths_ms):
         end = now + round(length * MS)
-        writer.step(step, now, end, 8, 0.5, False)
+        writer.append_step(step, now, end, 8, 0.5, False)
         now = end
     names = ("at_start", "at_end")
-    writer.device({name: {"frequencies_hz": {"policy0": hz}} for name, hz in zip(names, clocks, strict=True)})
+    writer.write_device({name: {"frequencies_hz": {"policy0": hz}} for name, hz in zip(names, clocks, strict=True)})
     writer.close("ok")
     return Run(writer.path)
 

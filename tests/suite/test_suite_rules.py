@@ -14,14 +14,14 @@ from stepscope.experiments.engine.child import LEAST_BYTES, refuse_memory_limit
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import (
     FEWEST,
-    Rules,
+    RunRules,
     StopCondition,
     cool_down,
     parse_cooldown,
     steady_start,
     sweep_rules,
 )
-from stepscope.experiments.suite.sweep import with_cooling
+from stepscope.experiments.suite.sweep import add_cooling_facts
 
 
 def _clock(lengths_ms: list[float]) -> Callable[[], int]:
@@ -29,7 +29,7 @@ def _clock(lengths_ms: list[float]) -> Callable[[], int]:
     return lambda: next(times)
 
 
-def _steps_until_enough(rules: Rules, lengths_ms: list[float]) -> int:
+def _steps_until_enough(rules: RunRules, lengths_ms: list[float]) -> int:
     enough = StopCondition(rules, _clock(lengths_ms))
     return next(step for step in range(1, len(lengths_ms) + 1) if enough())
 
@@ -58,13 +58,13 @@ def test_a_single_stall_late_in_a_run_is_no_warm_up() -> None:
 
 def test_a_run_ends_when_the_interval_is_narrow() -> None:
     noisy = [10.0, 12.0] * 500
-    assert _steps_until_enough(Rules(interval=0.02), [10.0, 10.01] * 100) == 10
-    assert _steps_until_enough(Rules(interval=0.2), noisy) < 100
+    assert _steps_until_enough(RunRules(interval=0.02), [10.0, 10.01] * 100) == 10
+    assert _steps_until_enough(RunRules(interval=0.2), noisy) < 100
 
 
 def test_a_run_ends_by_time_but_not_before_six_steps() -> None:
-    assert _steps_until_enough(Rules(seconds=1.0), list(repeat(100.0, 50))) == 11
-    assert _steps_until_enough(Rules(seconds=1.0), list(repeat(5_000.0, 50))) == FEWEST
+    assert _steps_until_enough(RunRules(seconds=1.0), list(repeat(100.0, 50))) == 11
+    assert _steps_until_enough(RunRules(seconds=1.0), list(repeat(5_000.0, 50))) == FEWEST
 
 
 def test_cooling_down_waits_for_the_pause_and_the_temperature(tmp_path: Path) -> None:
@@ -75,17 +75,17 @@ def test_cooling_down_waits_for_the_pause_and_the_temperature(tmp_path: Path) ->
         slept.append(seconds)
         _zone(tmp_path, next(temperatures))
 
-    cooled = cool_down(Rules(cool_to_celsius=45.0), tmp_path, sleep)
+    cooled = cool_down(RunRules(cool_to_celsius=45.0), tmp_path, sleep)
     assert len(slept) == 3
     assert (cooled["from_celsius"], cooled["to_celsius"], cooled["reached"]) == (60.0, 44.0, True)
-    assert cool_down(Rules(pause_s=7.0), tmp_path, slept.append)["reached"]
+    assert cool_down(RunRules(pause_s=7.0), tmp_path, slept.append)["reached"]
     assert slept[-1] == 7.0
 
 
 def test_a_device_that_does_not_cool_is_not_waited_for_without_end(tmp_path: Path) -> None:
     _zone(tmp_path, 60.0)
     times = iter(range(0, 10**14, 500 * 10**9))
-    cooled = cool_down(Rules(cool_to_celsius=45.0), tmp_path, lambda seconds: None, lambda: next(times))
+    cooled = cool_down(RunRules(cool_to_celsius=45.0), tmp_path, lambda seconds: None, lambda: next(times))
     assert not cooled["reached"]
 
 
@@ -119,7 +119,7 @@ def test_a_memory_limit_that_torch_alone_exceeds_is_refused() -> None:
 
 def test_a_board_whose_temperature_cannot_be_read_keeps_its_runs_and_they_say_so() -> None:
     cooled = {"waited_s": 0.0, "from_celsius": None, "to_celsius": None, "reached": False}
-    found = with_cooling({"flags": [], "wall_s": 1.0}, cooled)
+    found = add_cooling_facts({"flags": [], "wall_s": 1.0}, cooled)
     assert found["flags"] == ["begun without cooling: no temperature was read"]
 
 

@@ -18,15 +18,15 @@ from tests.suite.small_sweeps import CHILD, small_sweep, started, statuses
 
 from stepscope.api.study import sweep_progress
 from stepscope.errors import OutputNotWritable
-from stepscope.experiments.engine.engine import Watch
+from stepscope.experiments.engine.engine import ProgressCallbacks
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint
-from stepscope.experiments.suite.sweep import sweep, time_left_s
+from stepscope.experiments.suite.sweep import run_missing_points, time_left_s
 from stepscope.runfolder import RunWriter
 
 
 def _only(folder: SweepFolder) -> Mapping[str, Any]:
-    return sweep(folder, CHILD)[folder.order[0].id]
+    return run_missing_points(folder, CHILD)[folder.order[0].id]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_run_that_hangs_is_ended_at_the_time_limit(tmp_path: Path) -> None:
 
 def test_larger_batches_than_one_that_did_not_fit_are_skipped_and_say_so(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "s", "oom-from-4", batches=(1, 2, 4, 8, 16), repeats=2)
-    ended = sweep(folder, CHILD)
+    ended = run_missing_points(folder, CHILD)
     by_batch: dict[int, set[str]] = {}
     for result in ended.values():
         by_batch.setdefault(result["point"]["batch"], set()).add(result["status"])
@@ -69,7 +69,7 @@ def test_larger_batches_than_one_that_did_not_fit_are_skipped_and_say_so(tmp_pat
 
 def test_a_crash_says_nothing_about_larger_batches(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "s", "broken", batches=(1, 2))
-    assert {result["status"] for result in sweep(folder, CHILD).values()} == {"crashed"}
+    assert {result["status"] for result in run_missing_points(folder, CHILD).values()} == {"crashed"}
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(folder, CHILD, Watch(ends=interrupted))
+        run_missing_points(folder, CHILD, ProgressCallbacks(ends=interrupted))
     before = started(folder)
-    sweep(SweepFolder(folder.path), CHILD)
-    sweep(whole, CHILD)
+    run_missing_points(SweepFolder(folder.path), CHILD)
+    run_missing_points(whole, CHILD)
     assert statuses(folder) == statuses(whole)
     assert started(folder) == started(whole), "nothing is run twice"
     assert started(folder)[: len(before)] == before
@@ -109,8 +109,8 @@ def test_killed_at_several_points_and_resumed_the_table_is_that_of_an_undisturbe
     folder, whole = (small_sweep(tmp_path / name, "ok", "oom", batches=(1, 2, 4), repeats=3) for name in ("a", "b"))
     for wanted in (1, 6):
         _sweep_until_killed(folder, wanted)
-    sweep(SweepFolder(folder.path), CHILD)
-    sweep(whole, CHILD)
+    run_missing_points(SweepFolder(folder.path), CHILD)
+    run_missing_points(whole, CHILD)
     assert statuses(folder) == statuses(whole)
     assert set(started(folder)) == set(started(whole))
     assert len(started(folder)) <= len(started(whole)) + 2, "only what was being run when it was killed is run again"
@@ -128,7 +128,7 @@ def _sweep_until_killed(folder: SweepFolder, wanted: int) -> None:
 def test_a_child_that_met_a_full_disk_stops_the_sweep_and_is_run_again(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "s", "disk")
     with pytest.raises(OutputNotWritable, match="is full"):
-        sweep(folder, CHILD)
+        run_missing_points(folder, CHILD)
     assert folder.results() == {}
 
 
@@ -138,7 +138,7 @@ def test_a_sweep_does_not_begin_a_run_on_a_full_disk(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
         with pytest.raises(OutputNotWritable, match="is full"):
-            sweep(folder, CHILD)
+            run_missing_points(folder, CHILD)
     assert _only(SweepFolder(folder.path))["status"] == "ok"
 
 
@@ -147,7 +147,7 @@ def test_each_run_is_told_in_a_line_where_nobody_watches_live(
 ) -> None:
     folder = small_sweep(tmp_path / "s", "ok", "missing")
     with sweep_progress(folder, wanted=True) as watch:
-        sweep(folder, CHILD, watch)
+        run_missing_points(folder, CHILD, watch)
     lines = sorted(line.partition(" ")[2] for line in capsys.readouterr().err.splitlines())
     assert lines[0].startswith("missing batch 2 sgd, repeat 1: not installed: needs x")
     assert lines[1].startswith("ok batch 2 sgd, repeat 1: ok")

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.experiments.tune.changes import Change
 from stepscope.experiments.tune.experiment import Tuning
-from stepscope.experiments.tune.pair_statistics import ExperimentStore, Rules
+from stepscope.experiments.tune.pair_statistics import ExperimentStore, TuneRules
 from stepscope.experiments.tune.process import TrainingEnded
 
 FACTS: dict[str, Any] = {
@@ -70,7 +70,7 @@ class FakeTraining:
     def tuning(self, seconds: float = 1e6, **more: Any) -> Tuning:
         desk = more.pop("desk", None)
         apart = more.pop("apart", True)
-        tuned = Tuning(self.open_training, Rules(seconds, **more), desk or ExperimentStore(), apart=apart)
+        tuned = Tuning(self.open_training, TuneRules(seconds, **more), desk or ExperimentStore(), apart=apart)
         tuned.run()
         return tuned
 

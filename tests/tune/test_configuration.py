@@ -20,7 +20,7 @@ from stepscope.__main__ import main
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune import config
 from stepscope.experiments.tune.changes import all_changes
-from stepscope.experiments.tune.config import Config, read_config, refuse_path, write_config
+from stepscope.experiments.tune.config import Config, read_config, refuse_bad_config_path, write_config
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
 
 
@@ -229,8 +229,8 @@ def test_words_behind_a_function_are_refused(
 def test_a_file_that_no_configuration_can_be_written_to_is_refused_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(UsageError, match="--apply"):
-        refuse_path(tmp_path / name)
-    refuse_path(tmp_path / "best.env")
+        refuse_bad_config_path(tmp_path / name)
+    refuse_bad_config_path(tmp_path / "best.env")
 
 
 def test_an_allocator_is_loaded_before_what_the_user_preloads_and_no_other_library_is(

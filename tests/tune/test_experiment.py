@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.tune.fake_training import FACTS, FakePlace, FakeTraining
 
-from stepscope.api.tune import answer
+from stepscope.api.tune import run_tune_request
 from stepscope.cli.tune import _write_config
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.engine.folder import StudyFolder
@@ -29,7 +29,7 @@ from stepscope.experiments.tune.pair_statistics import (
     process_interval,
     ratio_interval,
     tie_groups,
-    typical,
+    trimmed_mean,
 )
 from stepscope.experiments.tune.process import TooShort
 
@@ -66,8 +66,8 @@ def test_processes_that_differ_widen_the_interval_beyond_that_of_their_pairs() -
 
 def test_a_preempted_step_does_not_count_and_a_stall_of_the_loader_does() -> None:
     seconds = [0.01] * 9 + [0.5]
-    assert typical(seconds, 0.2) == pytest.approx(0.01)
-    assert typical(seconds) == pytest.approx(0.059)
+    assert trimmed_mean(seconds, 0.2) == pytest.approx(0.01)
+    assert trimmed_mean(seconds) == pytest.approx(0.059)
 
 
 def test_the_planted_changes_are_ranked_and_combined_and_checked_at_the_end() -> None:
@@ -170,7 +170,7 @@ def test_a_combination_whose_loss_drifts_is_not_the_answer() -> None:
 
 def test_a_change_whose_loss_drifts_in_the_check_at_the_end_is_not_recommended() -> None:
     tuned = FakeTraining({"malloc-keep": 0.8}).tuning(only=("malloc-keep",))
-    assert tuned.best() is tuned.chosen() is not None
+    assert tuned.best() is tuned.best_before_check() is not None
     tuned.arms[FINAL].drift = 0.2  # of one couple losses are not compared in the search
     assert tuned.best() is None
     assert "its loss drifts by +20.0 % in the check at the end" in judge(tuned, "t").answer
@@ -394,11 +394,11 @@ def test_a_script_that_was_edited_is_not_gone_on_with(tmp_path: Path, monkeypatc
     request = TuneRequest(str(script))
     for text in ("print(1)", "print(1)"):
         script.write_text(text)
-        answer(request, tmp_path / "out", progress=False)
+        run_tune_request(request, tmp_path / "out", progress=False)
     assert len(opened) == 2
     script.write_text("print(2)")
     with pytest.raises(UsageError, match=r"(?s)the training has changed since .*  train\.py: ") as refused:
-        answer(request, tmp_path / "out", progress=False)
+        run_tune_request(request, tmp_path / "out", progress=False)
     assert "--out" in str(refused.value.hint)
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.block_runner import LocalTraining, loop_bench
+from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop
 from stepscope.experiments.tune.changes import all_changes
 from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.training import Targets
@@ -193,7 +193,7 @@ def _tried(training: Training) -> None:
         tuple(made) if isinstance(made, list) else (made,) for made in (training.model, training.optimizer)
     )
     targets = Targets(models, optimizers)
-    place = LocalTraining(loop_bench(training.step, training.batches, targets, tuple(training.others), 2))
+    place = LocalTraining(runner_for_loop(training.step, training.batches, targets, tuple(training.others), 2))
     names = [change.name for change in all_changes(place.ask(9, do="facts")).values() if not change.refused]
     live = {"channels_last", "bf16", "fused", "foreach", "flush-denormals", "matmul=medium", "workers=1"}
     for name in live & set(names):
@@ -265,7 +265,7 @@ def test_a_change_with_which_the_users_step_raises_is_a_result_and_the_others_go
     breaking: tuple[Any, ...],
 ) -> None:
     step, batches, model, optimizer = breaking
-    place = LocalTraining(loop_bench(step, batches, Targets((model,), (optimizer,)), (), 1))
+    place = LocalTraining(runner_for_loop(step, batches, Targets((model,), (optimizer,)), (), 1))
     with pytest.raises(TrainingEnded, match="with it the step raises RuntimeError: view size is not compatible"):
         place.ask(9, do="block", changes=["channels_last"], warmup=0, steps=1)
     assert model.layer.weight.is_contiguous()

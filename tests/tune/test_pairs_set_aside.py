@@ -41,18 +41,18 @@ def test_others_are_all_busy_time_less_that_of_the_training_s_process_group(tmp_
     load.begin()
     clock[0] = 2_000_000_000
     write(proc, 1000 + round(3 / _TICK_S), {10: (own, 100 + round(1.5 / _TICK_S)), 11: (own, 50), 12: (own + 1, 500)})
-    cores = load.cores()
+    cores = load.busy_cores_of_others()
     assert cores == pytest.approx(0.75)
 
 
 def test_a_kernel_that_does_not_tell_gives_none(tmp_path: Path) -> None:
     load = OtherLoad(tmp_path / "none")
     load.begin()
-    assert load.cores() is None
+    assert load.busy_cores_of_others() is None
     (tmp_path / "stat").write_text("intr 1 2\n")
     load = OtherLoad(tmp_path)
     load.begin()
-    assert load.cores() is None
+    assert load.busy_cores_of_others() is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc")
@@ -61,7 +61,7 @@ def test_a_busy_process_of_another_group_is_seen() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as busy:
         load.begin()
         time.sleep(1.0)
-        cores = load.cores()
+        cores = load.busy_cores_of_others()
         busy.kill()
     assert cores is not None
     assert cores > 0.2
@@ -69,28 +69,28 @@ def test_a_busy_process_of_another_group_is_seen() -> None:
 
 def test_a_pair_with_more_beside_it_than_quiet_ones_is_made_again() -> None:
     level = QuietLevel()
-    assert not any(level.disturbed((0.02, 0.05)) for _ in range(5))
-    assert level.disturbed((0.02, 1.1))
-    assert level.disturbed((0.9, 0.02))
-    assert not level.disturbed((0.2, 0.1))
+    assert not any(level.should_repeat_pair((0.02, 0.05)) for _ in range(5))
+    assert level.should_repeat_pair((0.02, 1.1))
+    assert level.should_repeat_pair((0.9, 0.02))
+    assert not level.should_repeat_pair((0.2, 0.1))
     assert level.set_aside == 2
 
 
 def test_load_that_is_always_there_sets_nothing_aside() -> None:
     level = QuietLevel()
-    assert not any(level.disturbed((1.0, 1.1)) for _ in range(30))
+    assert not any(level.should_repeat_pair((1.0, 1.1)) for _ in range(30))
 
 
 def test_no_more_pairs_are_set_aside_than_count_however_often_load_comes() -> None:
     level = QuietLevel()
     for _ in range(6):
-        level.disturbed((0.0, 0.0))
-    found = [level.disturbed((1.0, 0.0)) for _ in range(40)]
+        level.should_repeat_pair((0.0, 0.0))
+    found = [level.should_repeat_pair((1.0, 0.0)) for _ in range(40)]
     assert sum(found) <= len(found) - sum(found) + 6
     assert not all(found)
 
 
 def test_blocks_of_which_nothing_is_known_count() -> None:
     level = QuietLevel()
-    assert not any(level.disturbed((None, None)) for _ in range(20))
+    assert not any(level.should_repeat_pair((None, None)) for _ in range(20))
     assert level.set_aside == 0

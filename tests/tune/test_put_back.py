@@ -20,9 +20,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
-from stepscope.experiments.tune.block_runner import Bench, LocalTraining, _loader_with, loop_bench
+from stepscope.experiments.tune.block_runner import BlockRunner, LocalTraining, _loader_with, runner_for_loop
 from stepscope.experiments.tune.changes import all_changes, apply_changes
-from stepscope.experiments.tune.child import bench_of
+from stepscope.experiments.tune.child import runner_for_workload
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
 from stepscope.experiments.tune.training_state import State
 
@@ -74,16 +74,16 @@ def test_weights_state_and_random_numbers_are_bit_identical_after_every_change(
     batches = training.batches()
     training.step(next(batches))
     before = _fingerprint(training)
-    bench = bench_of(training, restored=True)
+    bench = runner_for_workload(training, restored=True)
     facts = bench.facts()
     assert _same(before, _fingerprint(training))
     applying = [change.name for change in bench.find(LIVE) if not change.refused]
     assert {"fused", "foreach"} & set(applying) or optimizer == "rmsprop"
     for change in [*([name] for name in applying), ["channels_last", "bf16"], []]:
-        bench.block(change, 1, 2)
-        bench.losses(change, 2)
+        bench.run_block(change, 1, 2)
+        bench.measure_losses(change, 2)
         assert _same(before, _fingerprint(training)), change
-    bench.memory([])
+    bench.measure_memory([])
     assert _same(before, _fingerprint(training))
     assert facts["step_s"] > 0
 
@@ -94,9 +94,9 @@ def test_a_training_that_was_tuned_has_the_losses_of_one_that_was_not() -> None:
         found, batches = [], iter(training.batches())
         for step in range(6):
             if tuned and step == 3:
-                bench = bench_of(training, restored=True)
+                bench = runner_for_workload(training, restored=True)
                 for change in ("channels_last", "bf16", "fused"):
-                    bench.block([change], 1, 3)
+                    bench.run_block([change], 1, 3)
             found.append(float(training.step(next(batches))))
         return found
 
@@ -120,11 +120,11 @@ def test_nothing_of_a_change_stays_on_the_model_also_where_the_step_fails() -> N
         return loss  # type: ignore[no-any-return]
 
     batch = torch.randn(2, 3, 6, 6)
-    bench = Bench(step, Targets((model,), (optimizer,)), lambda _: iter(lambda: batch, None), [batch])
+    bench = BlockRunner(step, Targets((model,), (optimizer,)), lambda _: iter(lambda: batch, None), [batch])
     strides = [parameter.stride() for parameter in model.parameters()]
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(RuntimeError, match="the user's own"):
-        bench.block(["channels_last", "bf16", "fused"], 0, 8)
+        bench.run_block(["channels_last", "bf16", "fused"], 0, 8)
     assert [parameter.stride() for parameter in model.parameters()] == strides
     assert all(torch.equal(old, new) for old, new in zip(weights, model.parameters(), strict=True))
     assert not model._forward_hooks
@@ -162,14 +162,14 @@ def test_changes_do_what_they_say() -> None:
         return loss  # type: ignore[no-any-return]
 
     batch = torch.randn(2, 3, 6, 6)
-    bench = Bench(step, Targets((model,), (optimizer,)), lambda _: iter(lambda: batch, None), [batch])
+    bench = BlockRunner(step, Targets((model,), (optimizer,)), lambda _: iter(lambda: batch, None), [batch])
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        bench.use({**bench.facts(), "cores": 4})
-        bench.block(["channels_last", "bf16", "fused", "threads=1"], 0, 1)
+        bench.set_facts({**bench.facts(), "cores": 4})
+        bench.run_block(["channels_last", "bf16", "fused", "threads=1"], 0, 1)
         assert seen[-1] == {"layout": True, "dtype": torch.bfloat16, "fused": True, "threads": 1}
-        bench.block([], 0, 1)
+        bench.run_block([], 0, 1)
         assert seen[-1] == {"layout": False, "dtype": torch.float32, "fused": None, "threads": 2}
     finally:
         torch.set_num_threads(before)
@@ -306,7 +306,7 @@ def test_a_loader_without_batches_is_refused_and_a_stream_that_ends_as_well() ->
     targets = Targets((model,), (optimizer,))
     empty: Any = DataLoader(TensorDataset(torch.randn(3, 8)), batch_size=8, drop_last=True)
     with pytest.raises(UsageError, match="there is no batch"):
-        loop_bench(step, empty, targets, (), 1)
+        runner_for_loop(step, empty, targets, (), 1)
 
     class Once(IterableDataset[torch.Tensor]):
         left: Iterator[torch.Tensor] = iter([*torch.randn(64, 8)])
@@ -314,9 +314,9 @@ def test_a_loader_without_batches_is_refused_and_a_stream_that_ends_as_well() ->
         def __iter__(self) -> Iterator[torch.Tensor]:
             return self.left
 
-    bench = loop_bench(step, DataLoader(Once(), batch_size=8), targets, (), 1)
+    bench = runner_for_loop(step, DataLoader(Once(), batch_size=8), targets, (), 1)
     with pytest.raises(UsageError, match="its stream is at its end"):
-        bench.block([], 0, 20)
+        bench.run_block([], 0, 20)
 
 
 def test_a_device_whose_work_nobody_waits_for_is_refused_and_precision_of_a_backend_is_a_fact() -> None:
@@ -401,7 +401,7 @@ def test_a_step_may_consume_and_alter_its_batch(made: Callable[[Any, Any], Any])
 
     batch = made(torch.full((4, 8), 255.0), torch.ones(4, 1))
     before = copy.deepcopy(batch)
-    place = LocalTraining(loop_bench(step, [batch], Targets((model,), (optimizer,)), (), 1))
+    place = LocalTraining(runner_for_loop(step, [batch], Targets((model,), (optimizer,)), (), 1))
     losses = place.ask(9, do="losses", changes=[], steps=3)["losses"]
     assert losses == place.ask(9, do="losses", changes=[], steps=3)["losses"]
     assert len(place.ask(9, do="block", changes=["foreach"], warmup=2, steps=3)["seconds"]) == 3
@@ -415,8 +415,8 @@ def test_the_time_of_a_step_has_none_of_the_copy_that_it_gets() -> None:
     def step(batch: torch.Tensor) -> None:
         model(batch[:1]).sum().backward()
 
-    bench = loop_bench(step, [torch.zeros(1 << 18, 8)], Targets((model,), (optimizer,)), (), 1)  # 8 MB
-    block = bench.block([], 1, 20)
+    bench = runner_for_loop(step, [torch.zeros(1 << 18, 8)], Targets((model,), (optimizer,)), (), 1)  # 8 MB
+    block = bench.run_block([], 1, 20)
     assert sum(block.seconds) < 0.5 * (block.t1_ns - block.t0_ns) / 1e9
 
 
@@ -469,8 +469,8 @@ def test_the_order_of_the_data_goes_on_as_before_also_behind_a_batch_sampler(wra
         loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
         if tuned:
             model, optimizer, step = _loop()
-            bench = loop_bench(lambda batch: step(batch[0]), loader, Targets((model,), (optimizer,)), (), 2)
-            bench.block([], 1, 4)
+            bench = runner_for_loop(lambda batch: step(batch[0]), loader, Targets((model,), (optimizer,)), (), 2)
+            bench.run_block([], 1, 4)
         return [batch for (batch,) in loader]
 
     assert _same(order(True), order(False))
@@ -490,7 +490,7 @@ def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_lo
         return step(batch)
 
     loader = DataLoader(Stream(), batch_size=4, drop_last=True, num_workers=1)
-    place = LocalTraining(loop_bench(watched, loader, Targets((model,), (optimizer,)), (), 2))
+    place = LocalTraining(runner_for_loop(watched, loader, Targets((model,), (optimizer,)), (), 2))
     changes = all_changes({**place.ask(9, do="facts"), "data_share": 0.5})
     assert "iterable data set" in changes["workers=2"].refused
     assert not changes["prefetch=4"].refused

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from stepscope.experiments.tune.block_runner import LocalTraining, loop_bench
+from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop
 from stepscope.experiments.tune.training import Targets
 
 
@@ -80,7 +80,7 @@ def test_layers_groups_hooks_and_what_is_frozen_are_as_before(alter: Callable[..
         return loss
 
     before = _structure(model, optimizer)
-    place = LocalTraining(loop_bench(step, [torch.ones(2, 8)], Targets((model,), (optimizer,)), (), 1))
+    place = LocalTraining(runner_for_loop(step, [torch.ones(2, 8)], Targets((model,), (optimizer,)), (), 1))
     place.ask(9, do="block", changes=[], warmup=1, steps=3)
     place.ask(9, do="losses", changes=["foreach"], steps=3)
     assert _structure(model, optimizer) == before
@@ -101,7 +101,7 @@ def test_sparse_gradients_are_put_back() -> None:
     weight, gradient = model.weight.detach().clone(), model.weight.grad
     assert gradient is not None
     values = gradient.coalesce().to_dense()
-    place = LocalTraining(loop_bench(step, [torch.tensor([3, 4, 5])], Targets((model,), (optimizer,)), (), 1))
+    place = LocalTraining(runner_for_loop(step, [torch.tensor([3, 4, 5])], Targets((model,), (optimizer,)), (), 1))
     place.ask(9, do="block", changes=[], warmup=1, steps=2)
     assert torch.equal(model.weight, weight)
     assert model.weight.grad is gradient
@@ -137,7 +137,7 @@ def test_a_sampler_with_a_count_of_its_own_goes_on_as_before() -> None:
         return loss  # type: ignore[no-any-return]
 
     list(loader)
-    place = LocalTraining(loop_bench(step, loader, Targets((model,), (optimizer,)), (), 2))
+    place = LocalTraining(runner_for_loop(step, loader, Targets((model,), (optimizer,)), (), 2))
     place.ask(9, do="block", changes=[], warmup=1, steps=9)
     assert (sampler.epoch, sampler.inner) == (1, [1, 2, 3, 0])
 
@@ -177,6 +177,6 @@ def test_a_batch_of_a_class_of_the_user_s_may_be_altered(made: Callable[[torch.T
         return loss  # type: ignore[no-any-return]
 
     batch = made(torch.zeros(2, 8))
-    place = LocalTraining(loop_bench(step, [batch], Targets((model,), (optimizer,)), (), 1))
+    place = LocalTraining(runner_for_loop(step, [batch], Targets((model,), (optimizer,)), (), 1))
     place.ask(9, do="block", changes=[], warmup=2, steps=3)
     assert not batch.values.any()

@@ -112,9 +112,9 @@ def test_a_workload_that_begins_compiled_calls_what_is_compiled(monkeypatch: pyt
     monkeypatch.setattr(child, "_kept", contextlib.ExitStack())
     monkeypatch.setattr(torch, "compile", compile_)
     with child._kept:
-        bench = child.workload_bench({"workload": "lenet", "batch": 2, "at_start": ["compile"], "facts": {}})
+        bench = child.prepare_workload_runner({"workload": "lenet", "batch": 2, "at_start": ["compile"], "facts": {}})
         compiled.clear()
-        bench.block([], 0, 2)
+        bench.run_block([], 0, 2)
         assert len(compiled) == 2
 
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.experiments.tune import TuneRequest
-from stepscope.experiments.tune.block_runner import Bench
+from stepscope.experiments.tune.block_runner import BlockRunner
 from stepscope.experiments.tune.delays import LAYER, LOADER, OPTIMIZER, delay_name, delay_of, take_delay_totals
 from stepscope.experiments.tune.training import Targets
-from stepscope.experiments.tune.what_if import Part, WhatIf, judge_parts
+from stepscope.experiments.tune.what_if import StepPart, WhatIf, judge_parts
 
 
 class DelayedTraining:
@@ -50,7 +50,7 @@ def _delays(name: str) -> tuple[float, float]:
     return forward_ns, backward_ns
 
 
-def _found(waits: dict[str, float], parts: list[Part]) -> WhatIf:
+def _found(waits: dict[str, float], parts: list[StepPart]) -> WhatIf:
     training = DelayedTraining(waits)
     found = WhatIf(lambda: training, parts, 1e6)
     found.run()
@@ -60,8 +60,9 @@ def _found(waits: dict[str, float], parts: list[Part]) -> WhatIf:
 
 def test_the_planted_shares_are_found_and_the_largest_saving_is_first() -> None:
     parts = [
-        Part("conv1", LAYER, "Conv2d", 0.2, 0.4, attained=0.9), Part("conv2", LAYER, "Conv2d", 0.5, 0.3, attained=0.6),
-        Part("optimizer", OPTIMIZER, "", 0.1), Part("loader", LOADER, "", 0.3),
+        StepPart("conv1", LAYER, "Conv2d", 0.2, 0.4, attained=0.9),
+        StepPart("conv2", LAYER, "Conv2d", 0.5, 0.3, attained=0.6),
+        StepPart("optimizer", OPTIMIZER, "", 0.1), StepPart("loader", LOADER, "", 0.3),
     ]  # fmt: skip
     found = _found({"conv1": 1.0, "conv2": 1.0, "optimizer": 1.0, "loader": 0.0}, parts)
     table = judge_parts(found, "t").tables[0]
@@ -75,13 +76,13 @@ def test_the_planted_shares_are_found_and_the_largest_saving_is_first() -> None:
 
 
 def test_a_part_that_is_not_surely_waited_for_is_no_answer() -> None:
-    part = Part("conv", LAYER, "Conv2d", 0.5, attained=0.1, waits=[0.9, -0.5, 1.4], reason="")
+    part = StepPart("conv", LAYER, "Conv2d", 0.5, attained=0.1, waits=[0.9, -0.5, 1.4], reason="")
     found = WhatIf(lambda: DelayedTraining({}), [part], 1)
     assert judge_parts(found, "t").answer.startswith("Cannot tell yet")
 
 
 def test_why_no_saving_is_stated_and_what_to_do_is_said() -> None:
-    part = Part("conv", LAYER, "Conv2d", 0.5, waits=[0.9, 1.0, 1.0, 0.95, 1.0, 1.0], reason="")
+    part = StepPart("conv", LAYER, "Conv2d", 0.5, waits=[0.9, 1.0, 1.0, 0.95, 1.0, 1.0], reason="")
     found = WhatIf(lambda: DelayedTraining({}), [part], 1e6)
     why = "the ceilings of this device are withheld: their probe waited for a CPU core in 9 % of its time"
     findings = judge_parts(found, "t", why)
@@ -107,21 +108,21 @@ def test_delays_are_waited_counted_and_leave_nothing_behind() -> None:
         optimizer.step()
         return loss  # type: ignore[no-any-return]
 
-    bench = Bench(
+    bench = BlockRunner(
         step, Targets((model,), (optimizer,)), lambda _: iter(lambda: torch.ones(2, 4), None), [torch.ones(2, 4)]
     )
     for kind, part, count in ((LAYER, "0", 2), (LAYER, "2", 2), (OPTIMIZER, "optimizer", 1)):
         take_delay_totals()
         name = delay_name(kind, part, 2e6, 2e6 if count == 2 else 0)
-        block = bench.block([name], 0, 3)
+        block = bench.run_block([name], 0, 3)
         assert take_delay_totals()["delayed_s"] >= 3 * count * 2e-3
         assert min(block.seconds) >= count * 2e-3
     assert not any(module._forward_hooks for module in model.modules())
     assert not optimizer._optimizer_step_post_hooks
-    bench.block([], 0, 2)
+    bench.run_block([], 0, 2)
     assert take_delay_totals()["delayed_s"] == 0.0
     with pytest.raises(LookupError, match="no module nothing"):
-        bench.block([delay_name(LAYER, "nothing", 1e6)], 0, 1)
+        bench.run_block([delay_name(LAYER, "nothing", 1e6)], 0, 1)
 
 
 @pytest.mark.parametrize("more", [{"only": ("bf16",)}, {"not_": ("bf16",)}, {"for_": "memory"}])

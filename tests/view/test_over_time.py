@@ -21,7 +21,7 @@ from stepscope.analysis.time.tracks import MOST_POINTS, lines_over_time
 
 pytest.importorskip("altair")
 from stepscope.report.view.server import BoundedServer, make_server
-from stepscope.report.view.site import Access, Answer, Site
+from stepscope.report.view.site import Access, HttpAnswer, Site
 
 HERE = {"Host": "localhost:8321"}
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def _data(answer: Answer) -> dict[str, Any]:
+def _data(answer: HttpAnswer) -> dict[str, Any]:
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', answer.body, re.DOTALL)
     data: dict[str, Any] = json.loads(found)
     return data

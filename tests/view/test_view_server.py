@@ -20,7 +20,7 @@ pytest.importorskip("altair")
 from stepscope.errors import RunNotFound, UsageError
 from stepscope.report.view import server as serving
 from stepscope.report.view.server import BoundedServer, make_server
-from stepscope.report.view.site import Answer, Site
+from stepscope.report.view.site import HttpAnswer, Site
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -83,7 +83,7 @@ def test_a_fault_of_ours_answers_500_and_the_server_goes_on(
         raise ZeroDivisionError("secret")
 
     assert isinstance(server.site, Site)
-    monkeypatch.setattr(server.site.listing, "look", fault)
+    monkeypatch.setattr(server.site.listing, "list_runs", fault)
     answer = asked(server, "GET", "/runs.json")
     assert answer.status == 500
     assert b"secret" not in answer.body  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ def test_connections_beyond_the_bound_of_pages_that_are_drawn_are_turned_away(
 ) -> None:
     drawn = threading.Event()
     monkeypatch.setattr(serving, "_PLACE_S", 0.01)
-    monkeypatch.setattr(server.site, "answer", lambda *_: drawn.wait(HANG_S) and Answer(200, "drawn"))
+    monkeypatch.setattr(server.site, "answer", lambda *_: drawn.wait(HANG_S) and HttpAnswer(200, "drawn"))
     waiting = [opened(server) for _ in range(serving.MOST_CONNECTIONS)]
     for visitor in waiting:
         visitor.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

@@ -19,7 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.files import read_json, replace_json
 from stepscope.report.view import listing as listing_module
 from stepscope.report.view.listing import Listing
-from stepscope.report.view.site import COOKIE, Access, Answer, Site, is_local_host, is_loopback
+from stepscope.report.view.site import COOKIE, Access, HttpAnswer, Site, is_local_host, is_loopback
 
 HERE = {"Host": "localhost:8321"}
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -39,7 +39,7 @@ def keys(site: Site) -> list[str]:
     return [row["key"] for row in json.loads(site.answer("/runs.json", HERE).body)["rows"]]
 
 
-def get(site: Site, target: str, **headers: str) -> Answer:
+def get(site: Site, target: str, **headers: str) -> HttpAnswer:
     return site.answer(target, {**HERE, **headers})
 
 
@@ -248,10 +248,10 @@ def test_the_list_reads_only_what_has_changed(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(module, "_facts", facts)
     listing = Listing(folder)
-    assert len(listing.look()) == len(listing.look()) == 2
+    assert len(listing.list_runs()) == len(listing.list_runs()) == 2
     assert len(read) == 2
-    (listing.look()[0].path / "summary.json").write_text("{}", encoding="utf-8")
-    listing.look()
+    (listing.list_runs()[0].path / "summary.json").write_text("{}", encoding="utf-8")
+    listing.list_runs()
     assert len(read) == 3
 
 
@@ -268,9 +268,9 @@ def test_the_next_process_reads_only_what_has_changed_since_the_last(
         return whole(path, root)
 
     monkeypatch.setattr(listing_module, "_facts", noted)
-    first = Listing(folder).look()
+    first = Listing(folder).list_runs()
     assert len(first) == len(read) == 2
-    assert Listing(folder).look() == first
+    assert Listing(folder).list_runs() == first
     assert len(read) == 2
     (first[0].path / "summary.json").write_text("{}", encoding="utf-8")
     shutil.rmtree(first[1].path)
@@ -280,7 +280,7 @@ def test_the_next_process_reads_only_what_has_changed_since_the_last(
     (kept,) = (tmp_path / "cache").rglob("*.json")
     assert kept.stat().st_mode & 0o077 == 0
     kept.write_text("[1", encoding="utf-8")
-    assert [row.key for row in Listing(folder).look()] == [first[0].key]
+    assert [row.key for row in Listing(folder).list_runs()] == [first[0].key]
 
 
 def test_very_many_runs_are_listed_at_once_and_read_bit_by_bit_the_newest_first(

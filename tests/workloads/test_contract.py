@@ -215,7 +215,7 @@ def test_a_part_of_test_data_in_the_order_of_their_classes_has_all_classes(lenet
 
 def test_evaluation_with_channels_innermost_finds_what_plain_pictures_do() -> None:
     training = workloads.find("resnet8-c32").prepare(batch=50)
-    training.model.load_state_dict(packaged.weights("resnet8-c32"))
+    training.model.load_state_dict(packaged.shipped_weights("resnet8-c32"))
     training.model.eval()
     assert training.splits.test is not None
     pictures, labels = next(iter(DataLoader(training.splits.test, batch_size=training.data.test_size)))

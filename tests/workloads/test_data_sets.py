@@ -22,8 +22,8 @@ from stepscope import workloads
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError, UsageError
 from stepscope.workloads.data import cache, catalogue, folder, pictures, questions, signals, text, translation
 from stepscope.workloads.data.cache import DataSet
-from stepscope.workloads.data.source import Batch, Splits, named
-from stepscope.workloads.data.text import Windows
+from stepscope.workloads.data.source import Batch, Splits, find_source
+from stepscope.workloads.data.text import WindowForm
 
 
 def put(name: str, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> DataSet:
@@ -149,10 +149,10 @@ def test_a_broken_cifar_record_is_refused(size: int) -> None:
 
 def test_pictures_are_padded_for_a_little_and_scaled_for_more() -> None:
     ones = torch.ones(1, 1, 28, 28)
-    assert pictures.fitted(ones, 32, 32)[0, 0, :2].sum() == 0
-    assert pictures.fitted(ones, 32, 32).sum() == 28 * 28
-    assert pictures.fitted(ones, 224, 224).sum() == 224 * 224
-    assert pictures.fitted(ones, 14, 14).shape == (1, 1, 14, 14)
+    assert pictures.fit_images(ones, 32, 32)[0, 0, :2].sum() == 0
+    assert pictures.fit_images(ones, 32, 32).sum() == 28 * 28
+    assert pictures.fit_images(ones, 224, 224).sum() == 224 * 224
+    assert pictures.fit_images(ones, 14, 14).shape == (1, 1, 14, 14)
 
 
 def test_one_digit_is_the_same_whatever_way_it_is_asked_for() -> None:
@@ -164,8 +164,8 @@ def test_one_digit_is_the_same_whatever_way_it_is_asked_for() -> None:
 
 
 def test_text_windows_overlap_by_one_token_and_hold_the_next() -> None:
-    windows = Windows("characters", vocabulary=40, length=16)
-    splits = named(text.sources(windows), "python-topics").load()
+    windows = WindowForm("characters", vocabulary=40, length=16)
+    splits = find_source(text.sources(windows), "python-topics").load()
     tokens, follows = first(splits)
     assert torch.equal(tokens[1:], follows[:-1])
     assert splits.train is not None
@@ -174,7 +174,7 @@ def test_text_windows_overlap_by_one_token_and_hold_the_next() -> None:
 
 
 def test_shakespeare_needs_no_more_than_its_65_characters() -> None:
-    splits = text._load(text.SHAKESPEARE, Windows("characters", vocabulary=65, length=80))
+    splits = text._load(text.SHAKESPEARE, WindowForm("characters", vocabulary=65, length=80))
     assert splits.facts.kind == "real-full"
     assert splits.train is not None
     seen = torch.cat([splits.train[place][0] for place in range(len(splits.train))])  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def test_a_file_is_fetched_once_and_kept_whole(site: Site, data_folder: Path) ->
     assert paths == [data_folder / "numbers" / "numbers.bin"]
     assert paths[0].read_bytes() == CONTENT
     assert seen[-1] == ("numbers.bin", len(CONTENT), len(CONTENT))
-    assert cache.present(dataset)
+    assert cache.is_present(dataset)
     assert cache.verify(dataset) == {"numbers.bin": "ok"}
     cache.fetch(dataset)
     assert len(site.asked) == 1
@@ -139,9 +139,9 @@ def test_without_pooch_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch
 def test_the_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STEPSCOPE_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / "stepscope"
+    assert cache.data_root() == tmp_path / "stepscope"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.folder() == Path("~/.cache/stepscope").expanduser()
+    assert cache.data_root() == Path("~/.cache/stepscope").expanduser()
 
 
 @pytest.mark.parametrize("dataset", catalogue.DATA_SETS, ids=lambda each: each.name)

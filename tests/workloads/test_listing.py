@@ -71,7 +71,7 @@ def test_after_a_change_of_a_file_everything_is_counted_anew_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("stepscope.api.workloads.shipped", dict)
+    monkeypatch.setattr("stepscope.api.workloads.shipped_counts", dict)
     asked: list[int] = []
     for _ in range(2):
         workload_rows([suite.find("lenet")], lambda new: asked.append(len(new)) or new)  # type: ignore[func-returns-value]

@@ -18,12 +18,12 @@ Read = Callable[[Path], object]
 
 
 def _arrays(file: str, names: tuple[str, ...] | None, sha256: str) -> Read:
-    return lambda folder: packaged.arrays(file, names, sha256, folder)
+    return lambda folder: packaged.load_arrays(file, names, sha256, folder)
 
 
 READERS: dict[str, Read] = {
     "digits.npz": _arrays("digits.npz", packaged.PICTURES, pictures.DIGITS_FACTS.sha256),
-    "shakespeare.txt.gz": lambda folder: packaged.text("shakespeare.txt.gz", text._SHAKESPEARE_SHA256, folder),
+    "shakespeare.txt.gz": lambda folder: packaged.load_text("shakespeare.txt.gz", text._SHAKESPEARE_SHA256, folder),
 }
 
 
@@ -63,7 +63,7 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, file: str, da
 
 
 def test_other_pictures_in_a_sound_file_are_refused(tmp_path: Path) -> None:
-    arrays = packaged.arrays("digits.npz", packaged.PICTURES, pictures.DIGITS_FACTS.sha256)
+    arrays = packaged.load_arrays("digits.npz", packaged.PICTURES, pictures.DIGITS_FACTS.sha256)
     arrays["test_labels"] = arrays["test_labels"][::-1].copy()
     np.savez_compressed(tmp_path / "digits.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataUnavailable, match="content hash"):
@@ -71,7 +71,7 @@ def test_other_pictures_in_a_sound_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_images_are_normalised_and_padded_with_background() -> None:
-    small, large = (pictures.splits(pictures.digits(), shape) for shape in ((1, 28, 28), (3, 32, 32)))
+    small, large = (pictures.resized_splits(pictures.digits(), shape) for shape in ((1, 28, 28), (3, 32, 32)))
     assert small.train is not None
     assert large.train is not None
     image, label = small.train[0]
@@ -113,7 +113,7 @@ def test_what_is_tested_is_apart_from_what_is_trained_on(name: str) -> None:
 def test_weights_that_ship_fit_their_network_and_know_pictures_that_they_never_saw(name: str) -> None:
     weights = packaged.WEIGHTS[name]
     training = workloads.find(name).prepare(16, data=weights.new)
-    training.model.load_state_dict(packaged.weights(name))
+    training.model.load_state_dict(packaged.shipped_weights(name))
     accuracy = training.evaluate()
     assert accuracy is not None
     assert accuracy == pytest.approx(weights.accuracy, abs=0.002)

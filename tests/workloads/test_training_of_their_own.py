@@ -136,10 +136,10 @@ def test_the_judge_is_a_copy_that_is_renewed_and_never_trained() -> None:
         for parameter in model.online.parameters():
             parameter.add_(1)
     states = torch.randint(0, 255, (2, 4, 84, 84), dtype=torch.uint8)
-    before = model.future(states)
+    before = model.best_future_worth(states)
     model.renew()
-    assert not torch.equal(before, model.future(states))
-    assert torch.equal(model.future(states), model(states).amax(1))
+    assert not torch.equal(before, model.best_future_worth(states))
+    assert torch.equal(model.best_future_worth(states), model(states).amax(1))
 
 
 def test_a_finished_episode_has_no_future() -> None:

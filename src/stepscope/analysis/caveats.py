@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import resolved_ns, series_of, windows
+from stepscope.analysis.channels import growth_windows, series_of, shortest_window_ns
 from stepscope.analysis.energy.power_model import power_model_gaps
 from stepscope.analysis.energy.power_sources import reversed_shunts
 from stepscope.analysis.estimate import mean_interval, null_if_nan
@@ -28,6 +28,7 @@ from stepscope.analysis.process_scopes import (
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import (
     FEW,
+    are_steps_whole,
     layer_timed_steps,
     only_warmup_profiled,
     profiled_parts,
@@ -35,7 +36,6 @@ from stepscope.analysis.time.steps import (
     span_ns,
     steps_after_warmup,
     timed_steps,
-    whole_steps,
 )
 from stepscope.arrays import Floats
 from stepscope.files import CHANGED, MENDED
@@ -113,7 +113,9 @@ def _process_metric_gaps(run: Run) -> Iterator[NotMeasured]:
         whys: dict[str, list[str]] = {}
         for process in training_processes(run):
             if process.scope not in scopes:
-                whys.setdefault(_why_not(run, process, metric), []).append(process.scope.removeprefix(RANK))
+                whys.setdefault(_reason_metric_unknown(run, process, metric), []).append(
+                    process.scope.removeprefix(RANK)
+                )
         for why, ranks in whys.items():
             yield NotMeasured(f"{what} of {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}", why)
 
@@ -128,7 +130,7 @@ def _why_no_sum(run: Run, metric: str) -> str:
     return f"{' and '.join(absent)} could not be read" if absent else "too few readings were taken of all of them"
 
 
-def _why_not(run: Run, process: Process, metric: str) -> str:
+def _reason_metric_unknown(run: Run, process: Process, metric: str) -> str:
     if any(channel.get("scope") == process.sampled_as for channel in run.channels):
         short = metric == "process_cpu_utilisation" and process.span_ns is None
         return "no step was made after the warm-up" if short else "too few readings were taken while it trained"
@@ -173,15 +175,15 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         remedy_of_layers = _WITHOUT_LAYERS.get(str(event.get("kind")))
         if remedy_of_layers is not None:
             yield NotMeasured("layers", str(event.get("message", "")), remedy_of_layers)
-    yield from _closed_regions(run)
-    if whole_steps(run) and (table["phase"] == "backward").any() and not (table["phase"] == "forward").any():
+    yield from _compiled_region_gaps(run)
+    if are_steps_whole(run) and (table["phase"] == "backward").any() and not (table["phase"] == "forward").any():
         why = "no call of a module was seen: the model is called in another thread than the one that updates it"
         yield NotMeasured("layers in forward", why, "call the model in the thread that updates it")
     if only_warmup_profiled(run):
         why = "only a step of the warm-up was profiled: it is shown, and is slower than those after it, in other shares"
         why, remedy = (within[0], remedy) if within else (why, "train for some steps more")
         yield NotMeasured("layers and operators after the warm-up", why, remedy)
-    elif not whole_steps(run):
+    elif not are_steps_whole(run):
         yield NotMeasured("whole steps", _partial_profiling_reason(run))
     elif seen < FEW:
         steps = plural(seen, "profiled step")
@@ -205,7 +207,7 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured("accelerator utilisation", "no kernel ran on an accelerator")
 
 
-def _closed_regions(run: Run) -> Iterator[NotMeasured]:
+def _compiled_region_gaps(run: Run) -> Iterator[NotMeasured]:
     """Yield the modules whose calls are not seen since they lie in compiled or scripted code."""
     spent = run.meta.get("compile_s")
     for region, remedy in (("compiled", "run once without torch.compile"), ("scripted", "run once without scripting")):
@@ -401,7 +403,7 @@ def _profiling_rows(run: RunReader) -> list[Measured]:
         note += ", all in one direction: drift of the step time is not cancelled"
     value, low, high = (None if bound is None else max(bound, 0.0) for bound in cost)
     step = Measured("recorded_step_overhead", "run", value, "ns", low, high, count, "steps", note)
-    share = Measured("recorded_step_overhead_share", "run", *_relative(base, step), count, "steps", note)
+    share = Measured("recorded_step_overhead_share", "run", *_overhead_share(base, step), count, "steps", note)
     return [step, share, _whole_run(run, step)]
 
 
@@ -413,7 +415,7 @@ _RECORDING_UNITS = (
 )
 
 
-def _relative(base_ns: float, step: Measured) -> tuple[float | None, str, float | None, float | None]:
+def _overhead_share(base_ns: float, step: Measured) -> tuple[float | None, str, float | None, float | None]:
     value, low, high = (None if x is None else x / base_ns for x in (step.value, step.low, step.high))
     return value, "1", low, high
 
@@ -424,7 +426,7 @@ def _whole_run(run: RunReader, step: Measured) -> Measured:
     Steps whose layers alone were timed count likewise, with what they took longer; of others what following them took.
     """
     steps, layers = run.steps, layer_timed_steps(run)
-    layers_ns = len(layers) * _slower_by_ns(run, layers)
+    layers_ns = len(layers) * _median_slowdown_ns(run, layers)
     recorded = int(steps["recorded"].sum())
     stated = run.meta.get("overhead") or {}
     spent = ("paused_ns", "once_ns", "followed_ns")
@@ -447,7 +449,7 @@ def _whole_run(run: RunReader, step: Measured) -> Measured:
     return Measured("run_overhead_share", "run", *values, len(steps), "steps", note)
 
 
-def _slower_by_ns(run: RunReader, chosen: pl.Series) -> float:
+def _median_slowdown_ns(run: RunReader, chosen: pl.Series) -> float:
     """Return by how much the median of these steps exceeds that of the steps a step time is taken from, ns."""
     lengths = steps_after_warmup(run).filter(pl.col("step").is_in(chosen.to_list()))["length_ns"]
     usual = timed_steps(run)[0]["length_ns"].median()
@@ -533,7 +535,7 @@ def _sampler_rows(run: RunReader) -> list[Measured]:
     found = series_of(run, "sampler_cpu_time")
     if span is None or not found:
         return [Measured("sampler_cpu_share", "sampler", None, "1", note="the sampler's CPU time was not recorded")]
-    parts = windows(found[0], *span, max(resolved_ns(found[0]), (span[1] - span[0]) / 200))
+    parts = growth_windows(found[0], *span, max(shortest_window_ns(found[0]), (span[1] - span[0]) / 200))
     value, low, high = (null_if_nan(x) for x in mean_interval(parts.rates))
     low = None if low is None else max(low, 0.0)
     note = "of one core" if value is not None else "the run is too short to tell what the sampler takes"
@@ -547,7 +549,8 @@ def thinning_sentences(run: RunReader) -> Iterator[str]:
     for grain in sorted({length for *_, length in spans}, reverse=True):
         first = min(t0 for t0, _, length in spans if length == grain) - begin_ns
         last = max(t1 for _, t1, length in spans if length == grain) - begin_ns
-        yield f"samples from {duration(max(first, 0))} to {duration(last)} of the run are means of {plural_s(grain)}"
+        span = f"{duration(max(first, 0))} to {duration(last)} of the run"
+        yield f"samples from {span} are means of {format_mean_span(grain)}"
     if files := run.thinned_steps:
         made, coarsest = run.steps["step"].max(), max(part.grain for part in files)
         yield (
@@ -559,6 +562,6 @@ def thinning_sentences(run: RunReader) -> Iterator[str]:
         yield f"{there:,} of {plural(recorded, 'window')} of operators are there, chosen at random"
 
 
-def plural_s(seconds: int) -> str:
+def format_mean_span(seconds: int) -> str:
     """Return a length of means."""
     return f"{seconds // 60} min" if seconds >= 60 else f"{seconds} s"

@@ -99,7 +99,7 @@ def equal_window_edges(t0_ns: float, t1_ns: float, length_ns: float) -> Floats:
     return np.linspace(t0_ns, t1_ns, count + 1)
 
 
-def windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float) -> Windows:
+def growth_windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float) -> Windows:
     """Divide a span into windows of at least this length; growth is interpolated between readings."""
     edges = equal_window_edges(t0_ns, t1_ns, length_ns)
     if len(edges) < 2:
@@ -112,7 +112,7 @@ def windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float) -> Win
     return Windows(edges, np.where(dark, np.nan, rates))
 
 
-def resolved_ns(series: Series) -> float:
+def shortest_window_ns(series: Series) -> float:
     """The shortest honest window: two ticks of the counter and two readings, ns."""
     return max(2.0 * series.refresh_ns, 2 * series.period_ns, 1.0)
 
@@ -147,7 +147,7 @@ def core_timeline(run: RunReader, t0_ns: int, t1_ns: int) -> pl.DataFrame:
 
 def _core_windows(run: RunReader, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
     for series in core_busy_time(run):
-        busy = windows(series, t0_ns, t1_ns, resolved_ns(series))
+        busy = growth_windows(series, t0_ns, t1_ns, shortest_window_ns(series))
         columns = {
             "scope": [series.scope] * len(busy.rates),
             "t0_ns": busy.edges_ns[:-1].astype(np.int64),
@@ -171,7 +171,7 @@ class Growth:
     refused: int = 0  # intervals and readings that cannot be true: set back, too fast, spikes
 
     @cached_property
-    def grown(self) -> Floats:
+    def known_growth(self) -> Floats:
         """Growth since the first reading, gaps excluded: (n,)."""
         return _running_sum(np.where(self.gap, 0.0, self.steps))
 
@@ -181,12 +181,12 @@ class Growth:
         return _running_sum(np.where(self.gap, 0.0, np.diff(self.t_ns)))
 
     @cached_property
-    def skipped(self) -> Floats:
+    def growth_in_gaps(self) -> Floats:
         """Growth over gaps whose two ends tell it, since the first reading: (n,). Known, but no part of `grown`."""
         return _running_sum(np.where(self.gap & ~np.isnan(self.steps), self.steps, 0.0))
 
     @cached_property
-    def dark_ns(self) -> Floats:
+    def unknown_ns(self) -> Floats:
         """Time in gaps of which nothing at all is known, since the first reading: (n,)."""
         return _running_sum(np.where(self.gap & np.isnan(self.steps), np.diff(self.t_ns), 0.0))
 
@@ -207,7 +207,7 @@ class Growth:
 
     def between(self, t0_ns: Floats, t1_ns: Floats) -> Floats:
         """Growth over each of many stretches, (n,): NaN where a gap touches one or it was not read throughout."""
-        grown, covered = (self.at(sums, t1_ns) - self.at(sums, t0_ns) for sums in (self.grown, self.covered_ns))
+        grown, covered = (self.at(sums, t1_ns) - self.at(sums, t0_ns) for sums in (self.known_growth, self.covered_ns))
         return np.where(covered > (1 - _ROUNDING) * (t1_ns - t0_ns), grown, np.nan)
 
 
@@ -218,7 +218,7 @@ def _running_sum(steps: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(steps)])
 
 
-def cut_spans(growth: Growth, spans_ns: Floats, known: bool = False) -> Growth:
+def turn_spans_into_gaps(growth: Growth, spans_ns: Floats, known: bool = False) -> Growth:
     """Return the series with each interval that touches one of the spans, (m, 2) ns, turned into a gap.
 
     `known`: what the readings at both ends tell still holds; else it does not, as over a clock that jumped.
@@ -278,8 +278,8 @@ def counter_growth(t_ns: Floats, values: Floats, limits: CounterLimits) -> Growt
     t, v = t_ns[read], values[read]
     if len(read) < 2:
         return Growth(t, np.empty(0), np.empty(0, dtype=np.bool_), refused=int(garbled.sum()))
-    steps, wrapped = _unwrapped(np.diff(v), limits)
-    plausible = _plausible(t, v, steps, limits)
+    steps, wrapped = _undo_counter_wraps(np.diff(v), limits)
+    plausible = _plausible_growth_flags(t, v, steps, limits)
     failed = np.diff(read) > 1
     return Growth(
         t_ns=t,
@@ -300,7 +300,7 @@ def _valid_readings(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flag
     return np.asarray(good & ~((values == 0) & (before >= 0) & ~wraps))
 
 
-def _unwrapped(steps: Floats, limits: CounterLimits) -> tuple[Floats, Flags]:
+def _undo_counter_wraps(steps: Floats, limits: CounterLimits) -> tuple[Floats, Flags]:
     """Steps with a whole range added where the counter fell and its range is known, and where that is."""
     if limits.full_range is None:
         return steps, np.zeros(len(steps), dtype=np.bool_)
@@ -308,7 +308,7 @@ def _unwrapped(steps: Floats, limits: CounterLimits) -> tuple[Floats, Flags]:
     return np.where(fell, steps + limits.full_range, steps), fell
 
 
-def _plausible(t_ns: Floats, values: Floats, steps: Floats, limits: CounterLimits) -> Flags:
+def _plausible_growth_flags(t_ns: Floats, values: Floats, steps: Floats, limits: CounterLimits) -> Flags:
     """Growth that the source can deliver in the time since the counter last moved; less than a whole range of it.
 
     What a slow counter publishes in one reading it gathered since its last: that is the time to hold against it.
@@ -325,11 +325,11 @@ def _plausible(t_ns: Floats, values: Floats, steps: Floats, limits: CounterLimit
 def _contradicted_readings(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
     """Readings that later ones disprove: spikes above them, and dips that the counter returned from."""
     nothing = np.zeros(len(values), dtype=np.bool_)
-    if len(values) < 3 or not _falls(t_ns, values, limits).any():
+    if len(values) < 3 or not _implausible_fall_flags(t_ns, values, limits).any():
         return nothing
     period_ns = max(float(np.median(np.diff(t_ns))), 1.0)
     width = int(min(_DISPROVED_WITHIN_NS / 2 / period_ns, len(values) - 1)) + 1
-    level = _levels(t_ns, values, limits)
+    level = _readings_without_wraps(t_ns, values, limits)
     as_spikes = _spikes_and_dips(level, width)
     as_dips = _spikes_and_dips(-level[::-1], width)[::-1]  # a dip is a spike upside down and backwards
     few, many = sorted((as_spikes, as_dips), key=lambda drops: int(drops.sum()))
@@ -344,15 +344,15 @@ def _spikes_and_dips(level: Floats, width: int) -> Flags:
     return out
 
 
-def _falls(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
+def _implausible_fall_flags(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flags:
     """Falls that are no plausible wrap."""
-    steps, _ = _unwrapped(np.diff(values), limits)
-    return (np.diff(values) < 0) & ~_plausible(t_ns, values, steps, limits)
+    steps, _ = _undo_counter_wraps(np.diff(values), limits)
+    return (np.diff(values) < 0) & ~_plausible_growth_flags(t_ns, values, steps, limits)
 
 
-def _levels(t_ns: Floats, values: Floats, limits: CounterLimits) -> Floats:
+def _readings_without_wraps(t_ns: Floats, values: Floats, limits: CounterLimits) -> Floats:
     """The readings with every plausible wrap undone, so that a counter without faults only rises."""
-    wrapped = (np.diff(values) < 0) & ~_falls(t_ns, values, limits)
+    wrapped = (np.diff(values) < 0) & ~_implausible_fall_flags(t_ns, values, limits)
     return values + np.concatenate([[0.0], np.cumsum(wrapped)]) * (limits.full_range or 0.0)
 
 

@@ -14,13 +14,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import series_of
-from stepscope.analysis.device.throttling import throttling
+from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.process_scopes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
-from stepscope.quantities import KINDS, find
+from stepscope.quantities import KINDS, find_quantity
 from stepscope.units import number
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _metric(run: Run, name: str) -> Headline | None:
         if known.is_empty():
             continue
         row = known.sort(~of_process, ~pl.col("scope").is_in(["total", ALL]), maintain_order=True).row(0, named=True)
-        quantity, of_memory = find(name, row["unit"]), name == "peak_memory"
+        quantity, of_memory = find_quantity(name, row["unit"]), name == "peak_memory"
         low, high = (None, None) if of_memory else (row["low"], row["high"])
         whole = _memory_bytes(run) if of_memory else None
         note = _rank_throughput_note(run) if name == "throughput" else row["note"] or ""
@@ -172,7 +172,7 @@ def _temperature_headline(run: Run) -> Iterator[Headline]:
     if not read:
         return
     value, zone = max(read)
-    held = {True: "throttled", False: "not throttled", None: ""}[throttling(run)[0]]
+    held = {True: "throttled", False: "not throttled", None: ""}[detect_throttling(run)[0]]
     kind = "" if run.simulated is None else "simulated"
     yield Headline("temperature", f"Hottest zone ({zone})", value, "°C", kind=kind, note=held)
 

@@ -14,7 +14,7 @@ from stepscope.analysis.energy.power_model import power_model_gaps
 from stepscope.analysis.energy.rails import MeasuredRail, rail_tree
 from stepscope.analysis.estimate import LevelChange, change_points
 from stepscope.analysis.metrics import Measured
-from stepscope.analysis.projection import project, project_level
+from stepscope.analysis.projection import project_level, project_sum
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import UsageError
@@ -73,7 +73,7 @@ def watch_starts(count: int, seed: int = 0) -> Ints:
     return np.asarray(np.arange(max(count, 1)) * WATCH_EVERY + places, dtype=np.int64)[:count]
 
 
-def watched_steps(numbers: Floats, seed: int = 0) -> Flags:
+def watched_step_flags(numbers: Floats, seed: int = 0) -> Flags:
     """20 steps of every 500, at the places of `watch_starts`; numbers: (n,) of steps, counted from the first."""
     since = numbers - numbers[0]
     place = since - watch_starts(int(since[-1]) // WATCH_EVERY + 1, seed)[(since // WATCH_EVERY).astype(int)]
@@ -109,11 +109,11 @@ def forecast(
     lengths = made["length_ns"].to_numpy() / 1e9
     plain = _unprofiled(run, made)
     kept, changes = chosen(numbers) & plain, tuple(_changes(made.filter(pl.Series(plain))))
-    time = _total("time", "s", "training", numbers[kept], lengths[kept], steps)
+    time = _projected_total("time", "s", "training", numbers[kept], lengths[kept], steps)
     totals, notes = [time], _change_notes(changes)
     energy = step_energy(run, made)
     series = _Series(numbers, chosen(numbers), plain, steps)
-    total = series.total(energy)
+    total = series.total_energy(energy)
     if energy is None or total is None:
         notes.append(_no_energy(run, energy))
     else:
@@ -125,8 +125,8 @@ def forecast(
     )
     for metric, unit, factor, note in wanted:
         if factor:
-            device = next(filter(None, map(series.total, device_energies(run, made, metric))), None)
-            totals.append(_amount(device, total, metric, factor, unit, note))
+            device = next(filter(None, map(series.total_energy, device_energies(run, made, metric))), None)
+            totals.append(_amount_from_energy(device, total, metric, factor, unit, note))
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
     condition = _assumption_text(steps, int(numbers[kept][-1]) + 1, time)
     badge = simulated_badge(run.meta.get("simulated"))
@@ -174,8 +174,8 @@ def _assumption_text(steps: int, made: int, time: Measured) -> str | None:
     )
 
 
-def _total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps: int) -> Measured:
-    seen = project(at, values, steps)
+def _projected_total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps: int) -> Measured:
+    seen = project_sum(at, values, steps)
     return Measured(metric, scope, seen.total, unit, seen.low, seen.high, seen.measured, "forecast", seen.method)
 
 
@@ -191,12 +191,12 @@ class _Series:
     plain: Flags
     steps: int
 
-    def total(self, energy: StepEnergy | None) -> Measured | None:
+    def total_energy(self, energy: StepEnergy | None) -> Measured | None:
         """The energy of all steps, J, of an estimate with the CI of its model; None where too few could be read."""
         if energy is None or (known := self.chosen & ~np.isnan(energy.values)).sum() < _FEWEST_STEPS:
             return None
         kept = known & self.plain if (known & self.plain).sum() >= _FEWEST_STEPS else known
-        total = _total(energy.metric, "J", energy.scope, self.numbers[kept], energy.values[kept], self.steps)
+        total = _projected_total(energy.metric, "J", energy.scope, self.numbers[kept], energy.values[kept], self.steps)
         if energy.metric == "energy":
             return total
         value, share = total.value or 0.0, energy.uncertainty
@@ -220,7 +220,7 @@ def _no_energy(run: RunReader, energy: StepEnergy | None) -> str:
     return f"no energy: {why}. {_DOCTOR}{'' if run.meta.get('power_model') else _MODEL}, and forecast from that run"
 
 
-def _amount(
+def _amount_from_energy(
     device: Measured | None, energy: Measured | None, metric: str, factor: float, unit: str, note: str
 ) -> Measured:
     """What follows from the energy of the device; a lower bound, from a part of it; null, not silence, without any."""

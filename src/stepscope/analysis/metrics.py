@@ -18,9 +18,9 @@ from stepscope.analysis.channels import (
     Windows,
     channel_timeline,
     core_busy_time,
-    resolved_ns,
+    growth_windows,
     series_of,
-    windows,
+    shortest_window_ns,
 )
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL, EnergyTables
 from stepscope.analysis.estimate import (
@@ -50,7 +50,7 @@ from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import FEW, profiled_steps, span_ns, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
-from stepscope.quantities import find
+from stepscope.quantities import find_quantity
 from stepscope.runfolder import RunReader
 from stepscope.units import number
 
@@ -161,7 +161,7 @@ def idle_residency(run: RunReader) -> list[Measured]:
     rows, span = [], span_ns(run)
     for series in _cores(run):
         assert span is not None
-        busy = windows(series, *span, resolved_ns(series))
+        busy = growth_windows(series, *span, shortest_window_ns(series))
         seen = busy.rates[~np.isnan(busy.rates)]
         length_ns = float(busy.edges_ns[1] - busy.edges_ns[0])
         if length_ns <= 0:  # steps without a length
@@ -187,7 +187,7 @@ def _cores(run: RunReader) -> list[Series]:
 
 def _utilisation_windows(span: tuple[int, int], series: Series) -> Windows:
     """The windows that utilisation is taken from: at least two ticks each, and not more than there is use for."""
-    return windows(series, *span, max(resolved_ns(series), (span[1] - span[0]) / _MOST_WINDOWS))
+    return growth_windows(series, *span, max(shortest_window_ns(series), (span[1] - span[0]) / _MOST_WINDOWS))
 
 
 def _mean_utilisation(metric: str, series: Series, span: tuple[int, int], unit: str, most: float = np.inf) -> Measured:
@@ -404,15 +404,15 @@ def resident_memory(run: RunReader) -> list[Measured]:
 def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
     """Return resident memory of all processes during this one's steps, and of each training process during its own."""
     for source, held, counted in _memory_of_all_processes(run):
-        yield from _median_of(ALL, held, span, source, counted)
+        yield from _median_resident(ALL, held, span, source, counted)
     for source in _RESIDENT:
         read = gauges(run, source)
         for process in training_processes(run):
             if process.sampled_as in read:
-                yield from _median_of(process.scope, read[process.sampled_as], process.span_ns, source, None)
+                yield from _median_resident(process.scope, read[process.sampled_as], process.span_ns, source, None)
 
 
-def _median_of(
+def _median_resident(
     scope: str, held: HeldReadings, span: tuple[int, int] | None, source: str, note: str | None
 ) -> Iterator[Measured]:
     if span is None:
@@ -440,7 +440,7 @@ def other_quantities(run: Run) -> Iterator[Measured]:
     for channel in run.channels if span is not None else ():
         assert span is not None
         name = str(channel.get("quantity"))
-        if not find(name).plain:
+        if not find_quantity(name).plain:
             continue
         samples = run.sensor(str(channel["sensor"]))
         if channel["id"] not in samples.columns:
@@ -543,7 +543,7 @@ def _sampled_series(run: RunReader, edges: Floats) -> Iterator[tuple[str, Series
         for series in series_of(run, quantity):
             rate = _counter_rates(series) if quantity in _COUNTERS else series
             if len(rate.t_ns) > 3:
-                yield quantity, rate, _step_means(rate, edges)
+                yield quantity, rate, _sample_means_by_step(rate, edges)
 
 
 def _counter_rates(series: Series) -> Series:
@@ -554,7 +554,7 @@ def _counter_rates(series: Series) -> Series:
     return Series(series.scope, series.source, series.refresh_ns, middle, rates, series.gaps_ns)
 
 
-def _step_means(series: Series, edges: Floats) -> Floats:
+def _sample_means_by_step(series: Series, edges: Floats) -> Floats:
     """Mean of the samples within each step; NaN where none fell into it."""
     sums = np.concatenate([[0.0], np.cumsum(series.values)])
     first, last = (np.searchsorted(series.t_ns, edge) for edge in edges)

@@ -60,7 +60,7 @@ class HeldReadings:
         return np.where(there, self.values[np.maximum(place, 0)], 0.0)
 
 
-def watched_trains(run: RunReader) -> bool:
+def is_writer_watched(run: RunReader) -> bool:
     """Return whether the process that the sampler watched is the one that wrote the run.
 
     Where nothing tells, parts do.
@@ -89,7 +89,7 @@ def has_several_processes(run: RunReader) -> bool:
     """Return whether other processes than the watched one trained, so that its figures are not those of the
     training.
     """
-    return not run.is_part and (bool(run.part_folders) or not watched_trains(run))
+    return not run.is_part and (bool(run.part_folders) or not is_writer_watched(run))
 
 
 def training_processes(run: RunReader) -> list[Process]:

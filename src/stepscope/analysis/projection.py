@@ -61,14 +61,14 @@ class _Targets:
     noise: float  # variance
 
 
-def project(at: Floats, values: Floats, steps: int) -> Projection:
+def project_sum(at: Floats, values: Floats, steps: int) -> Projection:
     """Predict the sum over the steps 0 .. steps - 1 from the values measured at the steps `at` (n,), ascending.
 
     values: (n,) without NaN, of any unit. What was measured enters as it is.
     """
     measured = float(values[at < steps].sum())
-    parts = _parts(at)
-    stalls = _stalls(values, parts)
+    parts = _block_indices(at)
+    stalls = _stall_excesses(values, parts)
     blocks = _blocks(at, values - stalls, parts)
     targets = _unmeasured(blocks, at, steps)
     rest = float(targets.weights.sum())
@@ -86,14 +86,14 @@ def project(at: Floats, values: Floats, steps: int) -> Projection:
 
 def project_level(at: Floats, values: Floats, end: float) -> Projection:
     """Predict the level that a series has at `end`, on the scale of `at` (n,): ascending, a reading about every 1."""
-    blocks = _blocks(at, values, _parts(at))
+    blocks = _blocks(at, values, _block_indices(at))
     last = max(end, float(at[-1]) + 1.0)
     targets = _Targets(np.array([[last - 1.0, last]]), np.ones(1), 0.0)
     expected, low, high, method = _predict(blocks, targets, last)
     return Projection(round(last), len(values), expected, low, high, method)
 
 
-def _parts(at: Floats) -> list[Ints]:
+def _block_indices(at: Floats) -> list[Ints]:
     """Places of neighbouring steps that make a block each; a hole in the numbers ends one."""
     size = max(BLOCK_STEPS, -(-len(at) // _MOST_BLOCKS))
     cuts = np.flatnonzero(np.diff(at) > BLOCK_STEPS) + 1
@@ -104,7 +104,7 @@ def _parts(at: Floats) -> list[Ints]:
     ]
 
 
-def _stalls(values: Floats, parts: Sequence[Ints]) -> Floats:
+def _stall_excesses(values: Floats, parts: Sequence[Ints]) -> Floats:
     """Return by how much single steps stick out of their blocks (n,), 0 for most: they say nothing of the trend."""
     away = np.concatenate([values[part] - np.median(values[part]) for part in parts])
     edge = _OUTLIER * 1.4826 * float(np.median(np.abs(away)))
@@ -164,9 +164,9 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
     scale = float(np.median(np.abs(blocks.mean))) or 1.0
     observed = blocks.mean / scale - 1.0
     noise = blocks.noise / scale / scale  # whose square may be 0
-    drifts, changes = _drifts(blocks, targets, horizon), _changes(blocks, targets)
+    drifts, changes = _drift_terms(blocks, targets, horizon), _change_terms(blocks, targets)
     parts = []
-    for spread, forgets, chance in _wanderings():
+    for spread, forgets, chance in _random_walk_settings():
         parts.append(_mixture(blocks, targets, observed, noise, (spread, forgets, chance), drifts, changes))
     evidence, mean, variance = (np.stack([part[k] for part in parts]) for k in range(3))
     if not np.isfinite(evidence.max()):
@@ -185,7 +185,7 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
     return median, low, high, _describe_posterior(weight)
 
 
-def _wanderings() -> list[tuple[float, float, float]]:
+def _random_walk_settings() -> list[tuple[float, float, float]]:
     """(sd, steps over which it forgets, log of the chance) of each wandering that is tried."""
     (none, chance), *others = _WANDERS
     share = 1 / len(_WANDER_STEPS)
@@ -193,7 +193,7 @@ def _wanderings() -> list[tuple[float, float, float]]:
     return [(none, 1.0, float(np.log(chance))), *tried]
 
 
-def _drifts(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
+def _drift_terms(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
     """No drift, and approaches to a settled level with each time constant; the longest are as good as linear."""
     constants = np.geomspace(30.0, 4 * max(horizon, 30.0), _TIME_CONSTANTS)
 
@@ -216,7 +216,7 @@ def _drifts(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
     )
 
 
-def _changes(blocks: _Blocks, targets: _Targets) -> _Terms:
+def _change_terms(blocks: _Blocks, targets: _Targets) -> _Terms:
     """No change, a lasting change between each two blocks, and two levels that take turns for ever."""
     places = [(before[1], after[0]) for before, after in pairwise(blocks.spans)]
     seen, wanted, unsure = [np.zeros(len(blocks.mean))], [0.0], [0.0]
@@ -336,7 +336,7 @@ def _describe_posterior(weight: Floats) -> str:
         shown.append("after the last change")
     if weight[:, 1:, :].sum() > 0.5:
         shown.append("drifting on as they did")
-    large = np.array([spread >= 0.03 for spread, _, _ in _wanderings()])
+    large = np.array([spread >= 0.03 for spread, _, _ in _random_walk_settings()])
     if weight[large].sum() > 0.5:
         shown.append("varying as they do")
     return shown[0] + (" " + ", ".join(shown[1:]) if shown[1:] else "")

@@ -12,7 +12,7 @@ import polars as pl
 from stepscope.analysis.caveats import NotMeasured, not_measured, overhead
 from stepscope.analysis.channels import board_computes, board_has_gpu, core_timeline
 from stepscope.analysis.device import core_clusters
-from stepscope.analysis.device.ceilings import attained
+from stepscope.analysis.device.ceilings import attained_shares
 from stepscope.analysis.device.contract import Board
 from stepscope.analysis.energy.fit_inputs import RunTimelines
 from stepscope.analysis.energy.operators import (
@@ -22,7 +22,7 @@ from stepscope.analysis.energy.operators import (
     check_utilisation_grouping,
     energy_by,
     fit_utilisation,
-    resolution,
+    resolution_table,
     utilisation_by,
 )
 from stepscope.analysis.energy.rail_fits import RailFit, fit_rails
@@ -43,11 +43,11 @@ from stepscope.analysis.time.collectives import COLLECTIVE_SCHEMA, CollectiveTim
 from stepscope.analysis.time.dependencies import Dependencies, dependencies
 from stepscope.analysis.time.operators import self_times
 from stepscope.analysis.time.overhead_correction import StepTimes, step_times
-from stepscope.analysis.time.ranks import Ranks, ranks
-from stepscope.analysis.time.tables import anatomy, module_table, operator_table, phase_table
+from stepscope.analysis.time.ranks import Ranks, compare_ranks
+from stepscope.analysis.time.tables import median_step_ops, module_table, operator_table, phase_table
 from stepscope.analysis.verdict import Verdict, verdict
 from stepscope.errors import RunError, UnknownName
-from stepscope.plugins import draw_in_notebook
+from stepscope.plugins import notebook_html
 from stepscope.runfolder import RunReader
 
 
@@ -73,7 +73,7 @@ class Run(RunReader):
 
     def _repr_html_(self) -> str | None:
         """What Jupyter shows; None, and so the plain text, without the extra `report`."""
-        return draw_in_notebook("Run", self)
+        return notebook_html("Run", self)
 
     @cached_property
     def results(self) -> ResultCache:
@@ -103,7 +103,7 @@ class Run(RunReader):
     @cached_property
     def side_by_side(self) -> Ranks:
         """The parts of a distributed training with what can be compared between them."""
-        return ranks(self)
+        return compare_ranks(self)
 
     @property
     def ranks(self) -> list[Run]:
@@ -132,7 +132,7 @@ class Run(RunReader):
 
     def attained(self, by: str = "module") -> pl.DataFrame:
         """Share of what this device could do, of each "module" or "operator": measured and attainable ns a step."""
-        return attained(self, by)
+        return attained_shares(self, by)
 
     def phases(self) -> pl.DataFrame:
         """Time of each phase, ns a step, and the unattributed time."""
@@ -224,13 +224,13 @@ class Run(RunReader):
         return step_energy_table(self, self.rails)
 
     @cached_property
-    def _timelines(self) -> RunTimelines:
+    def _op_timelines(self) -> RunTimelines:
         return RunTimelines(self)
 
     @cached_property
     def attributed_rails(self) -> list[RailFit]:
         """Each measured rail with the fit that hands its energy to the ops."""
-        return fit_rails(self, self.rails, self._timelines, self.results)
+        return fit_rails(self, self.rails, self._op_timelines, self.results)
 
     def energy(self, by: str = "module", method: str | None = None) -> pl.DataFrame:
         """Energy per step, J, by "module", "op", "kind", "phase" or "component", with 95 % CIs and verdicts.
@@ -251,7 +251,7 @@ class Run(RunReader):
     @cached_property
     def use_of_ops(self) -> list[UtilisationFit]:
         """Each channel of utilisation with the fit that hands it to the ops."""
-        return fit_utilisation(self, self._timelines, self.results)
+        return fit_utilisation(self, self._op_timelines, self.results)
 
     def utilisation(self, by: str = "kind") -> pl.DataFrame:
         """Mean use of CPU (cores), GPU and memory controller (shares) by "kind", "op", "module" or "phase".
@@ -269,7 +269,7 @@ class Run(RunReader):
 
     def energy_resolution(self) -> pl.DataFrame:
         """A row a rail: the shortest op that it can resolve, how much is within 10 %, how many more steps would do."""
-        return self.results.table("resolution", lambda: resolution(self.attributed_rails))
+        return self.results.table("resolution", lambda: resolution_table(self.attributed_rails))
 
     def power_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Power of each rail over time: rail, component, t0_ns, t1_ns, watts (null in gaps), estimated."""
@@ -319,7 +319,7 @@ class Run(RunReader):
 
     @cached_property
     def _anatomy(self) -> pl.DataFrame:
-        return anatomy(self)
+        return median_step_ops(self)
 
     @cached_property
     def _dependencies(self) -> Dependencies:

@@ -45,15 +45,15 @@ def log_table(run: Run) -> ResultTable | None:
     rows: list[tuple[Value, ...]] = []
     means = {name for name in run.coarser_sensors if len(run.sensor(name)) == len(run.sensor_between(name))}
     coarse = {str(channel["quantity"]) for channel in run.channels if str(channel["sensor"]) in means}
-    counted = {part.scope: float(part.growth.grown[-1]) for part in power_sources(run) if part.kind == "counter"}
+    counted = {part.scope: float(part.growth.known_growth[-1]) for part in power_sources(run) if part.kind == "counter"}
     for quantity in order:
         frame = run.samples(quantity, exact=True)
         of_scope = [(str(scope), part) for (scope,), part in frame.group_by(["scope"], maintain_order=True)]
-        of_quantity = [_row(quantity, scope, known[quantity], part) for scope, part in of_scope]
+        of_quantity = [_log_row(quantity, scope, known[quantity], part) for scope, part in of_scope]
         cores = frame.filter(pl.col("scope").str.starts_with("core:"))
         if quantity == "utilisation" and cores["scope"].n_unique() > 1:
             mean = cores.group_by("t0_ns", "t1_ns", maintain_order=True).agg(pl.col("value").mean())
-            of_quantity.append(_row(quantity, CPU, known[quantity], mean))
+            of_quantity.append(_log_row(quantity, CPU, known[quantity], mean))
         if quantity == "power":
             of_quantity = [(*row[:7], counted.get(str(row[1]), row[7]), *row[8:]) for row in of_quantity]
         # of means that stand for readings of a very long log, neither their zeros nor their times tell
@@ -99,7 +99,7 @@ def _time_of_energy(run: Run, scope: str) -> str:
     return f"in {duration(covered)} of the {duration(whole)}: in the rest readings are missing"
 
 
-def _row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[Value, ...]:
+def _log_row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[Value, ...]:
     ordered = readings.sort("t0_ns")
     values = ordered["value"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
     middle = (ordered["t0_ns"] + ordered["t1_ns"]).to_numpy() / 2
@@ -118,7 +118,7 @@ def _row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tuple[
 def _trapezoid(t_ns: Floats, watts: Floats) -> float | None:
     """Energy, J, between neighbours that were both read; None of less than two."""
     growth = integrate_power(t_ns, watts)
-    return float(growth.grown[-1]) if not growth.gap.all() else None
+    return float(growth.known_growth[-1]) if not growth.gap.all() else None
 
 
 def _period_s(t_ns: Floats, values: Floats) -> float | None:

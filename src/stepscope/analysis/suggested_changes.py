@@ -17,8 +17,8 @@ import polars as pl
 from stepscope.analysis.first_screen import machine_name
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
-from stepscope.privacy import cleaned, redacted_texts, withheld_kinds
-from stepscope.runfolder.validation import Row, parse, read_regular
+from stepscope.privacy import redacted_texts, withheld_kinds, withhold_names
+from stepscope.runfolder.validation import Fields, parse, read_regular
 from stepscope.units import percent
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ _FINDINGS = {
     **dict.fromkeys(("study", "answer", "command"), str),
     "device": None,
     "settings": {"target": str, "arguments": [str]},
-    "tables": [Row(_TABLE, ("name", "title", "columns", "rows"))],
+    "tables": [Fields(_TABLE, ("name", "title", "columns", "rows"))],
 }
 
 
@@ -110,12 +110,12 @@ def _read(path: Path, study: str) -> dict[str, Any] | None:
     try:
         if path.parent.is_symlink():
             raise OSError(f"'{path.parent}' is a link")
-        found, _ = parse(read_regular(path, _MOST_BYTES), Row(_FINDINGS, ("study", "answer", "tables")))
+        found, _ = parse(read_regular(path, _MOST_BYTES), Fields(_FINDINGS, ("study", "answer", "tables")))
     except (OSError, ValueError):
         return None
     if found is None or found["study"] != study:
         return None
-    found = cleaned(redacted_texts(found))
+    found = withhold_names(redacted_texts(found))
     for table in found["tables"]:
         rows = [tuple(row) for row in table["rows"][:_MOST_ROWS] if len(row) == len(table["columns"])]
         table["rows"] = [row for row in rows if not any(isinstance(cell, list | dict) for cell in row)]

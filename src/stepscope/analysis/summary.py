@@ -17,7 +17,7 @@ from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
 from stepscope.arrays import Floats
-from stepscope.files import read_object, replace_json
+from stepscope.files import read_json_object, replace_json
 from stepscope.quantities import simulated_badge
 from stepscope.units import bytes_, duration, number, percent, roughly, si
 
@@ -61,9 +61,9 @@ def write_summary(run: Run) -> Path:
     return path
 
 
-def has_summary(run: Run) -> bool:
+def is_summary_current(run: Run) -> bool:
     """Return whether summary.json was found in the very files that the run has now."""
-    return read_object(run.path / _FILE).get("key") == run.results.key
+    return read_json_object(run.path / _FILE).get("key") == run.results.key
 
 
 PROCESS_SCHEMA = {"part": pl.String, "bytes": pl.Int64, "source": pl.String}
@@ -210,7 +210,7 @@ def _sum_or_none(parts: list[dict[str, Any]], name: str) -> float | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def between_sentences(kinds: pl.DataFrame, rail: str) -> list[str]:
+def between_steps_sentences(kinds: pl.DataFrame, rail: str) -> list[str]:
     """Return sentences on a rail's energy between steps: tables of operators hold it, the total of a step does not."""
     own = kinds.filter((pl.col("rail") == rail) & pl.col("joules_per_step").is_not_null())
     outside = float(own.filter(pl.col("name").is_in([BETWEEN, PAUSES]))["joules_per_step"].sum())

@@ -27,11 +27,11 @@ from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
 from stepscope.analysis.time.steps import (
     FEW,
+    are_steps_whole,
     missing_steps_file,
     profiled_steps,
     steps_after_warmup,
     timed_steps,
-    whole_steps,
 )
 from stepscope.quantities import simulated_badge
 from stepscope.runfolder.checksums import GONE
@@ -138,7 +138,7 @@ class Verdict:
 def verdict(run: Run) -> Verdict:
     """Return what bounds the step, with its evidence; "unknown" where nothing was measured that tells."""
     if not len(run.steps) or steps_after_warmup(run).is_empty():
-        why, cautions = _without_ops(run), (*_damaged_files_caution(run), *_simulated(run))
+        why, cautions = _without_ops(run), (*_damaged_files_caution(run), *_simulated_caution(run))
         none = _LOST_STEPS if missing_steps_file(run) else _NO_STEPS
         following = _LOG_ALONE if is_sensor_log(run) else none if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
@@ -154,17 +154,17 @@ def verdict(run: Run) -> Verdict:
         _evidence_sentence(first) if first is not None else _cannot_tell(run, found),
         of_last.strip(),
         *_other_causes_sentence(found),
-        "" if starved or not profiled else _IN_PARTS if not whole_steps(run) else _dominant_phase_and_type(run),
+        "" if starved or not profiled else _IN_PARTS if not are_steps_whole(run) else _dominant_phase_and_type(run),
     ]
     cautions = (
         *_damaged_files_caution(run),
         *((_UNCERTAIN,) if any(event.get("kind") == "steps-uncertain" for event in run.events) else ()),
         *_stalled_while_profiled(run),
         *_uneven_steps_caution(run),
-        *(_profiling(run) if profiled else ()),
+        *(_profiling_cautions(run) if profiled else ()),
         *((_WAITED,) if profiled and first is not None and first.bound == "cpu-starved" else ()),
-        *(() if by_others else _background(run)),
-        *_simulated(run),
+        *(() if by_others else _background_caution(run)),
+        *_simulated_caution(run),
     )
     unequal = _UNEQUAL_RANKS if last is not None and last.explains else ()
     advice = () if first is None else _advice(run, first)
@@ -230,7 +230,7 @@ def _damaged_files_caution(run: Run) -> Iterator[str]:
         yield f"Damaged or gone: {damaged[0].removesuffix(f': {GONE}')}{more}."
 
 
-def _simulated(run: Run) -> Iterator[str]:
+def _simulated_caution(run: Run) -> Iterator[str]:
     """Yield a caution for simulated sensors: what they show is not of this machine."""
     if run.simulated is not None:
         what = "Power, energy and heat"
@@ -239,7 +239,7 @@ def _simulated(run: Run) -> Iterator[str]:
         yield f"{simulated_badge(run.simulated)}. {what} are simulated; time and memory are not."
 
 
-def _profiling(run: Run) -> Iterator[str]:
+def _profiling_cautions(run: Run) -> Iterator[str]:
     """Yield cautions where few steps were profiled, or profiling slowed them down."""
     count = int(run.self_times["step"].n_unique())
     if count < FEW:
@@ -292,7 +292,7 @@ def _profiled_slowdown(run: Run) -> float | None:
     return recorded / bare
 
 
-def _background(run: Run) -> Iterator[str]:
+def _background_caution(run: Run) -> Iterator[str]:
     if not run.part_folders:  # what the other ranks use is no other program's
         text = background_warning(background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])).strip()
         yield from (text,) if text else ()

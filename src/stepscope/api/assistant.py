@@ -55,7 +55,7 @@ class Assistant:
         from stepscope.analysis.run import Run
         from stepscope.report.brief import brief
 
-        return brief(Run(self._path(run)))
+        return brief(Run(self._run_folder(run)))
 
     def compare(self, runs: Sequence[str]) -> str:
         """Compare two to ten runs with the first of them: ratios with intervals, and what explains the difference."""
@@ -64,28 +64,28 @@ class Assistant:
 
         if not 2 <= len(runs) <= MOST_COMPARED:
             raise UsageError(f"{plural(len(runs), 'run')} cannot be compared", f"give 2 to {MOST_COMPARED} names")
-        return _truncate(text(compare([self._path(run) for run in runs]), 120))
+        return _truncate(text(compare([self._run_folder(run) for run in runs]), 120))
 
     def measure(self, workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:
         """Train a workload of the package for some steps, measure it, and say what was found, as `ask` does."""
         if not 1 <= steps <= MOST_STEPS:
             raise UsageError(f"steps={steps}: not between 1 and {MOST_STEPS}")
-        _check(workload)
-        return self._apart("measure", workload=workload, steps=steps, batch=batch, threads=threads)
+        _refuse_foreign_workload(workload)
+        return self._run_in_child("measure", workload=workload, steps=steps, batch=batch, threads=threads)
 
     def fit(self, workload: str, memory: str | None = None, board: str | None = None, batch: int | None = None) -> str:
         """Say without training whether a workload fits a memory ("2GB"), a board ("jetson-nano") or this machine."""
-        _check(workload)
-        return self._apart("fit", workload=workload, memory=memory, board=board, batch=batch)
+        _refuse_foreign_workload(workload)
+        return self._run_in_child("fit", workload=workload, memory=memory, board=board, batch=batch)
 
     def tune(self, workload: str, minutes: float = 1.0, goal: str = "time") -> str:
         """Try changes on a workload and measure each in pairs: what makes it faster (time) or smaller (memory)."""
         if not 0 < minutes <= MOST_MINUTES:
             raise UsageError(f"minutes={minutes:g}: not between 0 and {MOST_MINUTES:g}")
-        _check(workload)
-        return self._apart("tune", workload=workload, minutes=minutes, for_=goal)
+        _refuse_foreign_workload(workload)
+        return self._run_in_child("tune", workload=workload, minutes=minutes, for_=goal)
 
-    def _path(self, run: str) -> Path:
+    def _run_folder(self, run: str) -> Path:
         """Return the folder of a run by its name; a path is refused, so that nothing outside is read."""
         if run != NEWEST and (Path(run).name != run or run in ("", ".", "..")):
             raise UsageError("a run is named by its name, not by a path", "list_runs lists them")
@@ -94,7 +94,7 @@ class Assistant:
             raise RunNotFound("there is no run of this name", "list_runs lists them")
         return path
 
-    def _apart(self, verb: str, **values: Any) -> str:
+    def _run_in_child(self, verb: str, **values: Any) -> str:
         """Return what a verb says in a process of its own; the process ends with its time limit, and all it began."""
         orders = json.dumps({"verb": verb, "runs": str(self.runs), **values})
         command = [sys.executable, "-m", "stepscope.api.assistant", orders]
@@ -121,7 +121,7 @@ def text_or_refusal(verb: Callable[[], str]) -> str:
         return f"refused: {error}{f' ({error.hint})' if error.hint else ''}"
 
 
-def _check(workload: str) -> None:
+def _refuse_foreign_workload(workload: str) -> None:
     from stepscope import workloads
 
     if ":" in workload or "/" in workload or workload.endswith(".py"):
@@ -142,7 +142,7 @@ def _truncate(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
-def _measured(orders: Mapping[str, Any]) -> str:
+def _measure_to_text(orders: Mapping[str, Any]) -> str:
     from stepscope.api.training import measure
     from stepscope.report.brief import brief
 
@@ -150,7 +150,7 @@ def _measured(orders: Mapping[str, Any]) -> str:
     return brief(measure(orders["workload"], out=orders["runs"], **settings))
 
 
-def _fitted(orders: Mapping[str, Any]) -> str:
+def _fit_to_text(orders: Mapping[str, Any]) -> str:
     from stepscope.api.workloads import fit_workload
     from stepscope.units import bytes_
 
@@ -169,7 +169,7 @@ def _fitted(orders: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _tuned(orders: Mapping[str, Any]) -> str:
+def _tune_to_text(orders: Mapping[str, Any]) -> str:
     from stepscope.api.run_reports import text
     from stepscope.api.tune import tune
 
@@ -184,7 +184,11 @@ def _new_folder(studies: Path, workload: str) -> Path:
     return studies / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-tune-{workload}"
 
 
-_VERBS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"measure": _measured, "fit": _fitted, "tune": _tuned}
+_VERBS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "measure": _measure_to_text,
+    "fit": _fit_to_text,
+    "tune": _tune_to_text,
+}
 
 
 def main(orders: Mapping[str, Any]) -> None:

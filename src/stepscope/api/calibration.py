@@ -14,14 +14,14 @@ from stepscope.record.meter_log import read_meter_csv
 from stepscope.record.meters import parse_meters
 from stepscope.record.sampler.calibration import (
     Calibration,
+    LoadRecording,
     Readings,
-    Recorded,
     align_log_to_load,
     calibrate_channels,
     record_square,
     save_calibrations,
 )
-from stepscope.record.sensors import survey
+from stepscope.record.sensors import survey_sensors
 from stepscope.record.sensors.contract import Channel, Meter, OpenSensor, Target
 
 
@@ -68,7 +68,7 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
     if request.meter_csv is not None and not request.meter_csv.is_file():
         raise UsageError(f"there is no meter log '{request.meter_csv}'", "start the meter's log, then calibrate")
     target = Target(os.getpid(), meters=meters)
-    seen = survey(root, target)
+    seen = survey_sensors(root, target)
     try:
         theirs, channels = _split_meter_and_sensors(seen.found, meters)
         if meters and not theirs:
@@ -113,7 +113,7 @@ def _split_meter_and_sensors(
     return theirs, own
 
 
-def _log(path: Path | None, recorded: Recorded) -> Readings:
+def _log(path: Path | None, recorded: LoadRecording) -> Readings:
     assert path is not None
     log = read_meter_csv(path)
     return align_log_to_load(log.t_s, log.power_w, log.clock == "unix", recorded.load, recorded.end_ns)

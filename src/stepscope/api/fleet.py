@@ -40,7 +40,7 @@ def status(where: str | Path, tls: str | Path | None = None) -> list[DeviceState
     Raises FleetError where the scheduler does not answer, MissingDependency without the extra `fleet`.
     """
     require_libraries()
-    return fleet_up.devices(scheduler_address(str(where), None if tls is None else Path(tls)))
+    return fleet_up.query_device_states(scheduler_address(str(where), None if tls is None else Path(tls)))
 
 
 def down(hosts: str | Path, says: Callable[[HostState], None] = lambda state: None) -> list[HostState]:

@@ -19,7 +19,7 @@ import stepscope
 from stepscope.analysis import forecast as extrapolated
 from stepscope.analysis.compare import Check, Comparison
 from stepscope.analysis.energy import learned_power
-from stepscope.analysis.energy.alignment import align
+from stepscope.analysis.energy.alignment import align_meter_to_run
 from stepscope.analysis.results import Findings
 from stepscope.analysis.run import open_run
 from stepscope.api.requests import DoctorRequest, ForecastRequest
@@ -27,7 +27,7 @@ from stepscope.errors import UnknownName, UsageError
 from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
-from stepscope.record.diagnosis import characterise_sensors, diagnose
+from stepscope.record.diagnosis import diagnose, measure_and_save_power_sensors
 from stepscope.record.meter_log import import_csv
 from stepscope.report import figures as drawn
 from stepscope.report.exports._excerpt import plan_export, write_export
@@ -136,7 +136,7 @@ def live(run: str | Path | Run = "last", every_s: float = 0.5) -> Iterator[Now]:
     """
     folder = (run if isinstance(run, RunReader) else RunReader(run)).path
     with contextlib.closing(RunWatcher(folder)) as watch:
-        yield from poll_states(watch, watch.look(), every_s, time.sleep)
+        yield from poll_states(watch, watch.read_state(), every_s, time.sleep)
 
 
 def log(run: str | Path | Run = "last", to: str = "tensorboard", out: str | Path | None = None, **options: Any) -> Any:
@@ -215,7 +215,7 @@ def meter(run: str | Path | Run, log: str | Path) -> Run:
     folder = (run if isinstance(run, RunReader) else RunReader(run)).path
     if not Path(log).is_file():
         raise UsageError(f"there is no meter log '{log}'", "give the path of its CSV file")
-    import_csv(folder, Path(log), align)
+    import_csv(folder, Path(log), align_meter_to_run)
     return stepscope.Run(folder)
 
 
@@ -241,7 +241,7 @@ def doctor(
     request = DoctorRequest(characterise, None, ceilings, threads, precision, simulate)
     with sensor_root(request.simulate, str(root or os.environ.get("STEPSCOPE_ROOT") or "/")) as chosen:
         top = Path(chosen.root or "/")
-        measure = (lambda seen, target: characterise_sensors(seen, target, top)[1]) if characterise else None
+        measure = (lambda seen, target: measure_and_save_power_sensors(seen, target, top)[1]) if characterise else None
         found = diagnose(top, request.simulate, measure)[0]
     return (
         {**found, "ceilings": measured(threads=request.threads, precision=request.precision, again=True)}
@@ -269,10 +269,10 @@ def figure(
     """
     drawn.check(name, [form], width_mm)
     runs = list(run) if isinstance(run, Sequence) and not isinstance(run, str) else [run]
-    if len(runs) != 1 and not (runs and drawn.is_shared(name)):
+    if len(runs) != 1 and not (runs and drawn.is_multi_run_figure(name)):
         raise UsageError(f"'{name}' draws one run, and {len(runs)} were given", "call figure for each of them")
-    if drawn.is_shared(name):
-        return drawn.write_together(name, [open_run(folder) for folder in runs], Path(out), form, width_mm)
+    if drawn.is_multi_run_figure(name):
+        return drawn.write_multi_run_figure(name, [open_run(folder) for folder in runs], Path(out), form, width_mm)
     return drawn.write(name, open_run(runs[0]), Path(out), form, width_mm)
 
 

@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
     from stepscope.analysis.results import Findings
     from stepscope.experiments.engine import StudyRequest
-    from stepscope.experiments.engine.engine import Point, Watch
+    from stepscope.experiments.engine.engine import Point, ProgressCallbacks
     from stepscope.experiments.engine.folder import SweepFolder
     from stepscope.experiments.engine.sweep_points import SweepPoint
     from stepscope.experiments.fleet.gatherer import Device
-    from stepscope.experiments.fleet.scheduling import FleetFolder, FleetWatch
+    from stepscope.experiments.fleet.scheduling import FleetCallbacks, FleetFolder
     from stepscope.report.study_results import Charts
 
 
 @contextmanager
-def study_progress(wanted: bool) -> Iterator[Watch]:
+def study_progress(wanted: bool) -> Iterator[ProgressCallbacks]:
     """Yield the progress of a study; drawn at most once a second, since drawing takes time from what is measured."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from stepscope.experiments.engine.engine import Watch
+    from stepscope.experiments.engine.engine import ProgressCallbacks
 
     if not wanted:
-        yield Watch()
+        yield ProgressCallbacks()
         return
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -59,11 +59,11 @@ def study_progress(wanted: bool) -> Iterator[Watch]:
             status = "ok" if ended_well else f"{result['status']}: {result['reason']}"
             _print_line(progress, live, f"{place + 1}/{count} {point.title}: {status}, {wall_s:.0f} s")
 
-        yield Watch(begins, progress.refresh, ends)
+        yield ProgressCallbacks(begins, progress.refresh, ends)
 
 
 @contextmanager
-def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[Watch]:
+def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[ProgressCallbacks]:
     """Yield the progress of a sweep.
 
     Drawn at most once a second, since drawing takes CPU time from what is measured.
@@ -71,13 +71,13 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[Watch]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from stepscope.experiments.engine.engine import Watch
+    from stepscope.experiments.engine.engine import ProgressCallbacks
     from stepscope.experiments.suite.sweep import time_left_s
 
     order, ended = folder.order, folder.results()
     console = Console(stderr=True, highlight=False)
     if not wanted:
-        yield Watch()
+        yield ProgressCallbacks()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
     live = console.is_terminal
@@ -100,7 +100,7 @@ def sweep_progress(folder: SweepFolder, wanted: bool) -> Iterator[Watch]:
             _print_line(progress, live, f"{place + 1}/{count} {point.title}: {outcome_label(result)}")
             now.begin("")
 
-        yield Watch(begins, draw, ends)
+        yield ProgressCallbacks(begins, draw, ends)
 
 
 def _print_line(progress: Progress, live: bool, line: str) -> None:
@@ -134,15 +134,15 @@ def outcome_label(result: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetWatch]:
+def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetCallbacks]:
     """Yield the progress lines of a fleet's sweep."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from stepscope.experiments.fleet.scheduling import FleetWatch
+    from stepscope.experiments.fleet.scheduling import FleetCallbacks
 
     if not wanted:
-        yield FleetWatch()
+        yield FleetCallbacks()
         return
     console = Console(stderr=True, highlight=False)
     live = console.is_terminal
@@ -173,7 +173,7 @@ def fleet_progress(folder: FleetFolder, wanted: bool) -> Iterator[FleetWatch]:
         def says(line: str) -> None:
             _print_line(progress, live, line)
 
-        yield FleetWatch(begins, ends, says)
+        yield FleetCallbacks(begins, ends, says)
 
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
@@ -199,10 +199,10 @@ def study(
     if settings and request is question:
         raise UsageError("a request has its settings already", "give the request, or the name of the study")
     checked = request.checked()
-    return answer(request, checked, study_path(request, None if out is None else Path(out)), progress)
+    return answer_request(request, checked, study_path(request, None if out is None else Path(out)), progress)
 
 
-def answer(request: StudyRequest, checked: StudyRequest, folder: Path, progress: bool) -> Findings:
+def answer_request(request: StudyRequest, checked: StudyRequest, folder: Path, progress: bool) -> Findings:
     """Answer a request in a folder, with findings.json, figures, page and PDF; `checked` is what it stores."""
     from stepscope.experiments.engine.engine import answer_study
     from stepscope.experiments.engine.folder import StudyFolder
@@ -210,7 +210,7 @@ def answer(request: StudyRequest, checked: StudyRequest, folder: Path, progress:
 
     with study_progress(progress) as watch:
         findings = answer_study(checked, folder, watch=watch, command=study_command(request, folder))
-    StudyFolder(folder, request.study, checked.to_dict()).conclude(findings)
+    StudyFolder(folder, request.study, checked.to_dict()).store_findings(findings)
     write_pictures(findings, lambda: _charts(request.study, findings), folder, FIGURE_FORMATS)
     return findings
 

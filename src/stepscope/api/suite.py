@@ -59,13 +59,13 @@ def sweep_path(request: SuiteRun) -> Path:
         if request.fleet is not None:
             raise UsageError("to go on with a fleet's sweep takes its folder", "name it: --resume --out DIR")
         return last_sweep()
-    return default_out(f"{request.name or 'sweep'}-fleet" if request.fleet is not None else request.name)
+    return default_out(f"{request.tier_name or 'sweep'}-fleet" if request.fleet is not None else request.tier_name)
 
 
 def run_sweep(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
     """Begin a sweep in a folder or go on with it, here or on the boards of a fleet. says: told what is no progress."""
     from stepscope.experiments.suite.plan import new_sweep, resume_sweep
-    from stepscope.experiments.suite.sweep import sweep
+    from stepscope.experiments.suite.sweep import run_missing_points
 
     if request.fleet is not None:
         _run_on_fleet(request, out, progress, says)
@@ -74,7 +74,7 @@ def run_sweep(request: SuiteRun, out: Path, progress: bool, says: Callable[[str]
     if progress:
         _print_to_stderr(f"sweep of {len(folder.order)} runs in {folder.path}")
     with sweep_progress(folder, progress) as watch:
-        sweep(folder, watch=watch)
+        run_missing_points(folder, watch=watch)
 
 
 def results(path: str | Path) -> Results:
@@ -135,7 +135,7 @@ def listed(below: str | Path = "suites") -> dict[str, Any]:
 def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[str], None]) -> None:
     from stepscope.experiments.engine.engine import CHILD
     from stepscope.experiments.fleet.hosts import require_libraries, scheduler_address
-    from stepscope.experiments.fleet.scheduling import fleet_sweep, new_fleet, resume_fleet
+    from stepscope.experiments.fleet.scheduling import new_fleet, resume_fleet, run_fleet_sweep
 
     require_libraries()
     where = scheduler_address(str(request.fleet), request.tls)
@@ -144,7 +144,7 @@ def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[
         runs = sum(len(sweep.order) for sweep in folder.boards.values())
         _print_to_stderr(f"sweep of {runs} runs on {len(folder.boards)} boards in {folder.path}")
     with fleet_progress(folder, progress) as watch:
-        fleet_sweep(folder, where, CHILD[1:], watch, request.wait)
+        run_fleet_sweep(folder, where, CHILD[1:], watch, request.wait)
 
 
 def _print_to_stderr(line: str) -> None:
@@ -166,16 +166,16 @@ _RULES: dict[str, Callable[[Any], str]] = {
 
 def write_page(results: Results, against: str | None, models: bool, out: Path) -> Path:
     """Write the sweep as a page; return its path."""
-    from stepscope.experiments.suite.results import corrected_models, settings_table
+    from stepscope.experiments.suite.results import published_figure_rows, settings_table
     from stepscope.report.html import write_text
     from stepscope.report.suite_page import render
-    from stepscope.report.suite_tables import notes
+    from stepscope.report.suite_tables import setting_notes
 
     frame = settings_table(results)
     facts = [("Sweep", results_heading(results)[0]), *(("", line) for line in results_heading(results)[1:])]
     found = [(score_line(result), result.parts) for result in result_scores(results, against)]
-    shown = corrected_models(results) if models else ()
-    return write_text(out, render(results.name, facts, frame, notes(frame), found, shown))
+    shown = published_figure_rows(results) if models else ()
+    return write_text(out, render(results.name, facts, frame, setting_notes(frame), found, shown))
 
 
 def results_heading(results: Results) -> list[str]:
@@ -197,12 +197,12 @@ def results_heading(results: Results) -> list[str]:
 
 def result_scores(results: Results, against: str | None) -> list[Score]:
     """Speed, and energy where both measured it; against the first stored device unless another is named."""
-    from stepscope.experiments.suite.results import reference, reference_names, score
+    from stepscope.experiments.suite.results import read_reference, reference_names, score
 
     name = against or next(iter(reference_names()), None)
     if name is None:
         return []
-    other = reference(name)
+    other = read_reference(name)
     found = [score(results, other), score(results, other, "energy_per_sample_j")]
     return [result for result in found if result.value is not None or (against is not None and result is found[0])]
 
@@ -237,15 +237,15 @@ def default_page(path: Path) -> Path:
 
 def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
     """Write one export; OutputNotWritable where the disk refuses."""
-    from stepscope.experiments.engine.folder import writing_sweep
+    from stepscope.experiments.engine.folder import translate_sweep_write_errors
     from stepscope.experiments.suite.results import runs_table, save_results, settings_table
     from stepscope.report.exports.csv import without_formulas
-    from stepscope.report.suite_tables import markdown, mlperf
+    from stepscope.report.suite_tables import markdown, mlperf_log_lines
 
     if to == "result":
         save_results(results, out)
         return out
-    with writing_sweep(out.parent):
+    with translate_sweep_write_errors(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
         frame = runs_table(results) if runs else settings_table(results)
         if to == "csv":
@@ -255,7 +255,7 @@ def write_export(results: Results, to: str, out: Path, runs: bool) -> Path:
         elif to == "markdown":
             out.write_text(markdown(frame, results.name, results_heading(results)), encoding="utf-8")
         else:
-            lines = mlperf(results.runs, results.device, results.content["versions"])
+            lines = mlperf_log_lines(results.runs, results.device, results.content["versions"])
             out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return out
 

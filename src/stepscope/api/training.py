@@ -17,8 +17,8 @@ from stepscope.experiments.single_run import MOST, UntilResolved, parse_metering
 from stepscope.footprint.jobs import write_computed_memory
 from stepscope.record.ceilings import write_ceilings
 from stepscope.record.empty_process import write_empty_process_bytes
-from stepscope.record.settings import Schedule, Settings, disk_room, sampling_period_ns
-from stepscope.record.train import EXIT_CODES, Choices, torch_threads, train_workload
+from stepscope.record.settings import Schedule, Settings, parse_max_disk, sampling_period_ns
+from stepscope.record.train import EXIT_CODES, TrainingChoices, torch_threads, train_workload
 from stepscope.simulate import sensor_root
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def measure(
         period_ns=request.period_ns,
         root=os.environ.get("STEPSCOPE_ROOT"),
         metering=replace(
-            parse_metering(plugs, meter_commands, power_model, characterise, dither), max_disk=disk_room(max_disk)
+            parse_metering(plugs, meter_commands, power_model, characterise, dither), max_disk=parse_max_disk(max_disk)
         ),
     )
     most = steps or (_STEPS if until_resolved is None else MOST)
@@ -93,7 +93,7 @@ def measure(
         metering = replace(settings.metering, simulated=simulate)
         path, code = train_workload(
             found, most, replace(settings, root=chosen.root, metering=metering),
-            Choices(batch, optimizer, device, seed, lr, precision), stop=stop,
+            TrainingChoices(batch, optimizer, device, seed, lr, precision), stop=stop,
             progress=progress or (lambda step, loss: None),
         )  # fmt: skip
         chosen.runs.append(path)

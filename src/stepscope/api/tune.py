@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UnknownName, UsageError, no_script
+from stepscope.errors import UnknownName, UsageError, script_not_found_error
 from stepscope.experiments.tune import TuneRequest, refuse_energy
 from stepscope.privacy import redacted_texts
 
@@ -62,14 +62,14 @@ def tune(
         )
     if isinstance(training, (str, Path)):
         training = TuneRequest.from_settings({"target": str(training), **settings}, "tune")
-    findings, _ = answer(training, tune_path(training, None if out is None else Path(out)), progress)
+    findings, _ = run_tune_request(training, tune_path(training, None if out is None else Path(out)), progress)
     return findings
 
 
-def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
+def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
     """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
     from stepscope import workloads
-    from stepscope.experiments.engine.sweep_points import sources_of
+    from stepscope.experiments.engine.sweep_points import training_file_digests
     from stepscope.experiments.sweeps.user_training import refuse_no_function
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.process import RestartingTraining
@@ -77,7 +77,7 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
     orders = request.orders()
     refuse_unknown((*request.only, *request.not_))
     if request.of_a_script and not Path(request.target).is_file():
-        raise no_script(request.target)
+        raise script_not_found_error(request.target)
     if request.of_a_function:
         refuse_no_function(request.target)
     elif not request.of_a_script:
@@ -93,7 +93,7 @@ def answer(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings
             {**orders, "facts": dict(facts)}, log, environment, [change.name for change in changes]
         )
 
-    return _answer(request, open_training, folder, progress, apart=True, sources=sources_of(request.target))
+    return _answer(request, open_training, folder, progress, apart=True, sources=training_file_digests(request.target))
 
 
 def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
@@ -146,11 +146,11 @@ def _answer(
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.experiment import Tuning
     from stepscope.experiments.tune.judge import judge
-    from stepscope.experiments.tune.pair_statistics import ExperimentStore, Rules
+    from stepscope.experiments.tune.pair_statistics import ExperimentStore, TuneRules
 
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     kept = StudyFolder(folder, "tune", settings, sources, measured_on())
-    rules = Rules(60 * request.minutes, request.for_, request.only, request.not_)
+    rules = TuneRules(60 * request.minutes, request.for_, request.only, request.not_)
     with kept.locked(), _progress(progress) as tell:
         tuning = Tuning(open_training, rules, ExperimentStore(kept.store_result, kept.results(), tell), apart=apart)
         tuning.run()
@@ -167,10 +167,10 @@ def _write_findings(findings: Findings, request: TuneRequest, kept: Any, folder:
     """
     from stepscope.experiments.engine.engine import device_name, versions
     from stepscope.report.study_results import write_pictures
-    from stepscope.workloads import shipped
+    from stepscope.workloads import shipped_counts
 
     if not (request.of_a_script or request.of_a_function) and request.batch is None:
-        about = shipped().get("rows", {}).get(request.target, {})
+        about = shipped_counts().get("rows", {}).get(request.target, {})
         request = replace(request, batch=about.get("default_batch"))
     findings = replace(
         findings,
@@ -232,7 +232,7 @@ def _tune_step(
     progress: bool,
     settings: Mapping[str, Any],
 ) -> Findings:
-    from stepscope.experiments.tune.block_runner import LocalTraining, loop_bench, sources_of_loop
+    from stepscope.experiments.tune.block_runner import LocalTraining, runner_for_loop, sources_of_loop
     from stepscope.experiments.tune.changes import refuse_unknown
     from stepscope.experiments.tune.training_state import RandomNumbers
 
@@ -247,7 +247,7 @@ def _tune_step(
     refuse_unknown((*request.only, *request.not_))
     drawn = RandomNumbers()  # libraries that are imported on the way draw some as well
     try:
-        bench = loop_bench(step, batches, targets, others, _FIXED)
+        bench = runner_for_loop(step, batches, targets, others, _FIXED)
         place, sources = LocalTraining(bench), sources_of_loop(step, batches, targets, bench)
         folder = tune_path(request, None if out is None else Path(out))
         findings, tuning = _answer(

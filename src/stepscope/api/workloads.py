@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName
-from stepscope.files import digest_of, read_object, store_object, user_cache
+from stepscope.files import digest_of, read_json_object, try_store_json, user_cache
 from stepscope.footprint.calibration import measured_environment
 from stepscope.footprint.jobs import workload_job
 from stepscope.footprint.plan import make_plan
 from stepscope.footprint.prediction import predict_fit, predict_script_fit, question_of, requested_limit
 from stepscope.footprint.result import FitResult
-from stepscope.workloads import files_digest, shipped
+from stepscope.workloads import files_digest, shipped_counts
 from stepscope.workloads.contract import TIERS
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ def workload_rows(chosen: Sequence[Workload], counting: Counting = lambda new: n
     known, file = _shipped_rows(), None
     if any(workload.name not in known for workload in chosen):
         file = _cache_file()
-        known = {**read_object(file), **known}
+        known = {**read_json_object(file), **known}
     new = [workload for workload in chosen if workload.name not in known or not _is_ours(workload)]
     for workload in counting(new):
-        known[workload.name] = count_row(workload)
+        known[workload.name] = count_workload(workload)
     if new and file is not None:
         _write_cache(file, known)
     return [
@@ -123,7 +123,7 @@ def counting_digest() -> str:
 
 def _shipped_rows() -> dict[str, Any]:
     """The rows of the package; none where something has changed since they were counted."""
-    content = shipped()
+    content = shipped_counts()
     return dict(content["rows"]) if content.get("counting") == counting_digest() else {}
 
 
@@ -149,10 +149,10 @@ def _write_cache(file: Path, rows: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         for old in file.parent.glob("workloads-*.json"):
             old.unlink()
-    store_object(file, rows)
+    try_store_json(file, rows)
 
 
-def count_row(workload: Workload) -> dict[str, Any]:
+def count_workload(workload: Workload) -> dict[str, Any]:
     """Return what is known of a workload without training it; the model is built without memory for its parameters."""
     import torch
 

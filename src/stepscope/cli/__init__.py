@@ -53,26 +53,26 @@ def in_panels(commands: Iterable[Command]) -> list[Command]:
 
 def command_names() -> list[str]:
     """Return what the user may type, without importing any of it."""
-    return sorted(_stems())
+    return sorted(_file_by_command())
 
 
 def load_commands(name: str | None = None) -> list[Command]:
     """Return every subcommand in order of its name, or the named one alone."""
-    stems = _stems()
-    return [_command(stem) for known, stem in sorted(stems.items()) if name in (None, known)]
+    stems = _file_by_command()
+    return [_load_command(stem) for known, stem in sorted(stems.items()) if name in (None, known)]
 
 
-def _stems() -> dict[str, str]:
+def _file_by_command() -> dict[str, str]:
     stems = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    return {_name(stem): stem for stem in stems}
+    return {_command_name(stem): stem for stem in stems}
 
 
-def _name(stem: str) -> str:
+def _command_name(stem: str) -> str:
     return stem.rstrip("_").replace("_", "-")
 
 
-def _command(stem: str) -> Command:
+def _load_command(stem: str) -> Command:
     module = importlib.import_module(f"{__name__}.{stem}")
     below = getattr(module, "SUBCOMMANDS", {})
     parser = getattr(module, "PARSER", None)
-    return Command(_name(stem), getattr(module, stem), getattr(module, "CONTEXT", {}), below, parser)
+    return Command(_command_name(stem), getattr(module, stem), getattr(module, "CONTEXT", {}), below, parser)

@@ -94,27 +94,27 @@ def run_command_line(argv: Sequence[str]) -> int:
     try:
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
-        name = _refuse_unknown_command(arguments)
+        name = _require_known_command(arguments)
         if name != "run":  # which may run a script, and sees to it otherwise
             replace_unprintable_output()
         code = get_command(build_app(name)).main(arguments, "stepscope", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        return exit_code_of(error, arguments)
+        return report_error(error, arguments)
     return code if isinstance(code, int) else 0
 
 
-def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
+def report_error(error: BaseException, arguments: Sequence[str]) -> int:
     """Return the exit code of a command that ended so, once its message is printed."""
     if isinstance(error, StepscopeError):
-        return _refused(error)
+        return _print_refusal(error)
     if isinstance(error, _OptionsError):
         asks_nothing = not getattr(error, "message", "") and getattr(error, "param", None) is None
-        return _USAGE if asks_nothing else _refused(_of_options(error, arguments))
+        return _USAGE if asks_nothing else _print_refusal(_option_refusal(error, arguments))
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):  # Ctrl-C, or no to a question
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        return _refused(_missing(error.name))
-    return _apologise(error)
+        return _print_refusal(_missing(error.name))
+    return _print_internal_error(error)
 
 
 def _show_version(chosen: bool) -> None:
@@ -133,7 +133,7 @@ def _root(
     """
 
 
-def _refuse_unknown_command(arguments: list[str]) -> str | None:
+def _require_known_command(arguments: list[str]) -> str | None:
     """Return the command that the first word names: the others need not be imported.
 
     click knows no nearest name in every version, so that word is looked up here, and the second of a group.
@@ -150,7 +150,7 @@ def _refuse_unknown_command(arguments: list[str]) -> str | None:
     return name
 
 
-def _of_options(error: Any, arguments: Sequence[str]) -> StepscopeError:
+def _option_refusal(error: Any, arguments: Sequence[str]) -> StepscopeError:
     """Return the refusal in the place of one of the library that parses options, in the words of all others."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     called = context.command_path if context is not None else "stepscope"
@@ -205,7 +205,7 @@ def _missing(module: str) -> MissingDependency:
     )
 
 
-def _refused(error: StepscopeError) -> int:
+def _print_refusal(error: StepscopeError) -> int:
     colour = False if os.environ.get("NO_COLOR") else None  # None: as the terminal can
     typer.secho("error: ", fg="red", bold=True, nl=False, err=True, color=colour)
     typer.echo(escape_control_characters(str(error)), err=True)  # it may quote a file, a store or a device
@@ -215,7 +215,7 @@ def _refused(error: StepscopeError) -> int:
     return error.exit_code
 
 
-def _apologise(error: BaseException) -> int:
+def _print_internal_error(error: BaseException) -> int:
     """A fault of ours: the traceback, and what a report needs to hold."""
     traceback.print_exception(error)
     typer.echo(

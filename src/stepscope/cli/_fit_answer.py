@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from stepscope.errors import StepscopeError
-from stepscope.report.table import Cell, Column, Table, terminal
+from stepscope.report.table import Cell, Column, Table, terminal_table
 from stepscope.report.text_tables import labelled
-from stepscope.units import bracketed, bytes_, category_label, estimate, interval, percent, plural
+from stepscope.units import bytes_, category_label, estimate, interval, join_interval, percent, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -41,7 +41,7 @@ def print_answer(console: Console, found: FitResult, verbose: bool = False) -> N
         limit = f"The limit is {bytes_(found.limit.bytes)} ({found.limit.source})."
         console.print(Text.assemble((_VERDICT_TEXTS[found.verdict], f"bold {_COLOURS[found.verdict]}"), f" {limit}"))
     console.print(*_facts(found), sep="\n")
-    console.print(_breakdown(found, verbose))
+    console.print(_peak_table(found, verbose))
     if found.options:
         console.print(*_options(found, verbose), sep="\n")
     if found.not_modelled:
@@ -53,7 +53,7 @@ def print_answer(console: Console, found: FitResult, verbose: bool = False) -> N
 
 def _facts(found: FitResult) -> Iterator[RenderableType]:
     """Peak of the process, the largest batch, and who reaches the peak."""
-    ends = bracketed(bytes_(found.process.low), bytes_(found.process.high))
+    ends = join_interval(bytes_(found.process.low), bytes_(found.process.high))
     name = "process peak" if found.live.reserved is None else "GPU memory"
     text = f"at least {bytes_(found.process.low)}" if found.at_least else f"{bytes_(found.process.middle)} {ends}"
     yield labelled(name, f"{text}, {bytes_(found.peak_bytes)} of it tensors")
@@ -82,7 +82,7 @@ def _largest_batch(found: FitResult) -> str:
     return f"{found.largest_batch:,}" + (f" ({likely:,} likely fits)" if likely else "")
 
 
-def _breakdown(found: FitResult, verbose: bool) -> RenderableType:
+def _peak_table(found: FitResult, verbose: bool) -> RenderableType:
     """Bytes at the peak by category, the largest first; those that round to nothing are one row without -v."""
     total = found.process.middle
     rows = sorted(found.breakdown.items(), key=lambda row: -row[1])
@@ -96,10 +96,10 @@ def _breakdown(found: FitResult, verbose: bool) -> RenderableType:
     rest = [size for name, size in rows if (name, size) not in listed]
     if rest:
         cells.append((Cell(plural(len(rest), "other")), Cell(bytes_(sum(rest))), Cell(percent(sum(rest) / total))))
-    return terminal(Table("peak", (_name("at the peak"), Column(""), Column("share")), cells), "list")
+    return terminal_table(Table("peak", (_name_column("at the peak"), Column(""), Column("share")), cells), "list")
 
 
-def _name(title: str) -> Column:
+def _name_column(title: str) -> Column:
     return Column(title, False, fold=True)
 
 
@@ -110,16 +110,20 @@ def _options(found: FitResult, verbose: bool) -> Iterator[RenderableType]:
     """What needs less, the most first: a row each, and beneath it what it costs."""
     listed = found.options if verbose else found.options[:_OPTIONS]
     peak = "process peak" if found.live.reserved is None else "GPU memory"
-    titles = (_name("what needs less memory (simulated)"), *map(Column, (peak, "less", "FLOPs")), Column("", False))
-    rows = [row for option in listed for row in (_option(option), (Cell(f"  {option.price}", style="dim"),))]
-    yield from (Text(""), terminal(Table("options", titles, rows), "list"))
+    titles = (
+        _name_column("what needs less memory (simulated)"),
+        *map(Column, (peak, "less", "FLOPs")),
+        Column("", False),
+    )
+    rows = [row for option in listed for row in (_option_row(option), (Cell(f"  {option.price}", style="dim"),))]
+    yield from (Text(""), terminal_table(Table("options", titles, rows), "list"))
     if len(listed) < len(found.options):
         yield Text(f"{len(found.options) - len(listed)} more: stepscope fit {found.name} ... -v", style="dim")
     if found.verdict == "does not fit" and not any(option.verdict == "fits" for option in found.options):
         yield Text("None of them alone is enough: --plan tries them together.")
 
 
-def _option(option: Option) -> tuple[Cell, ...]:
+def _option_row(option: Option) -> tuple[Cell, ...]:
     ends = interval(option.process.low, option.process.high, "B")
     texts = (option.name, ends, percent(option.gain), f"x {option.compute:.2f}")
     return (*map(Cell, texts), _verdict(option.verdict or ""))
@@ -155,7 +159,7 @@ def print_plan(console: Console, plan: Plan) -> None:
         Column("", False, of=lambda row: _verdict(row.verdict)),
     )
     console.print(
-        terminal(Table.from_rows("plan", columns, plan.front), "list", title=f"memory against time: {source}")
+        terminal_table(Table.from_rows("plan", columns, plan.front), "list", title=f"memory against time: {source}")
     )
     if not plan.complete:
         console.print("- not every combination was simulated: the search ended after its minute of processor time")
@@ -170,7 +174,7 @@ def print_trades(console: Console, traded: Sequence[AllocatorTrade], found: FitR
     titles = ("", "process peak", "", "predicted peak", "CPU time", "")
     rows = [tuple(map(Cell, _trade_row(trade, traded[0]))) for trade in traded]
     table = Table("allocators", tuple(Column(title, False) for title in titles), rows)
-    console.print(terminal(table, "bold list", title="allocators, measured on this step"))
+    console.print(terminal_table(table, "bold list", title="allocators, measured on this step"))
     for within, said in ((True, "within"), (False, "above")) if found.limit is not None else ():
         names = [trade.cost.allocator for trade in traded if trade.within_limit is within]
         if names:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from stepscope.analysis.forecast import WATCHED, Forecast, forecast, watch_starts, watched_steps
+from stepscope.analysis.forecast import WATCHED, Forecast, forecast, watch_starts, watched_step_flags
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import steps_after_warmup
@@ -35,7 +35,7 @@ def follow_forecasts(
 ) -> Iterator[ForecastUpdate]:
     """A forecast after each block of measured steps, until the run has ended; of an ended run, all of them."""
     block, seed = 0, crc32(path.name.encode())  # places of its own in each run
-    chosen = partial(watched_steps, seed=seed)
+    chosen = partial(watched_step_flags, seed=seed)
     while True:
         run = Run(path)
         running = run.status == "running"

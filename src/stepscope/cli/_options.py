@@ -49,18 +49,18 @@ def print_written(path: Any, as_json: bool) -> None:
     print_json({"written": [path]}) if as_json else typer.echo(path)
 
 
-def _privacy(no_argv: NoArgv = False, no_names: NoNames = False) -> None:
+def _apply_privacy_options(no_argv: NoArgv = False, no_names: NoNames = False) -> None:
     """Omit what was chosen, here and in the processes that follow."""
     privacy.withhold(*(kind for kind, chosen in (("argv", no_argv), ("names", no_names)) if chosen))
 
 
 def with_privacy_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with `--no-argv` and `--no-names`: it writes what is made to be shared."""
-    options = inspect.signature(_privacy, eval_str=True).parameters
+    options = inspect.signature(_apply_privacy_options, eval_str=True).parameters
 
     @functools.wraps(command)
     def withholding(**given: Any) -> None:
-        _privacy(**{name: given.pop(name) for name in options if name in given})
+        _apply_privacy_options(**{name: given.pop(name) for name in options if name in given})
         command(**given)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
@@ -70,7 +70,7 @@ def with_privacy_options(command: Callable[..., None]) -> Callable[..., None]:
     return withholding
 
 
-def command_of(request: type[Request], act: Callable[..., None], name: str) -> Callable[..., None]:
+def make_command(request: type[Request], act: Callable[..., None], name: str) -> Callable[..., None]:
     """Return a function for typer with the options of the request and then those of `act`, which is given the request.
 
     Typer hands over text, so that everything is parsed and refused in one place: by the request.

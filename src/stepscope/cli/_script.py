@@ -41,7 +41,7 @@ def run_with_common_options(words: Sequence[str]) -> int | None:
     settings = settings_of(request)
     path, code = script_run(request, settings)
     try:
-        return end_of_script(path, code, request, quiet)
+        return finish_script(path, code, request, quiet)
     except Exception:  # in what tells of faults: the exit code is the script's all the same
         with contextlib.suppress(OSError, ValueError, AttributeError):
             traceback.print_exc()
@@ -95,7 +95,7 @@ def is_script(target: str) -> bool:
 
 def settings_of(request: RunRequest) -> Settings:
     """Return the settings of the recording, but for the sensors of a simulated board."""
-    from stepscope.record.settings import Metering, Settings, disk_room
+    from stepscope.record.settings import Metering, Settings, parse_max_disk
 
     if request.period > _LONGEST_PERIOD_S:
         given = f"{request.period:g}"
@@ -115,7 +115,7 @@ def settings_of(request: RunRequest) -> Settings:
         samples_per_step=request.batch,
         optimizer_steps_per_step=request.updates_per_step,
         root=os.environ.get("STEPSCOPE_ROOT"),
-        metering=replace(metering, max_disk=disk_room(request.max_disk)),
+        metering=replace(metering, max_disk=parse_max_disk(request.max_disk)),
     )
 
 
@@ -125,7 +125,7 @@ def script_run(request: RunRequest, settings: Settings) -> tuple[Path, int]:
     if request.malloc != "default":
         from stepscope.record import c_allocators
 
-        c_allocators.check(request.malloc)
+        c_allocators.check_allocator_name(request.malloc)
     refuse_logs_without_a_folder(request.meter_csv)
     if is_function(request.target) and not request.module:
         from stepscope.experiments.sweeps.user_training import run_function
@@ -156,33 +156,33 @@ def print_failures(failed: str) -> Iterator[None]:
     try:
         yield
     except (StepscopeError, OSError) as error:
-        say(f"{failed}: {error}")
+        print_to_stderr(f"{failed}: {error}")
     except Exception:
-        say(f"{traceback.format_exc()}{failed}, which is a fault in Stepscope")
+        print_to_stderr(f"{traceback.format_exc()}{failed}, which is a fault in Stepscope")
 
 
-def end_of_script(
+def finish_script(
     path: Path, code: int, request: RunRequest, quiet: bool, html: bool = False, as_json: bool = False
 ) -> int:
     """Finish after a script and return its exit code; where a signal ended the script, end this process likewise."""
-    from stepscope.record.script import end_as
+    from stepscope.record.script import exit_like_script
 
     if code == 0 and request.record_memory != "off":
         with print_failures("the memory of a process without training is not known"):
             from stepscope.record.empty_process import write_empty_process_bytes
 
-            write_empty_process_bytes(path, say)
+            write_empty_process_bytes(path, print_to_stderr)
     with print_failures("the ceilings of this device are not known"):
         from stepscope.record.ceilings import write_ceilings
 
-        write_ceilings(path, say, request.ceilings and code == 0)
+        write_ceilings(path, print_to_stderr, request.ceilings and code == 0)
     pack_run(path)
     with print_failures("the run could not be reported"):
         report_run(path, request.meter_csv, quiet, html, True)
     if as_json:
         with print_failures("the metrics could not be printed"):
             print_run_metrics(path)
-    return end_as(code)
+    return exit_like_script(code)
 
 
 def print_run_metrics(path: Path) -> None:
@@ -210,16 +210,16 @@ def refuse_logs_without_a_folder(logs: Sequence[Path]) -> None:
 def report_run(path: Path, logs: Sequence[Path], quiet: bool, html: bool, of_a_script: bool) -> None:
     """Finish after a run: add meter logs, print the report, write the page; stdout of a script is left to it."""
     if logs:
-        from stepscope.cli.meter import read_logs
+        from stepscope.cli.meter import add_meter_logs
 
-        for complaint in read_logs(path, logs):
-            say(complaint)
-    _finish(path, quiet, of_a_script)
+        for complaint in add_meter_logs(path, logs):
+            print_to_stderr(complaint)
+    _report_safely(path, quiet, of_a_script)
     if html:
         _page(path, of_a_script)
 
 
-def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
+def _report_safely(path: Path, quiet: bool, of_a_script: bool) -> None:
     """summary.json and the report; the training is done, so what fails here is said and changes no exit code.
 
     Of a script that is to be left in quiet neither: the first report that is asked for writes the summary.
@@ -231,17 +231,19 @@ def _finish(path: Path, quiet: bool, of_a_script: bool) -> None:
     try:
         run = RunReader(path)
         if of_a_script and run.status != "running" and run.steps.is_empty():
-            say(_without_steps(run))
+            print_to_stderr(_without_steps(run))
         elif not (quiet and of_a_script):
-            _summarise(path, quiet, of_a_script)
+            _print_and_write_summary(path, quiet, of_a_script)
     except (StepscopeError, OSError) as error:
-        say(f"the run could not be reported: {error}")
+        print_to_stderr(f"the run could not be reported: {error}")
     except Exception:  # a fault of ours: it is shown, and does not become the end of a training that went well
         again = f"after an update: stepscope report {path}"
-        say(f"{traceback.format_exc()}the report failed, which is a fault in Stepscope; the run is whole. {again}")
+        print_to_stderr(
+            f"{traceback.format_exc()}the report failed, which is a fault in Stepscope; the run is whole. {again}"
+        )
 
 
-def say(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Write a line to stderr; where it takes none (closed, on a full disk) the line is lost, and not the exit code."""
     try:
         sys.stderr.write(f"{text}\n")
@@ -250,7 +252,7 @@ def say(text: str) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - what is buffered would fail again at the end
 
 
-def _summarise(path: Path, quiet: bool, of_a_script: bool) -> None:
+def _print_and_write_summary(path: Path, quiet: bool, of_a_script: bool) -> None:
     """Show the report, unless quiet, and write the summary: with what takes 0.4 s of CPU time to import."""
     from rich.console import Console
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from stepscope.cli._script import is_script, say
+from stepscope.cli._script import is_script, print_to_stderr
 
 
 class ScriptCommand(TyperCommand):
@@ -16,16 +16,16 @@ class ScriptCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and let options pass that are not known where a script takes them."""
-        takes_value = values_of(self.params)
+        takes_value = takes_value_by_option(self.params)
         place = target_index(args, takes_value)
         takes_words = ctx.allow_extra_args or any(option.name == "arguments" for option in self.params)
         if takes_words and place < len(args) and is_script(args[place]):
             ctx.ignore_unknown_options = True
-            _say_what_was_meant(args[place], args[place + 1 :], takes_value)
+            _warn_of_mistyped_options(args[place], args[place + 1 :], takes_value)
         return super().parse_args(ctx, args)
 
 
-def values_of(params: Sequence[Any]) -> dict[str, bool]:
+def takes_value_by_option(params: Sequence[Any]) -> dict[str, bool]:
     """Return the options of a command, and whether each takes a value."""
     return {
         name: not getattr(option, "is_flag", False)
@@ -43,11 +43,11 @@ def target_index(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
     return place
 
 
-def _say_what_was_meant(script: str, rest: Sequence[str], known: Mapping[str, bool]) -> None:
+def _warn_of_mistyped_options(script: str, rest: Sequence[str], known: Mapping[str, bool]) -> None:
     """Say which of the script's options looks like one of ours: a slip of the finger goes to the script in silence."""
     ours = [name for name in known if name.startswith("--")]
     for word in rest[: rest.index("--") if "--" in rest else len(rest)]:
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, ours, n=1, cutoff=0.85) if name.startswith("--") else []
         if near and name not in known:
-            say(f"{name} is an option of {script}; one of stepscope is {near[0]}")
+            print_to_stderr(f"{name} is an option of {script}; one of stepscope is {near[0]}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stepscope.api.requests import CalibrateRequest
-from stepscope.cli._options import command_of, print_json
+from stepscope.cli._options import make_command, print_json
 
 
 def _calibrate(
@@ -35,4 +35,4 @@ def _calibrate(
     typer.echo("nothing was kept" if done.path is None else f"kept for this device: {done.path}")
 
 
-calibrate = command_of(CalibrateRequest, _calibrate, "calibrate")
+calibrate = make_command(CalibrateRequest, _calibrate, "calibrate")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import CheckRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import make_command
 from stepscope.errors import OutputNotWritable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _check(
         raise typer.Exit(UNSURE)
 
 
-check = command_of(CheckRequest, _check, "check")
+check = make_command(CheckRequest, _check, "check")
 
 
 def _print_result(result: Check, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import CompareRequest
-from stepscope.cli._options import check_page_options, command_of, print_wide, show_page
+from stepscope.cli._options import check_page_options, make_command, print_wide, show_page
 from stepscope.errors import UsageError
 from stepscope.run_paths import last_runs
 
@@ -40,9 +40,9 @@ def _compare(
 
     comparison = compared(request.runs or last_runs(2), request.per, request.attribution)
     if html:
-        _page(comparison, request.what or tuple(WHAT), out or _PAGE, open_page)
+        _write_page(comparison, request.what or tuple(WHAT), out or _PAGE, open_page)
     elif as_json:
-        _json(comparison, request.by or _JSON_BY, request.what or tuple(WHAT))
+        _print_json(comparison, request.by or _JSON_BY, request.what or tuple(WHAT))
     else:
         from stepscope.report.comparison import render
 
@@ -53,7 +53,7 @@ def _compare(
         print_wide(render(comparison, request.by, top, request.what, verbose))
 
 
-compare = command_of(CompareRequest, _compare, "compare")
+compare = make_command(CompareRequest, _compare, "compare")
 
 
 def _refuse_options(options: dict[str, Any], where: str) -> None:
@@ -64,13 +64,13 @@ def _refuse_options(options: dict[str, Any], where: str) -> None:
         raise UsageError(f"{' and '.join(given)} {choose} parts {where}", f"leave {' and '.join(given)} away")
 
 
-def _json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:
+def _print_json(comparison: Comparison, by: tuple[str, ...], whats: tuple[str, ...]) -> None:
     import json
 
     typer.echo(json.dumps(comparison.to_dict(by, whats), indent=1, allow_nan=False, default=str))
 
 
-def _page(comparison: Comparison, whats: tuple[str, ...], path: Path, open_page: bool) -> None:
+def _write_page(comparison: Comparison, whats: tuple[str, ...], path: Path, open_page: bool) -> None:
     from stepscope.report import compare_page
 
     written = compare_page.write(comparison, path, whats)

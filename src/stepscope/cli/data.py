@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.api.requests import DataRequest
-from stepscope.cli._options import command_of, print_json
+from stepscope.cli._options import make_command, print_json
 from stepscope.errors import DataUnavailable, UsageError
 
 
@@ -26,13 +26,13 @@ def _data(
         _verify(request.names, json)
 
 
-data = command_of(DataRequest, _data, "data")
+data = make_command(DataRequest, _data, "data")
 
 
 def _list(json: bool) -> None:
     from rich.console import Console
 
-    from stepscope.report.table import Table, words
+    from stepscope.report.table import Table, text_column
     from stepscope.workloads.data import cache, catalogue
 
     rows = catalogue.listed()
@@ -40,12 +40,12 @@ def _list(json: bool) -> None:
         typer.echo(json_format.dumps(rows, indent=1))
         return
     columns = (
-        words("data set", "name"),
-        words("here", "present", lambda present: "yes" if present else "no"),
-        words("what it is", "summary", fold=True),
-        words("how to get it", "get", fold=True),
+        text_column("data set", "name"),
+        text_column("here", "present", lambda present: "yes" if present else "no"),
+        text_column("what it is", "summary", fold=True),
+        text_column("how to get it", "get", fold=True),
     )
-    Console().print(Table.from_rows("data sets", columns, rows, f"downloads lie in {cache.folder()}"))
+    Console().print(Table.from_rows("data sets", columns, rows, f"downloads lie in {cache.data_root()}"))
 
 
 def _fetch(names: Sequence[str], json: bool) -> None:
@@ -87,7 +87,7 @@ def _verify(names: Sequence[str], json: bool) -> None:
     for row in () if json else rows:
         typer.echo(f"{row['data set']}/{row['file']}: {row['state']}")
     if not rows and not json:
-        typer.echo(f"no data set has been fetched yet into {cache.folder()}")
+        typer.echo(f"no data set has been fetched yet into {cache.data_root()}")
     bad = sorted({row["data set"] for row in rows if row["state"] != "ok"})
     if bad:
         raise DataUnavailable(f"not whole: {', '.join(bad)}", f"stepscope data fetch {' '.join(bad)}")

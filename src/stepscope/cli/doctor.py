@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import DoctorRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import make_command
 from stepscope.errors import MissingDependency, OutputNotWritable, UsageError
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def _doctor(
     from stepscope.simulate import sensor_root
 
     if request.picture is not None:
-        check_picture(request.picture)
+        refuse_bad_picture_path(request.picture)
 
     def measure(seen: Survey, target: Target) -> dict[str, SensorProfile]:
-        return characterise_sensors(seen, target, root, request.picture, Console(stderr=True))
+        return characterise_power_sensors(seen, target, root, request.picture, Console(stderr=True))
 
     with sensor_root(request.simulate, str(root)) as chosen:
         found, profiles = diagnose(
@@ -74,7 +74,7 @@ def _doctor(
         _print_ceilings(console, found["ceilings"])
 
 
-doctor = command_of(DoctorRequest, _doctor, "doctor")
+doctor = make_command(DoctorRequest, _doctor, "doctor")
 
 
 def _print_answer(console: Console, found: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ _WIDTH = 940  # of the picture, px
 _UNKNOWN = "not known"  # nothing changed, or finer than the polling could see
 
 
-def check_picture(path: Path) -> None:
+def refuse_bad_picture_path(path: Path) -> None:
     """Refuse a picture that could not be drawn, before some seconds go into measuring."""
     if path.suffix not in (".png", ".svg", ".html"):
         raise UsageError(f"'{path}' names no kind of picture", "end its name in .png, .svg or .html")
@@ -266,11 +266,11 @@ def check_picture(path: Path) -> None:
         raise MissingDependency(f"pictures need {error.name}", "pip install 'stepscope[report]'") from error
 
 
-def characterise_sensors(
+def characterise_power_sensors(
     seen: Survey, target: Target, root: Path, picture: Path | None, say: Console
 ) -> dict[str, SensorProfile]:
     """Characterise the power sensors that answer, keep the result for the runs to come, and draw it where asked."""
-    from stepscope.record.diagnosis import characterise_sensors as characterised
+    from stepscope.record.diagnosis import measure_and_save_power_sensors as characterised
 
     with say.status("") as status:
         observation, found = characterised(seen, target, root, status.update)
@@ -290,11 +290,11 @@ def print_profiles(console: Console, channels: list[dict[str, Any]], found: Mapp
 def _print_list(
     console: Console, title: str, names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> None:
-    from stepscope.report.table import Cell, Column, Table, terminal
+    from stepscope.report.table import Cell, Column, Table, terminal_table
 
     columns = [*(Column(name, False) for name in names), *(Column(name, fold=True) for name in numbers)]
     table = Table(title, tuple(columns), [tuple(map(Cell, row)) for row in rows])
-    console.print("", terminal(table, "bold list", title=title), sep="\n")
+    console.print("", terminal_table(table, "bold list", title=title), sep="\n")
 
 
 def _profile_cells(channel: dict[str, Any], profile: SensorProfile) -> list[str]:
@@ -304,25 +304,27 @@ def _profile_cells(channel: dict[str, Any], profile: SensorProfile) -> list[str]
     return [
         duration(profile.read_cost_ns),
         duration(profile.read_cost_p99_ns),
-        _with_stated(_refresh(profile), refresh_ns, profile.refresh_ns, duration(refresh_ns)),
-        _with_stated(_amount(profile.step_size, unit), step, profile.step_size, _amount(step, unit)),
-        _averages(channel["kind"], profile),
+        _add_stated_value(_refresh_text(profile), refresh_ns, profile.refresh_ns, duration(refresh_ns)),
+        _add_stated_value(
+            _step_size_text(profile.step_size, unit), step, profile.step_size, _step_size_text(step, unit)
+        ),
+        _averaging_text(channel["kind"], profile),
     ]
 
 
-def _refresh(profile: SensorProfile) -> str:
+def _refresh_text(profile: SensorProfile) -> str:
     from stepscope.units import duration
 
     return _UNKNOWN if profile.refresh_ns is None else duration(profile.refresh_ns)
 
 
-def _with_stated(shown: str, stated: float | None, found: float | None, stated_shown: str) -> str:
+def _add_stated_value(shown: str, stated: float | None, found: float | None, stated_shown: str) -> str:
     """The measured figure, and the driver's own where they are more than a tenth apart."""
     agree = stated is None or (found is not None and abs(found - stated) <= 0.1 * abs(stated))
     return shown if agree else f"{shown} (stated: {stated_shown})".replace(f"{_UNKNOWN} (", "(")
 
 
-def _amount(value: float | None, unit: str) -> str:
+def _step_size_text(value: float | None, unit: str) -> str:
     """A step size, often a small part of its unit: 61 uJ, 38 mW."""
     from stepscope.units import si
 
@@ -332,7 +334,7 @@ def _amount(value: float | None, unit: str) -> str:
     return si(value * scale, f"{prefix}{unit}")
 
 
-def _averages(kind: str, profile: SensorProfile) -> str:
+def _averaging_text(kind: str, profile: SensorProfile) -> str:
     from stepscope.units import duration
 
     if kind == "counter":
@@ -343,12 +345,12 @@ def _averages(kind: str, profile: SensorProfile) -> str:
 
 
 def _draw_responses(observation: Any, found: Mapping[str, SensorProfile], path: Path) -> None:
-    from stepscope.record.sampler.characterise import responses
+    from stepscope.record.sampler.characterise import power_responses
     from stepscope.report.charts.sensors import Panel, build_response, write_response
 
     panels = [
         Panel(_title(channel.id, channel.kind, found[channel.id]), "W", readings)
-        for channel, readings in responses(observation)
+        for channel, readings in power_responses(observation)
         if channel.id in found and readings
     ]
     start_ns = min(trace.times_ns[0] for trace in observation.traces.values() if trace.times_ns)
@@ -360,4 +362,4 @@ def _draw_responses(observation: Any, found: Mapping[str, SensorProfile], path: 
 
 
 def _title(name: str, kind: str, profile: SensorProfile) -> str:
-    return f"{name}: refresh {_refresh(profile)}, average: {_averages(kind, profile)}"
+    return f"{name}: refresh {_refresh_text(profile)}, average: {_averaging_text(kind, profile)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stepscope.api.requests import ExportRequest
-from stepscope.cli._options import AsJson, command_of, print_written, with_privacy_options
+from stepscope.cli._options import AsJson, make_command, print_written, with_privacy_options
 
 if TYPE_CHECKING:
     from stepscope.report.exports._excerpt import Excerpt, ExportPlan
@@ -24,7 +24,7 @@ def _export(request: ExportRequest, as_json: AsJson = False) -> None:
     print_written(write_export(plan), as_json)
 
 
-export = with_privacy_options(command_of(ExportRequest, _export, "export"))
+export = with_privacy_options(make_command(ExportRequest, _export, "export"))
 
 
 def _announcement(plan: ExportPlan) -> str:

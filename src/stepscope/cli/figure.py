@@ -61,9 +61,9 @@ def _write(name: str, runs: list[Path], out: Path, forms: list[str], width: floa
     from stepscope.report import figures
 
     opened_runs = [Run(run) for run in runs]
-    if figures.is_shared(name):
+    if figures.is_multi_run_figure(name):
         for form in forms:
-            yield figures.write_together(name, opened_runs, out, form, width)
+            yield figures.write_multi_run_figure(name, opened_runs, out, form, width)
         return
     for opened in opened_runs:
         for form in forms:

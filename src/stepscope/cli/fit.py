@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from stepscope.api.requests import FitRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import make_command
 from stepscope.cli._script_options import ScriptCommand
 from stepscope.errors import UsageError
 from stepscope.request import UNITS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepscope.footprint.prediction_trials import AllocatorTrade, Trial
     from stepscope.footprint.real_steps import RealSteps
     from stepscope.footprint.result import FitResult
-    from stepscope.footprint.transforms import Settings
+    from stepscope.footprint.transforms import Variant
     from stepscope.record.dry import Job
     from stepscope.record.dry.allocator_costs import StepCost
 
@@ -51,14 +51,15 @@ def _fit(
     _refuse_unknown(target)
     from stepscope.footprint.jobs import is_script
 
-    _check(request)
+    _check_request_set_threads(request)
     _check_pictures(request.figures, request.beside, request.format)
     script = is_script(target)
-    out = _stdout_of_the_answer() if script else sys.stdout
+    out = _reserve_stdout_for_answer() if script else sys.stdout
     if script:
         _refuse_for_a_script(
             request.device, batch=batch, optimizer=request.optimizer, calibrate=request.calibrate, probe=request.probe,
-            beside=request.beside, plan=request.plan, prove=request.prove, precision=_typed(context, "precision"),
+            beside=request.beside, plan=request.plan, prove=request.prove,
+            precision=_is_option_typed(context, "precision"),
         )  # fmt: skip
     elif context.args:
         left = " ".join(context.args)
@@ -70,13 +71,13 @@ def _fit(
 
     job = None if script else job_of_target(target, request.optimizer, request.precision, numbers=False)
     console = Console(file=sys.stderr if as_json else out, highlight=False)
-    question, kept = None, _calibration(console, job, request)
+    question, kept = None, _load_or_measure_calibration(console, job, request)
     limit = _limit(request)
     if job is None:
-        found = _answer_script(console, request, context.args, limit)
+        found = _predict_script_fit(console, request, context.args, limit)
     else:
-        question = _question(request, job, limit, kept)
-        found = _answer(question)
+        question = _build_job_question(request, job, limit, kept)
+        found = _predict_job_fit(question)
     real = RealSteps(
         target, found.batch or None, request.optimizer, request.precision, request.threads, tuple(context.args)
     )
@@ -91,10 +92,10 @@ def _fit(
         beside = [job_of_target(name, None, numbers=False) for name in request.beside or ()]
         _draw(console, request.figures, request, found, question, beside, traded)
     if request.probe and question is not None:
-        probe_and_store(console, question, real, kept)
+        store_prediction_errors(console, question, real, kept)
 
 
-fit = command_of(FitRequest, _fit, "fit")
+fit = make_command(FitRequest, _fit, "fit")
 
 
 def _with_plan(
@@ -106,20 +107,20 @@ def _with_plan(
     if found.stopped is not None:
         return replace(found, notes=(*found.notes, f"no plan: {found.stopped}"))
     try:
-        return replace(found, plan=_plan(console, question, request, real))
+        return replace(found, plan=_make_and_prove_plan(console, question, request, real))
     except NoPlan as error:
         return replace(found, notes=(*found.notes, str(error)))
 
 
-def _plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:
+def _make_and_prove_plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:
     """The cheapest combination that fits, priced by real steps of small batches on this machine, and its proof."""
     from stepscope.footprint.plan import make_plan, measured_step_time, with_measured_times
-    from stepscope.footprint.prediction_trials import prove, train_in_child
+    from stepscope.footprint.prediction_trials import prove_under_limit, train_in_child
 
     def step(batch: int) -> StepCost:
         return train_in_child(replace(real, batch=batch).command(_PRICED), question.allocator)
 
-    def steps_of(settings: Settings) -> StepCost:
+    def steps_of(settings: Variant) -> StepCost:
         return train_in_child(replace(real, changed=asdict(settings)).command(_TIMED), settings.allocator)
 
     with console.status("timing small batches"):
@@ -136,7 +137,9 @@ def _plan(console: Console, question: JobQuestion, request: FitRequest, real: Re
         raise UsageError("--prove trains on this machine's processor", "run it on the board with --memory")
     settings = plan.chosen.settings
     with console.status("running the plan under the limit"):
-        proof = prove(replace(real, changed=asdict(settings)).command(3), settings.allocator, question.limit)
+        proof = prove_under_limit(
+            replace(real, changed=asdict(settings)).command(3), settings.allocator, question.limit
+        )
     return replace(plan, proof=proof)
 
 
@@ -148,7 +151,7 @@ def _refuse_unknown(target: str) -> None:
         workloads.refuse_unknown(target)
 
 
-def _check(request: FitRequest) -> None:
+def _check_request_set_threads(request: FitRequest) -> None:
     batch, precision, device, threads = request.batch, request.precision, request.device, request.threads
     if batch is not None and batch < 1:
         raise UsageError(f"a batch of {batch} samples cannot be trained", "use --batch 1 or more")
@@ -188,7 +191,7 @@ def _check_pictures(figures: Path | None, beside: Sequence[str] | None, form: Se
         raise UnknownName("format", unknown, SUFFIXES)
 
 
-def _typed(context: typer.Context, name: str) -> bool:
+def _is_option_typed(context: typer.Context, name: str) -> bool:
     """Return whether an option stands on the command line, be it with its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -205,7 +208,7 @@ def _refuse_for_a_script(device: str, **given: Any) -> None:
         raise UsageError(f"a script chooses that itself: {', '.join(parts)}", "give the script's own options after --")
 
 
-def _calibration(console: Console, job: Job | None, request: FitRequest) -> DeviceCalibration:
+def _load_or_measure_calibration(console: Console, job: Job | None, request: FitRequest) -> DeviceCalibration:
     """Return what is known of this device; of another board nothing is."""
     from stepscope.footprint import calibration
     from stepscope.footprint.prediction import device_measurements
@@ -217,7 +220,7 @@ def _calibration(console: Console, job: Job | None, request: FitRequest) -> Devi
     with console.status("measuring the empty process, once for this environment"):
         kept = device_measurements(request.board, request.malloc if request.device == "cpu" else "default", job)
     if request.calibrate:
-        kept = calibration.measure_calibration(kept, job)
+        kept = calibration.add_probed_ops(kept, job)
         calibration.save_calibration(kept, calibration.calibration_path())
     return kept
 
@@ -228,7 +231,7 @@ def _limit(request: FitRequest) -> Limit | None:
     return requested_limit(request.memory, request.board, request.here, request.account)
 
 
-def _question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCalibration) -> JobQuestion:
+def _build_job_question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCalibration) -> JobQuestion:
     from stepscope.footprint.prediction import JobQuestion, board_has_bf16, platform_of
 
     return JobQuestion(
@@ -243,13 +246,13 @@ def _question(request: FitRequest, job: Job, limit: Limit | None, kept: DeviceCa
     )
 
 
-def _answer(question: JobQuestion) -> FitResult:
+def _predict_job_fit(question: JobQuestion) -> FitResult:
     from stepscope.footprint.prediction import predict_fit
 
     return predict_fit(question)
 
 
-def _answer_script(console: Console, request: FitRequest, arguments: list[str], limit: Limit | None) -> FitResult:
+def _predict_script_fit(console: Console, request: FitRequest, arguments: list[str], limit: Limit | None) -> FitResult:
     from stepscope.footprint.calibration import measured_environment
     from stepscope.footprint.prediction import platform_of, predict_script_fit
 
@@ -263,7 +266,7 @@ def _answer_script(console: Console, request: FitRequest, arguments: list[str], 
     return predict_script_fit(request.target, arguments, limit, request.malloc, here, platform)
 
 
-def _stdout_of_the_answer() -> TextIO:
+def _reserve_stdout_for_answer() -> TextIO:
     """Return stdout for the answer alone: what a script writes there below Python, or as it exits, goes to stderr."""
     try:
         if sys.stdout.fileno() != _STDOUT:
@@ -327,7 +330,7 @@ def measure_allocators(
 _RATIOS_STORED = 20  # ratios
 
 
-def probe_and_store(console: Console, question: JobQuestion, real: RealSteps, kept: DeviceCalibration) -> None:
+def store_prediction_errors(console: Console, question: JobQuestion, real: RealSteps, kept: DeviceCalibration) -> None:
     """Train for real, batch after batch; keep how far the predictions were off."""
     from stepscope.footprint import calibration as kept_file
     from stepscope.footprint.prediction import predict_fit

@@ -47,7 +47,7 @@ def up(
     refused = [state for state in states if state.refused is not None]
     scheduler = scheduler_of_hosts(read).url
     if as_json:
-        print_json({"scheduler": scheduler, "hosts": [_host(state) for state in states]})
+        print_json({"scheduler": scheduler, "hosts": [_host_json(state) for state in states]})
     else:
         typer.echo(f"scheduler at {scheduler}; use it with: stepscope suite run --fleet {hosts}")
     if refused:
@@ -73,12 +73,12 @@ def status(
 
     require_libraries()
     found = scheduler_address(where, tls)
-    states = fleet_up.devices(found)
+    states = fleet_up.query_device_states(found)
     seen = {state.device.name for state in states}
     missing = [host for host in (found.hosts.hosts if found.hosts else ()) if host.name not in seen]
     if as_json:
         absent = [dict(_NO_FACTS, name=host.name, board=host.board, state="not there") for host in missing]
-        print_json([*map(_facts, states), *absent])
+        print_json([*map(_device_json, states), *absent])
     else:
         rows = [_row(state) for state in states]
         rows += [(host.name, host.board, "not there", "", "", "") for host in missing]
@@ -96,7 +96,7 @@ def down(hosts: _Hosts, as_json: AsJson = False) -> None:
     states = fleet_up.down(read, _print_nothing if as_json else _print_down)
     left = [state for state in states if state.refused is not None]
     if as_json:
-        print_json([_host(state) for state in states])
+        print_json([_host_json(state) for state in states])
     if left:
         raise FleetError(
             f"{len(left)} hosts were not reached: {', '.join(state.host.name for state in left)}",
@@ -128,7 +128,7 @@ def _print_nothing(state: HostState) -> None:
     """Nothing is printed before the answer as a whole."""
 
 
-def _host(state: HostState) -> dict[str, Any]:
+def _host_json(state: HostState) -> dict[str, Any]:
     """A host with what it says of itself, or why it is not part of the fleet."""
     refused = None if state.refused is None else str(state.refused)
     return {"name": state.host.name, "about": state.about, "refused": refused}
@@ -139,7 +139,7 @@ _NO_FACTS = dict.fromkeys(
 )
 
 
-def _facts(state: DeviceState) -> dict[str, Any]:
+def _device_json(state: DeviceState) -> dict[str, Any]:
     """A device, whether it is free, at work or not used, its versions, and how far its clock is ahead of ours."""
     known = dict(_NO_FACTS, name=state.device.name, board=state.device.board, refused=state.refused)
     if state.met is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import ForecastRequest
-from stepscope.cli._options import command_of
+from stepscope.cli._options import make_command
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _forecast(
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
-    folder = _folder(request.target, request.out)
+    folder = _run_folder_of_target(request.target, request.out)
     if request.watch:
         said = _follow_run(console, folder, request)
     else:
@@ -36,10 +36,10 @@ def _forecast(
         said = forecast_of(Run(folder or _measure_run(request)), request)
     _show(console, said)
     if as_json:
-        _json(said)
+        _print_json(said)
 
 
-forecast = command_of(ForecastRequest, _forecast, "forecast")
+forecast = make_command(ForecastRequest, _forecast, "forecast")
 
 
 def _steps_of_workload(request: ForecastRequest) -> int:
@@ -53,7 +53,7 @@ def _steps_of_workload(request: ForecastRequest) -> int:
     return max(1, round((request.epochs or 1.0) * (size // (request.batch or workload.default_batch))))
 
 
-def _folder(target: str, out: Path) -> Path | None:
+def _run_folder_of_target(target: str, out: Path) -> Path | None:
     """The run folder that is meant; None where the target is a workload."""
     from stepscope.run_paths import NEWEST, find_run
 
@@ -68,11 +68,11 @@ def _measure_run(request: ForecastRequest) -> Path:
 
     workload = workloads.find(request.target)  # refuses an unknown one before anything heavy is imported
     from stepscope.record.settings import Settings
-    from stepscope.record.train import Choices, train_workload
+    from stepscope.record.train import TrainingChoices, train_workload
 
     with progress_bar(workload.name, request.measure, quiet=False) as advance:
         settings = Settings(out=request.out)
-        path, _ = train_workload(workload, request.measure, settings, Choices(request.batch), progress=advance)
+        path, _ = train_workload(workload, request.measure, settings, TrainingChoices(request.batch), progress=advance)
     return path
 
 
@@ -91,7 +91,7 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
     update = None
     try:
         for update in follow_forecasts(folder, steps, request.battery, request.carbon):
-            console.print(f"after {update.made} steps: {_in_a_line(update.forecast)}")
+            console.print(f"after {update.made} steps: {_forecast_line(update.forecast)}")
     except KeyboardInterrupt:
         if process is not None:
             process.terminate()
@@ -102,8 +102,8 @@ def _follow_run(console: Console, folder: Path | None, request: ForecastRequest)
     return update.forecast
 
 
-def _in_a_line(said: Forecast) -> str:
-    return ", ".join(f"{total.metric} {_amounts(total)}" for total in said.totals)
+def _forecast_line(said: Forecast) -> str:
+    return ", ".join(f"{total.metric} {_amount_text(total)}" for total in said.totals)
 
 
 def _print_check(console: Console, said: Forecast, took: list[Measured]) -> None:
@@ -134,14 +134,14 @@ def _show(console: Console, said: Forecast) -> None:
         of = f", {total.scope}" if known and total.metric.endswith(("energy", "battery", "carbon")) else ""
         kind = "simulated " if total.metric.startswith("simulated_") else ""
         name = total.metric.removeprefix("simulated_").removeprefix("estimated_")
-        console.print(labelled(name, f"{kind}{_amounts(total)}{of}" if known else f"{total.note}"))
+        console.print(labelled(name, f"{kind}{_amount_text(total)}{of}" if known else f"{total.note}"))
     for how in dict.fromkeys(total.note for total in said.totals if total.note and total.value is not None):
         console.print(f"- predicted: {how}", style="dim")
     for note in (*said.notes, *([said.condition] if said.condition else [])):
         console.print(f"- {note}", style="dim", markup=False)
 
 
-def _amounts(total: Measured) -> str:
+def _amount_text(total: Measured) -> str:
     """Value and interval in the units that people use."""
     from stepscope.analysis.forecast import AT_LEAST, J_PER_WH
     from stepscope.units import estimate
@@ -151,7 +151,7 @@ def _amounts(total: Measured) -> str:
     return f"{'at least ' if AT_LEAST in (total.note or '') else ''}{estimate(value, low, high, unit)}"
 
 
-def _json(said: Forecast) -> None:
+def _print_json(said: Forecast) -> None:
     import json
     from dataclasses import asdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from stepscope.api.requests import ImportRequest
-from stepscope.cli._options import AsJson, command_of, print_json
+from stepscope.cli._options import AsJson, make_command, print_json
 from stepscope.errors import UsageError
 from stepscope.units import plural
 
@@ -31,7 +31,7 @@ def _import(request: ImportRequest, as_json: AsJson = False) -> None:
     _print_summary(request, import_file(request.file, request.with_, request.out, options), as_json)
 
 
-import_ = command_of(ImportRequest, _import, "import_")
+import_ = make_command(ImportRequest, _import, "import_")
 
 
 def _print_summary(request: ImportRequest, path: Path, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.api.requests import LiveRequest
-from stepscope.cli._options import command_of, print_json
+from stepscope.cli._options import make_command, print_json
 from stepscope.errors import RunNotFound
 from stepscope.run_paths import NEWEST, RUNS, find_run
 
@@ -28,11 +28,11 @@ def _live(
     from stepscope.report.live.screen import watch
 
     try:
-        folder = _run_folder(request.run, request.wait)
+        folder = _find_or_await_run(request.run, request.wait)
         if as_json:
-            print_json(_state(folder))
+            print_json(_run_state_json(folder))
             return
-        with _gauges(folder, request.prometheus):
+        with _export_prometheus_gauges(folder, request.prometheus):
             status = watch(folder, Console(), lines=request.lines)
     except KeyboardInterrupt:
         sys.stderr.write("\nThe view is closed; the training goes on.\n")
@@ -40,23 +40,23 @@ def _live(
     raise typer.Exit(0 if status == "ok" else _NOT_OK)
 
 
-live = command_of(LiveRequest, _live, "live")
+live = make_command(LiveRequest, _live, "live")
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def _run_state_json(folder: Path) -> dict[str, Any]:
     """The state of a run now; what has a name each (rails, zones, cores) is an object of them."""
     from dataclasses import asdict
 
     from stepscope.report.live.run_state import RunWatcher
 
     with contextlib.closing(RunWatcher(folder)) as follows:
-        now = follows.look()
+        now = follows.read_state()
     named = {name: dict(getattr(now, name)) for name in ("cores", "accelerators", "rails", "temperatures", "clocks")}
     return {**asdict(now), **named, "left_s": now.remaining_s, "left_j": now.remaining_j}
 
 
 @contextlib.contextmanager
-def _gauges(folder: Path, wanted: str | None) -> Iterator[None]:
+def _export_prometheus_gauges(folder: Path, wanted: str | None) -> Iterator[None]:
     """Gauges for Prometheus as long as the run is watched."""
     if wanted is None:
         yield
@@ -72,7 +72,7 @@ def _gauges(folder: Path, wanted: str | None) -> Iterator[None]:
         yield
 
 
-def _run_folder(run: Path, wait: bool) -> Path:
+def _find_or_await_run(run: Path, wait: bool) -> Path:
     """The folder to watch, once it is there."""
     if wait:
         from stepscope.report.live.folder import newest_running, wait_for

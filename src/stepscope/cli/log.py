@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from stepscope.api.requests import LogRequest
-from stepscope.cli._options import AsJson, command_of, print_json
+from stepscope.cli._options import AsJson, make_command, print_json
 from stepscope.errors import UsageError
 
 
@@ -31,7 +31,7 @@ def _log(request: LogRequest, as_json: AsJson = False) -> None:
         typer.echo(went)
 
 
-log = command_of(LogRequest, _log, "log")
+log = make_command(LogRequest, _log, "log")
 
 
 def _tool_options(function: Any, settings: dict[str, Any], name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from stepscope.api.requests import MeterRequest
-from stepscope.cli._options import AsJson, command_of, print_json
+from stepscope.cli._options import AsJson, make_command, print_json
 from stepscope.errors import StepscopeError, UsageError
 
 
@@ -17,32 +17,32 @@ def _meter(request: MeterRequest, as_json: AsJson = False) -> None:
     from stepscope.run_paths import find_run
 
     run = find_run(request.run)
-    channel = read_log(run, request.log)
+    channel = add_meter_log(run, request.log)
     if as_json:
         print_json({"run": run, "log": request.log, "channel": channel})
     else:
         typer.echo(f"{request.log}: read as channel '{channel}' of {run}")
 
 
-meter = command_of(MeterRequest, _meter, "meter")
+meter = make_command(MeterRequest, _meter, "meter")
 
 
-def read_log(run: Path, log: Path) -> str:
+def add_meter_log(run: Path, log: Path) -> str:
     """Add the log to the run and return the name of its channel."""
-    from stepscope.analysis.energy.alignment import align
+    from stepscope.analysis.energy.alignment import align_meter_to_run
     from stepscope.record.meter_log import import_csv
 
     if not log.is_file():
         raise UsageError(f"there is no meter log '{log}'", "give the path of its CSV file")
-    return str(import_csv(run, log, align).id)
+    return str(import_csv(run, log, align_meter_to_run).id)
 
 
-def read_logs(run: Path, logs: Sequence[Path]) -> list[str]:
+def add_meter_logs(run: Path, logs: Sequence[Path]) -> list[str]:
     """Add several logs at the end of a run; return a complaint for each bad one, so that the run itself is not lost."""
     complaints = []
     for log in logs:
         try:
-            read_log(run, log)
+            add_meter_log(run, log)
         except (StepscopeError, OSError) as error:
             complaints.append(f"{log}: not read: {error}")
     return complaints

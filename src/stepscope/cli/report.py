@@ -39,26 +39,26 @@ def report(
 
     opened = Run(run, attribution)
     if html:
-        _page(opened, out or opened.path / "report.html", open_page)
+        _write_page(opened, out or opened.path / "report.html", open_page)
     elif as_json:
         print_metrics(opened, verbose)
     else:
-        _screen(opened, verbose)
+        _print_screen(opened, verbose)
     if attribution == "fit" and (html or as_json or verbose or not opened.rails.lines):
         _write_missing_summary(opened)  # of a screen's run with sensors it would take longer than the screen did
 
 
 def _write_missing_summary(run: Run) -> None:
     """summary.json of a finished run that has none, or one of other files: lists of runs show what is in it."""
-    from stepscope.analysis.summary import has_summary, write_summary
+    from stepscope.analysis.summary import is_summary_current, write_summary
 
-    if run.status == "running" or has_summary(run):
+    if run.status == "running" or is_summary_current(run):
         return
     with suppress(OSError):  # a folder that is only read from is shown all the same
         result_or_failed_part(lambda: write_summary(run))
 
 
-def _screen(run: Run, verbose: bool) -> None:
+def _print_screen(run: Run, verbose: bool) -> None:
     from rich.console import Console
 
     from stepscope.report import screen, text
@@ -69,7 +69,7 @@ def _screen(run: Run, verbose: bool) -> None:
     console.file.write(drawn.get())
 
 
-def _page(run: Run, path: Path, open_page: bool) -> None:
+def _write_page(run: Run, path: Path, open_page: bool) -> None:
     from stepscope.report import html
 
     try:

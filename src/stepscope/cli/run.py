@@ -12,20 +12,20 @@ import typer
 from typer.core import TyperCommand
 
 from stepscope.api.run_request import RunRequest
-from stepscope.cli._options import command_of, replace_unprintable_output, with_privacy_options
+from stepscope.cli._options import make_command, replace_unprintable_output, with_privacy_options
 from stepscope.cli._script import (
-    end_of_script,
+    finish_script,
     is_script,
     pack_run,
     print_failures,
     print_run_metrics,
+    print_to_stderr,
     refuse_logs_without_a_folder,
     report_run,
-    say,
     script_run,
     settings_of,
 )
-from stepscope.cli._script_options import values_of
+from stepscope.cli._script_options import takes_value_by_option
 from stepscope.errors import UsageError
 from stepscope.request import is_function
 
@@ -45,7 +45,7 @@ class PARSER(TyperCommand):
         return super().parse_args(ctx, self._separated(args))
 
     def _separated(self, args: list[str]) -> list[str]:
-        takes_value = values_of(self.params)
+        takes_value = takes_value_by_option(self.params)
         place, of_a_module = 0, False
         while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-"):
             of_a_module |= args[place] in ("-m", "--module")
@@ -57,7 +57,7 @@ class PARSER(TyperCommand):
             return args
         ours = [word for word in rest if word.partition("=")[0] in takes_value]
         if ours and not {"-q", "--quiet"}.intersection(args[:place]):
-            say(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
+            print_to_stderr(f"{', '.join(ours)} of {args[place]}: options of stepscope go before the script")
         return [*args[: place + 1], "--", *rest]
 
 
@@ -92,12 +92,12 @@ def _run(
     from stepscope.runfolder import RunWriter
     from stepscope.simulate import sensor_root
 
-    config = _config(request)
+    config = _load_config_or_restart(request)
     with_ = request.with_ and request.with_.absolute()  # a script, and what it starts, may be in another folder
     if config is not None and of_a_script:
         refuse_no_parts(config)
     if not of_a_script:
-        c_allocators.use(request.malloc)
+        c_allocators.use_allocator(request.malloc)
         refuse_logs_without_a_folder(request.meter_csv)
     settings = settings_of(request)
     board = request.simulate
@@ -111,21 +111,21 @@ def _run(
             path, code = script_run(request, settings)
         else:
             _set_threads(request.threads)
-            path, code = _workload(request, settings, quiet or live, config)
+            path, code = _train_workload(request, settings, quiet or live, config)
         place.runs.append(path)
     if config is not None:
         with print_failures("the run does not state its configuration"):
             RunWriter.attach(path).update(configuration=note_of(config, str(request.with_)))
     if of_a_script:
-        raise typer.Exit(end_of_script(path, code, request, quiet, html, as_json))
-    _end_of_workload(path, code, request, config)
+        raise typer.Exit(finish_script(path, code, request, quiet, html, as_json))
+    _finish_workload_run(path, code, request, config)
     report_run(path, request.meter_csv, quiet, html, False)
     if as_json:
         print_run_metrics(path)
     raise typer.Exit(code)
 
 
-run = with_privacy_options(command_of(RunRequest, _run, "run"))
+run = with_privacy_options(make_command(RunRequest, _run, "run"))
 
 
 def _set_threads(threads: int | None) -> None:
@@ -144,15 +144,15 @@ def _live_view(live: bool, out: Path, of_a_script: bool) -> AbstractContextManag
     return live_view(out, lines=of_a_script)
 
 
-def _end_of_workload(path: Path, code: int, request: RunRequest, config: Config | None) -> None:
+def _finish_workload_run(path: Path, code: int, request: RunRequest, config: Config | None) -> None:
     from stepscope.record.ceilings import write_ceilings
     from stepscope.record.empty_process import write_empty_process_bytes
 
     if code == 0 and request.record_memory != "off":
-        write_empty_process_bytes(path, say)
+        write_empty_process_bytes(path, print_to_stderr)
         if config is None:
             _compute_memory(path, request)
-    write_ceilings(path, say, request.ceilings and code == 0)
+    write_ceilings(path, print_to_stderr, request.ceilings and code == 0)
     pack_run(path)
 
 
@@ -163,7 +163,7 @@ def _compute_memory(path: Path, request: RunRequest) -> None:
     write_computed_memory(path, workloads.find(request.target), request.optimizer, request.precision or "fp32")
 
 
-def _config(request: RunRequest) -> Config | None:
+def _load_config_or_restart(request: RunRequest) -> Config | None:
     """Return the configuration to train with; this process starts anew where its environment is another."""
     if request.with_ is None:
         return None
@@ -175,10 +175,10 @@ def _config(request: RunRequest) -> Config | None:
     return config
 
 
-def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Config | None) -> tuple[Path, int]:
+def _train_workload(request: RunRequest, settings: Settings, quiet: bool, config: Config | None) -> tuple[Path, int]:
     from stepscope import workloads
     from stepscope.experiments.single_run import MOST
-    from stepscope.record.train import Choices, train_workload
+    from stepscope.record.train import TrainingChoices, train_workload
 
     if request.arguments:
         raise UsageError(
@@ -199,8 +199,10 @@ def _workload(request: RunRequest, settings: Settings, quiet: bool, config: Conf
         def shown(step: int, loss: float | None) -> None:
             advance(step, loss, "" if resolved is None else resolved.progress)
 
-        choices = Choices(request.batch, request.optimizer, request.device or "cpu", request.seed or 0, request.lr,
-                          request.precision or "fp32")  # fmt: skip
+        choices = TrainingChoices(
+            request.batch, request.optimizer, request.device or "cpu", request.seed or 0, request.lr,
+            request.precision or "fp32",
+        )  # fmt: skip
         stop = resolved or (lambda: False)
         return train_workload(workload, steps, settings, choices, progress=shown, stop=stop)
 
@@ -218,7 +220,7 @@ def _resolution_stop(wanted: float | None, out: Path) -> Iterator[UntilResolved 
         yield resolved
     finally:
         resolved.close()
-    say(resolved.sentence)
+    print_to_stderr(resolved.sentence)
 
 
 def progress_bar(name: str, steps: int, quiet: bool) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepscope.api.requests import RunsRequest
-from stepscope.cli._options import AsJson, command_of, print_json, with_privacy_options
+from stepscope.cli._options import AsJson, make_command, print_json, with_privacy_options
 from stepscope.errors import UsageError
 from stepscope.request import parse_amount
 
@@ -203,7 +203,7 @@ def gc(
 
 
 SUBCOMMANDS = {
-    "list": command_of(RunsRequest, _list, "list"),
+    "list": make_command(RunsRequest, _list, "list"),
     "show": show,
     "tag": tag,
     "rm": rm,
@@ -257,7 +257,7 @@ def _print_verified(run: Verified) -> None:
 def _table(frame: pl.DataFrame, most: int) -> None:
     from rich.console import Console
 
-    from stepscope.report.table import Table, figures, terminal, words
+    from stepscope.report.table import Table, number_column, terminal_table, text_column
     from stepscope.units import duration, plural, si
 
     console = Console(highlight=False)
@@ -269,13 +269,13 @@ def _table(frame: pl.DataFrame, most: int) -> None:
         "tags": " ".join,
     }
     columns = [
-        (figures if name in ("batch_size", "steps") else words)(
+        (number_column if name in ("batch_size", "steps") else text_column)(
             title, name, forms.get(name, str), missing="-", fold=name == "tags"
         )
         for name, title in shown.items()
     ]
     table = Table.from_rows("runs", columns, frame.head(most).iter_rows(named=True))
-    console.print(terminal(table, "bold list", pad_edge=True))
+    console.print(terminal_table(table, "bold list", pad_edge=True))
     rest, simulated = len(frame) - most, len(frame) - frame["simulated"].null_count()
     if simulated:
         typer.echo(f"{plural(simulated, 'run')} with SIMULATED sensors: --json names the boards")

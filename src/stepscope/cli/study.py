@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.api.requests import STUDIES, StudyRequest
-from stepscope.cli._options import command_of, print_wide, with_privacy_options
+from stepscope.cli._options import make_command, print_wide, with_privacy_options
 from stepscope.cli._script_options import ScriptCommand
 from stepscope.cli.compare import compare
 from stepscope.errors import UsageError
@@ -36,8 +36,8 @@ def _answer(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
 ) -> None:
     """Answer, with the line to go on with where it is interrupted, and print the findings."""
-    from stepscope.api.study import answer, study_command, study_path
-    from stepscope.report.study_results import where_pictures
+    from stepscope.api.study import answer_request, study_command, study_path
+    from stepscope.report.study_results import pictures_hint
 
     checked = request.checked()
     if isinstance(checked, PowerModes):
@@ -52,7 +52,7 @@ def _answer(
         checked = dataclasses.replace(checked, yes=True)
     folder = study_path(request, out)
     try:
-        findings = answer(request, checked, folder, progress=not quiet)
+        findings = answer_request(request, checked, folder, progress=not quiet)
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; go on with: {study_command(request, folder)}\n")
         raise
@@ -62,7 +62,7 @@ def _answer(
         from stepscope.report.study_results import text
 
         print_wide(*text(findings), width=_PAGE_WIDTH)
-    sys.stderr.write(where_pictures(folder))
+    sys.stderr.write(pictures_hint(folder))
 
 
 def _print_dry_run(jetson: Jetson, request: PowerModes) -> None:
@@ -85,7 +85,7 @@ def _confirm(jetson: Jetson, request: PowerModes) -> None:
         raise UsageError("no power mode was set", "leave --apply out to see what would be done")
 
 
-SUBCOMMANDS = {name: with_privacy_options(command_of(row.request, _answer, name)) for name, row in STUDIES.items()} | {
-    "compare": compare
-}
+SUBCOMMANDS = {
+    name: with_privacy_options(make_command(row.request, _answer, name)) for name, row in STUDIES.items()
+} | {"compare": compare}
 SUBCOMMANDS = dict(sorted(SUBCOMMANDS.items()))

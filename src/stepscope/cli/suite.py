@@ -13,7 +13,7 @@ from stepscope.api.requests import SuiteExportRequest, SuiteListRequest, SuiteSh
 from stepscope.cli._options import (
     AsJson,
     check_page_options,
-    command_of,
+    make_command,
     print_wide,
     print_written,
     with_privacy_options,
@@ -68,7 +68,7 @@ def _show(
     path, against, models = find_sweep(request.path), request.against, request.models
     check_page_options(html, json, out)
     if (path / "fleet.json").exists():
-        print_fleet(path, against, models, json, html)
+        print_fleet_results(path, against, models, json, html)
         return
     results = read_results(path)
     if html:
@@ -106,10 +106,10 @@ def _list(
 
 
 SUBCOMMANDS = {
-    "run": with_privacy_options(command_of(SuiteRun, _run, "run")),
-    "show": command_of(SuiteShowRequest, _show, "show"),
-    "export": with_privacy_options(command_of(SuiteExportRequest, _export, "export")),
-    "list": command_of(SuiteListRequest, _list, "list"),
+    "run": with_privacy_options(make_command(SuiteRun, _run, "run")),
+    "show": make_command(SuiteShowRequest, _show, "show"),
+    "export": with_privacy_options(make_command(SuiteExportRequest, _export, "export")),
+    "list": make_command(SuiteListRequest, _list, "list"),
 }
 
 
@@ -121,12 +121,12 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
     from rich.text import Text
 
     from stepscope.api.suite import result_scores, results_heading, score_line
-    from stepscope.experiments.suite.results import corrected_models, settings_table
-    from stepscope.report.suite_tables import model_table, notes, results_table, score_table
+    from stepscope.experiments.suite.results import published_figure_rows, settings_table
+    from stepscope.report.suite_tables import model_table, results_table, score_table, setting_notes
 
     frame = settings_table(results)
     parts: list[RenderableType] = [*(Text(line) for line in results_heading(results)), Text(""), results_table(frame)]
-    said = notes(frame)
+    said = setting_notes(frame)
     more = [f"... and {len(said) - _MOST_NOTES} more (see suite export)"] if len(said) > _MOST_NOTES else []
     parts += [Text(f"- {line}", style="dim", overflow="fold") for line in [*said[:_MOST_NOTES], *more]]
     for score in result_scores(results, against):
@@ -134,20 +134,20 @@ def render_results(results: Results, against: str | None, models: bool) -> list[
         if against is not None:
             parts.append(score_table(score.parts))
     if models:
-        parts += [Text(""), model_table(corrected_models(results))]
+        parts += [Text(""), model_table(published_figure_rows(results))]
     return parts
 
 
 def results_json(results: Results, against: str | None) -> dict[str, Any]:
     """Everything that `show` says, for scripts."""
     from stepscope.api.suite import result_scores
-    from stepscope.experiments.suite.results import corrected_models, settings_table
+    from stepscope.experiments.suite.results import published_figure_rows, settings_table
 
     return {
         **{key: results.content[key] for key in ("name", "created", "tier", "rules", "limits", "device", "versions")},
         "settings": settings_table(results).to_dicts(),
         "scores": [{**vars(score), "parts": score.parts.to_dicts()} for score in result_scores(results, against)],
-        "models": corrected_models(results),
+        "models": published_figure_rows(results),
     }
 
 
@@ -164,12 +164,12 @@ def _sweep_text(sweep: dict[str, Any]) -> str:
     return f"{sweep['path']}: {sweep['ended']} of {sweep['runs']} runs"
 
 
-def print_fleet(path: Path, against: str | None, models: bool, json: bool, html: bool) -> None:
+def print_fleet_results(path: Path, against: str | None, models: bool, json: bool, html: bool) -> None:
     """The table of all boards; pages, scores and the table of models are of one board."""
     from rich.console import Console
 
     from stepscope.experiments.fleet.scheduling import FleetFolder, fleet_results
-    from stepscope.report.suite_tables import notes, results_table
+    from stepscope.report.suite_tables import results_table, setting_notes
 
     folder = FleetFolder(path)
     if against is not None or models or html:
@@ -184,5 +184,5 @@ def print_fleet(path: Path, against: str | None, models: bool, json: bool, html:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(f"{path.name}: {len(folder.boards)} boards", results_table(frame), sep="\n")
     for board in folder.boards:
-        for line in notes(frame.filter(board=board)):
+        for line in setting_notes(frame.filter(board=board)):
             console.print(f"- {board}: {line}", style="dim", markup=False)

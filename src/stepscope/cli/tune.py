@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli._options import command_of, print_wide
+from stepscope.cli._options import make_command, print_wide
 from stepscope.cli._script_options import ScriptCommand
 from stepscope.experiments.tune import TuneRequest
 
@@ -35,26 +35,26 @@ def _tune(
 ) -> None:
     """Tune, print the findings, and write the best configuration where it is wanted."""
     from stepscope import workloads
-    from stepscope.api.tune import answer, tune_path
+    from stepscope.api.tune import run_tune_request, tune_path
     from stepscope.errors import UsageError
-    from stepscope.experiments.tune.config import refuse_path
-    from stepscope.report.study_results import where_pictures
+    from stepscope.experiments.tune.config import refuse_bad_config_path
+    from stepscope.report.study_results import pictures_hint
 
     if not (request.of_a_script or request.of_a_function):
         workloads.refuse_unknown(request.target)
     if apply is not None:
-        refuse_path(apply)
+        refuse_bad_config_path(apply)
         if request.what_if is not None:
             raise UsageError("--what-if makes no configuration for --apply", "leave --apply out")
     folder = tune_path(request, out)
-    findings, tuning = answer(request, folder, progress=not quiet)
+    findings, tuning = run_tune_request(request, folder, progress=not quiet)
     if json:
         typer.echo(findings.to_json(), nl=False)
     elif not quiet:
         from stepscope.report.study_results import text
 
         print_wide(*text(findings), width=_PAGE_WIDTH)
-    sys.stderr.write(where_pictures(folder))
+    sys.stderr.write(pictures_hint(folder))
     if tuning is None:
         return
     if tuning.interrupted:
@@ -76,4 +76,4 @@ def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:
     sys.stderr.write(f"{path}: {what}; use it with: {use}\n")
 
 
-tune = command_of(TuneRequest, _tune, "tune")
+tune = make_command(TuneRequest, _tune, "tune")

@@ -46,7 +46,7 @@ def workloads(
     errors = Console(stderr=True)
     chosen = chosen_workloads(names or (), tier)
     if check:
-        _check(chosen, json)
+        _train_and_print_bands(chosen, json)
         return
     rows = workload_rows(
         chosen, lambda new: track(new, "counting", transient=True, console=errors, disable=len(new) < 4)
@@ -60,10 +60,10 @@ def workloads(
         errors.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _check(chosen: list[Workload], json: bool) -> None:
+def _train_and_print_bands(chosen: list[Workload], json: bool) -> None:
 
     rows = []
-    for row in check_bands(chosen):
+    for row in train_and_check_bands(chosen):
         rows.append(row)
         if not json:
             typer.echo(band_text(row))
@@ -73,18 +73,18 @@ def _check(chosen: list[Workload], json: bool) -> None:
 
 def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
     """Grouped by domain, so that it fits 80 columns with whole names, since they are what is typed."""
-    from stepscope.report.table import Cell, Column, Table, figures, words
+    from stepscope.report.table import Cell, Column, Table, number_column, text_column
     from stepscope.units import si
 
     short = partial(si, unit="")
     columns = (
-        words("workload", "name", "  {}".format),
+        text_column("workload", "name", "  {}".format),
         Column("input", of=lambda row: "x".join(map(str, row["input_shape"]))),
-        figures("batch", "default_batch", str),
-        figures("parameters" if exact else "param-\neters", "parameters", "{:,}".format if exact else short),
-        figures("forward\nFLOPs", "flops_forward", short),
-        figures("train\nFLOPs", "flops_training", short),
-        words("data", "data_kind", lambda kind: kind.removeprefix("real-")),
+        number_column("batch", "default_batch", str),
+        number_column("parameters" if exact else "param-\neters", "parameters", "{:,}".format if exact else short),
+        number_column("forward\nFLOPs", "flops_forward", short),
+        number_column("train\nFLOPs", "flops_training", short),
+        text_column("data", "data_kind", lambda kind: kind.removeprefix("real-")),
     )
     lines: list[tuple[Cell, ...]] = []
     for domain in sorted({row["domain"] for row in rows}):
@@ -94,7 +94,7 @@ def _table(rows: list[dict[str, Any]], *, exact: bool) -> Any:
     return Table("workloads", columns, lines, f"FLOPs per sample; 1 MAC = 2 FLOPs; counted with {by}")
 
 
-def check_bands(chosen: Iterable[Workload]) -> Iterator[dict[str, Any]]:
+def train_and_check_bands(chosen: Iterable[Workload]) -> Iterator[dict[str, Any]]:
     """A row for each as it is trained; `holds` is null where it could not be judged, and `why_not` says why."""
     for workload in chosen:
         yield {"name": workload.name, **_loss_band_row(workload)}

@@ -105,7 +105,7 @@ class Paper2019(StudyRequest):
     time_limit: float = option(3600.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
 
     @property
-    def observations(self) -> Observations | None:
+    def observations_request(self) -> Observations | None:
         """Return what is trained and judged besides; None with the plan "dry" and no runs given."""
         shared: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed}
         shared |= {"simulate": self.simulate, "time_limit": self.time_limit, "day_workload": self.day_workload}
@@ -125,7 +125,7 @@ class Paper2019(StudyRequest):
         from stepscope.analysis.memory.limits import limit_of_board
 
         limit_of_board(self.board, self.memory)
-        observations = self.observations
+        observations = self.observations_request
         if observations is None:
             return self
         known = observations.checked()
@@ -135,7 +135,7 @@ class Paper2019(StudyRequest):
     def plan(self) -> Plan:
         from stepscope.experiments.engine.engine import Plan
 
-        observations = self.observations
+        observations = self.observations_request
         measured = observations.checked().plan() if observations is not None else None
         points = [*self.points(), *(measured.points if measured else ())]
 
@@ -192,7 +192,7 @@ def count_model(orders: Mapping[str, Any]) -> dict[str, Any]:
             verdicts[str(batch)] = None
         else:
             verdicts[str(batch)] = simulator.verdict(live[batch], limit, sure=False)
-    peak = simulator.process(live[LARGEST])
+    peak = simulator.peak_of_process(live[LARGEST])
     found = {"verdicts": verdicts, "sure": sure, "likely": likely, "live": live[LARGEST].bytes}
     return {**found, "low": peak.low, "high": peak.high, "limit": limit.bytes, "of": limit.source}
 
@@ -250,7 +250,7 @@ _NOTES = (
 )
 
 
-def _against(model: PaperModel, found: Mapping[str, Any]) -> str:
+def _compare_with_paper(model: PaperModel, found: Mapping[str, Any]) -> str:
     """Return how the count stands to the paper's mark."""
     verdict = found["verdicts"][str(LARGEST)]
     if model.trained:
@@ -274,7 +274,7 @@ def _feasibility_table(
         trained_as = "batch 1 to 64" if model.trained else model.remark or "not at all"
         verdict = found["verdicts"][str(LARGEST)]
         largest = (found["sure"] or None, found["likely"] or None)
-        about = (model.name, request.workload_of(model), trained_as, verdict, _against(model, found))
+        about = (model.name, request.workload_of(model), trained_as, verdict, _compare_with_paper(model, found))
         rows.append((*about, *largest, *bytes_, printed))
     columns = (
         "model", "workload", "the paper trained", "here at 64", "against the paper", "largest that fits",
@@ -292,15 +292,15 @@ def _statement_table(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]]) ->
     crossed = [(model, found) for model, found in counted if not model.trained]
     above = [str(batch) for batch in (128, 256)]
     rows = [
-        ("ten models train with a batch of 64", *_all_of(trained, [str(LARGEST)], fits=True)),
-        ("six models cannot be trained", *_all_of(crossed, [], fits=False)),
-        ("with 128 and 256 all models run out of memory", *_all_of(counted, above, fits=False)),
+        ("ten models train with a batch of 64", *_judge_fit_of_all_models(trained, [str(LARGEST)], fits=True)),
+        ("six models cannot be trained", *_judge_fit_of_all_models(crossed, [], fits=False)),
+        ("with 128 and 256 all models run out of memory", *_judge_fit_of_all_models(counted, above, fits=False)),
     ]
     columns = ("the paper says", "verdict", "because")
     return ResultTable("statements", "The paper's statements on memory", columns, tuple(rows), "Judged for each model.")
 
 
-def _all_of(
+def _judge_fit_of_all_models(
     models: Sequence[tuple[PaperModel, Mapping[str, Any]]], batches: Sequence[str], fits: bool
 ) -> tuple[str, str]:
     """Return whether all (`fits` false: none) of these batch sizes, or of all counted ones, fit in each model."""
@@ -321,8 +321,8 @@ def _all_of(
 
 
 def _answer(counted: Sequence[tuple[PaperModel, Mapping[str, Any]]]) -> str:
-    trained = [_against(model, found) for model, found in counted if model.trained]
-    crossed = [_against(model, found) for model, found in counted if not model.trained]
+    trained = [_compare_with_paper(model, found) for model, found in counted if model.trained]
+    crossed = [_compare_with_paper(model, found) for model, found in counted if not model.trained]
     differ = sum(said.startswith("differs") for said in trained)
     smaller, none = sum(said.startswith("differs") for said in crossed), crossed.count("as the paper")
     return (

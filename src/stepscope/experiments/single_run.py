@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import StepscopeError
-from stepscope.files import read_object
+from stepscope.files import read_json_object
 from stepscope.record.meters import parse_meters
 from stepscope.record.settings import Metering
 from stepscope.run_paths import find_run
@@ -46,9 +46,9 @@ class UntilResolved:
         self._done += 1
         if self._child is not None:
             if self._child.poll() is not None:
-                self._take(self._child)
+                self._read_check_result(self._child)
         elif self._done >= self._next:
-            self._ask()
+            self._start_check()
         return self.reached
 
     @property
@@ -83,7 +83,7 @@ class UntilResolved:
             self._child.communicate()
             self._child = None
 
-    def _ask(self) -> None:
+    def _start_check(self) -> None:
         command = [sys.executable, "-m", "stepscope.experiments.single_run", str(self._out), str(os.getpid())]
         try:
             self._child = subprocess.Popen(
@@ -93,7 +93,7 @@ class UntilResolved:
         except OSError as error:
             self.why, self._next = f"it could not be asked: {error}", float("inf")
 
-    def _take(self, child: subprocess.Popen[str]) -> None:
+    def _read_check_result(self, child: subprocess.Popen[str]) -> None:
         self._child = None
         answer = _parse_answer(child.communicate()[0])
         self.why = str(answer.get("why") or "")
@@ -115,7 +115,7 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
     """Share of the energy of the device's own rails that is within 10 %, and how many more steps 90 % would need."""
     from dataclasses import replace
 
-    from stepscope.analysis.energy.operators import resolution
+    from stepscope.analysis.energy.operators import resolution_table
     from stepscope.analysis.energy.rail_fits import fit_rails
     from stepscope.analysis.run import Run
 
@@ -124,7 +124,7 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
     lines = tuple(line for line in run.rails.total or () if not line.estimated) or measured
     if not lines:
         return {"why": "no power is measured"}
-    rows = resolution(fit_rails(run, replace(run.rails, lines=lines)))
+    rows = resolution_table(fit_rails(run, replace(run.rails, lines=lines)))
     known = rows.filter(rows["resolved_share"].is_not_null())
     if known.is_empty():
         return {"why": rows["note"][0] if len(rows) else "no step has been written yet"}
@@ -135,7 +135,7 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
 def run_of_process(out: Path, pid: int) -> Path | None:
     """The run folder in `out` that a process is writing."""
     for header in sorted(out.glob("*/run.json"), reverse=True):
-        stated = read_object(header)
+        stated = read_json_object(header)
         if stated.get("pid") == pid and stated.get("status") == "running":
             return header.parent
     return None

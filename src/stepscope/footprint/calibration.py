@@ -11,12 +11,12 @@ from typing import Any
 
 from stepscope.analysis.memory.limits import UNMEASURED, BaselineMemory
 from stepscope.errors import MissingDependency, OutputNotWritable, StepscopeError
-from stepscope.files import read_object, replace_json, user_cache
+from stepscope.files import read_json_object, replace_json, user_cache
 from stepscope.footprint.script_memory import imports_of_script
 from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-from stepscope.record.dry.probes import CallBook, probe_all
+from stepscope.record.dry.probes import OpCallRecorder, probe_all
 from stepscope.record.dry.workspaces import Probed, Workspaces, this_platform
 from stepscope.record.empty_process import EmptyProcess, empty_process
 
@@ -32,7 +32,7 @@ class DeviceCalibration:
     ratios: tuple[float, ...] = ()
     imports_known: bool = True  # whether all that the program imports is in the environment
 
-    def corrected(self, low: int, high: int) -> tuple[int, int]:
+    def widened_by_errors(self, low: int, high: int) -> tuple[int, int]:
         """An interval of live bytes that also holds what probes showed: it grows, and never becomes narrower."""
         if not self.ratios:
             return low, high
@@ -49,7 +49,7 @@ def calibration_path() -> Path:
 
 def load_calibration(path: Path) -> DeviceCalibration:
     """Return what is known; nothing where nothing was stored, or where it cannot be read."""
-    content = read_object(path)
+    content = read_json_object(path)
     try:
         if content["version"] != _VERSION:
             return DeviceCalibration()
@@ -89,7 +89,7 @@ def measured_environment(allocator: str = "default", imports: Iterable[str] = ()
 
     threads = torch.get_num_threads()
     found = empty_process(allocator if _installed(allocator) else "default", threads, imports)
-    return UNMEASURED if found is None else environment_of(found, threads)
+    return UNMEASURED if found is None else baseline_of_process(found, threads)
 
 
 def _installed(allocator: str) -> bool:
@@ -100,7 +100,7 @@ def _installed(allocator: str) -> bool:
     return True
 
 
-def environment_of(found: EmptyProcess, threads: int) -> BaselineMemory:
+def baseline_of_process(found: EmptyProcess, threads: int) -> BaselineMemory:
     """Return what a measured process says of the next one like it, by account."""
 
     def spread(low: int, high: int) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def environment_of(found: EmptyProcess, threads: int) -> BaselineMemory:
     )
 
 
-def imports_of(model: Any) -> frozenset[str]:
+def import_names_of_layers(model: Any) -> frozenset[str]:
     """Modules that the classes of a model's layers come from, beside torch and this package."""
     names = {type(module).__module__ for module in model.modules()}
     return frozenset(name for name in names if name.partition(".")[0] not in _NO_IMPORTS)
@@ -135,11 +135,11 @@ def imports_of_home(module: str | None) -> frozenset[str] | None:
 _NO_IMPORTS = ("torch", "stepscope", "__main__", "builtins")
 
 
-def measure_calibration(
+def add_probed_ops(
     kept: DeviceCalibration, job: Job, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> DeviceCalibration:
     """Return what was stored, with the ops of this job as they are on this device."""
-    book = CallBook(Workspaces(this_platform()), _SAMPLES)
+    book = OpCallRecorder(Workspaces(this_platform()), _SAMPLES)
     try:
         dry_run(job, _SAMPLES, book, steps=1)
     except DryRunStopped as stop:

@@ -11,12 +11,12 @@ import polars as pl
 import torch
 from torch import nn
 
-from stepscope.analysis.memory.events import over_step
+from stepscope.analysis.memory.events import categories_over_step
 from stepscope.analysis.memory.limits import ALLOCATORS, Allocator, Limit, ProcessPeak, worst_verdict
 from stepscope.errors import StepscopeError
 from stepscope.footprint.prediction import JobQuestion, reasons_for_doubt
 from stepscope.footprint.result import LivePeak
-from stepscope.footprint.savings import Way, ways
+from stepscope.footprint.savings import MemorySaving, ways
 from stepscope.footprint.simulator import Simulator, live_peak
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.dry_run import DryRunStopped
@@ -38,7 +38,7 @@ def batches_around(batch: int) -> list[int]:
 
 def step_series(events: pl.DataFrame) -> pl.DataFrame:
     """Live tensors over the step of the peak: op, category, mb; categories that hold nothing are excluded."""
-    series = over_step(events).select(op=pl.col("t"), category="category", mb=pl.col("bytes") / 1e6)
+    series = categories_over_step(events).select(op=pl.col("t"), category="category", mb=pl.col("bytes") / 1e6)
     return series.filter(pl.col("mb").max().over("category") > 0).cast(_STEP)  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ def training_and_inference(simulator: Simulator, jobs: Sequence[tuple[Job, int]]
     """
     parts = []
     for job, batch in jobs:
-        kinds = {TRAINING: job} if job.loss is None else {TRAINING: job, INFERENCE: inference(job)}
+        kinds = {TRAINING: job} if job.loss is None else {TRAINING: job, INFERENCE: inference_job(job)}
         for kind, of in kinds.items():
             try:
                 series = step_series(simulator.run(of, batch).events())
@@ -71,7 +71,7 @@ def peaks(series: pl.DataFrame) -> pl.DataFrame:
     return rows.select(run=pl.format("{}, {}", "model", "kind"), part=pl.col("category").cast(pl.String), value="mb")
 
 
-def inference(job: Job) -> Job:
+def inference_job(job: Job) -> Job:
     """Return a job that computes the model's loss without gradients."""
     loss = job.loss
     assert loss is not None, f"{job.name} has no loss of its own"
@@ -132,7 +132,9 @@ def _judged(process: Callable[[str], ProcessPeak] | None, limit: Limit, sure: bo
     return process(decides.account).middle, decides.bytes, verdict
 
 
-def _column(simulator: Simulator, job: Job, batch: int, names: Sequence[str], same_batch: Sequence[Way]) -> list[_Cell]:
+def _column(
+    simulator: Simulator, job: Job, batch: int, names: Sequence[str], same_batch: Sequence[MemorySaving]
+) -> list[_Cell]:
     """Every way at one batch."""
     try:
         live = live_peak(simulator.run(job, batch).log)
@@ -140,7 +142,7 @@ def _column(simulator: Simulator, job: Job, batch: int, names: Sequence[str], sa
         return [(batch, name, None) for name in (AS_IT_IS, *_allocators(names), *(way.name for way in same_batch))]
 
     def process(live: LivePeak, allocator: Allocator | None = None, plain: LivePeak | None = None) -> Any:
-        return partial(simulator.process, live, allocator, plain)
+        return partial(simulator.peak_of_process, live, allocator, plain)
 
     cells: list[_Cell] = [(batch, AS_IT_IS, process(live))]
     cells += [(batch, name, process(live, of)) for name, of in _allocators(names).items()]

@@ -57,7 +57,7 @@ class Block:
     after: Block | None = field(default=None, repr=False)
 
     @property
-    def whole(self) -> bool:
+    def is_whole_segment(self) -> bool:
         """Return whether it is all of its segment."""
         return self.before is None and self.after is None
 
@@ -93,7 +93,7 @@ class CachingAllocator:
             block = self._new(wanted, small, stream)
         if block is None:
             self.retries += 1
-            self.give_back()
+            self.release_unused_segments()
             block = self._new(wanted, small, stream)
         if block is None:
             raise OutOfMemory(f"{size} B do not fit beside {self.reserved} B", "take a smaller batch")
@@ -104,9 +104,9 @@ class CachingAllocator:
         block = self.used.pop(address)
         self.allocated -= block.size
         block.used, block.age = False, 0
-        self._add_free_block(self._merged(block))
+        self._add_free_block(self._merge_with_neighbours(block))
 
-    def give_back(self) -> None:
+    def release_unused_segments(self) -> None:
         """Return every segment of which no byte is in use to the device, as `torch.cuda.empty_cache()` does."""
         for block in list(self._blocks.values()):
             self._release(block)
@@ -172,20 +172,20 @@ class CachingAllocator:
 
     def _new(self, size: int, small: bool, stream: int) -> Block | None:
         if self.settings.expandable_segments:
-            return self._grown(size, small, stream)
+            return self._grow_segment(size, small, stream)
         length = segment_size(size)
-        if not self._given(length):
+        if not self._has_room(length):
             return None
         address = self._next_address
         self._next_address += length + LARGE_SEGMENT
         self._reserve(length)
         return Block(address, length, address, small, stream)
 
-    def _given(self, size: int) -> bool:
+    def _has_room(self, size: int) -> bool:
         return self.settings.capacity is None or self.reserved + size <= self.settings.capacity
 
     def _give_out(self, block: Block, size: int) -> Block:
-        if self._splits(block, size):
+        if self._should_split(block, size):
             rest = Block(block.address + size, block.size - size, block.segment, block.small, block.stream)
             rest.before, rest.after = block, block.after
             if rest.after is not None:
@@ -198,14 +198,14 @@ class CachingAllocator:
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         return block
 
-    def _splits(self, block: Block, size: int) -> bool:
+    def _should_split(self, block: Block, size: int) -> bool:
         rest = block.size - size
         if block.small or self.settings.expandable_segments:
             return rest >= SMALLEST
         most = self.settings.max_split_size
         return (most is None or size < most) and rest > SMALL
 
-    def _merged(self, block: Block) -> Block:
+    def _merge_with_neighbours(self, block: Block) -> Block:
         for other in (block.before, block.after):
             if other is None or other.used or other.mapped != block.mapped:
                 continue
@@ -223,7 +223,7 @@ class CachingAllocator:
     def _release(self, block: Block) -> None:
         """Give a free block back: a whole segment, or the steps of an expandable one that it covers."""
         if not self.settings.expandable_segments:
-            if block.whole:
+            if block.is_whole_segment:
                 self.reserved -= self._remove_free_block(block).size
             return
         step = _step(block.small)
@@ -243,7 +243,7 @@ class CachingAllocator:
         for other in (before.before, before.after):
             if other is not None and not other.mapped:
                 unmapped.remove(other)
-        unmapped.append(self._merged(before))
+        unmapped.append(self._merge_with_neighbours(before))
 
     @staticmethod
     def _cut(block: Block, address: int) -> Block:
@@ -266,12 +266,14 @@ class CachingAllocator:
         most = self.settings.max_split_size
         if most is None:
             return
-        whole = [block for block in self._blocks.values() if block.whole and block.size >= max(most, size)]
+        whole = [block for block in self._blocks.values() if block.is_whole_segment and block.size >= max(most, size)]
         for block in sorted(whole, key=lambda candidate: candidate.size)[:1]:
             self._release(block)
             return
-        for block in sorted((b for b in self._blocks.values() if b.whole and b.size >= most), key=lambda b: -b.size):
-            if self._given(segment_size(size)):
+        for block in sorted(
+            (b for b in self._blocks.values() if b.is_whole_segment and b.size >= most), key=lambda b: -b.size
+        ):
+            if self._has_room(segment_size(size)):
                 return
             self._release(block)
 
@@ -285,7 +287,7 @@ class CachingAllocator:
             return
         target = self.reserved - self.settings.garbage_collection_threshold * self.settings.capacity
         for _ in range(_OFTEN):
-            old = [b for b in self._blocks.values() if b.whole and not b.small]
+            old = [b for b in self._blocks.values() if b.is_whole_segment and not b.small]
             if target <= 0 or not old:
                 return
             middle = sum(block.age for block in old) / len(old)
@@ -294,7 +296,7 @@ class CachingAllocator:
                     target -= block.size
                     self._release(block)
 
-    def _grown(self, size: int, small: bool, stream: int) -> Block | None:
+    def _grow_segment(self, size: int, small: bool, stream: int) -> Block | None:
         """A block at the end of what an expandable segment has mapped, made large enough; in steps of its pool."""
         unmapped = self._unmapped.setdefault((small, stream), [])
         if not unmapped:
@@ -306,7 +308,7 @@ class CachingAllocator:
         missing = size - (0 if free is None else free.size)
         step = _step(small)
         length = min(gap.size, math.ceil(missing / step) * step)
-        if not self._given(length):
+        if not self._has_room(length):
             return None
         rest = self._cut(gap, gap.address + length)
         unmapped.remove(gap)
@@ -314,7 +316,7 @@ class CachingAllocator:
             unmapped.append(rest)
         gap.mapped = True
         self._reserve(length)
-        return self._merged(gap)
+        return self._merge_with_neighbours(gap)
 
 
 def segment_size(size: int) -> int:

@@ -80,8 +80,8 @@ def job_of_function(target: str, numbers: bool = True) -> Job:
     if not callable(function):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"'{module_name}' has no function '{function_name}'", f"it has: {', '.join(known) or 'none'}")
-    made = _Built(function, target)
-    made.check(numbers)
+    made = _UserJobParts(function, target)
+    made.check_by_calling(numbers)
     return Job(target, made.build, made.batch, plain_step(made.loss), DEFAULT_BATCH, made.loss, module_name)
 
 
@@ -113,7 +113,7 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (), dict(vars(batch))
 
 
-class _Built:
+class _UserJobParts:
     """Parts that a user's function returned last: batch and loss are of the model that was built last."""
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
@@ -125,7 +125,7 @@ class _Built:
         self._last = self._parts()
         return self._last[0], self._last[1]
 
-    def check(self, numbers: bool) -> None:
+    def check_by_calling(self, numbers: bool) -> None:
         """Call it once; where fake tensors stop it, for real."""
         if not numbers:
             from stepscope.record.dry.fake_numbers import FakeMode
@@ -301,7 +301,7 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
     import polars as pl
 
     from stepscope.record.dry.dry_run import DryRunStopped, dry_run
-    from stepscope.record.precision import in_precision
+    from stepscope.record.precision import workload_in_precision
     from stepscope.runfolder import MEMORY, RunReader
 
     try:
@@ -311,7 +311,7 @@ def write_computed_memory(run: Path, workload: Workload, optimizer: str | None =
         wanted = recorder.get("memory") == "auto" and recorder.get("mode") != "none" and not reader.steps.is_empty()
         if not wanted or about.get("device") != "cpu" or not reader.memory_events.is_empty():
             return
-        job = workload_job(in_precision(workload, precision, "cpu"), optimizer)
+        job = workload_job(workload_in_precision(workload, precision, "cpu"), optimizer)
         as_profiled = pl.col("op").str.replace(r"^(\w+)\.(\w+)\..*$", "${1}::${2}")  # aten.mm.default is aten::mm
         events = dry_run(job, int(about["batch_size"])).events().with_columns(as_profiled)
         (run / "computed").mkdir(exist_ok=True)

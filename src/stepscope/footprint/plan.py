@@ -35,7 +35,7 @@ from stepscope.footprint.prediction import JobQuestion, reasons_for_doubt
 from stepscope.footprint.result import LivePeak
 from stepscope.footprint.savings import chosen_segments
 from stepscope.footprint.simulator import Simulator, live_peak
-from stepscope.footprint.transforms import CHANGES, Settings
+from stepscope.footprint.transforms import CHANGES, Variant
 from stepscope.record.c_allocators import child_environment
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.dry_run import DryRunStopped, model_of
@@ -77,7 +77,7 @@ class StepTime:
 class Candidate:
     """One combination and what it takes: the process in B by the account that decides, seconds of an update."""
 
-    settings: Settings
+    settings: Variant
     process: ProcessPeak
     verdict: str
     compute: float  # FLOPs against those of the present step
@@ -90,7 +90,7 @@ class Candidate:
         return price_of(self.settings, self.compute, self.seconds)
 
 
-def price_of(settings: Settings, compute: float, seconds: tuple[float, float] | None) -> float:
+def price_of(settings: Variant, compute: float, seconds: tuple[float, float] | None) -> float:
     """Return seconds in the middle; where nothing was measured FLOPs, against those of the present step."""
     low, high = seconds or ALLOCATORS.get(settings.allocator, _DEFAULT).time
     return (low + high) / 2 * (1.0 if seconds else compute * (1 + 0.02 * (settings.parts - 1)))
@@ -154,11 +154,11 @@ class Search:
         except DryRunStopped as stop:
             raise NoPlan(f"no plan: {stop}", "combinations are dry run, which this model cannot be") from stop
         self._question, self._before = question, live_peak(self.plain.log)
-        as_it_is = Settings(allocator=question.allocator)
-        self._simulated: dict[Settings, tuple[LivePeak, float] | None] = {as_it_is: (self._before, 1.0)}
+        as_it_is = Variant(allocator=question.allocator)
+        self._simulated: dict[Variant, tuple[LivePeak, float] | None] = {as_it_is: (self._before, 1.0)}
         self._took_s = {as_it_is: 0.0}
 
-    def simulated(self, settings: Settings) -> tuple[LivePeak, float] | None:
+    def simulate(self, settings: Variant) -> tuple[LivePeak, float] | None:
         """Return live peak and FLOPs against the present step; None where fake tensors cannot run it."""
         settings = replace(settings, allocator=self._question.allocator)
         if settings not in self._simulated:
@@ -172,12 +172,12 @@ class Search:
         """Return the processor time of every dry run but the first."""
         return sum(self._took_s.values())
 
-    def took_s(self, settings: Iterable[Settings]) -> float:
+    def took_s(self, settings: Iterable[Variant]) -> float:
         """Return the processor time of the dry runs of these, whenever they were made."""
         runs = {replace(choice, allocator=self._question.allocator) for choice in settings}
         return sum(self._took_s[run] for run in runs)
 
-    def _run(self, settings: Settings) -> tuple[LivePeak, float] | None:
+    def _run(self, settings: Variant) -> tuple[LivePeak, float] | None:
         passes = min(settings.parts, _PASSES)
         job, small = replace(settings, parts=passes).apply(
             self._question.job, passes * self._question.batch // settings.parts
@@ -189,36 +189,36 @@ class Search:
         flops = run.flops * settings.parts / passes
         return live_peak(run.log), flops / self.plain.flops if self.plain.flops else 1.0
 
-    def candidate(self, settings: Settings, limit: Limit, step_time: StepTime | None) -> Candidate | None:
+    def candidate(self, settings: Variant, limit: Limit, step_time: StepTime | None) -> Candidate | None:
         """Return what a combination takes of a limit, and its seconds; None where it cannot be simulated."""
-        found = self.simulated(settings)
+        found = self.simulate(settings)
         if found is None:
             return None
         live, compute = found
         by = self.allocators[settings.allocator]
 
         def process(account: str) -> ProcessPeak:
-            return self.simulator.process(live, by, self._before, account)
+            return self.simulator.peak_of_process(live, by, self._before, account)
 
         verdict, decides = worst_verdict(process, limit, not reasons_for_doubt(self._question))
         return Candidate(
             settings, process(decides.account), verdict, compute, self._seconds(settings, compute, step_time)
         )
 
-    def _seconds(self, settings: Settings, compute: float, step_time: StepTime | None) -> tuple[float, float] | None:
+    def _seconds(self, settings: Variant, compute: float, step_time: StepTime | None) -> tuple[float, float] | None:
         if step_time is None:
             return None
         low, high = step_time.of(self._question.batch, settings.parts)
         factor = self.allocators[settings.allocator].time
         return low * compute * factor[0], high * compute * factor[1]
 
-    def expected_price(self, settings: Settings, step_time: StepTime | None) -> float:
+    def expected_price(self, settings: Variant, step_time: StepTime | None) -> float:
         """Return the price of a combination before its dry run: a recomputed module has its FLOPs once more.
 
         A change of the training is simulated alone first, unless even that cannot be.
         """
         again = sum(segment.flops for segment in self.plain.segments if segment.module in settings.recomputed)
-        alone = self.simulated(Settings(change=settings.change))
+        alone = self.simulate(Variant(change=settings.change))
         compute = (1.0 if alone is None else alone[1]) + (again / self.plain.flops if self.plain.flops else 0.0)
         return price_of(settings, compute, self._seconds(settings, compute, step_time))
 
@@ -228,29 +228,29 @@ class Search:
         if self.simulator.on_gpu:
             return {self._question.allocator: self.simulator.allocator}
         own = self._question.allocator
-        return {name: by for name, by in ALLOCATORS.items() if name == own or _installed(name)}
+        return {name: by for name, by in ALLOCATORS.items() if name == own or _is_allocator_installed(name)}
 
-    def combinations(self, changes: tuple[str, ...]) -> list[Settings]:
+    def combinations(self, changes: tuple[str, ...]) -> list[Variant]:
         """Return every combination with one of these changes of the training."""
         most = _MOST_PARTS if self._question.job.loss is not None else 1
         parts = [n for n in range(1, most + 1) if self._question.batch % n == 0]
-        found = itertools.product(parts, self._recomputed, changes, self.allocators)
-        return [Settings(*choices) for choices in found]
+        found = itertools.product(parts, self._recompute_choices, changes, self.allocators)
+        return [Variant(*choices) for choices in found]
 
     @functools.cached_property
-    def _recomputed(self) -> tuple[tuple[str, ...], ...]:
+    def _recompute_choices(self) -> tuple[tuple[str, ...], ...]:
         plain = self.plain
         root_flops = sum(segment.flops for segment in plain.segments if "." not in segment.module)
         chosen = tuple(chosen_segments(plain.segments, root_flops))
-        blocks = tuple(transforms.blocks(model_of(self._question.job)))
+        blocks = tuple(transforms.repeated_blocks(model_of(self._question.job)))
         return tuple(dict.fromkeys(((), chosen, chosen[: len(chosen) // 2], blocks)))
 
-    def smallest(self, change: str) -> list[Settings]:
+    def smallest(self, change: str) -> list[Variant]:
         """Return the combinations that should take the least, in one pass and in most, with most recomputed."""
         saved = {segment.module: segment.saved_bytes for segment in self.plain.segments}
         found = self.combinations((change,))
 
-        def least(settings: Settings) -> int:
+        def least(settings: Variant) -> int:
             return sum(saved.get(name, 0) for name in settings.recomputed)
 
         ends = sorted({1, max(settings.parts for settings in found)})
@@ -268,7 +268,7 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
         raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
     search = search or Search(question)
     judged = _CandidateEvaluator(search, question.limit, step_time)
-    combinations: list[Settings] = []
+    combinations: list[Variant] = []
     for changes in (("",), changes_of(question)):
         combinations = search.combinations(tuple(change for change in changes if judged.possible(change)))
         if combinations and _cheapest(judged, combinations) is not None:
@@ -276,14 +276,14 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
     for settings in sorted(combinations, key=judged.expected):  # the trade beside the answer, while there is time
         if judged.took_s > _PICTURE_S:
             break
-        judged.of(settings)
+        judged.candidate_for(settings)
     found = [candidate for candidate in judged.known.values() if candidate is not None]
     chosen = _best(found)
     complete = all(settings in judged.known for settings in combinations)
-    return Plan(question.batch, chosen, tuple(_front(found)), tuple(found), step_time, complete, judged.took_s)
+    return Plan(question.batch, chosen, tuple(_pareto_front(found)), tuple(found), step_time, complete, judged.took_s)
 
 
-def with_measured_times(plan: Plan, steps: Callable[[Settings], StepCost]) -> Plan:
+def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Plan:
     """Return the plan with the seconds of real steps of what is chosen in place of the line's.
 
     The line is off alike for passes of as many samples: the others of them are corrected by as much. Where another
@@ -298,12 +298,12 @@ def with_measured_times(plan: Plan, steps: Callable[[Settings], StepCost]) -> Pl
         except StepscopeError:
             break
         run.append(replace(best, seconds=(min(wall_s), max(wall_s)), timed=True))
-        found = [run[-1] if other == best else _corrected(other, best, run[-1]) for other in found]
+        found = [run[-1] if other == best else _with_corrected_seconds(other, best, run[-1]) for other in found]
         best = _best(found)
-    return replace(plan, chosen=_best(run) or plan.chosen, front=tuple(_front(found)), candidates=tuple(found))
+    return replace(plan, chosen=_best(run) or plan.chosen, front=tuple(_pareto_front(found)), candidates=tuple(found))
 
 
-def _corrected(candidate: Candidate, by_line: Candidate, run: Candidate) -> Candidate:
+def _with_corrected_seconds(candidate: Candidate, by_line: Candidate, run: Candidate) -> Candidate:
     """Return a candidate with passes of as many samples as one that was run, off by as much as this one was."""
     if candidate.timed or candidate.seconds is None or candidate.settings.parts != run.settings.parts:
         return candidate
@@ -322,19 +322,19 @@ class _CandidateEvaluator:
     """Candidates under one limit, as far as they were simulated."""
 
     def __init__(self, search: Search, limit: Limit, step_time: StepTime | None) -> None:
-        self.known: dict[Settings, Candidate | None] = {}
+        self.known: dict[Variant, Candidate | None] = {}
         self._search, self._limit, self._step_time = search, limit, step_time
 
     @property
     def took_s(self) -> float:
         return self._search.took_s(self.known)
 
-    def expected(self, settings: Settings) -> float:
+    def expected(self, settings: Variant) -> float:
         if settings.change:
-            self.of(replace(settings, parts=1, recomputed=()))  # its price is known from that
+            self.candidate_for(replace(settings, parts=1, recomputed=()))  # its price is known from that
         return self._search.expected_price(settings, self._step_time)
 
-    def of(self, settings: Settings) -> Candidate | None:
+    def candidate_for(self, settings: Variant) -> Candidate | None:
         """The candidate; the dry run serves every allocator."""
         for name in self._search.allocators:
             same = replace(settings, allocator=name)
@@ -346,14 +346,14 @@ class _CandidateEvaluator:
         """Return whether one of the smallest combinations with this change fits under any allocator, or may."""
         allocators = self._search.allocators
         smallest = self._search.smallest(change)
-        found = [self.of(replace(choice, allocator=name)) for choice in smallest for name in allocators]
+        found = [self.candidate_for(replace(choice, allocator=name)) for choice in smallest for name in allocators]
         return any(candidate is None or _fits(candidate) for candidate in found)
 
-    def fits(self, settings: Settings) -> bool:
-        candidate = self.of(settings)
+    def fits(self, settings: Variant) -> bool:
+        candidate = self.candidate_for(settings)
         return candidate is not None and _fits(candidate)
 
-    def fails(self, settings: Settings) -> bool:
+    def fails(self, settings: Variant) -> bool:
         """Return whether it is known without another dry run that it does not fit."""
         if settings in self.known:
             return not self.fits(settings)
@@ -366,7 +366,7 @@ class _CandidateEvaluator:
             return True
         return self._by_line(settings, same)
 
-    def _by_line(self, settings: Settings, same: list[Settings]) -> bool:
+    def _by_line(self, settings: Variant, same: list[Variant]) -> bool:
         """Whether a line in the samples of a pass, through the nearest that are known, is beyond the limit by far."""
         highs = {1 / choice.parts: known.process.high for choice in same if (known := self.known[choice]) is not None}
         at = 1 / settings.parts
@@ -378,7 +378,7 @@ class _CandidateEvaluator:
         return between > _BY_FAR * self._limit.bytes
 
 
-def _cheapest(judged: _CandidateEvaluator, combinations: list[Settings]) -> Candidate | None:
+def _cheapest(judged: _CandidateEvaluator, combinations: list[Variant]) -> Candidate | None:
     """The cheapest that fits, in the order of expected prices; None where none does, or time is over before."""
     best: Candidate | None = None
     smallest = max(settings.parts for settings in combinations)
@@ -388,8 +388,10 @@ def _cheapest(judged: _CandidateEvaluator, combinations: list[Settings]) -> Cand
         if judged.took_s > _MOST_S:
             break
         if settings.parts > 1 and not judged.fails(settings):
-            judged.of(replace(settings, parts=smallest))  # fails even this, then so do those with fewer, but for one
-        candidate = None if judged.fails(settings) else judged.of(settings)
+            judged.candidate_for(
+                replace(settings, parts=smallest)
+            )  # fails even this, then so do those with fewer, but for one
+        candidate = None if judged.fails(settings) else judged.candidate_for(settings)
         if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
             best = candidate
     return best
@@ -405,7 +407,7 @@ def changes_of(question: JobQuestion) -> tuple[str, ...]:
     return tuple(name for name in CHANGES if name != "bf16" or has_bf16)
 
 
-def _installed(allocator: str) -> bool:
+def _is_allocator_installed(allocator: str) -> bool:
     try:
         child_environment(allocator)
     except StepscopeError:
@@ -413,7 +415,7 @@ def _installed(allocator: str) -> bool:
     return True
 
 
-def _front(found: list[Candidate]) -> Iterator[Candidate]:
+def _pareto_front(found: list[Candidate]) -> Iterator[Candidate]:
     """Return the combinations that no other beats in both memory and price, smallest first."""
     best = float("inf")
     for candidate in sorted(found, key=lambda choice: (choice.process.high, choice.price)):

@@ -37,9 +37,9 @@ from stepscope.footprint.calibration import DeviceCalibration
 from stepscope.footprint.cuda_settings import parse_settings
 from stepscope.footprint.jobs import DEFAULT_BATCH, job_of
 from stepscope.footprint.result import FitResult, LivePeak, Option
-from stepscope.footprint.savings import ways, worth_a_line
-from stepscope.footprint.script import watch_script
-from stepscope.footprint.simulator import Loading, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
+from stepscope.footprint.savings import is_worth_showing, ways
+from stepscope.footprint.script import dry_run_script
+from stepscope.footprint.simulator import LoaderMemory, Simulator, largest_batch, live_peak, reserved_of, scene_peaks
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import (
     STEPS,
@@ -50,7 +50,7 @@ from stepscope.record.dry.dry_run import (
     model_of,
     preserve_rng_and_hide_warnings,
 )
-from stepscope.record.dry.probes import CallBook, probe_apart
+from stepscope.record.dry.probes import OpCallRecorder, probe_in_child
 from stepscope.record.dry.storage_log import Reserve, StorageLog
 from stepscope.record.dry.workspaces import Platform, Probed, Workspaces, other_platform, this_platform
 from stepscope.units import bytes_, plural
@@ -128,7 +128,7 @@ def device_measurements(board: str | None, allocator: str, job: Job | None) -> D
     if board is not None:
         return DeviceCalibration()
     kept = calibration.load_calibration(calibration.calibration_path())
-    of_layers = frozenset() if job is None else calibration.imports_of(model_of(job))
+    of_layers = frozenset() if job is None else calibration.import_names_of_layers(model_of(job))
     of_home = calibration.imports_of_home(None if job is None else job.home)
     environment = calibration.measured_environment(allocator, of_layers | (of_home or frozenset()))
     return replace(kept, environment=environment, imports_known=of_home is not None)
@@ -194,7 +194,7 @@ def predict_fit(question: JobQuestion) -> FitResult:
 
 def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> tuple[JobQuestion, Simulator]:
     """Return the prediction with uncovered ops measured in a child process, once for this device."""
-    book = CallBook(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
+    book = OpCallRecorder(simulator.workspaces, question.batch, set(simulator.workspaces.uncovered))
     dry_run(question.job, question.batch, book, steps=1)
     found = _probe(book)
     kept = replace(question.kept, probed={**question.kept.probed, **found})
@@ -202,9 +202,9 @@ def _probe_uncovered_ops(question: JobQuestion, simulator: Simulator) -> tuple[J
     return question, Simulator(question.platform, kept, question.allocator)
 
 
-def _probe(book: CallBook) -> dict[str, Probed]:
+def _probe(book: OpCallRecorder) -> dict[str, Probed]:
     """Run the ops of a book in a child process; what came of it is kept for this device."""
-    found = probe_apart(book.calls)
+    found = probe_in_child(book.calls)
     if found:
         path = calibration.calibration_path()
         stored = calibration.load_calibration(path)
@@ -213,7 +213,7 @@ def _probe(book: CallBook) -> dict[str, Probed]:
     return found
 
 
-def _sizes(found: Mapping[str, Probed]) -> Callable[[str, int], int | None]:
+def _probed_size_lookup(found: Mapping[str, Probed]) -> Callable[[str, int], int | None]:
     return lambda call, samples: found[call].bytes(samples) if call in found else None
 
 
@@ -240,8 +240,10 @@ def _make_result(simulator: Simulator, live: LivePeak, limit: Limit | None, unsu
     """The answer of a live peak: the process by the account that decides, and the verdict."""
     said, decides = None, limit
     if limit is not None:
-        said, decides = worst_verdict(lambda account: simulator.process(live, account=account), limit, not unsure)
-    process = simulator.process(live, account=RESIDENT if decides is None else decides.account)
+        said, decides = worst_verdict(
+            lambda account: simulator.peak_of_process(live, account=account), limit, not unsure
+        )
+    process = simulator.peak_of_process(live, account=RESIDENT if decides is None else decides.account)
     return FitResult(
         "", 0, words.DRY_RUN, live, process, simulator.allocator_name, simulator.workspaces.platform.name, decides,
         said, unsure=tuple(unsure),
@@ -301,7 +303,7 @@ def _measure_small_batches(job: Job, batch: int, reserve: Reserve | None) -> Bat
 def _largest_on(line: BatchLine, simulator: Simulator, limit: Limit) -> int:
     def of(single: Limit) -> int:
         def peak(batch: int) -> int:
-            return simulator.process(line.at(batch), account=single.account).high
+            return simulator.peak_of_process(line.at(batch), account=single.account).high
 
         return largest_batch(peak, single.bytes * (1 - MARGIN), line.large[0])
 
@@ -324,9 +326,9 @@ def _options(question: JobQuestion, simulator: Simulator, plain: DryRun, as_it_i
         except DryRunStopped:
             continue  # this model cannot be changed so: an activation in place that backward needs, for example
         changed, compute = live_peak(run.log), run.flops / plain.flops if plain.flops else 1.0
-        process = partial(simulator.process, changed, None, live)
+        process = partial(simulator.peak_of_process, changed, None, live)
         option = _option(way.name, changed, process, as_it_is, question.limit, (way.price, compute))
-        if worth_a_line(as_it_is.process.middle, option.process.middle):
+        if is_worth_showing(as_it_is.process.middle, option.process.middle):
             found.append(option)
     return sorted((option for option in found if option.gain > 0), key=lambda option: -option.gain)
 
@@ -352,7 +354,7 @@ def _expandable_option(question: JobQuestion, plain: DryRun, as_it_is: FitResult
 
 
 def _under(simulator: Simulator, live: LivePeak, allocator: str, account: str) -> ProcessPeak:
-    return simulator.process(live, ALLOCATORS[allocator], account=account)
+    return simulator.peak_of_process(live, ALLOCATORS[allocator], account=account)
 
 
 def _option(
@@ -457,7 +459,7 @@ def measure_log(job: Job, batch: int, reserve: Reserve | None = None) -> Storage
     return log
 
 
-def _shared_memory_warning(loading: Loading) -> list[str]:
+def _shared_memory_warning(loading: LoaderMemory) -> list[str]:
     """Say where batches of a loader's workers are near what there is of shared memory, as in a container."""
     try:
         free = shutil.disk_usage("/dev/shm").free
@@ -486,17 +488,17 @@ def predict_script_fit(
     """
     platform = platform or (other_platform() if environment is None else this_platform())
     workspaces = Workspaces(platform, calibration.load_calibration(calibration.calibration_path()).probed)
-    book = CallBook(workspaces, None, workspaces.uncovered)
-    watched = watch_script(target, arguments, book)
+    book = OpCallRecorder(workspaces, None, workspaces.uncovered)
+    watched = dry_run_script(target, arguments, book)
     logs = [watched.log] if watched.later is None else [watched.log, watched.later]
     if environment is not None and book.calls:
-        size_of = _sizes(_probe(book))
+        size_of = _probed_size_lookup(_probe(book))
         for log in logs:
             log.set_probed_sizes(size_of)
-    log, live, reached = _largest_of(logs)
+    log, live, reached = _log_with_higher_peak(logs)
     kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
     simulator = Simulator(platform, kept, allocator)
-    simulator.loading, simulator.allocator = watched.loading, simulator.allocator.of_script()
+    simulator.loading, simulator.allocator = watched.loading, simulator.allocator.for_script()
     not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
     unsure = [
         *([] if simulator.measured else [NOT_MEASURED]),
@@ -530,7 +532,7 @@ def predict_script_fit(
 _MORE = 1.01  # times the most: what omitted rounds take besides is worth a word
 
 
-def _largest_of(logs: Sequence[StorageLog]) -> tuple[StorageLog, LivePeak, bool]:
+def _log_with_higher_peak(logs: Sequence[StorageLog]) -> tuple[StorageLog, LivePeak, bool]:
     """Return the log of a script, or of its other pass where that takes more: then the peak may lie between the two."""
     peaks = [live_peak(log) for log in logs]
     plain, later = peaks[0], peaks[-1]

@@ -60,7 +60,7 @@ def probe_batches(
     """Twice the batch until one fails (or its peak is above the limit), then halfway between; each as it is known."""
     low, high, batch = 0, None, start
     for _ in range(_TRIES):
-        tried = _try(command(batch), batch, predict(batch), allocator)
+        tried = _train_batch_in_child(command(batch), batch, predict(batch), allocator)
         yield tried
         if tried.peak_bytes is None or (limit is not None and tried.peak_bytes > limit):
             high = batch
@@ -71,7 +71,7 @@ def probe_batches(
         batch = 2 * low if high is None else (low + high) // 2
 
 
-def _try(command: list[str], batch: int, predicted: ProcessPeak, allocator: str) -> Trial:
+def _train_batch_in_child(command: list[str], batch: int, predicted: ProcessPeak, allocator: str) -> Trial:
     environment = child_environment(allocator)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S)
@@ -118,7 +118,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 _GROUPS = (("sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("sys/fs/cgroup", "memory.max"))
 
 
-def prove(command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")) -> str:
+def prove_under_limit(command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")) -> str:
     """Train for real under a limit that the kernel keeps, where it can; what came of it, in words."""
     try:
         kind, cost = train_under_limit(command, allocator, limit, root)
@@ -222,7 +222,7 @@ def _scaled(factor: float, *values: float | None) -> list[float | None]:
 
 
 def _interval(found: FitResult, simulator: Simulator, name: str) -> tuple[int, int]:
-    process = simulator.process(found.live, ALLOCATORS[name])
+    process = simulator.peak_of_process(found.live, ALLOCATORS[name])
     return process.low, process.high
 
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.dry import Job
-from stepscope.record.dry.allocator_costs import StepClock, StepCost, measured_steps, report
+from stepscope.record.dry.allocator_costs import StepClock, StepCost, cost_as_json_line, measured_steps
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class RealSteps:
         job = job_of_target(self.target, self.optimizer, self.precision)
         size = self.batch or job.default_batch
         if self.changed is not None:
-            from stepscope.footprint.transforms import Settings
+            from stepscope.footprint.transforms import Variant
 
-            job, size = Settings(**{**self.changed, "recomputed": tuple(self.changed["recomputed"])}).apply(job, size)
+            job, size = Variant(**{**self.changed, "recomputed": tuple(self.changed["recomputed"])}).apply(job, size)
         return job_steps(job, size, steps)
 
 
@@ -68,7 +68,11 @@ def script_steps(target: str, arguments: Sequence[str], steps: int) -> StepCost:
     """Measure steps of a script's own loop, from one update of its first optimizer to the next, then end it."""
     offer_to_be_killed_first()
     clock = StepClock(steps)
-    with contextlib.suppress(EndOfSteps), as_main(target, arguments), until_enough_steps(lambda _: clock.stepped()):
+    with (
+        contextlib.suppress(EndOfSteps),
+        as_main(target, arguments),
+        until_enough_steps(lambda _: clock.note_step_end()),
+    ):
         runpy.run_path(target, run_name="__main__")
         raise UsageError(
             f"'{target}' ended before it had made enough optimizer steps to be measured",
@@ -126,7 +130,7 @@ def main() -> None:
         cost = RealSteps(**json.loads(sys.argv[1])).cost(int(sys.argv[2]))
     except StepscopeError as error:
         raise SystemExit(": ".join(filter(None, [str(error), error.hint]))) from None
-    sys.stdout.write(report(cost) + "\n")
+    sys.stdout.write(cost_as_json_line(cost) + "\n")
 
 
 if __name__ == "__main__":

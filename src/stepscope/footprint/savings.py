@@ -18,7 +18,7 @@ _RECOMPUTED_AT_MOST = 0.5  # of the forward FLOPs, for a choice of segments
 
 
 @dataclass(frozen=True)
-class Way:
+class MemorySaving:
     """One way to need less: the job and the batch to simulate, the change of the model, and the price in words."""
 
     name: str
@@ -29,16 +29,16 @@ class Way:
     keeps_batch: bool = True  # whether the same way works for another batch
 
 
-def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool) -> Iterator[Way]:
+def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool) -> Iterator[MemorySaving]:
     """Every way that applies to this job, the harmless first."""
-    keep = partial(Way, job=job, batch=batch)
+    keep = partial(MemorySaving, job=job, batch=batch)
     yield keep(name="gradients set to None", change=_gradients_to_none, price="none")
     price = "none; refused where backward needs the input"
     yield keep(name="activations in place", change=transforms.in_place, price=price)
     if _has_pictures(plain):
         price = "none where every layer keeps the format; other layers copy"
         yield keep(name="channels-last", change=transforms.channels_last, price=price)
-    yield from _accumulation(job, batch)
+    yield from _accumulation_savings(job, batch)
     yield from _checkpoints(keep, plain)
     yield from _optimizers(keep)
     if has_bf16:
@@ -53,7 +53,7 @@ def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool) -> Iterator[Way]:
         yield keep(name="LoRA on linear layers", change=transforms.lora, price=price)
 
 
-def worth_a_line(before: int, after: int) -> bool:
+def is_worth_showing(before: int, after: int) -> bool:
     """Return whether a way gains enough to be shown."""
     return before - after > _LEAST_GAIN * before
 
@@ -83,7 +83,7 @@ def _within(inner: str, outer: str) -> bool:
     return inner == outer or inner.startswith(f"{outer}.")
 
 
-def _accumulation(job: Job, batch: int) -> Iterator[Way]:
+def _accumulation_savings(job: Job, batch: int) -> Iterator[MemorySaving]:
     if job.loss is None:
         return
     for parts in (2, 4, 8):
@@ -92,10 +92,12 @@ def _accumulation(job: Job, batch: int) -> Iterator[Way]:
         small = batch // parts
         step = accumulated_step(job.loss, parts, partial(job.batch, small))
         price = f"{parts} passes with {small} samples: the same FLOPs in smaller kernels; batch statistics of {small}"
-        yield Way(f"batch {small}, {parts} accumulated", replace(job, step=step), small, None, price, keeps_batch=False)
+        yield MemorySaving(
+            f"batch {small}, {parts} accumulated", replace(job, step=step), small, None, price, keeps_batch=False
+        )
 
 
-def _checkpoints(keep: Callable[..., Way], plain: DryRun) -> Iterator[Way]:
+def _checkpoints(keep: Callable[..., MemorySaving], plain: DryRun) -> Iterator[MemorySaving]:
     price = "forward of them runs twice; glibc's default heap loses up to half of the gain"
     yield keep(name="checkpoint the repeated blocks", change=transforms.checkpointed_blocks, price=price)
     root_flops = sum(s.flops for s in plain.segments if "." not in s.module)
@@ -106,16 +108,16 @@ def _checkpoints(keep: Callable[..., Way], plain: DryRun) -> Iterator[Way]:
         yield keep(name=f"checkpoint {len(chosen)} chosen layers", change=transforms.checkpointed(chosen), price=price)
 
 
-def _optimizers(keep: Callable[..., Way]) -> Iterator[Way]:
+def _optimizers(keep: Callable[..., MemorySaving]) -> Iterator[MemorySaving]:
     kinds = (
-        ("SGD without momentum", transforms.optimizer_of(torch.optim.SGD, lr=1e-3)),
-        ("SGD with momentum", transforms.optimizer_of(torch.optim.SGD, lr=1e-3, momentum=0.9)),
+        ("SGD without momentum", transforms.replace_optimizer(torch.optim.SGD, lr=1e-3)),
+        ("SGD with momentum", transforms.replace_optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9)),
     )
     for name, change in kinds:
         yield keep(name=name, change=change, price="another learning rate and schedule; may need more steps")
     adafactor = getattr(torch.optim, "Adafactor", None)  # since torch 2.5
     if adafactor is not None:
-        change = transforms.optimizer_of(adafactor, lr=1e-3)
+        change = transforms.replace_optimizer(adafactor, lr=1e-3)
         yield keep(
             name="Adafactor", change=change, price="second moments by rows and columns only; temporaries in the update"
         )

@@ -26,20 +26,20 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from stepscope.errors import StepscopeError, UsageError, no_script
+from stepscope.errors import StepscopeError, UsageError, script_not_found_error
 from stepscope.footprint.real_steps import EndOfSteps, as_main
 from stepscope.footprint.script_exit import ScriptExit
 from stepscope.footprint.script_files import ScriptFiles
-from stepscope.footprint.script_loaders import Loaders, next_of
-from stepscope.footprint.script_loops import KEPT_FOR_EVER, Loops, Side, called_by_scripts
-from stepscope.footprint.script_memory import ScriptMemory, arrays_joined, imports_of_script
-from stepscope.footprint.script_modules import UserModules, forget
+from stepscope.footprint.script_loaders import Loaders, next_or_omitted
+from stepscope.footprint.script_loops import KEPT_FOR_EVER, BranchSide, Loops, install_for_scripts
+from stepscope.footprint.script_memory import ScriptMemory, count_joined_arrays, imports_of_script
+from stepscope.footprint.script_modules import UserModules, clear_module_objects
 from stepscope.footprint.script_processes import Processes
 from stepscope.footprint.script_progress import Growth, Progress, temporary_attribute
 from stepscope.footprint.script_rewriter import NEXT
-from stepscope.footprint.simulator import Loading
+from stepscope.footprint.simulator import LoaderMemory
 from stepscope.footprint.time_limit import TimeLimit, TimeLimitReached
-from stepscope.record.dry.dry_run import STEPS, DryRunStopped, number_for, preserve_rng_and_hide_warnings
+from stepscope.record.dry.dry_run import STEPS, DryRunStopped, made_up_number, preserve_rng_and_hide_warnings
 from stepscope.record.dry.fake_numbers import FakeMode, arrays_of_fakes
 from stepscope.record.dry.storage_log import EVALUATION, Rule, StorageLog, nothing_hidden
 from stepscope.record.fault_boundary import is_foreign
@@ -67,20 +67,20 @@ class ScriptLog:
     seconds: float
     missed: tuple[str, ...] = ()
     imports: frozenset[str] = frozenset()
-    loading: Loading = field(default_factory=Loading)
+    loading: LoaderMemory = field(default_factory=LoaderMemory)
     rest_unknown: bool = False
     later: StorageLog | None = None
     forced: tuple[str, ...] = ()
     presumed: tuple[str, ...] = ()
 
 
-def watch_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
+def dry_run_script(target: str, arguments: Sequence[str], hidden: Rule) -> ScriptLog:
     """Run a script on fake tensors; where they stop it, for real until it made two updates. Its output goes to stderr.
 
     UsageError where there is no script, or where it ends without having trained anything.
     """
     if not Path(target).is_file():
-        raise no_script(target)
+        raise script_not_found_error(target)
     began = time.perf_counter()
     follower = Follower(StorageLog(hidden, value_of=_number), target, fake=True)
     stopped = None
@@ -143,7 +143,7 @@ def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Seq
 class SecondPass(NamedTuple):
     """Plan of another pass: sides of branches that it takes once, by number, in so much processor time."""
 
-    forced: Mapping[int, Side]
+    forced: Mapping[int, BranchSide]
     most_s: float
 
 
@@ -156,8 +156,8 @@ class Follower:
         self.whole = False  # whether it came to its end, or made as many updates as it may
         self._time_limit = TimeLimit(target, None if second is None else second.most_s)
         self._memory = ScriptMemory(self.progress, target, fake)
-        self.loops = Loops(self.progress, self._memory.look_at_loop, {} if second is None else second.forced)
-        self._names = {**self.loops.names(self._time_limit.check), NEXT: next_of}
+        self.loops = Loops(self.progress, self._memory.note_arrays_after_loop, {} if second is None else second.forced)
+        self._names = {**self.loops.functions_for_script(self._time_limit.check), NEXT: next_or_omitted}
         self.progress.last_rounds += second is not None
         self._files = ScriptFiles(self.progress, alone=second is not None)
         self._loaders, self._updated = Loaders(self.progress), Growth(self.progress, looks=False)
@@ -170,10 +170,13 @@ class Follower:
             with (
                 self._memory.measure(), preserve_rng_and_hide_warnings(), as_main(self.target, arguments),
                 self._files.intercept() as files,
-                UserModules(self.loops.calls.transform, files, self.target).intercept(), called_by_scripts(self._names),
+                UserModules(self.loops.calls.transform, files, self.target).intercept(),
+                install_for_scripts(self._names),
                 self._loaders.followed_loaders(), self._memory.split_imports(), self._processes.intercept(),
-                self._compiled(), self._exit.intercept(), _keep_random_states(), self._updates(), mode, self.log,
-                self._time_limit.limit(), arrays_of_fakes(self._count_value_read), arrays_joined(self.progress),
+                self._note_compiled_models(), self._exit.intercept(), _keep_random_states(), self._count_updates(),
+                mode, self.log,
+                self._time_limit.interrupt_at_limit(), arrays_of_fakes(self._count_value_read),
+                count_joined_arrays(self.progress),
             ):  # fmt: skip
                 self._execute()
             self.whole = True
@@ -181,19 +184,19 @@ class Follower:
             self._give_up(end)
         except EndOfSteps:
             self.whole = True
-            self._doubt_the_rest()
+            self._note_unseen_evaluation()
         except SystemExit as end:
             self.whole = end.code in (None, 0)
             if end.code not in (None, 0) and self._fake:
-                self._stop(f"the script left with {end.code}", end)
+                self._handle_stopped_dry_run(f"the script left with {end.code}", end)
             if end.code not in (None, 0) and self.progress.updates == 0:
                 raise UsageError(
                     f"'{self.target}' left with {end.code} before it trained anything",
                     f"its own arguments stand behind it: stepscope fit {self.target} --epochs 1",
                 ) from end
         except Exception as error:
-            self._fail(error)
-        self.loops.miss_branches()
+            self._handle_error(error)
+        self.loops.note_missed_branches()
         if self.progress.updates == 0:
             raise UsageError(
                 f"'{self.target}' ended without an optimizer step: it trains nothing that can be seen",
@@ -210,7 +213,7 @@ class Follower:
         """Return the modules that its imports brought along."""
         return self._memory.imported
 
-    def loading(self) -> Loading:
+    def loading(self) -> LoaderMemory:
         """Return what its loaders of data and its arrays take."""
         return replace(self._loaders.loading, arrays=self._memory.arrays, earlier=self._memory.earlier)
 
@@ -231,17 +234,17 @@ class Follower:
         finally:
             self._memory.measure_later_growth()
             sys.modules["__main__"] = plain
-            forget(module)
+            clear_module_objects(module)
 
     @contextlib.contextmanager
-    def _compiled(self) -> Iterator[None]:
+    def _note_compiled_models(self) -> Iterator[None]:
         """Say where a model is compiled: it is followed as it is written, and kernels that are generated are not."""
 
         def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
             def compiled(*given: Any, **options: Any) -> Any:
                 of_a_model = bool(given) and isinstance(given[0], torch.nn.Module)
                 if of_a_model or is_foreign(sys._getframe(1).f_code.co_filename):
-                    self.progress.miss("what torch.compile makes of it")
+                    self.progress.note_missed("what torch.compile makes of it")
                 return plain(*given, **options)
 
             return compiled
@@ -262,13 +265,13 @@ class Follower:
     def _count_value_read(self) -> None:
         self.log.looks += 1
 
-    def _fail(self, error: Exception) -> None:
-        over = _interruption(error)
+    def _handle_error(self, error: Exception) -> None:
+        over = _time_limit_cause(error)
         if over is not None:
             self._give_up(over)
         elif self._fake:
             said = (str(error).splitlines() or [""])[0]
-            self._stop(f"{self._line_of(error)}{type(error).__name__}: {said}", error)
+            self._handle_stopped_dry_run(f"{self._line_of(error)}{type(error).__name__}: {said}", error)
         else:
             shown = f"python {self.target} shows it in full"
             if isinstance(error, EOFError):
@@ -284,27 +287,27 @@ class Follower:
                 f"'{self.target}' had made no optimizer step when {end}",
                 "give it less to do before it trains, or module:function",
             ) from end
-        self.progress.miss(f"what comes after {self.progress.updates} updates: {end}")
-        self._doubt_the_rest()
+        self.progress.note_missed(f"what comes after {self.progress.updates} updates: {end}")
+        self._note_unseen_evaluation()
 
-    def _stop(self, reason: str, error: BaseException) -> None:
+    def _handle_stopped_dry_run(self, reason: str, error: BaseException) -> None:
         stop = DryRunStopped(self.log.last_op, self.log.last_module, reason)
         if self.progress.updates < STEPS:
             raise stop from error
-        self.progress.miss(f"what comes after {self.progress.updates} updates: {stop}")
+        self.progress.note_missed(f"what comes after {self.progress.updates} updates: {stop}")
         if self.progress.ended_early:  # what its last round would have left is missing: no fault of the rest
-            self._doubt_the_rest()
+            self._note_unseen_evaluation()
         else:
             self.progress.rest_unknown = True
 
-    def _doubt_the_rest(self) -> None:
+    def _note_unseen_evaluation(self) -> None:
         """Know that an evaluation may come after what was followed, where the script has one and none was seen."""
         seen = any(name == EVALUATION for _, name in self.log.scenes)
         if not seen and any(map(_EVALUATES.search, self.loops.calls.sources)):
             self.progress.rest_unknown = True
 
     @contextlib.contextmanager
-    def _updates(self) -> Iterator[None]:
+    def _count_updates(self) -> Iterator[None]:
         """Count the updates of one optimizer: the first, and once another steps twice in a row or is alone, that.
 
         Without one, those that the script makes by hand: `parameter.data.add_(parameter.grad, alpha=-0.1)`.
@@ -317,11 +320,11 @@ class Follower:
             if counted() is None or last() is optimizer:
                 counted = weakref.ref(optimizer)
             last = weakref.ref(optimizer)
-            if counted() is optimizer and self._stepped(optimizer):
+            if counted() is optimizer and self._note_update(optimizer):
                 raise EndOfSteps
 
         def updated_by_hand() -> None:
-            if self._stepped(None):
+            if self._note_update(None):
                 raise EndOfSteps
 
         self.log.updated_by_hand = updated_by_hand
@@ -331,18 +334,18 @@ class Follower:
         finally:
             hook.remove()
 
-    def _stepped(self, optimizer: Any) -> bool:
+    def _note_update(self, optimizer: Any) -> bool:
         if optimizer is not None:
             self.log.adopt_optimizer(optimizer)
         self.log.step += 1
         self.progress.updates += 1
         self._updated.note()
-        self._processes.look()
+        self._processes.note_running()
         if self.progress.updates == 1:
             self._memory.measure_first_update()
-            self._time_limit.trains()
+            self._time_limit.note_first_update()
         if not self._fake and self.progress.updates >= STEPS:
-            self.progress.miss(f"what comes after {STEPS} updates, since fake tensors cannot run it")
+            self.progress.note_missed(f"what comes after {STEPS} updates, since fake tensors cannot run it")
             return True
         return self._exhausted()
 
@@ -352,9 +355,11 @@ class Follower:
         if self.progress.updates < self.progress.allowed and not over:
             return False
         why = f": {self._time_limit.most_s:.0f} s of processor time are over" if over else ""
-        self.progress.miss(f"what comes after {self.progress.updates} updates{why}")
-        if self._updated.of_each > KEPT_FOR_EVER:  # by a function that `map` calls, say: no loop of the script's
-            self.progress.miss(f"{bytes_(self._updated.of_each)} that each update keeps")
+        self.progress.note_missed(f"what comes after {self.progress.updates} updates{why}")
+        if (
+            self._updated.bytes_per_round > KEPT_FOR_EVER
+        ):  # by a function that `map` calls, say: no loop of the script's
+            self.progress.note_missed(f"{bytes_(self._updated.bytes_per_round)} that each update keeps")
             self.progress.rest_unknown = True
         return True
 
@@ -372,7 +377,7 @@ def _keep_random_states() -> Iterator[None]:
         yield
 
 
-def _interruption(error: BaseException | None) -> TimeLimitReached | None:
+def _time_limit_cause(error: BaseException | None) -> TimeLimitReached | None:
     """Return the end of its time that an error came of: it may interrupt a context that cannot be left then."""
     while error is not None and not isinstance(error, TimeLimitReached):
         error = error.__context__
@@ -384,4 +389,4 @@ _EVALUATES = re.compile(rb"no_grad|inference_mode|\.eval\(|evaluat|validat|\.tes
 
 def _number(tensor: Tensor) -> Any:
     """A made-up number: more than none, so that a first result is the best so far, and is saved."""
-    return number_for(tensor) or (0 if tensor.dtype == torch.bool else 1)
+    return made_up_number(tensor) or (0 if tensor.dtype == torch.bool else 1)

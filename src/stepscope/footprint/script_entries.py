@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScriptDirEntry:
     """A file or folder of the script's, like an os.DirEntry; os.stat knows where it lies."""
 
     name: str
@@ -45,7 +45,7 @@ class Entry:
         return self.stat().st_ino
 
 
-class Entries(Iterator[Any]):
+class ScandirIterator(Iterator[Any]):
     """Entries of a folder, one by one; `with` may hold them, as it may hold what os.scandir returns."""
 
     def __init__(self, entries: Iterable[Any]) -> None:
@@ -55,7 +55,7 @@ class Entries(Iterator[Any]):
         """Return the next one."""
         return next(self._rest)
 
-    def __enter__(self) -> Entries:
+    def __enter__(self) -> ScandirIterator:
         """Return it: nothing is opened."""
         return self
 

@@ -60,4 +60,4 @@ class ScriptExit:
             try:
                 function(*given, **options)
             except Exception as error:
-                self._progress.miss(f"what it left for its exit: {type(error).__name__}: {error}")
+                self._progress.note_missed(f"what it left for its exit: {type(error).__name__}: {error}")

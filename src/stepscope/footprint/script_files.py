@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from stepscope.footprint.script_overlay import Overlay
 from stepscope.footprint.script_progress import Progress, temporary_attribute
 from stepscope.footprint.script_tensor_files import make_restorer
-from stepscope.footprint.script_write_guard import guarded
+from stepscope.footprint.script_write_guard import guard_writes
 from stepscope.record.dry.storage_log import SAVING
 
 _RECORDS = 1024  # B of a saved file beside its tensors, at the least
@@ -53,11 +53,11 @@ class ScriptFiles:
             stack.callback(files.close)
             of_system = _os_replacements(files)
             for owner, name, value in (
-                *_references_in_modules(files, of_system), *of_system, (os, "system", self._run),
+                *_references_in_modules(files, of_system), *of_system, (os, "system", self._skip_os_system),
                 (builtins, "open", files.open), (io, "open", files.open), (io, "open_code", files.open_code),
                 (torch._C, "PyTorchFileWriter", files.redirect_file_argument(torch._C.PyTorchFileWriter, 0, "w")),
-                (shutil, "rmtree", files.tree_removed), (shutil, "copyfile", files.copy_file),
-                (shutil, "copystat", files.unnoticed),
+                (shutil, "rmtree", files.remove_tree), (shutil, "copyfile", files.copy_file),
+                (shutil, "copystat", files.change_nothing),
                 (torch, "save", functools.partial(self._save, files)),
                 (torch, "load", functools.partial(_load, files, torch.load)),
                 (torch, "from_file", functools.partial(_shared, files, torch.from_file)),
@@ -74,7 +74,7 @@ class ScriptFiles:
                 stack.enter_context(
                     temporary_attribute(of_safetensors, "save_file", functools.partial(self._save, files))
                 )
-            with guarded(files, self._alone):
+            with guard_writes(files, self._alone):
                 yield files
 
     @staticmethod
@@ -89,15 +89,15 @@ class ScriptFiles:
             return module
 
         def watch() -> None:
-            for library in [library for library in waiting if _is_complete(library)]:
+            for library in [library for library in waiting if _is_fully_imported(library)]:
                 waiting.discard(library)
-                _watch(library, files, stack)
+                _redirect_library_files(library, files, stack)
 
         watch()
         return imported
 
-    def _run(self, command: Any) -> int:
-        self._progress.miss("what os.system runs: it is not run")
+    def _skip_os_system(self, command: Any) -> int:
+        self._progress.note_missed("what os.system runs: it is not run")
         return 0
 
     def _save(self, files: Overlay, content: Any, f: Any, *_more: Any, **_options: Any) -> None:
@@ -109,14 +109,14 @@ class ScriptFiles:
                 except FileNotFoundError:
                     raise RuntimeError(f"Parent directory {Path(f).parent} does not exist.") from None  # torch's
                 files.saved[files.writable_path(f)] = make_restorer(content)
-                files.sized(files.writable_path(f), size + _RECORDS)
+                files.set_file_size(files.writable_path(f), size + _RECORDS)
                 return
             if isinstance(f, io.BytesIO):  # it holds it all
-                self._log.hold(size, "saved", f)
+                self._log.add_extra_bytes(size, "saved", f)
                 files.saved_in[f] = make_restorer(content)
                 return
             call = io.BytesIO()  # holds what is on its way
-            self._log.hold(size, "saved", call)
+            self._log.add_extra_bytes(size, "saved", call)
             del call
             files.saved[files.name_of(f)] = make_restorer(content)
             with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
@@ -174,15 +174,15 @@ def _os_replacements(files: Overlay) -> _Calls:
     }
     for_all: dict[str, Callable[..., Any]] = {
         **numbers,
-        "remove": files.remove_file, "unlink": files.remove_file, "rmdir": files.folder_removed,
+        "remove": files.remove_file, "unlink": files.remove_file, "rmdir": files.remove_folder,
         "mkdir": files.make_folder, "rename": files.move_path, "replace": files.move_path,
         "link": files.make_hard_link, "symlink": files.make_symlink, "readlink": files.read_link,
         "listdir": files.list_folder, "scandir": files.scanned, "access": files.accessible, "truncate": files.cut,
-        "getcwd": files.here, "chown": files.unnoticed, "lchown": files.unnoticed,
+        "getcwd": files.current_folder, "chown": files.change_nothing, "lchown": files.change_nothing,
         **{name: functools.partial(files.wrap_metadata_change(getattr(os, name))) for name in ("chmod", "utime")},
     }  # fmt: skip
     of_os: dict[str, Callable[..., Any]] = {
-        "open": files.open_descriptor, "chdir": files.change_folder, "getcwdb": files.here_in_bytes,
+        "open": files.open_descriptor, "chdir": files.change_folder, "getcwdb": files.current_folder_bytes,
         "statvfs": functools.partial(files.wrap_stat(os.statvfs)),
     }  # fmt: skip
     calls: _Calls = [(os, name, value) for name, value in {**for_all, **of_os}.items() if hasattr(os, name)]
@@ -197,13 +197,13 @@ def _os_replacements(files: Overlay) -> _Calls:
 _OPENERS = {"cv2": "imwrite", "h5py": "File", "numpy": "memmap"}  # libraries, and what of each opens files
 
 
-def _is_complete(library: str) -> bool:
+def _is_fully_imported(library: str) -> bool:
     """Return whether a library is imported; while it is being imported, parts of it are missing."""
     module = sys.modules.get(library)
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-def _watch(library: str, files: Overlay, stack: contextlib.ExitStack) -> None:
+def _redirect_library_files(library: str, files: Overlay, stack: contextlib.ExitStack) -> None:
     """Answer for a library that opens files below Python, or asks for more than a file that can be read."""
     module = sys.modules[library]
     if not hasattr(module, _OPENERS[library]):

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 from stepscope.footprint.script_loop_items import batch_sizes, tensors_of
 from stepscope.footprint.script_memory import object_bytes
 from stepscope.footprint.script_progress import Growth, Progress, temporary_attribute
-from stepscope.footprint.simulator import Loading
+from stepscope.footprint.simulator import LoaderMemory
 from stepscope.record.fault_boundary import INSTALLED
 
 _NOTHING = object()
@@ -39,7 +39,7 @@ class Loaders:
     """The loaders of one script while it is followed; `loading` is what their workers take."""
 
     def __init__(self, progress: Progress) -> None:
-        self.loading = Loading()
+        self.loading = LoaderMemory()
         self._progress, self._log = progress, progress.log
         self._loaders: dict[int, _Loader] = {}
         self._passes = 0  # over any of them
@@ -78,9 +78,9 @@ class Loaders:
         finally:
             self._note_workers()
             known.running -= not known.loader.persistent_workers
-            doubt = known.doubt
+            doubt = known.doubt_about_omitted
             if doubt:
-                self._progress.miss(f"{known.skipped} batches of a loader {doubt}")
+                self._progress.note_missed(f"{known.skipped} batches of a loader {doubt}")
 
     def _batches_of(self, known: _Loader) -> Iterator[Any]:
         self._passes += 1
@@ -93,7 +93,7 @@ class Loaders:
             return number < _FIRST or (no_update and any(s.phase == "backward" for s in self._log.storages[born:]))
 
         def skip(count: int) -> None:
-            growth.keep(count)
+            growth.count_skipped_rounds(count)
             self._progress.jumped += count
             known.skipped += count
             self._progress.cut = True
@@ -103,13 +103,13 @@ class Loaders:
         for number in itertools.count():
             growth.note()
             if isinstance(known.loader.dataset, IterableDataset) and not goes_on(number):
-                self._progress.miss("a data set without a length, beyond its first batches")
+                self._progress.note_missed("a data set without a length, beyond its first batches")
                 return
             events = len(self._log.events)
             batch = next(batches, _NOTHING)
             if batch is _NOTHING:
                 return
-            known.see(batch, self._log.growth_since(events))
+            known.note_batch(batch, self._log.growth_since(events))
             self._note_workers()
             yield batch
 
@@ -118,11 +118,11 @@ class Loaders:
         running = [loader for loader in self._loaders.values() if loader.running]
         before, workers = self.loading, sum(loader.workers for loader in running)
         waiting = [sum(ends) for ends in zip(*(loader.waiting for loader in running), strict=True)]
-        self.loading = Loading(
+        self.loading = LoaderMemory(
             max(before.workers, workers),
             (max(before.batches[0], waiting[0]), max(before.batches[1], waiting[1])),
             copied=max(before.copied, sum(loader.workers * (loader.objects + loader.making) for loader in running)),
-            old=max(before.old, sum(loader.old(self._progress.updates) for loader in running)),
+            old=max(before.old, sum(loader.stale_worker_bytes(self._progress.updates) for loader in running)),
         )
 
 
@@ -148,7 +148,7 @@ class Batches:
         return next(self)
 
 
-def next_of(plain: Callable[[Any], Any], iterator: Any) -> Any:
+def next_or_omitted(plain: Callable[[Any], Any], iterator: Any) -> Any:
     """Return the next item, as next() does where nobody expects an end; plain: what the script calls next."""
     try:
         return plain(iterator)
@@ -179,14 +179,14 @@ class _Loader:
         except (TypeError, NotImplementedError):
             return math.inf
 
-    def see(self, batch: Any, most: int = 0) -> None:
+    def note_batch(self, batch: Any, most: int = 0) -> None:
         """Note the size of a batch, and the most that there was while it was made, B."""
         size = sum(tensor.nbytes for tensor in tensors_of(batch))
         self._batch, self.making = max(self._batch, size), max(self.making, most - size)
         if not self.skipped and len(self._sizes) < _FIRST:
             self._sizes.append(batch_sizes(batch))
 
-    def old(self, updates: int) -> int:
+    def stale_worker_bytes(self, updates: int) -> int:
         """Return what its workers keep of the memory that they were born with and updates have written to since, B."""
         return self.forked[1] if self.workers and updates > self.forked[0] else 0
 
@@ -198,7 +198,7 @@ class _Loader:
         return self._batch, self.workers * ((self.loader.prefetch_factor or 2) + 2) * self._batch
 
     @property
-    def doubt(self) -> str:
+    def doubt_about_omitted(self) -> str:
         """Return why batches that were omitted may be larger than those that were seen; "" where they are alike."""
         if not self.skipped or isinstance(self.loader.dataset, TensorDataset):
             return ""
@@ -237,7 +237,7 @@ def _loader_without_workers(
             same.__dict__[sampler] = order = _ReducedSampler(loader.dataset, getattr(loader, sampler), goes_on, skip)
             order.end_with(progress.last_rounds)
         if order.goes_on_for_ever:
-            progress.miss("a sampler without an end in sight, beyond its first batches")
+            progress.note_missed("a sampler without an end in sight, beyond its first batches")
     stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
     if stacks and type(loader.dataset) is TensorDataset:
         same.__dict__.update(dataset=_WholeBatchDataset(loader.dataset), collate_fn=list)
@@ -270,7 +270,7 @@ class _ReducedSampler:
         self._samples = 0
         samples = _length(sampler.sampler) if type(sampler) is BatchSampler else None
         if samples is not None:
-            self._batches: Any = _Ranges(samples, int(sampler.batch_size), sampler.drop_last)
+            self._batches: Any = _BatchRanges(samples, int(sampler.batch_size), sampler.drop_last)
             self._at_least = {0, len(self._batches) - 1}
             self._samples = min(samples, len(data) if hasattr(data, "__len__") else samples)  # it may take some twice
         else:
@@ -300,7 +300,7 @@ class _ReducedSampler:
             number = there + 1
 
 
-class _Ranges:
+class _BatchRanges:
     """The batches of so many samples by their places, however many there are: a sampler may say 10**10."""
 
     def __init__(self, samples: int, size: int, drop_last: bool) -> None:

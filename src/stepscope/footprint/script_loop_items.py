@@ -31,7 +31,7 @@ def is_short(iterable: Any) -> bool:
         return False
 
 
-class Items:
+class FollowedItems:
     """Items of a loop that were followed. Of a `short` one any difference counts, else what is larger than before."""
 
     def __init__(self, short: bool) -> None:
@@ -39,36 +39,36 @@ class Items:
         self._followed: list[tuple[_Part, ...]] = []
         self._before: tuple[tuple[_Part, ...], ...] = ()  # the last two, followed or not
 
-    def see(self, item: Any) -> None:
+    def note_in_order(self, item: Any) -> None:
         """Note an item that was followed, one after another from the first."""
-        self.follow(item)
+        self.note_followed(item)
         self._before = (*self._before[-1:], self._followed[-1])
 
-    def follow(self, item: Any) -> None:
+    def note_followed(self, item: Any) -> None:
         """Note an item that is followed, of those that `differs` was asked of."""
-        self._followed.append(tuple(_parts(item, self._short)))
+        self._followed.append(tuple(_item_parts(item, self._short)))
 
     @property
     def sizes_of_last(self) -> list[Any]:
         """Return kinds and sizes of the item that was followed last, without its numbers."""
         return [(part.kind, part.sizes) for part in self._followed[-1]]
 
-    def largest(self, many: Sequence[Any]) -> Any:
+    def follow_largest(self, many: Sequence[Any]) -> Any:
         """Return the largest of items, which is followed: smaller ones differ no more; None of few or of none."""
         if self._short or not many:
             return None
         item = max(many, key=_size)
-        self.follow(item)
+        self.note_followed(item)
         return item
 
     def differs(self, item: Any) -> bool:
         """Return whether an item is like none that was followed; a number that goes in even steps counts rounds."""
-        parts = tuple(_parts(item, self._short))
-        counted = {place for place in range(len(parts)) if self._counts(place, parts[place])}
+        parts = tuple(_item_parts(item, self._short))
+        counted = {place for place in range(len(parts)) if self._is_round_counter(place, parts[place])}
         self._before = (*self._before[-1:], parts)
         return not any(self._stands_for(seen, parts, counted) for seen in self._followed)
 
-    def _counts(self, place: int, part: _Part) -> bool:
+    def _is_round_counter(self, place: int, part: _Part) -> bool:
         numbers = [before[place].number if place < len(before) else None for before in self._before] + [part.number]
         known = [number for number in numbers if number is not None]
         return len(known) == 3 and known[2] - known[1] == known[1] - known[0] != 0
@@ -86,7 +86,7 @@ class Items:
 
 
 def _size(item: Any) -> int:
-    return sum(math.prod(part.sizes) if part.sizes else part.number or 0 for part in _parts(item, short=False))
+    return sum(math.prod(part.sizes) if part.sizes else part.number or 0 for part in _item_parts(item, short=False))
 
 
 def batch_sizes(batch: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
@@ -94,7 +94,7 @@ def batch_sizes(batch: Any) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
     return [
         (("text",), (len(part.kind[0]),)) if part.kind and isinstance(part.kind[0], str) and len(part.kind) == 1
         else (part.kind, part.sizes)
-        for part in _parts(batch, short=False)
+        for part in _item_parts(batch, short=False)
     ]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def tensors_of(nest: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
             yield from tensors_of(list(vars(leaf).values()), seen)
 
 
-def _parts(item: Any, short: bool, depth: int = 0) -> Iterator[_Part]:
+def _item_parts(item: Any, short: bool, depth: int = 0) -> Iterator[_Part]:
     if isinstance(item, (str, bytes, bool)) or item is None:
         yield _Part((item,))
     elif isinstance(item, int):
@@ -140,4 +140,4 @@ def _parts_of_many(many: Any, short: bool, depth: int) -> Iterator[_Part]:
         return
     yield _Part((type(many), len(many)))
     for inner in (part for pair in many.items() for part in pair) if isinstance(many, Mapping) else many:
-        yield from _parts(inner, short, depth + 1)
+        yield from _item_parts(inner, short, depth + 1)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stepscope.footprint.script_loop_items import Items, is_short
+from stepscope.footprint.script_loop_items import FollowedItems, is_short
 from stepscope.footprint.script_progress import Growth, Progress
 from stepscope.footprint.script_rewriter import (
     ANSWERED,
@@ -51,7 +51,7 @@ _UPDATES, _AGAIN = 10, 4  # of a `while` that is followed for the first time, an
 KEPT_FOR_EVER = 10_000  # B that each round keeps of a loop that may have a million
 
 
-class Side(NamedTuple):
+class BranchSide(NamedTuple):
     """A side of a branch that only rounds take which were omitted, and how it is named."""
 
     taken: bool
@@ -61,7 +61,7 @@ class Side(NamedTuple):
 class Loops:
     """The loops of one script while it is followed."""
 
-    def __init__(self, progress: Progress, cut: Callable[[], None], forced: Mapping[int, Side]) -> None:
+    def __init__(self, progress: Progress, cut: Callable[[], None], forced: Mapping[int, BranchSide]) -> None:
         """cut: is called where an outermost loop ends of which rounds were omitted, or of a loop within.
 
         forced: sides that branches take once, by number, after rounds were omitted.
@@ -79,49 +79,49 @@ class Loops:
         self._kept: dict[int, int] = {}  # B that it kept when it was taken last
         self._forced = dict(forced)  # that were not yet
         self.forced: dict[int, str] = {}  # that were, by number, in words
-        self.unseen: dict[int, Side] = {}  # by number
+        self.unseen: dict[int, BranchSide] = {}  # by number
         self.presumed: list[str] = []  # places of assertions that failed here
 
-    def names(self, check: Any) -> dict[str, Any]:
+    def functions_for_script(self, check: Any) -> dict[str, Any]:
         """Return what the transformed script calls."""
         return {
             ROUNDS: self.rounds,
-            TAKEN: self._take,
-            ANSWERED: self._answer,
-            LEFT: self._leave,
-            ASSERTED: self._presume,
+            TAKEN: self._note_test,
+            ANSWERED: self._note_returned_test,
+            LEFT: self._leave_branch,
+            ASSERTED: self._presume_assertion,
             ENUMERATE: self._enumerate,
             BEGIN: self._begin,
             MORE: functools.partial(self._goes_on, check),
         }
 
-    def miss_branches(self) -> None:
+    def note_missed_branches(self) -> None:
         """Note what runs only in rounds that were omitted, and what is kept by a round now and then."""
         for number, branch in enumerate(self.calls.branches):
             taken = self._taken.get(number, set())
             if not (self._cut.intersection(branch.loops) if branch.loops else self._counts_rounds(number)):
                 continue
             if True in taken and branch.changes:
-                self._progress.miss(f"what changes at {branch.place} each time where {branch.test}")
+                self._progress.note_missed(f"what changes at {branch.place} each time where {branch.test}")
             if taken == {False} and branch.body:
                 self._miss_side(number, True, "only where")
             if taken == {True} and branch.otherwise:
                 self._miss_side(number, False, "except where")
             if taken == {True, False} and self._kept.get(number, 0) > _KEPT:
                 kept = f"{bytes_(self._kept[number])} each time where {branch.test}"
-                self._progress.miss(f"what is kept at {branch.place} in rounds that were omitted: {kept}")
+                self._progress.note_missed(f"what is kept at {branch.place} in rounds that were omitted: {kept}")
 
     def _miss_side(self, number: int, side: bool, where: str) -> None:
         branch = self.calls.branches[number]
-        self.unseen[number] = Side(side, f"what runs at {branch.place} {where} {branch.test}")
-        self._progress.miss(self.unseen[number].words)
+        self.unseen[number] = BranchSide(side, f"what runs at {branch.place} {where} {branch.test}")
+        self._progress.note_missed(self.unseen[number].words)
 
     def _counts_rounds(self, number: int) -> bool:
         """Return whether parameters of a branch changed as the training went on, and rounds are omitted."""
         values = self._values.get(number, {})
         return len(values) > 1 < len(set().union(*values.values())) and self._progress.cut
 
-    def _take(self, number: int, test: Any, *values: Any) -> bool:
+    def _note_test(self, number: int, test: Any, *values: Any) -> bool:
         taken, loops = bool(test), self.calls.branches[number].loops
         if number in self._forced and (self._cut.intersection(loops) if loops else self._progress.cut):
             taken, self.forced[number] = self._forced.pop(number)
@@ -139,17 +139,17 @@ class Loops:
             self._entered[number] = self._alive_beside(*values), self._progress.updates
         return taken
 
-    def _answer(self, number: int, answer: Any, *values: Any) -> Any:
-        return self._take(number, answer, *values) if type(answer) is bool else answer
+    def _note_returned_test(self, number: int, answer: Any, *values: Any) -> Any:
+        return self._note_test(number, answer, *values) if type(answer) is bool else answer
 
-    def _presume(self, place: str) -> bool:
+    def _presume_assertion(self, place: str) -> bool:
         """Return whether an assertion that fails may hold in a training: it may count rounds or look at a loss."""
         presumed = self._progress.cut or self._progress.jumped > 0 or self._log.looks > 0
         if presumed and place not in self.presumed:
             self.presumed.append(place)
         return presumed
 
-    def _leave(self, number: int, *variables: _Variables) -> None:
+    def _leave_branch(self, number: int, *variables: _Variables) -> None:
         alive, updates = self._entered[number]
         if updates == self._progress.updates or number in self._kept:  # a first update makes an optimizer's state
             self._kept[number] = self._alive_beside(*variables) - alive
@@ -195,28 +195,28 @@ class Loops:
             self._cut.add(number)
             return True
         self._progress.ended_early = True
-        self._progress.miss(f"rounds of the loop at {place} after {self._progress.updates - loop.began} updates")
-        if loop.growth.of_each > KEPT_FOR_EVER:
-            self._progress.miss(f"{bytes_(loop.growth.of_each)} that each of them keeps")
+        self._progress.note_missed(f"rounds of the loop at {place} after {self._progress.updates - loop.began} updates")
+        if loop.growth.bytes_per_round > KEPT_FOR_EVER:
+            self._progress.note_missed(f"{bytes_(loop.growth.bytes_per_round)} that each of them keeps")
             self._progress.rest_unknown = True
         if self._open == 0:
             self._ended()
         return False
 
     def _enumerate(self, plain: Any, *given: Any, **options: Any) -> Any:
-        return self._enumerated(*given, **options) if plain is enumerate else plain(*given, **options)
+        return self._enumerate_with_omitted(*given, **options) if plain is enumerate else plain(*given, **options)
 
-    def _enumerated(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+    def _enumerate_with_omitted(self, iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
         source = _Source(iterable, self._progress)
         for number, item in enumerate(source, start):
             yield number + source.jumped, item
 
     def rounds(self, iterable: Any, number: int) -> Iterator[Any]:
         """Yield the rounds of a loop that can differ: all, or where it trains or evaluates the first and the last."""
-        source, items = _Source(iterable, self._progress), Items(is_short(iterable))
+        source, items = _Source(iterable, self._progress), FollowedItems(is_short(iterable))
         self._runs[number] += 1
         growth = Growth(self._progress, looks=self._runs[number] <= _TRAINED)
-        trained, evaluated, many, likeness = 0, 0, False, _Likeness()
+        trained, evaluated, many, likeness = 0, 0, False, _RoundLikeness()
         idle, ops = 0, -1  # rounds before the first with an op
         self._open += 1
         try:
@@ -232,7 +232,7 @@ class Loops:
                     if self._open == 1:
                         self._path.clear()
                     continue
-                items.see(item)
+                items.note_in_order(item)
                 most = self._log.growth_since(events)
                 stepped = self._progress.updates - updates
                 trained += stepped > 0
@@ -256,22 +256,22 @@ class Loops:
             self._cut.update([number] if source.jumped else [])
             self._end(number, likeness)
 
-    def _end(self, number: int, likeness: _Likeness) -> None:
+    def _end(self, number: int, likeness: _RoundLikeness) -> None:
         if number in self._cut and likeness.broken:
-            self._progress.miss(f"rounds of the loop at {self.calls.places[number]}, which are not alike")
+            self._progress.note_missed(f"rounds of the loop at {self.calls.places[number]}, which are not alike")
         self._shortened |= number in self._cut
         if self._shortened and self._open == 0:
             self._shortened = False
             self._ended()
 
     def _differing_items(
-        self, iterable: Any, source: _Source, items: Items, growth: Growth, idle: int, number: int
+        self, iterable: Any, source: _Source, items: FollowedItems, growth: Growth, idle: int, number: int
     ) -> Iterator[Any]:
         """Yield of the rest the items that differ from those before, and the last."""
         waiting, largest, passed = 0, _NOTHING, growth.rounds + idle
         left: Iterator[Any] = source
         if isinstance(iterable, (list, tuple)):
-            largest = items.largest(iterable[passed:-1])
+            largest = items.follow_largest(iterable[passed:-1])
         if isinstance(iterable, range):
             rest, ends = iterable[passed:], self._progress.last_rounds
             self._omit(max(0, len(rest) - ends), growth, number)
@@ -283,9 +283,9 @@ class Loops:
             if differs and followed < _DIFFERING:
                 self._omit(waiting, growth, number)
                 waiting, followed, held = 0, followed + 1, _NOTHING
-                items.follow(last)
+                items.note_followed(last)
                 paused = time.process_time()
-                with self._progress.beside():
+                with self._progress.allow_extra_updates():
                     yield last
                 began += time.process_time() - paused
             else:
@@ -296,9 +296,11 @@ class Loops:
             if time.process_time() - began > _MOST_SKIPPING_S:
                 break
         if next(left, _NOTHING) is not _NOTHING:
-            self._progress.miss("a loop without an end in sight, beyond its first rounds")
+            self._progress.note_missed("a loop without an end in sight, beyond its first rounds")
         if beyond:
-            self._progress.miss(f"{beyond} rounds of the loop at {self.calls.places[number]}, whose items differ")
+            self._progress.note_missed(
+                f"{beyond} rounds of the loop at {self.calls.places[number]}, whose items differ"
+            )
         self._cut.update([number] if source.jumped else [])
         both = held is not _NOTHING and self._progress.last_rounds > 1
         self._omit(waiting - both, growth, number)
@@ -308,7 +310,7 @@ class Loops:
         if rounds > 0:
             self._cut.add(number)
             self._progress.cut = True
-            growth.keep(rounds)
+            growth.count_skipped_rounds(rounds)
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
@@ -325,7 +327,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def called_by_scripts(names: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+def install_for_scripts(names: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Have transformed code find what it calls in any module, and in none of its own: they are names of Python's.
 
     Threads beside the one that follows, and those that the script leaves behind, run the code as it was written.
@@ -360,7 +362,7 @@ class _While:
         self.last = 0  # rounds that were followed as its last
 
 
-class _Likeness:
+class _RoundLikeness:
     """Whether rounds of like items that took the same branches differ in what they take (`broken`)."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from stepscope.footprint.script_progress import OWN_OF_AN_OP, Progress, resident, temporary_attribute
+from stepscope.footprint.script_progress import OWN_OF_AN_OP, Progress, resident_bytes, temporary_attribute
 from stepscope.record.dry.storage_log import StorageLog
 from stepscope.record.fault_boundary import is_foreign
 from stepscope.units import bytes_
@@ -47,7 +47,7 @@ class ScriptMemory:
         self.imported = set[str]()  # modules that the script's imports brought along
         self._ops = self._most = 0  # at the first update: ops that were followed, and the most that was resident, B
         if fake:
-            progress.arrays = self._number_arrays
+            progress.arrays = self._array_bytes_and_count
 
     @contextlib.contextmanager
     def measure(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class ScriptMemory:
         own = gc.get_freeze_count() == 0  # else it is not known which ones to give back
         if own:
             gc.freeze()
-        self._before = resident(), resident(at_most=True)
+        self._before = resident_bytes(), resident_bytes(at_most=True)
         try:
             yield
         finally:
@@ -67,21 +67,21 @@ class ScriptMemory:
 
     def measure_first_update(self) -> None:
         """Look at arrays and at the growth of this process: at the first update."""
-        self._see_growth()  # first: to look at all arrays takes a list of all objects
-        now, own = (resident(), _OWN_GROWTH) if self._fake else (resident(at_most=True), _OWN_TRAINING)
+        self._update_growth()  # first: to look at all arrays takes a list of all objects
+        now, own = (resident_bytes(), _OWN_GROWTH) if self._fake else (resident_bytes(at_most=True), _OWN_TRAINING)
         self._sizes = _array_sizes(self._log)
         size, grown = _sum(self._sizes), now - self._before[0] - self._imported * self._fake
         touched = min(size, max(0, grown)) if now else size  # pages of np.zeros come as they are written to
         self.arrays = touched, max(size, grown - own)
-        self._ops, self._most = self._log.ops, resident(at_most=True)
+        self._ops, self._most = self._log.ops, resident_bytes(at_most=True)
         if self._fake and self._grown > _OWN_GROWTH:
             self.earlier = self._grown - _OWN_GROWTH + self._log.alive_bytes()
 
-    def _number_arrays(self) -> tuple[int, int]:
+    def _array_bytes_and_count(self) -> tuple[int, int]:
         sizes = _array_sizes(self._log)
         return _sum(sizes), sizes.total()
 
-    def look_at_loop(self) -> None:
+    def note_arrays_after_loop(self) -> None:
         """Look at what rounds of a loop have kept, at its end: what comes after came once."""
         if self._fake and self._progress.updates:
             self._trained = _array_sizes(self._log)
@@ -91,8 +91,8 @@ class ScriptMemory:
         if not (self._fake and self._progress.updates):
             return
         own = _OWN_GROWTH + OWN_OF_AN_OP * (self._log.ops - self._ops)
-        most = resident(at_most=True)
-        most = most if most > self._most else resident()
+        most = resident_bytes(at_most=True)
+        most = most if most > self._most else resident_bytes()
         sizes = _array_sizes(self._log)
         size = _sum(sizes)
         more, kept = size - _sum(self._sizes), sizes if self._trained is None else sizes & self._trained
@@ -105,12 +105,12 @@ class ScriptMemory:
         if (more > _GROWN or max(again, kept_by_omitted) > _GROWN_WHOLE) and self._progress.cut:
             made = f"; followed ones made {bytes_(more)}" if more > _GROWN else ""
             limit = f", {bytes_(kept_by_omitted)} at the most" if kept_by_omitted else ""
-            self._progress.miss(f"arrays of rounds that were omitted{limit}{made}")
+            self._progress.note_missed(f"arrays of rounds that were omitted{limit}{made}")
             self._progress.rest_unknown |= again > _GROWN_WHOLE
 
-    def _see_growth(self) -> None:
-        most = resident(at_most=True)
-        most = most if most > self._before[1] else resident()  # the mark of what was before says nothing
+    def _update_growth(self) -> None:
+        most = resident_bytes(at_most=True)
+        most = most if most > self._before[1] else resident_bytes()  # the mark of what was before says nothing
         self._grown = max(self._grown, most - self._before[0] - self._imported)
 
     @contextlib.contextmanager
@@ -125,13 +125,13 @@ class ScriptMemory:
             relative = name.startswith(".") or more[3:4] not in ((), (0,))  # of a package that is imported already
             if relative or self._is_beside(name):
                 return plain(name, *more, **options)
-            self._see_growth()
-            running, before, known = True, resident(), set(sys.modules)
+            self._update_growth()
+            running, before, known = True, resident_bytes(), set(sys.modules)
             try:
                 return plain(name, *more, **options)
             finally:
                 running = False
-                self._imported += max(0, resident() - before)
+                self._imported += max(0, resident_bytes() - before)
                 by = str(more[0].get("__name__", "")) if more and isinstance(more[0], dict) else ""
                 if by.partition(".")[0] not in ("torch", "stepscope"):  # what these need for themselves, any has
                     self.imported |= sys.modules.keys() - known
@@ -148,7 +148,7 @@ class ScriptMemory:
 
 
 @contextlib.contextmanager
-def arrays_joined(progress: Progress) -> Iterator[None]:
+def count_joined_arrays(progress: Progress) -> Iterator[None]:
     """Count what numpy joins (`np.concatenate(outputs)`) with what was omitted, as that of `torch.cat` is.
 
     Arrays of tensors stand for more; of others there are as many as rounds that were followed.
@@ -166,7 +166,7 @@ def arrays_joined(progress: Progress) -> Iterator[None]:
     def joined(plain: Callable[..., Any], arrays: Any, *more: Any, **options: Any) -> Any:
         result, size = plain(arrays, *more, **options), omitted(arrays)
         if size:
-            log.hold(size, f"numpy.{plain.__name__} of rounds that were omitted", result)
+            log.add_extra_bytes(size, f"numpy.{plain.__name__} of rounds that were omitted", result)
         return result
 
     with contextlib.ExitStack() as stack:

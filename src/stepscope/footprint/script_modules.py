@@ -57,7 +57,7 @@ class UserModules:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None:
-            spec = self._written(fullname, path)
+            spec = self._find_written_module(fullname, path)
         elif type(spec.loader) is not SourceFileLoader or not is_foreign(spec.origin):
             return None
         if spec is not None and spec.origin is not None:
@@ -65,9 +65,9 @@ class UserModules:
             self._found.append(fullname)
         return spec
 
-    def _written(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    def _find_written_module(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         for folder in sys.path if path is None else path:
-            place = Path(folder or self._files.here(), fullname.rpartition(".")[2])
+            place = Path(folder or self._files.current_folder(), fullname.rpartition(".")[2])
             for file in (place / "__init__.py", place.with_suffix(".py")):
                 if self._files.has_written(str(file)):
                     inside = [str(place)] if file.name == "__init__.py" else None
@@ -87,14 +87,14 @@ class UserModules:
             sys.meta_path.remove(self)
             for name in list(sys.modules):
                 if name in self._found or (name not in before and self._is_beside(sys.modules[name])):
-                    forget(sys.modules.pop(name))
+                    clear_module_objects(sys.modules.pop(name))
 
     def _is_beside(self, module: types.ModuleType) -> bool:
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and is_foreign(file) and self._folder in Path(file).resolve().parents
 
 
-def forget(module: types.ModuleType) -> None:
+def clear_module_objects(module: types.ModuleType) -> None:
     """Let the objects of a script go; its functions and modules stay, which its threads may still use."""
     for name, value in list(vars(module).items()):
         if not name.startswith("__") and not isinstance(value, (types.ModuleType, types.FunctionType, type)):

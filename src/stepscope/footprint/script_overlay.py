@@ -50,7 +50,7 @@ class Overlay(ScriptPaths):
         if isinstance(file, int):
             return self._open(file, mode, *more, **options)
         if options.get("opener") is not None or len(more) > 5:  # it opens by os.open
-            with self._trusting():
+            with self._allow_own_writes():
                 return self._open(file, mode, *more, **options)
         place = self.writable_path(file, mode)
         if self._too_large(place, mode):
@@ -62,10 +62,10 @@ class Overlay(ScriptPaths):
         """Open a file as os.open does."""
         name = self._path(path, dir_fd)
         if _UNNAMED and flags & _UNNAMED == _UNNAMED:
-            with self._trusting():
+            with self._allow_own_writes():
                 return int(self._plain["open"](self._readable_path(name, path), flags, mode))
         if flags & WRITES and sys._getframe(1).f_globals.get("__name__") == "tempfile":
-            with contextlib.suppress(FileNotFoundError), self._trusting():  # in a folder of the script's
+            with contextlib.suppress(FileNotFoundError), self._allow_own_writes():  # in a folder of the script's
                 opened = int(self._plain["open"](name, flags, mode))
                 self._numbered[opened] = self._opened_as[opened] = name
                 self._temporary.add(name)
@@ -134,7 +134,7 @@ class Overlay(ScriptPaths):
         with contextlib.suppress(OSError):
             found = self._plain["stat"](place)
             if stat.S_ISREG(found.st_mode) and found.st_size > MOST_COPIED:
-                self._progress.miss(f"what is written to {Path(place).name}, which is too large to be copied")
+                self._progress.note_missed(f"what is written to {Path(place).name}, which is too large to be copied")
                 return True
         return False
 
@@ -162,7 +162,7 @@ class Overlay(ScriptPaths):
 
         return make_memmap
 
-    def sized(self, place: str, size: int) -> None:
+    def set_file_size(self, place: str, size: int) -> None:
         """Give a file of the script's so many bytes, which take no room on the disk."""
         if self._belongs_to_script(place):
             with contextlib.suppress(OSError):
@@ -170,25 +170,25 @@ class Overlay(ScriptPaths):
 
     def remove_file(self, path: Any, *, dir_fd: int | None = None) -> None:
         """Remove a file, or a link, as os.remove does."""
-        name = self._named(path, dir_fd)
+        name = self._path_of_link_itself(path, dir_fd)
         if name not in self._links and self._is_folder(name):
             raise_os_error(errno.EISDIR, path)
         if not self._is_there(name):
             raise_os_error(errno.ENOENT, path)
         self._hide(name)
 
-    def folder_removed(self, path: Any, *, dir_fd: int | None = None) -> None:
+    def remove_folder(self, path: Any, *, dir_fd: int | None = None) -> None:
         """Remove an empty folder as os.rmdir does."""
-        name = self._named(path, dir_fd)
+        name = self._path_of_link_itself(path, dir_fd)
         if name in self._links:
             raise_os_error(errno.ENOTDIR, path)
         if self.list_folder(name):
             raise_os_error(errno.ENOTEMPTY, path)
         self._hide(name)
 
-    def tree_removed(self, path: Any, ignore_errors: bool = False, *more: Any, **options: Any) -> None:
+    def remove_tree(self, path: Any, ignore_errors: bool = False, *more: Any, **options: Any) -> None:
         """Remove a folder with all in it, as shutil.rmtree does."""
-        name = self._named(path, options.get("dir_fd"))
+        name = self._path_of_link_itself(path, options.get("dir_fd"))
         try:
             if name in self._links or stat.S_ISLNK(os.lstat(name).st_mode):
                 raise OSError("Cannot call rmtree on a symbolic link")
@@ -202,12 +202,12 @@ class Overlay(ScriptPaths):
             elif not ignore_errors:
                 raise
             return
-        for part in [f"{name}/{part}" for part in content] if is_within(self.here(), name) else [name]:
+        for part in [f"{name}/{part}" for part in content] if is_within(self.current_folder(), name) else [name]:
             self._hide(part)
 
     def move_path(self, old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         """Move a file or folder, as os.replace does."""
-        source, target = self._named(old, src_dir_fd), self._named(new, dst_dir_fd)
+        source, target = self._path_of_link_itself(old, src_dir_fd), self._path_of_link_itself(new, dst_dir_fd)
         folder = source not in self._links and self._is_folder(source)
         if not self._is_there(source):
             raise_os_error(errno.ENOENT, old, new)
@@ -222,18 +222,18 @@ class Overlay(ScriptPaths):
         if target.startswith(f"{source}/"):
             raise_os_error(errno.EINVAL, old, new)
         if self._is_temporary(source) and self._is_temporary(target):
-            with self._trusting():
+            with self._allow_own_writes():
                 self._plain["rename"](source, target)
             if source in self.saved:
                 self.saved[target] = self.saved.pop(source)
         elif source != target:
-            content = list(self._below(source))
+            content = list(self._paths_below(source))
             self._hide(target)
             for name, place in content:
-                self._map(target + name, place)
+                self._map_path(target + name, place)
             self._hide(source)
 
-    def _below(self, path: str) -> Iterator[tuple[str, str | None]]:
+    def _paths_below(self, path: str) -> Iterator[tuple[str, str | None]]:
         """Yield what is at a name and below it: the rest of its name, and where it lies; None for a folder."""
         if path in self._links:
             yield "", f"-> {self._links[path]}"
@@ -243,10 +243,10 @@ class Overlay(ScriptPaths):
             return
         yield "", None
         for name in self.list_folder(path):
-            for rest, place in self._below(f"{path}/{name}"):
+            for rest, place in self._paths_below(f"{path}/{name}"):
                 yield f"/{name}{rest}", place
 
-    def _map(self, path: str, place: str | None) -> None:
+    def _map_path(self, path: str, place: str | None) -> None:
         """Have a file from now on at a name: a folder, a link, or what lies at a place."""
         if place is None:
             self._folders.add(path)
@@ -274,18 +274,18 @@ class Overlay(ScriptPaths):
             if self._is_folder(name):
                 raise_os_error(errno.EISDIR, said)
         self._hide(target)
-        self._map(target, self._own.get(source, source))
+        self._map_path(target, self._own.get(source, source))
         return new
 
     def make_hard_link(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
         """Give a file a second name, as os.link does; they part where one of them is written to."""
-        if self._is_there(self._named(new)):
+        if self._is_there(self._path_of_link_itself(new)):
             raise_os_error(errno.EEXIST, old, new)
         self.copy_file(old, new)
 
     def make_symlink(self, text: Any, new: Any, _folder: bool = False, *, dir_fd: int | None = None) -> None:
         """Make a link as os.symlink does."""
-        name = self._named(new, dir_fd)
+        name = self._path_of_link_itself(new, dir_fd)
         if self._is_there(name):
             raise_os_error(errno.EEXIST, text, new)
         self._want_parent(name, text, new)
@@ -293,13 +293,13 @@ class Overlay(ScriptPaths):
 
     def make_folder(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Make a folder as os.mkdir does."""
-        name = self._named(path, dir_fd)
+        name = self._path_of_link_itself(path, dir_fd)
         if self._is_there(name):
             raise_os_error(errno.EEXIST, path)
         self._want_parent(name, path)
         by_tempfile = sys._getframe(1).f_globals.get("__name__") == "tempfile"
         if self._is_temporary(name) or (by_tempfile and is_within(name, str(Path(self._folder).parent))):
-            with self._trusting():
+            with self._allow_own_writes():
                 self._plain["mkdir"](name, mode)
             self._temporary |= set() if self._is_temporary(name) else {name}
         else:
@@ -321,12 +321,12 @@ class Overlay(ScriptPaths):
             if not self._is_folder(name):
                 place = self.writable_path(name, "r+")
                 if self._belongs_to_script(place):
-                    with self._trusting():
+                    with self._allow_own_writes():
                         plain(place, *more, **options)
 
         return call
 
-    def unnoticed(self, *_more: Any, **_options: Any) -> None:
+    def change_nothing(self, *_more: Any, **_options: Any) -> None:
         """Change nothing."""
 
     def _hide(self, path: str) -> None:
@@ -343,11 +343,11 @@ class Overlay(ScriptPaths):
             with contextlib.suppress(FileNotFoundError):  # it lay in the folder of the script's files
                 self._really_remove(path)
             self._temporary.discard(path)
-        elif self._really_there(path):
+        elif self._exists_on_disk(path):
             self._gone.add(path)
 
     def _really_remove(self, path: str) -> None:
-        with self._trusting():
+        with self._allow_own_writes():
             if not stat.S_ISDIR(self._plain["lstat"](path).st_mode):
                 self._plain["remove"](path)
                 return

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.footprint.script_entries import Entries, Entry
+from stepscope.footprint.script_entries import ScandirIterator, ScriptDirEntry
 
 _MOST_LINKS = 40  # one after the other, as in Linux
 _PLAIN = (
@@ -61,7 +61,7 @@ class ScriptPaths:
             name = self._path(path, dir_fd)
             target = None if followed else self._links.get(self._followed_to_the_last(name))
             if target is not None:
-                return self._plain["lstat"](self._real_link(target))
+                return self._plain["lstat"](self._make_stand_in_link(target))
             place = self._readable_path(
                 self._resolve_links(name) if followed else self._followed_to_the_last(name), path
             )
@@ -79,7 +79,7 @@ class ScriptPaths:
 
     def read_link(self, path: Any, *, dir_fd: int | None = None) -> Any:
         """Return what a link says, as os.readlink does."""
-        name = self._named(path, dir_fd)
+        name = self._path_of_link_itself(path, dir_fd)
         said = self._links.get(name)
         if said is None:
             return self._plain["readlink"](self._script_name(self._readable_path(name, path), name, path))
@@ -94,20 +94,20 @@ class ScriptPaths:
         self._plain["chdir"](self._readable_path(name, path) if name else path)
         self._here = ""
 
-    def here(self) -> str:
+    def current_folder(self) -> str:
         """Return the folder in which the script is, as os.getcwd does."""
         return self._here or str(self._plain["getcwd"]())
 
-    def here_in_bytes(self) -> bytes:
+    def current_folder_bytes(self) -> bytes:
         """Return the folder in which the script is, as os.getcwdb does."""
-        return os.fsencode(self.here())
+        return os.fsencode(self.current_folder())
 
     def list_folder(self, path: Any = ".") -> list[Any]:
         """Return the names in a folder: those of the user's, and what the script has written there."""
         if isinstance(path, bytes):
             return [os.fsencode(name) for name in self.list_folder(os.fsdecode(path))]
         name = self._name_of_number(path) if isinstance(path, int) else self._resolve_links(self._path(path))
-        own = self._within(name, path)
+        own = self._own_names_in(name, path)
         if name in self._folders:
             return own
         real = self._plain["listdir"](self._script_name(name, name, path))
@@ -118,18 +118,18 @@ class ScriptPaths:
         if isinstance(path, (int, bytes)):
             return self._plain["scandir"](path)
         name, said = self._resolve_links(self._path(path)), os.fspath(path or ".")
-        own = self._within(name, path)
-        ours = [Entry(found, str(Path(said, found))) for found in own]
+        own = self._own_names_in(name, path)
+        ours = [ScriptDirEntry(found, str(Path(said, found))) for found in own]
         if name in self._folders:
-            return Entries(ours)
+            return ScandirIterator(ours)
         with self._plain["scandir"](self._script_name(name, name, said)) as entries:
             theirs = [entry for entry in entries if self._is_of_user(name, entry.name, own)]
-        return Entries([*theirs, *ours])
+        return ScandirIterator([*theirs, *ours])
 
     def _is_of_user(self, folder: str, name: str, own: list[str]) -> bool:
         return name not in own and str(Path(folder, name)) not in self._gone
 
-    def _within(self, path: str, said: Any) -> list[str]:
+    def _own_names_in(self, path: str, said: Any) -> list[str]:
         """Return the names of the script's files and folders in a folder; an error where it is none."""
         if path in self._own:
             raise_os_error(errno.ENOTDIR, said)
@@ -160,7 +160,7 @@ class ScriptPaths:
     def _is_there(self, path: str) -> bool:
         if path in self._own or path in self._folders or path in self._links:
             return True
-        return not self._is_hidden(path) and self._really_there(path)
+        return not self._is_hidden(path) and self._exists_on_disk(path)
 
     def _is_folder(self, path: str) -> bool:
         if path in self._folders or path in self._own:
@@ -172,7 +172,7 @@ class ScriptPaths:
             return not self._is_hidden(path) and stat.S_ISDIR(self._plain["stat"](path).st_mode)
         return False
 
-    def _really_there(self, path: str) -> bool:
+    def _exists_on_disk(self, path: str) -> bool:
         with contextlib.suppress(OSError):
             self._plain["lstat"](path)
             return True
@@ -187,17 +187,17 @@ class ScriptPaths:
             path = os.path.normpath(f"{Path(link).parent / self._links[link]}{path[len(link) :]}")
         return raise_os_error(errno.ELOOP, path)
 
-    def _named(self, path: Any, dir_fd: int | None = None) -> str:
+    def _path_of_link_itself(self, path: Any, dir_fd: int | None = None) -> str:
         """Return the name of a file itself, or of a link: what lies in a linked folder has a name of its own."""
         return self._followed_to_the_last(self._path(path, dir_fd))
 
     def _followed_to_the_last(self, path: str) -> str:
         return str(Path(self._resolve_links(str(Path(path).parent)), Path(path).name))
 
-    def _real_link(self, said: str) -> str:
+    def _make_stand_in_link(self, said: str) -> str:
         """Return where a link that says the same lies, for those who ask what it is like."""
         link = f"{self._folder}/link{len(said)}"
-        with contextlib.suppress(FileExistsError), self._trusting():
+        with contextlib.suppress(FileExistsError), self._allow_own_writes():
             self._plain["symlink"]("." * len(said), link)
         return link
 
@@ -209,7 +209,7 @@ class ScriptPaths:
         return any(is_within(path, made) for made in self._temporary)
 
     @contextlib.contextmanager
-    def _trusting(self) -> Iterator[None]:
+    def _allow_own_writes(self) -> Iterator[None]:
         self.trusted += 1
         try:
             yield
@@ -220,7 +220,7 @@ class ScriptPaths:
         text = os.fsdecode("." if path is None else path)
         if not text:
             raise_os_error(errno.ENOENT, path)
-        folder = self.here() if dir_fd is None else self._name_of_number(dir_fd)
+        folder = self.current_folder() if dir_fd is None else self._name_of_number(dir_fd)
         return os.path.normpath(Path(folder, text))
 
     def _name_of_number(self, opened: int) -> str:

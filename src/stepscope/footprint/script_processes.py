@@ -24,10 +24,10 @@ class Processes:
         self._started: list[Any] = []
         self._process = os.getpid()
 
-    def look(self) -> None:
+    def note_running(self) -> None:
         """Say where some run beside the training."""
         if os.getpid() == self._process and any(map(_runs, self._started)):
-            self._progress.miss("what processes take that it starts")
+            self._progress.note_missed("what processes take that it starts")
 
     @contextlib.contextmanager
     def intercept(self) -> Iterator[None]:
@@ -61,14 +61,14 @@ class Processes:
                 process.terminate()
         for process in self._started:
             with contextlib.suppress(Exception):
-                if not _has_ended(process, _PATIENCE_S):
+                if not _wait_for_end(process, _PATIENCE_S):
                     process.kill()
-                    _has_ended(process, _PATIENCE_S)
+                    _wait_for_end(process, _PATIENCE_S)
                 for pipe in filter(None, (getattr(process, name, None) for name in ("stdin", "stdout", "stderr"))):
                     pipe.close()
 
 
-def _has_ended(started: Any, within_s: float) -> bool:
+def _wait_for_end(started: Any, within_s: float) -> bool:
     """Wait for its end, so that nothing is left of it: a zombie, or a warning that it still runs."""
     if isinstance(started, BaseProcess):
         started.join(within_s)

@@ -41,17 +41,17 @@ class Progress:
         self.arrays_of_rounds: dict[int, int] = {}  # the same by how many rounds were followed
 
     @property
-    def work(self) -> tuple[int, int]:
+    def update_and_eval_counts(self) -> tuple[int, int]:
         """Return the updates and the evaluations so far."""
         return self.updates, self.log.evaluations
 
-    def miss(self, what: str) -> None:
+    def note_missed(self, what: str) -> None:
         """Note what was not followed, once."""
         if what not in self.missed:
             self.missed.append(what)
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def allow_extra_updates(self) -> Iterator[None]:
         """Allow as many updates again, for a round that is followed besides the first ones and the last."""
         self.allowed += _MOST_UPDATES
         before = self.updates
@@ -73,7 +73,7 @@ class Growth:
         self._ends: list[tuple[int, int]] = []  # B that are live, and how many storages there were until then
         self._newest: list[Counter[int]] = []  # sizes of the storages that a round made and left
         self._last: list[_LastRound] = []
-        self._work = progress.work
+        self._work = progress.update_and_eval_counts
         self._arrays: list[tuple[int, int]] = []  # bytes and number at the ends of the first rounds that did any
         self._looks = looks
 
@@ -81,9 +81,9 @@ class Growth:
         """Note the end of a round."""
         self._last.clear()
         if len(self._ends) <= self._first:
-            self._resident, self._ops = resident(), self._log.ops
-        if self._looks and self._progress.work != self._work and len(self._arrays) < _SEEN:
-            self._work = self._progress.work
+            self._resident, self._ops = resident_bytes(), self._log.ops
+        if self._looks and self._progress.update_and_eval_counts != self._work and len(self._arrays) < _SEEN:
+            self._work = self._progress.update_and_eval_counts
             self._arrays.append(self._progress.arrays())
         self._newest.append(self._log.sizes_since(self._ends[-1][1]) if self._ends else Counter())
         self._ends.append((self._log.alive_bytes(), len(self._log.storages)))
@@ -99,18 +99,18 @@ class Growth:
         return self._ends[-1][0] - self._ends[-2][0] if len(self._ends) > 1 else 0
 
     @property
-    def of_each(self) -> int:
+    def bytes_per_round(self) -> int:
         """Return what each of the last rounds kept, B; 0 of less than three."""
         ends = self._ends[-3:]
         grown = [after - before for (before, _), (after, _) in itertools.pairwise(ends)]
         return max(0, min(grown)) if len(ends) == 3 else 0
 
-    def keep(self, skipped: int) -> None:
+    def count_skipped_rounds(self, skipped: int) -> None:
         """Count for skipped rounds what each keeps, for as long as what the last but one has kept is there."""
         self._progress.times = max(self._progress.times, skipped / max(1, len(self._ends)))
-        self._doubt(skipped)
+        self._note_untracked_growth(skipped)
         self._keep_arrays(skipped)
-        ends, growth = self._ends[-3:], self.of_each
+        ends, growth = self._ends[-3:], self.bytes_per_round
         if growth <= 0 or skipped <= 0:
             return
         alive = self._log.alive_bytes()
@@ -119,13 +119,15 @@ class Growth:
         if growth > 0:
             holder = self._log.largest_of(ends[0][1], ends[1][1])
             self._log.represent_more(ends[0][1], ends[1][1], skipped)
-            self._log.hold(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
+            self._log.add_extra_bytes(growth * skipped, f"kept by {skipped} rounds of a loop", holder)
         larger, smaller = self._newest[-1] - self._newest[-2], self._newest[-2] - self._newest[-1]
         anew = min(growth, max(larger) - max(smaller)) if larger and smaller else 0
         if anew * skipped > _WORTH:  # in the place of the one before, not beside it
-            self._progress.miss(f"what is computed from what {skipped} rounds of a loop add to")
+            self._progress.note_missed(f"what is computed from what {skipped} rounds of a loop add to")
             self._last.append(_LastRound())
-            self._log.hold(anew * skipped, f"made anew by each of {skipped} rounds of a loop", self._last[-1])
+            self._log.add_extra_bytes(
+                anew * skipped, f"made anew by each of {skipped} rounds of a loop", self._last[-1]
+            )
 
     def _keep_arrays(self, skipped: int) -> None:
         grown = [after - before for (before, _), (after, _) in itertools.pairwise(self._arrays)]
@@ -135,19 +137,21 @@ class Growth:
         self._progress.arrays_kept += min(grown) * skipped * (2 if anew else 1)
         self._progress.arrays_of_rounds[len(self._ends) - self._first + 1] = min(grown) * skipped
 
-    def _doubt(self, skipped: int) -> None:
+    def _note_untracked_growth(self, skipped: int) -> None:
         """Say where this process grew within rounds that are seen, by what is no tensor: a replay buffer, a cache."""
         own = _OWN + OWN_OF_AN_OP * (self._log.ops - self._ops)
-        grown = resident() - self._resident - own
+        grown = resident_bytes() - self._resident - own
         if skipped > 0 and len(self._ends) > 1 and grown > 0:
-            self._progress.miss(f"what {skipped} rounds keep beside tensors: {len(self._ends)} took {bytes_(grown)}")
+            self._progress.note_missed(
+                f"what {skipped} rounds keep beside tensors: {len(self._ends)} took {bytes_(grown)}"
+            )
 
 
 class _LastRound:
     """What lasts as long as the round after those that were omitted."""
 
 
-def resident(at_most: bool = False) -> int:
+def resident_bytes(at_most: bool = False) -> int:
     """Resident memory of this process, now or at its highest, B; 0 where the system does not say."""
     try:
         text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

@@ -106,9 +106,9 @@ class LoopRewriter(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.If:
         """Return the branch with a note of its test, and of its end, where this depends on the round."""
         gathers = _fills_container(node.body)
-        replaced = _replaced(node.body) if gathers else []
+        replaced = _replaced_variables(node.body) if gathers else []
         rest = self._rests.get(id(node), [])
-        number = self._noted(node, _may_allocate(node.body), _may_allocate([*node.orelse, *rest]), replaced)
+        number = self._note_condition(node, _may_allocate(node.body), _may_allocate([*node.orelse, *rest]), replaced)
         if number is not None and self.branches[number].loops and gathers:
             left = ast.Expr(_call(LEFT, ast.Constant(number), *replaced))
             node.body.append(ast.copy_location(left, node.body[-1]))
@@ -124,7 +124,7 @@ class LoopRewriter(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return) -> ast.Return:
         """Return the statement with a note of what it answers, where that is a comparison."""
         answer = node.value if isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
-        number = None if answer is None else self._branch(answer, node.lineno, (True, True))
+        number = None if answer is None else self._register_branch(answer, node.lineno, (True, True))
         self.generic_visit(node)
         if number is not None and node.value is not None:
             node.value = self._note(number, ANSWERED, node.value)
@@ -136,28 +136,30 @@ class LoopRewriter(ast.NodeTransformer):
             made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             matters = _may_allocate([ast.Expr(part) for part in made])
             for part in node.generators:
-                numbers = [self._branch(test, node.lineno, (matters, False)) for test in part.ifs]
+                numbers = [self._register_branch(test, node.lineno, (matters, False)) for test in part.ifs]
                 noted = zip(numbers, part.ifs, strict=True)
                 part.ifs = [test if number is None else self._note(number, TAKEN, test) for number, test in noted]
         return super().generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         """Return the expression with a note of its test."""
-        self._noted(node, _may_allocate([ast.Expr(node.body)]), _may_allocate([ast.Expr(node.orelse)]))
+        self._note_condition(node, _may_allocate([ast.Expr(node.body)]), _may_allocate([ast.Expr(node.orelse)]))
         return node
 
-    def _noted(
+    def _note_condition(
         self, node: ast.If | ast.IfExp, body: bool, otherwise: bool, replaced: Sequence[ast.expr] = ()
     ) -> int | None:
-        changes = isinstance(node, ast.If) and (_grows(node.body) or _looks_up(node.body, node.test))
+        changes = isinstance(node, ast.If) and (_multiplies_number(node.body) or _looks_up(node.body, node.test))
         condition = node.test
         self.generic_visit(node)
-        number = self._branch(condition, node.lineno, (body or changes, otherwise), changes)
+        number = self._register_branch(condition, node.lineno, (body or changes, otherwise), changes)
         if number is not None:
             node.test = self._note(number, TAKEN, node.test, replaced)
         return number
 
-    def _branch(self, test: ast.expr, line: int, sides: tuple[bool, bool], changes: bool = False) -> int | None:
+    def _register_branch(
+        self, test: ast.expr, line: int, sides: tuple[bool, bool], changes: bool = False
+    ) -> int | None:
         names = _names([test])
         loops = tuple(number for number, counting in self._open if counting & names)
         compared = () if loops else sorted(_compared(test))
@@ -236,7 +238,7 @@ def _fills_container(statements: Iterable[ast.stmt]) -> bool:
     return bool(_calls(parts) & _GATHERING) or any(isinstance(target, ast.Subscript) for target in places)
 
 
-def _replaced(statements: Iterable[ast.stmt]) -> list[ast.expr]:
+def _replaced_variables(statements: Iterable[ast.stmt]) -> list[ast.expr]:
     """Return what looks up variables that statements give a value anew, and those that they put into a container.
 
     These are functions, since a variable may have no value yet. A container that is made anew itself keeps nothing.
@@ -288,7 +290,7 @@ def _looks_up(statements: Iterable[ast.stmt], test: ast.expr) -> bool:
     return any(isinstance(value, ast.Subscript) and _names([value.slice]) & _names([test]) for value in values)
 
 
-def _grows(statements: Iterable[ast.stmt]) -> bool:
+def _multiplies_number(statements: Iterable[ast.stmt]) -> bool:
     """Return whether statements multiply a number by a whole one, as a batch size: `size *= 2`, `size = size * 2`."""
     for part in (part for statement in statements for part in ast.walk(statement)):
         if isinstance(part, ast.AugAssign):
@@ -334,10 +336,10 @@ _SMALL = frozenset(_SMALL_CALLS.split())
 def _may_allocate(statements: Sequence[ast.stmt]) -> bool:
     """Return whether statements call anything that may take memory."""
     calls = (part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Call))
-    return any(not _is_small(call) for call in calls)
+    return any(not _allocates_little(call) for call in calls)
 
 
-def _is_small(call: ast.Call) -> bool:
+def _allocates_little(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
     if name == "append":  # of a number that is worked out; a name may be that of a tensor
         return not any(isinstance(argument, ast.Name) for argument in call.args)

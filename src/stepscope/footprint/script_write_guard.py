@@ -1,7 +1,7 @@
 """A guard below all that answers for a script's files: what would still write to one of the user's is not done.
 
 Python tells its audit hooks of each file before it opens, moves or removes it, whoever asks: a class of io, a function
-that a library has kept, another thread. A hook stays in a process; outside of `guarded` it does nothing.
+that a library has kept, another thread. A hook stays in a process; outside of `guard_writes` it does nothing.
 
 Where a script is followed into what it may never come to (`alone`), it starts no process and reaches nothing outside:
 no network, no data base, no library of the system. Nowhere does it put another program in the place of this one.
@@ -43,7 +43,7 @@ _left = weakref.WeakKeyDictionary[threading.Thread, Overlay]()  # threads of scr
 
 
 @contextlib.contextmanager
-def guarded(files: Overlay, alone: bool) -> Iterator[None]:
+def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
     """Raise TimeLimitReached where a file of the user's would be written to, moved or removed; alone: see the module.
 
     A thread of the script's that is left behind ends where it would do so later.

@@ -130,7 +130,7 @@ _ADDRESSES_OF_A_KERNEL = 1_500_000  # B at most: primitives of oneDNN take 256 K
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoaderMemory:
     """Memory of a data loader and the data beside the tensors: workers, batches that wait, arrays that are no tensors.
 
     B, least and most; `batches` lie in shared memory, and once more in the workers that make them. `earlier`: at most
@@ -147,7 +147,7 @@ class Loading:
     copied: int = 0
     old: int = 0
 
-    def or_more(self, other: Loading) -> Loading:
+    def or_more(self, other: LoaderMemory) -> LoaderMemory:
         """Return this one, at the most as much as another."""
         batches, arrays = (
             (self.batches[0], max(self.batches[1], other.batches[1])),
@@ -175,7 +175,7 @@ class Simulator:
         self.reserve = None if settings is None else partial(reserved_of, settings=settings)
         self.workspaces = Workspaces(platform, kept.probed)
         self._kept = kept
-        self.loading = Loading()
+        self.loading = LoaderMemory()
 
     @property
     def measured(self) -> bool:
@@ -199,7 +199,7 @@ class Simulator:
         beside = (host[0] + context[0], host[1] + context[1])
         return ProcessPeak((live.low, live.high), beyond, beside, LIBRARIES_ON_HOST)
 
-    def process(
+    def peak_of_process(
         self,
         live: LivePeak,
         allocator: Allocator | None = None,
@@ -218,7 +218,7 @@ class Simulator:
         most = max(live.high, live.high_in_heap) if by.holes else live.high
         if most > _PARTLY_TOUCHED * live.high:
             by = replace(by, low=1.0)
-        low, high = self._kept.corrected(live.low, most)
+        low, high = self._kept.widened_by_errors(live.low, most)
         platform = self.workspaces.platform
         code = code_bytes(live.code, platform)
         if account in (ADDRESSES, DATA):  # what is asked for counts, touched or not
@@ -235,7 +235,7 @@ class Simulator:
 
     def verdict(self, live: LivePeak, limit: Limit, sure: bool, allocator: Allocator | None = None) -> str:
         """The worst of the verdicts under a limit and those beside it."""
-        return worst_verdict(lambda account: self.process(live, allocator, None, account), limit, sure)[0]
+        return worst_verdict(lambda account: self.peak_of_process(live, allocator, None, account), limit, sure)[0]
 
     def largest(self, job: Job, limit: Limit, start: int, known: dict[int, LivePeak] | None = None) -> tuple[int, int]:
         """The largest batches that surely and that likely fit: the interval's upper end with a margin, its middle.
@@ -247,7 +247,7 @@ class Simulator:
         def peak(batch: int, account: str) -> ProcessPeak:
             if batch not in known:
                 known[batch] = live_peak(self.run(job, batch).log)
-            return self.process(known[batch], account=account)
+            return self.peak_of_process(known[batch], account=account)
 
         def runs(batch: int) -> bool:
             with contextlib.suppress(DryRunStopped):
@@ -322,8 +322,8 @@ def live_peak(log: StorageLog) -> LivePeak:
         found.module,
         found.phase or "",
         found.step,
-        _sums(found.categories, "category"),
-        _sums(by_module, "module"),
+        _bytes_by(found.categories, "category"),
+        _bytes_by(by_module, "module"),
         tuple(Holder(*row) for row in largest.rows()),
         kernel_code(log),
         _largest_hole(log),
@@ -393,7 +393,7 @@ def _in_heap(storage: Storage) -> int:
     return storage.bytes if storage.bytes < ALWAYS_MAPPED else storage.high
 
 
-def _sums(frame: pl.DataFrame, by: str) -> dict[str, int]:
+def _bytes_by(frame: pl.DataFrame, by: str) -> dict[str, int]:
     rows = frame.filter(pl.col("bytes") > 0).sort("bytes", descending=True).select(by, "bytes").rows()
     return {str(name): int(size) for name, size in rows}
 

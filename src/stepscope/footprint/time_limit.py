@@ -47,7 +47,7 @@ class TimeLimit:
         """Processor time so far, s."""
         return time.process_time() - self._began_cpu
 
-    def trains(self) -> None:
+    def note_first_update(self) -> None:
         """The first update was made: from now on there is less time."""
         if self._whole:
             self.most_s = self.used + MOST_S
@@ -78,7 +78,7 @@ class TimeLimit:
         return None if frame is None else frame.f_lineno
 
     @contextlib.contextmanager
-    def limit(self) -> Iterator[None]:
+    def interrupt_at_limit(self) -> Iterator[None]:
         """Interrupt the main thread when the time is over; threads that the script leaves behind hold up no exit."""
         start, sleep = threading.Thread.start, time.sleep
 

@@ -25,7 +25,7 @@ Change = Callable[[nn.Module, tuple[Optimizer, ...]], tuple[Optimizer, ...]]
 RANK = 8  # of adapters: usual for fine-tuning (Hu et al., ICLR 2022)
 
 
-def optimizer_of(kind: type[Optimizer], **options: Any) -> Change:
+def replace_optimizer(kind: type[Optimizer], **options: Any) -> Change:
     """Return a change that gives the same parameters another optimizer."""
 
     def change(_model: nn.Module, optimizers: Optimizers) -> Optimizers:
@@ -46,12 +46,12 @@ def bf16(model: nn.Module, optimizers: Optimizers) -> Optimizers:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype == torch.float32:
                 module._buffers[name] = buffer.bfloat16()
-    model.register_forward_pre_hook(_in_bf16, with_kwargs=True)
+    model.register_forward_pre_hook(_inputs_to_bf16, with_kwargs=True)
     model.register_forward_hook(_out_in_float)
     return _with_parameters(optimizers, new)
 
 
-def frozen(keep: Collection[str]) -> Change:
+def train_only(keep: Collection[str]) -> Change:
     """Train only the children of these names."""
 
     def change(model: nn.Module, optimizers: Optimizers) -> Optimizers:
@@ -65,7 +65,7 @@ def frozen(keep: Collection[str]) -> Change:
 
 def all_but_last(model: nn.Module, optimizers: Optimizers) -> Optimizers:
     """Train only the last child that has parameters: fine-tuning of the head."""
-    return frozen([last_child(model)])(model, optimizers)
+    return train_only([last_child(model)])(model, optimizers)
 
 
 def last_child(model: nn.Module) -> str:
@@ -86,7 +86,7 @@ def checkpointed(segments: Collection[str]) -> Change:
     return change
 
 
-def blocks(model: nn.Module) -> list[str]:
+def repeated_blocks(model: nn.Module) -> list[str]:
     """The modules that a model repeats and that hold others: the outermost of its own types, else lists of layers."""
     counts = Counter(type(module) for module in model.modules())
     named = [(name, module) for name, module in model.named_modules() if name and any(True for _ in module.children())]
@@ -99,7 +99,7 @@ def blocks(model: nn.Module) -> list[str]:
 
 def checkpointed_blocks(model: nn.Module, optimizers: Optimizers) -> Optimizers:
     """Keep only the inputs of the blocks that the model repeats."""
-    return checkpointed(blocks(model))(model, optimizers)
+    return checkpointed(repeated_blocks(model))(model, optimizers)
 
 
 def lora(model: nn.Module, optimizers: Optimizers) -> Optimizers:
@@ -127,7 +127,7 @@ def channels_last(model: nn.Module, optimizers: Optimizers) -> Optimizers:
                 strided = parameter.detach().contiguous(memory_format=torch.channels_last)
                 new[parameter] = nn.Parameter(strided, requires_grad=parameter.requires_grad)
                 module._parameters[name] = new[parameter]  # type: ignore[assignment]
-    model.register_forward_pre_hook(_pictures_last, with_kwargs=True)
+    model.register_forward_pre_hook(_inputs_to_channels_last, with_kwargs=True)
     return _with_parameters(optimizers, new)
 
 
@@ -178,7 +178,7 @@ def _to_bf16(x: Tensor) -> Tensor:
     return x.bfloat16() if x.dtype == torch.float32 else x
 
 
-def _in_bf16(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+def _inputs_to_bf16(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
     return tuple(_map_tensors(_to_bf16, args)), dict(zip(kwargs, _map_tensors(_to_bf16, kwargs.values()), strict=True))
 
 
@@ -190,7 +190,9 @@ def _to_channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _pictures_last(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+def _inputs_to_channels_last(
+    _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], Any]:
     return tuple(_map_tensors(_to_channels_last, args)), dict(
         zip(kwargs, _map_tensors(_to_channels_last, kwargs.values()), strict=True)
     )
@@ -202,14 +204,14 @@ def _pictures_last(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "bf16": (bf16, "8 bits of precision"),
-    "SGD with momentum": (optimizer_of(torch.optim.SGD, lr=1e-3, momentum=0.9), "another learning rate"),
-    "SGD": (optimizer_of(torch.optim.SGD, lr=1e-3), "another learning rate"),
+    "SGD with momentum": (replace_optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9), "another learning rate"),
+    "SGD": (replace_optimizer(torch.optim.SGD, lr=1e-3), "another learning rate"),
     "last layers only": (all_but_last, "the other layers stay as they are"),
 }
 
 
 @dataclass(frozen=True)
-class Settings:
+class Variant:
     """One combination: passes of a step, modules that run forward again, a change of the training, the allocator."""
 
     parts: int = 1
@@ -223,14 +225,14 @@ class Settings:
 
         def build() -> tuple[nn.Module, Optimizers]:
             model, optimizers = job.build()
-            return model, self.change_of(model, optimizers)
+            return model, self.apply_to_model(model, optimizers)
 
         if self.parts == 1 or job.loss is None:
             return replace(job, build=build), small
         step = accumulated_step(job.loss, self.parts, lambda: job.batch(small))
         return replace(job, build=build, step=step), small
 
-    def change_of(self, model: nn.Module, optimizers: Optimizers) -> Optimizers:
+    def apply_to_model(self, model: nn.Module, optimizers: Optimizers) -> Optimizers:
         """Change a model in place; the optimizers to train it with."""
         if self.change:
             optimizers = CHANGES[self.change][0](model, optimizers)

@@ -58,7 +58,7 @@ class _FileContent:
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in (
         "name", "module", "phase", "tid", "t0_ns", "t1_ns", *_WHOLE)})  # fmt: skip
 
-    def take(self, event: dict[str, Any]) -> None:
+    def add_event(self, event: dict[str, Any]) -> None:
         """Keep a step, an op, or what a thread of the viewer stands for."""
         args = event.get("args")
         if not isinstance(args, dict):
@@ -104,7 +104,7 @@ def read_stepscope_export(path: Path, most_bytes: int) -> StepscopeExport:
     """Read a file; raises UsageError where it is not as this program writes it."""
     taken = _FileContent()
     try:
-        facts = read_events(path, taken.take, most_bytes)
+        facts = read_events(path, taken.add_event, most_bytes)
         about = facts["otherData"]
         zero_ns = int(about["zero_ns"])
         steps = sorted((step, t0 + zero_ns, t1 + zero_ns, samples, loss, recorded)
@@ -123,11 +123,11 @@ def read_stepscope_export(path: Path, most_bytes: int) -> StepscopeExport:
 def write_stepscope_export(writer: RunWriter, file: StepscopeExport) -> None:
     """Write steps, ops and the tree of modules."""
     for step in file.steps:
-        writer.step(*step)
+        writer.append_step(*step)
     if file.modules:
-        writer.model(file.modules)
+        writer.write_model(file.modules)
     if len(file.ops):
-        writer.ops(part_of(file.ops, "ops"))
+        writer.write_ops(part_of(file.ops, "ops"))
 
 
 def _ops(taken: _FileContent, zero_ns: int) -> pl.DataFrame:
@@ -225,7 +225,7 @@ def _import_stepscope_export(source: Path, beside: Sequence[str | Path], out: st
         write_stepscope_export(writer, file)
         lacks = [*LACKS, *([CUT_OFF] if file.cut_off else [])]
         write_logs(writer.path, [], [_missing(*lack) for lack in lacks], 0)
-        writer.device({**file.device, "board": {"name": options.board}} if options.board else file.device)
+        writer.write_device({**file.device, "board": {"name": options.board}} if options.board else file.device)
         stated = [{"what": what, "why": why, "remedy": remedy} for what, why, remedy in lacks]
         writer.update(
             **{**file.meta, "pid": None, "workload": workload, **warmup},
@@ -253,7 +253,7 @@ def _write_run(
         lacks.append(("device", "the file does not say what it was recorded on", "--board"))
     notes = [note for log in logs for note in log.notes]
     write_logs(writer.path, logs, [_missing(*lack) for lack in lacks], origin_ns)
-    writer.device({"board": {"name": options.board}, "accelerators": accelerators(file.facts) if file else []})
+    writer.write_device({"board": {"name": options.board}, "accelerators": accelerators(file.facts) if file else []})
     writer.update(
         pid=None,
         workload={"name": options.name or source.name.partition(".")[0], "batch_size": options.batch_size},
@@ -261,16 +261,16 @@ def _write_run(
         warmup_steps=_warmup(file, options.warmup),
         recorder={"mode": "imported", "steps_from": file.steps.source if file else None, "rows": rows},
         versions={"stepscope": __version__, "polars": pl.__version__},
-        imported=_stated(source, kind, file, logs, lacks),
+        imported=_origin_facts(source, kind, file, logs, lacks),
     )
     for note in notes:
-        writer.event("imported", note, source="import")
+        writer.append_event("imported", note, source="import")
     writer.close("ok")
     pack(writer.path)
     return writer.path
 
 
-def _stated(
+def _origin_facts(
     source: Path, kind: str, file: ProfilerFile | None, logs: list[SensorLog], lacks: list[Lack]
 ) -> dict[str, Any]:
     """Return the origin of this run, for run.json."""

@@ -212,27 +212,27 @@ class EventColumns:
         if category in _LAUNCHES:
             self._launch(args)
         elif category in _ON_GPU:
-            self._keep(event, args, _whole(args.get("device"), 0))
+            self._append_row(event, args, _int_or(args.get("device"), 0))
         elif category in _OPS:
-            self._keep(event, args, -1)
+            self._append_row(event, args, -1)
         elif category == "python_function" and str(event.get("name", "")).startswith(MODULE):
             self._keep_module(event)
         else:
             self.excluded[category] += 1
 
     def _launch(self, args: dict[str, Any]) -> None:
-        op = _whole(args.get("External id", args.get("external id")), 0)
+        op = _int_or(args.get("External id", args.get("external id")), 0)
         if op > 0:
-            self.launches[_whole(args.get("correlation"), -1)] = op
+            self.launches[_int_or(args.get("correlation"), -1)] = op
 
     def _keep_module(self, event: dict[str, Any]) -> None:
         number = self.modules.setdefault(str(event["name"])[len(MODULE) :], len(self.modules))
-        self._keep({**event, "name": f"{MODULE_SCOPE}{number}"}, {}, -1)
+        self._append_row({**event, "name": f"{MODULE_SCOPE}{number}"}, {}, -1)
 
-    def _keep(self, event: dict[str, Any], args: dict[str, Any], gpu: int) -> None:
+    def _append_row(self, event: dict[str, Any], args: dict[str, Any], gpu: int) -> None:
         try:
-            t0 = _ns(event["ts"])
-            t1 = t0 + max(_ns(event.get("dur", 0)), 0)
+            t0 = _us_to_ns(event["ts"])
+            t1 = t0 + max(_us_to_ns(event.get("dur", 0)), 0)
             name = str(event["name"])
         except (KeyError, TypeError, ValueError, OverflowError):
             self.excluded["event without a time or a name"] += 1
@@ -240,11 +240,11 @@ class EventColumns:
         if not -(1 << 62) < t0 <= t1 < 1 << 62:
             self.excluded["event without a time or a name"] += 1
             return
-        external = _whole(args.get("External id", args.get("external id")), 0)
+        external = _int_or(args.get("External id", args.get("external id")), 0)
         flops, read = self._costs(name, args) if gpu < 0 else (UNKNOWN, UNKNOWN)
-        sequence, forward = _whole(args.get("Sequence number"), -1), _whole(args.get("Fwd thread id"), 0)
-        on = self._thread(event) if gpu < 0 else _whole(args.get("stream"), 0)
-        link, correlation = (0, external) if gpu < 0 else (external, _whole(args.get("correlation"), -1))
+        sequence, forward = _int_or(args.get("Sequence number"), -1), _int_or(args.get("Fwd thread id"), 0)
+        on = self._thread(event) if gpu < 0 else _int_or(args.get("stream"), 0)
+        link, correlation = (0, external) if gpu < 0 else (external, _int_or(args.get("correlation"), -1))
         row = (self.names.intern(name), t0, t1, on, sequence, forward, gpu, correlation, link, flops, read)
         for column, value in zip(self.columns.values(), row, strict=True):
             column.append(value)
@@ -325,11 +325,11 @@ def _parsed(value: object) -> object:
         return None
 
 
-def _whole(value: object, otherwise: int) -> int:
+def _int_or(value: object, otherwise: int) -> int:
     return value if isinstance(value, int) and -(1 << 62) < value < 1 << 62 else otherwise
 
 
-def _ns(micros: float | str) -> int:
+def _us_to_ns(micros: float | str) -> int:
     """Microseconds as ns: whole ones apart, since the product of a time since 1970 has more digits than a float."""
     value = micros if isinstance(micros, int) else float(micros)
     whole = int(value)

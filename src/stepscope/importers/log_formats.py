@@ -197,7 +197,7 @@ _MODEL = ("name", "gpu_name")  # which several GPUs of a machine can share
 
 
 @dataclass(frozen=True)
-class Reading:
+class NvidiaSmiReading:
     """One line: local time of the machine, which GPU, and values in SI units; NaN is "not read"."""
 
     stamp: datetime
@@ -209,7 +209,7 @@ class Reading:
 class NvidiaSmiLog:
     """All lines in order; `columns` are those that are understood: the query's name of each quantity."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[NvidiaSmiReading, ...]
     told_apart: bool  # a reading's `gpu` is of one GPU alone
     columns: dict[str, str]
     skipped: int
@@ -224,13 +224,13 @@ def is_nvidia_smi_header(line: str) -> bool:
 def parse_nvidia_smi(lines: Iterable[str]) -> NvidiaSmiLog:
     """The whole log; raises ValueError where no line is a header that names a time and a quantity."""
     head: list[tuple[str, str]] = []
-    readings: list[Reading] = []
+    readings: list[NvidiaSmiReading] = []
     columns: dict[str, str] = {}
     skipped = 0
     for cells in _rows(lines):
         if is_nvidia_smi_header(",".join(cells)):
             head = _named(cells)
-            columns |= _quantities(head)
+            columns |= _column_by_quantity(head)
         elif head and (reading := _reading(head, cells)) is not None:
             readings.append(reading)
         else:
@@ -254,7 +254,7 @@ def _named(cells: Iterable[str]) -> list[tuple[str, str]]:
     return [(match["name"], match["unit"] or "") if match else ("", "") for match in matches]
 
 
-def _quantities(head: list[tuple[str, str]]) -> dict[str, str]:
+def _column_by_quantity(head: list[tuple[str, str]]) -> dict[str, str]:
     """The first query of each quantity, in the order of preference of `QUANTITIES`."""
     names = [name for name, _ in head]
     found: dict[str, str] = {}
@@ -264,7 +264,7 @@ def _quantities(head: list[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def _reading(head: list[tuple[str, str]], cells: list[str]) -> Reading | None:
+def _reading(head: list[tuple[str, str]], cells: list[str]) -> NvidiaSmiReading | None:
     if len(cells) != len(head):
         return None
     by_name = {name: (cell, unit) for (name, unit), cell in zip(head, cells, strict=True)}
@@ -272,8 +272,8 @@ def _reading(head: list[tuple[str, str]], cells: list[str]) -> Reading | None:
     if stamp is None:
         return None
     gpu = next((by_name[name][0].strip() for name in (*_IDENTITY, *_MODEL) if name in by_name), "0")
-    quantities = _quantities(head).items()
-    return Reading(
+    quantities = _column_by_quantity(head).items()
+    return NvidiaSmiReading(
         stamp, gpu, {quantity: _nvidia_smi_value(*by_name[name], QUANTITIES[name][1]) for quantity, name in quantities}
     )
 

@@ -86,7 +86,7 @@ def decoded(content: bytes) -> str:
     return content.decode(encoding, errors="replace")
 
 
-def in_order(log: SensorLog) -> SensorLog:
+def sort_by_time(log: SensorLog) -> SensorLog:
     """The readings in order of time, with how many had to be moved."""
     order = np.argsort(log.t0_ns, kind="stable")
     moved = int((np.diff(log.t0_ns) < 0).sum())
@@ -148,7 +148,7 @@ def tegrastats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     note += f"; {len(read) - len(lines)} lines have no stamp: they are no readings" if len(lines) < len(read) else ""
     channels, columns = _tegrastats_channels(lines, source)
     skipped = len(texts) - len(lines)
-    return [in_order(SensorLog("tegrastats", tuple(channels), t0_ns, t1_ns, tuple(columns), (note,), skipped))]
+    return [sort_by_time(SensorLog("tegrastats", tuple(channels), t0_ns, t1_ns, tuple(columns), (note,), skipped))]
 
 
 def _whole_lines(lines: Sequence[str]) -> list[str]:
@@ -162,7 +162,7 @@ def _whole_lines(lines: Sequence[str]) -> list[str]:
 def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clock) -> tuple[Ints, Ints, str]:
     if all(stamp is not None for stamp in stamps):
         whole = local_times.unix_ns([stamp for stamp in stamps if stamp is not None], clock.zone)
-        t0_ns, t1_ns = within_their_second(whole)
+        t0_ns, t1_ns = spread_within_second(whole)
         return t0_ns, t1_ns, f"{source}: {_WHOLE_SECONDS}; {_zone_note(clock)}"
     if clock.started is None or clock.interval_ns is None:
         raise UsageError(
@@ -173,7 +173,7 @@ def _tegrastats_times(stamps: Sequence[datetime | None], source: str, clock: Clo
     return t1_ns - clock.interval_ns, t1_ns, f"{source}: no stamps; times are --started and --interval, as given"
 
 
-def within_their_second(stamps_ns: Sequence[int]) -> tuple[Ints, Ints]:
+def spread_within_second(stamps_ns: Sequence[int]) -> tuple[Ints, Ints]:
     """Readings with the same whole second, in order, share it out: the earliest and latest time of each, ns."""
     starts, ends = [], []
     for second, group in groupby(stamps_ns):
@@ -230,7 +230,7 @@ def jetson_stats_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
     channels = [_channel("jetson_stats", c.quantity, c.scope, c.unit, source, _rail(c.quantity, c.name)) for c in made]
     notes = _notes(source, clock, log.skipped)
     values = tuple(columns[place] for place in read)
-    return [in_order(SensorLog("jetson_stats", tuple(channels), stamps, stamps, values, notes, log.skipped))]
+    return [sort_by_time(SensorLog("jetson_stats", tuple(channels), stamps, stamps, values, notes, log.skipped))]
 
 
 def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
@@ -252,11 +252,11 @@ def nvidia_smi_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
         columns = tuple([reading.values.get(name, math.nan) for reading in readings] for name in names)
         notes = _notes(source, clock, log.skipped) if index == 0 else ()
         skipped = log.skipped if index == 0 else 0
-        logs.append(in_order(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes, skipped)))
+        logs.append(sort_by_time(SensorLog(sensor, tuple(channels), stamps, stamps, columns, notes, skipped)))
     return logs
 
 
-def _split_gpus(readings: Sequence[log_formats.Reading], source: str) -> list[log_formats.Reading]:
+def _split_gpus(readings: Sequence[log_formats.NvidiaSmiReading], source: str) -> list[log_formats.NvidiaSmiReading]:
     """Readings of a log that names no GPU, or its model alone: GPUs that are alike by their place in each query."""
     stamps: dict[str, list[datetime]] = {}
     for reading in readings:
@@ -309,7 +309,7 @@ def powermetrics_logs(text: str, source: str, clock: Clock) -> list[SensorLog]:
         columns += [watts.tolist(), joules.tolist()]
     note = f"{source}: its stamps are whole seconds; times are counted from their median, to half a second"
     note += f", and anew after each of {pauses} pauses" if pauses else ""
-    return [in_order(SensorLog("powermetrics", tuple(channels), ends, ends, tuple(columns), (note,)))]
+    return [sort_by_time(SensorLog("powermetrics", tuple(channels), ends, ends, tuple(columns), (note,)))]
 
 
 def _block_ends(stamps_ns: Ints, elapsed_ns: Ints) -> tuple[Ints, int]:
@@ -334,7 +334,7 @@ def _meters(meters: Sequence[MeterReadings], source: str) -> list[SensorLog]:
         channels = tuple(replace(channel, refresh_ns=refresh_ns) for channel in meter.channels)
         notes = (f"{source}: {meter.skipped} lines could not be read",) if meter.skipped else ()
         log = SensorLog(meter.sensor, channels, meter.t_ns, meter.t_ns, meter.columns, notes, meter.skipped)
-        logs.append(in_order(log))
+        logs.append(sort_by_time(log))
     return logs
 
 
@@ -346,7 +346,7 @@ KINDS = (
     LogKind(
         "nvidia-smi", lambda lines: any(log_formats.is_nvidia_smi_header(line) for line in lines[:3]), nvidia_smi_logs
     ),
-    LogKind("powermetrics", lambda lines: any(apple.begin(line) for line in lines), powermetrics_logs),
+    LogKind("powermetrics", lambda lines: any(apple.parse_block_head(line) for line in lines), powermetrics_logs),
     LogKind("mllog", is_mllog, lambda text, source, clock: _meters(read_mllog(text, source), source)),
     LogKind(
         "powersensor3",

@@ -59,9 +59,9 @@ def write_profiler_file(writer: RunWriter, file: ProfilerFile) -> int:
     """Write steps, ops and module tree; returns how many ops are in a step."""
     places = module_paths(file.caught, file.events)
     for span in file.steps.spans:
-        writer.step(span.step, span.t0_ns, span.t1_ns, span.samples, None, True)
+        writer.append_step(span.step, span.t0_ns, span.t1_ns, span.samples, None, True)
     if places:
-        writer.model(model_rows(places))
+        writer.write_model(model_rows(places))
     spans, names = file.steps.spans, file.caught.names
     return write_ops(writer, file.events, file.costs, spans, names, places, file.origin_ns)
 
@@ -210,10 +210,10 @@ def _parents(caught: EventColumns, events: Events) -> dict[int, int | None]:
 
 
 def _below(number: int, parents: dict[int, int | None]) -> list[int]:
-    return [child for child in parents if number in _chain(child, parents)]
+    return [child for child in parents if number in _module_ancestors(child, parents)]
 
 
-def _chain(number: int, parents: dict[int, int | None]) -> list[int]:
+def _module_ancestors(number: int, parents: dict[int, int | None]) -> list[int]:
     chain: list[int] = []
     above = parents.get(number)
     while above is not None and above not in chain:
@@ -257,7 +257,7 @@ def write_ops(
         caught = Window([], window, origin_ns, OptimizerCalls(), shapes=False, cuda=False)
         part = rows_of_events(events.take(order[first:last]), caught, names, modules, costs).part
         if len(part):
-            writer.ops(part)
+            writer.write_ops(part)
             rows += len(part)
     return rows
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepscope.integrations._training import TrainingRun
 
 
-def load(module: str, extra: str) -> Any:
+def import_library(module: str, extra: str) -> Any:
     """The library; MissingDependency where it is not installed or cannot be imported."""
     try:
         return importlib.import_module(module)
@@ -161,7 +161,7 @@ def listen(owner: Any, name: str, listener: Listener) -> Callable[[], None]:
     return undo
 
 
-def is_same_object(thing: Any) -> Callable[[Any], bool]:
+def same_object_test(thing: Any) -> Callable[[Any], bool]:
     """Return whether another object is this very one, which is not kept alive by it."""
     reference = weakref.ref(thing)
     return lambda other: reference() is other

@@ -50,11 +50,11 @@ def logged_values(run: Run) -> list[LoggedValue]:
     return [_logged_value(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
 
 
-def flat(found: list[LoggedValue]) -> dict[str, float]:
+def flatten_values(found: list[LoggedValue]) -> dict[str, float]:
     """The figures by one name each, "core_utilisation/core_0", with their bounds as "..._low" and "..._high"."""
     named: dict[str, float] = {}
     for figure in found:
-        key = figure.name if figure.scope == "run" else f"{figure.name}/{plain(figure.scope)}"
+        key = figure.name if figure.scope == "run" else f"{figure.name}/{plain_name(figure.scope)}"
         named[key] = figure.value
         for bound, value in (("low", figure.low), ("high", figure.high)):
             if value is not None:
@@ -95,13 +95,13 @@ def start_unix_s(run: Run) -> float | None:
     return None if unix_ns is None else unix_ns / 1e9
 
 
-def plain(text: str) -> str:
+def plain_name(text: str) -> str:
     """A name that every tool takes: letters, digits and underscores."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")
 
 
 def _logged_value(row: dict[str, Any]) -> LoggedValue:
-    ending, factor = UNITS.get(row["unit"], (f"_{plain(row['unit'])}", 1.0))
+    ending, factor = UNITS.get(row["unit"], (f"_{plain_name(row['unit'])}", 1.0))
     low, high = (None if row[key] is None else row[key] * factor for key in ("low", "high"))
     return LoggedValue(f"{row['metric']}{ending}", row["scope"], row["value"] * factor, low, high)
 

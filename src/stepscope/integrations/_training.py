@@ -64,7 +64,7 @@ class TrainingRun:
         options = dict(self._options)
         if options.get("simulation") is not None:
             options["simulation"] = _SimulatedBoard(options["simulation"].board, options["simulation"].root)
-        return _idle, (options,)
+        return _new_training_run, (options,)
 
     @property
     def open(self) -> bool:
@@ -115,7 +115,7 @@ class TrainingRun:
             self._warn(f"this training is not recorded: {error}" + (f" ({hint})" if hint else ""))
             return
         self._scope, self.path, self.steps, self._pid = scope, scope.path, 0, os.getpid()
-        atexit.register(self._process_ends)
+        atexit.register(self._close_at_process_exit)
         self._forget_batches()
         facts = {"name": name, "optimizer": _names(optimizers), **(workload or {})}
         scope.update(
@@ -124,7 +124,7 @@ class TrainingRun:
             **_without_none({"planned_steps": planned_steps}),
         )
 
-    def plan(self, steps: int) -> None:
+    def set_planned_steps(self, steps: int) -> None:
         """State how many steps are to come, where the library says so after the begin alone."""
         if self._scope is not None and self.open:
             self._scope.update(planned_steps=steps)
@@ -217,7 +217,7 @@ class TrainingRun:
         undo, self._undo = self._undo, []
         self._noted_evaluation = False
         self._forget_batches()
-        atexit.unregister(self._process_ends)
+        atexit.unregister(self._close_at_process_exit)
         with ExitStack() as ending:  # all of it, whatever fails
             ending.callback(scope.close, status, reason)
             for back in undo:
@@ -235,7 +235,7 @@ class TrainingRun:
     def _forget_batches(self) -> None:
         self._losses, self._samples, self._batches = [], None, 0
 
-    def _process_ends(self) -> None:
+    def _close_at_process_exit(self) -> None:
         """Close what an uncaught exception ended: the interpreter knows it by now, unless somebody types at it."""
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if error is not None:
@@ -257,14 +257,14 @@ class _SimulatedBoard:
     root: Path
 
 
-def _idle(options: dict[str, Any]) -> TrainingRun:
+def _new_training_run(options: dict[str, Any]) -> TrainingRun:
     return TrainingRun(**options)
 
 
-def unwrapped(optimizer: Any) -> Any:
+def innermost_optimizer(optimizer: Any) -> Any:
     """The optimizer below what a trainer has put around it."""
     below = try_call(getattr, optimizer, "optimizer", None)
-    return optimizer if below is None or below is optimizer else unwrapped(below)
+    return optimizer if below is None or below is optimizer else innermost_optimizer(below)
 
 
 def _name(models: Models, trainer: dict[str, Any]) -> str:
@@ -276,7 +276,9 @@ def _name(models: Models, trainer: dict[str, Any]) -> str:
 
 
 def _names(optimizers: Iterable[Any]) -> str | None:
-    names = dict.fromkeys(type(unwrapped(optimizer)).__name__ for optimizer in optimizers if optimizer is not None)
+    names = dict.fromkeys(
+        type(innermost_optimizer(optimizer)).__name__ for optimizer in optimizers if optimizer is not None
+    )
     return ", ".join(names) or None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library_hooks import Recording, callback_class, load, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, import_library, try_call, version_of
 
 if TYPE_CHECKING:
     from stepscope.integrations._training import TrainingRun
@@ -74,7 +74,7 @@ def _begin_prepared(recording: TrainingRun, accelerator: Any) -> None:
 
 
 def _begin(recording: TrainingRun, models: list[Any], optimizers: list[Any]) -> None:
-    states = load("accelerate.state", EXTRA)
+    states = import_library("accelerate.state", EXTRA)
     process = states.AcceleratorState()
     if not process.is_main_process:
         return
@@ -83,7 +83,7 @@ def _begin(recording: TrainingRun, models: list[Any], optimizers: list[Any]) -> 
         optimizers,
         trainer={
             "library": "accelerate",
-            "version": version_of(load("accelerate", EXTRA)),
+            "version": version_of(import_library("accelerate", EXTRA)),
             "accumulate": states.GradientState().num_steps,
             "processes": process.num_processes,
         },
@@ -94,7 +94,7 @@ def _begin(recording: TrainingRun, models: list[Any], optimizers: list[Any]) -> 
 
 @functools.cache
 def _tracker() -> type:
-    base = load("accelerate.tracking", EXTRA).GeneralTracker
+    base = import_library("accelerate.tracking", EXTRA).GeneralTracker
     return callback_class(Tracker, (base,), "StepscopeTracker")
 
 

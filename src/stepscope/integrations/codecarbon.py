@@ -57,7 +57,7 @@ def row_of(run: Run, carbon_intensity: float | None = None) -> dict[str, Any]:
     kwh, duration = total["joules"] / _J_PER_KWH, total["covered_s"]
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     row |= {"timestamp": _timestamp(run), "project_name": _name(run), "run_id": run.id, "duration": duration}
-    row |= {"energy_consumed": kwh, **_about(run), **_parts(measured)}
+    row |= {"energy_consumed": kwh, **_machine_facts(run), **_parts(measured)}
     if carbon_intensity is not None:
         kilograms = kwh * carbon_intensity / 1e3
         row |= {"emissions": kilograms, "emissions_rate": kilograms / duration if duration else ""}
@@ -74,7 +74,7 @@ def _parts(measured: dict[str, dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _machine_facts(run: Run) -> dict[str, Any]:
     """Return facts of machine and software; a simulated board says so in place of the machine's mode."""
     device, versions = run.device, run.meta.get("versions") or {}
     cpu, memory = device.get("cpu"), device.get("memory_bytes")

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library_hooks import Recording, callback_class, load, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, import_library, version_of
 
 TITLE = "Hugging Face Trainer"
 EXTRA = "huggingface"
@@ -37,7 +37,7 @@ class Hooks(Recording):
             [parts.get("optimizer")],
             trainer={
                 "library": "transformers",
-                "version": version_of(load("transformers", EXTRA)),
+                "version": version_of(import_library("transformers", EXTRA)),
                 "first_step": state.global_step,
                 "accumulate": steps_per_update,
                 "processes": args.world_size,
@@ -82,8 +82,8 @@ class Hooks(Recording):
 
     def _observe_trainer(self) -> None:
         """Hear of exceptions and losses, from the methods of the library's own Trainer."""
-        trainers: Any = load("transformers", EXTRA).Trainer
-        ours = _trainer_of(self)
+        trainers: Any = import_library("transformers", EXTRA).Trainer
+        ours = _own_trainer_test(self)
         whole_loop = [name for name in _LOOP if name in vars(trainers)]
         self.recording.observe_calls(trainers, "training_step", ours, returned=self.recording.loss)
         for name in whole_loop or _PARTS:
@@ -91,7 +91,7 @@ class Hooks(Recording):
             self.recording.observe_calls(trainers, name, concerns, raised=self.recording.end)
 
 
-def _trainer_of(callback: Any) -> Callable[[Any], bool]:
+def _own_trainer_test(callback: Any) -> Callable[[Any], bool]:
     """Return whether a trainer is the one that has this callback."""
     found: weakref.ref[Any] | None = None
 
@@ -114,7 +114,7 @@ def _not_overridden(concerns: Callable[[Any], bool], trainers: type, name: str) 
 
 @functools.cache
 def _callback() -> type:
-    return callback_class(Hooks, (load("transformers", EXTRA).TrainerCallback,))
+    return callback_class(Hooks, (import_library("transformers", EXTRA).TrainerCallback,))
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.integrations._library_hooks import Recording, callback_class, load, try_call, version_of
+from stepscope.integrations._library_hooks import Recording, callback_class, import_library, try_call, version_of
 
 TITLE = "Keras on its torch backend"
 EXTRA = "keras"
@@ -46,7 +46,7 @@ class Hooks(Recording):
             [model.optimizer],
             trainer={
                 "library": "keras",
-                "version": version_of(load("keras", EXTRA)),
+                "version": version_of(import_library("keras", EXTRA)),
                 "first_step": int(getattr(model.optimizer, "iterations", 0)),
                 "accumulate": passes,
             },
@@ -59,7 +59,7 @@ class Hooks(Recording):
         """Resume after what was done between two epochs, which is no part of a step."""
         per_epoch, last = self.params.get("steps"), self.params.get("epochs")  # the first is `initial_epoch`
         if not self._is_planned and per_epoch and last:
-            self.recording.plan((self._batches + per_epoch * (last - epoch)) // self._accumulates())
+            self.recording.set_planned_steps((self._batches + per_epoch * (last - epoch)) // self._accumulates())
         self._is_planned = True
         self.recording.resume()
 
@@ -113,7 +113,7 @@ def _running_fit() -> int | None:
 
 
 def _require_torch() -> None:
-    backend = load("keras", EXTRA).backend.backend()
+    backend = import_library("keras", EXTRA).backend.backend()
     if backend != "torch":
         raise UsageError(
             f"Keras runs on {backend}, and only torch can be recorded", "set KERAS_BACKEND=torch before importing keras"
@@ -136,7 +136,7 @@ def _named_layers(model: Any, above: str) -> dict[str, Any]:
 
 @functools.cache
 def _callback() -> type:
-    return callback_class(Hooks, (load("keras", EXTRA).callbacks.Callback,))
+    return callback_class(Hooks, (import_library("keras", EXTRA).callbacks.Callback,))
 
 
 def __getattr__(name: str) -> Any:

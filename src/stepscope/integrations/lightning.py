@@ -13,7 +13,14 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from stepscope.integrations._library_hooks import Recording, callback_class, is_same_object, load, try_call, version_of
+from stepscope.integrations._library_hooks import (
+    Recording,
+    callback_class,
+    import_library,
+    same_object_test,
+    try_call,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +55,7 @@ class Hooks(Recording):
             trainer.optimizers,
             trainer={
                 "library": "lightning",
-                "version": version_of(load(next(name for name in _LIBRARIES if name in sys.modules), EXTRA)),
+                "version": version_of(import_library(next(name for name in _LIBRARIES if name in sys.modules), EXTRA)),
                 "first_step": trainer.global_step,
                 "accumulate": trainer.accumulate_grad_batches,
                 "processes": trainer.world_size,
@@ -69,7 +76,7 @@ class Hooks(Recording):
         self.recording.batch(_loss(outputs), _samples(batch))
         if self._updated or trainer.global_step != self._global_step:
             self._global_step, self._updated = trainer.global_step, False
-            divided_by = trainer.accumulate_grad_batches if _by_lightning(pl_module) else 1
+            divided_by = trainer.accumulate_grad_batches if _is_automatic_optimization(pl_module) else 1
             self.recording.step(divided_by / self.recording.batches)  # fewer add up at the end of an epoch
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -111,11 +118,11 @@ class Hooks(Recording):
             return None if trained is None else recording.inside(trained)
 
         recording.observe_calls(
-            _owner(strategy, "training_step"), "training_step", is_same_object(strategy), scope=inside
+            _lightning_class_with(strategy, "training_step"), "training_step", same_object_test(strategy), scope=inside
         )
 
 
-def _owner(strategy: Any, name: str) -> type | None:
+def _lightning_class_with(strategy: Any, name: str) -> type | None:
     """Lightning's own class that has this method, which those of others reach by `super()` if at all."""
     of_lightning = (kind for kind in type(strategy).__mro__ if f"{kind.__module__}.".startswith(_PACKAGES))
     return next((kind for kind in of_lightning if name in vars(kind)), None)
@@ -127,14 +134,14 @@ def _device_of(pl_module: Any) -> str | None:
     return None if device is None else str(device)
 
 
-def _by_lightning(pl_module: Any) -> bool:
+def _is_automatic_optimization(pl_module: Any) -> bool:
     """Return whether Lightning steps the optimizer, not the module itself."""
     return try_call(getattr, pl_module, "automatic_optimization", True) is not False
 
 
 def _remaining_steps(trainer: Any, pl_module: Any) -> int | None:
     """Steps still to come; None where the module steps by itself or nobody knows."""
-    if not _by_lightning(pl_module):
+    if not _is_automatic_optimization(pl_module):
         return None
     whole = try_call(getattr, trainer, "estimated_stepping_batches") or 0  # asks the user's data loaders
     return int(whole) - int(trainer.global_step) if 0 < whole < float("inf") else None
@@ -158,7 +165,7 @@ def _callback() -> type:
     imported = [name for name in _LIBRARIES if name in sys.modules]
     installed = [name for name in _LIBRARIES if find_spec(name.partition(".")[0]) is not None]
     names = imported or installed[:1] or _LIBRARIES[:1]
-    return callback_class(Hooks, tuple(load(name, EXTRA).Callback for name in names))
+    return callback_class(Hooks, tuple(import_library(name, EXTRA).Callback for name in names))
 
 
 def __getattr__(name: str) -> Any:

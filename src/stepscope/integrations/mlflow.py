@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._library_hooks import load
-from stepscope.integrations._run_content import flat, logged_values, settings, start_unix_s, step_series, write_page
+from stepscope.integrations._library_hooks import import_library
+from stepscope.integrations._run_content import (
+    flatten_values,
+    logged_values,
+    settings,
+    start_unix_s,
+    step_series,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -29,7 +36,7 @@ def log_run(run: Run, out: str | Path | None = None, *, experiment: str = "steps
     out: a tracking address, or a folder; None: as MLflow itself is set up (MLFLOW_TRACKING_URI). Raises
     OutputNotWritable where the tracking server or the folder refuses.
     """
-    library = load("mlflow", EXTRA)
+    library = import_library("mlflow", EXTRA)
     try:
         return _log(library, library.MlflowClient(tracking_uri=_address(out)), run, experiment, page)
     except (library.exceptions.MlflowException, OSError) as error:
@@ -73,7 +80,7 @@ def _metrics(metric: Any, run: Run) -> Iterator[Any]:
         last, last_s = step, unix_s
         for key, value in step_values.items():
             yield metric(key, value, round(unix_s * 1e3), step)
-    for key, value in flat(logged_values(run)).items():
+    for key, value in flatten_values(logged_values(run)).items():
         yield metric(key, value, round(last_s * 1e3), last)
 
 

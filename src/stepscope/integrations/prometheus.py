@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable, UsageError
-from stepscope.integrations._library_hooks import load
+from stepscope.integrations._library_hooks import import_library
 from stepscope.integrations._run_content import logged_values
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
     from stepscope.report.live.run_state import Now, RunWatcher
-    from stepscope.report.view.site import Answer
+    from stepscope.report.view.site import HttpAnswer
 
 TITLE = "Prometheus text file"
 EXTRA = "prometheus"
@@ -44,12 +44,14 @@ def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iter
 
     done = threading.Event()
     with contextlib.closing(RunWatcher(folder)) as follows:
-        _write(_live_samples(follows.look()), target)  # what cannot be written is refused here, and not in the thread
+        _write(
+            _live_samples(follows.read_state()), target
+        )  # what cannot be written is refused here, and not in the thread
 
         def keep() -> None:
             while not done.wait(every_s):
                 with contextlib.suppress(OutputNotWritable):  # the disk may have room again the next time
-                    _write(_live_samples(follows.look()), target)
+                    _write(_live_samples(follows.read_state()), target)
 
         thread = threading.Thread(target=keep, name="stepscope-prometheus", daemon=True)
         thread.start()
@@ -58,7 +60,7 @@ def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iter
         finally:
             done.set()
             thread.join()
-            _write(_live_samples(follows.look()), target)
+            _write(_live_samples(follows.read_state()), target)
 
 
 @contextlib.contextmanager
@@ -94,21 +96,21 @@ class _Gauges:
     token: str | None = None
 
     def __init__(self, follows: RunWatcher) -> None:
-        library = load("prometheus_client", EXTRA)
+        library = import_library("prometheus_client", EXTRA)
         self._follows, self._one_at_a_time = follows, threading.Lock()
         self._library, self._registry = library, library.CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(lambda: _live_samples(follows.look())))
+        self._registry.register(_Collector(lambda: _live_samples(follows.read_state())))
 
-    def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
-        from stepscope.report.view.site import Answer, is_local_host
+    def answer(self, target: str, headers: Mapping[str, str]) -> HttpAnswer:
+        from stepscope.report.view.site import HttpAnswer, is_local_host
 
         if not is_local_host(headers.get("Host", "")):
-            return Answer(403, "this address is not one of this server's own names")
+            return HttpAnswer(403, "this address is not one of this server's own names")
         if target.partition("?")[0] not in ("/", "/metrics"):
-            return Answer(404, "the gauges are at /metrics")
+            return HttpAnswer(404, "the gauges are at /metrics")
         with self._one_at_a_time:
             text = self._library.generate_latest(self._registry).decode("utf-8")
-        return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8")
+        return HttpAnswer(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
     def close(self) -> None:
         """Close the files of the run."""
@@ -123,7 +125,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """A family of gauges for every name."""
-        core = load("prometheus_client.core", EXTRA)
+        core = import_library("prometheus_client.core", EXTRA)
         families: dict[str, Any] = {}
         for name, said, labels, value in self._samples():
             family = families.setdefault(name, core.GaugeMetricFamily(name, said, labels=sorted(labels)))
@@ -132,7 +134,7 @@ class _Collector:
 
 
 def _write(samples: Iterable[Sample], target: Path) -> None:
-    library = load("prometheus_client", EXTRA)
+    library = import_library("prometheus_client", EXTRA)
     registry = library.CollectorRegistry(auto_describe=False)
     kept = list(samples)
     registry.register(_Collector(lambda: kept))

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._library_hooks import load
-from stepscope.integrations._run_content import flat, logged_values, settings, start_unix_s, step_series, write_page
+from stepscope.integrations._library_hooks import import_library
+from stepscope.integrations._run_content import (
+    flatten_values,
+    logged_values,
+    settings,
+    start_unix_s,
+    step_series,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -21,7 +28,7 @@ def log_run(run: Run, out: str | Path | None = None, *, page: bool = True) -> st
 
     out: the log folder that TensorBoard is given (default `tensorboard`); the run has a folder of its id in it.
     """
-    library = load("tensorboard.summary.writer.event_file_writer", EXTRA)
+    library = import_library("tensorboard.summary.writer.event_file_writer", EXTRA)
     folder = Path(out or "tensorboard") / run.id
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,22 +47,25 @@ def log_run(run: Run, out: str | Path | None = None, *, page: bool = True) -> st
 
 
 def _write(writer: Any, run: Run) -> None:
-    events = load("tensorboard.compat.proto.event_pb2", EXTRA)
-    summaries = load("tensorboard.compat.proto.summary_pb2", EXTRA)
+    events = import_library("tensorboard.compat.proto.event_pb2", EXTRA)
+    summaries = import_library("tensorboard.compat.proto.summary_pb2", EXTRA)
     last, last_s = 0, start_unix_s(run) or 0.0
     for step, unix_s, step_values in step_series(run):
         last, last_s = step, unix_s
         values = [summaries.Summary.Value(tag=f"step/{key}", simple_value=value) for key, value in step_values.items()]
         writer.add_event(events.Event(wall_time=unix_s, step=step, summary=summaries.Summary(value=values)))
-    values = [summaries.Summary.Value(tag=f"run/{key}", simple_value=v) for key, v in flat(logged_values(run)).items()]
+    values = [
+        summaries.Summary.Value(tag=f"run/{key}", simple_value=v)
+        for key, v in flatten_values(logged_values(run)).items()
+    ]
     values.append(_text(summaries, run))
     writer.add_event(events.Event(wall_time=last_s, step=last, summary=summaries.Summary(value=values)))
 
 
 def _text(summaries: Any, run: Run) -> Any:
     """Verdict and settings as the text plug-in shows them: Markdown."""
-    tensors = load("tensorboard.compat.proto.tensor_pb2", EXTRA)
-    types = load("tensorboard.compat.proto.types_pb2", EXTRA)
+    tensors = import_library("tensorboard.compat.proto.tensor_pb2", EXTRA)
+    types = import_library("tensorboard.compat.proto.types_pb2", EXTRA)
     from stepscope.report.table import escaped_markdown
 
     verdict = run.verdict()

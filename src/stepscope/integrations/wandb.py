@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import OutputNotWritable
-from stepscope.integrations._library_hooks import load
-from stepscope.integrations._run_content import flat, logged_values, settings, step_series, write_page
+from stepscope.integrations._library_hooks import import_library
+from stepscope.integrations._run_content import flatten_values, logged_values, settings, step_series, write_page
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -26,7 +26,7 @@ def log_run(
     out: folder for wandb's files (its own `wandb/` below it). mode: "offline" (also by default, unless WANDB_MODE says
     otherwise) or "online".
     """
-    library = load("wandb", EXTRA)
+    library = import_library("wandb", EXTRA)
     folder = Path(out or ".")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def log_run(
 def _log(library: Any, made: Any, run: Run, page: bool) -> str:
     for step, _, step_values in step_series(run):
         made.log(step_values, step=step, commit=True)
-    made.summary.update({**flat(logged_values(run)), "status": run.status, "verdict": run.verdict().sentence})
+    made.summary.update({**flatten_values(logged_values(run)), "status": run.status, "verdict": run.verdict().sentence})
     if page:
         with tempfile.TemporaryDirectory() as folder:
             written = write_page(run, Path(folder))

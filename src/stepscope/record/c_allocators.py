@@ -21,25 +21,25 @@ _FOLDERS = ("usr/lib/*-linux-gnu*", "usr/lib64", "usr/lib", "lib/*-linux-gnu*", 
 _pinned = False
 
 
-def check(name: str) -> str:
+def check_allocator_name(name: str) -> str:
     """One of NAMES; UnknownName with the nearest."""
     if name not in NAMES:
         raise UnknownName("allocator", name, NAMES)
     return name
 
 
-def use(name: str, root: Path = Path("/")) -> None:
+def use_allocator(name: str, root: Path = Path("/")) -> None:
     """Have this process allocate so from now on; for tcmalloc it starts anew, with the same command line.
 
     UsageError where the C library has no such switch, MissingDependency where tcmalloc is not installed.
     """
-    if check(name) == "pinned":
-        pin()
+    if check_allocator_name(name) == "pinned":
+        pin_mmap_threshold()
     elif name == "tcmalloc" and tcmalloc_in(_maps()) is None:
         _restart_with(tcmalloc_library(root))
 
 
-def pin() -> None:
+def pin_mmap_threshold() -> None:
     """Pin the mmap threshold of this process, which also stops glibc from moving it."""
     global _pinned
     libc = _glibc()
@@ -52,7 +52,7 @@ def child_environment(name: str, root: Path = Path("/"), inherited: Mapping[str,
     """The environment in which a child process allocates so, whatever the parent's was."""
     environment = {key: value for key, value in inherited.items() if key not in ("GLIBC_TUNABLES", "LD_PRELOAD")}
     preloads = [word for word in inherited.get("LD_PRELOAD", "").replace(":", " ").split() if "tcmalloc" not in word]
-    if check(name) == "tcmalloc":
+    if check_allocator_name(name) == "tcmalloc":
         preloads.insert(0, str(tcmalloc_library(root)))
     tunables = [
         word for word in inherited.get("GLIBC_TUNABLES", "").split(":") if word and "mmap_threshold" not in word

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from stepscope.record import torch_private
-from stepscope.record.ops.modules import parts_of
-from stepscope.record.sample_count import SampleCount, first_tensor, length, telling_tensor
+from stepscope.record.ops.modules import module_and_descendants
+from stepscope.record.sample_count import SampleCount, first_dimension, first_tensor, telling_tensor
 
 _SURE = 2  # calls in a row with inputs of a shape that told the same: the next ones are not asked
 _MOST_SHAPES = 64  # that are remembered
@@ -57,8 +57,8 @@ class CallSamples:
             tensor = telling_tensor(args, kwargs)
             if tensor is None:
                 return
-            self._samples.given(tensor)
-            size = length(tensor)
+            self._samples.note_input(tensor)
+            size = first_dimension(tensor)
             self._unbatched = None
             if size is None:
                 return
@@ -73,7 +73,7 @@ class CallSamples:
                 return
             axis = self._axis.get(number, 0)
             if axis and len(shape) > axis:
-                self._count_on(axis, number, shape)
+                self._count_along_axis(axis, number, shape)
                 return
             if tensor.dim() == 1 and tensor.is_floating_point():
                 if self._is_sure(number, shape):
@@ -87,19 +87,19 @@ class CallSamples:
     def _ask_for_axis(self, module: nn.Module, number: int, shape: tuple[Any, ...]) -> bool:
         """Return whether the samples of this call are known only when it has returned: some module within it tells."""
         if number not in self._telling:
-            parts = [part for part in parts_of(module) if isinstance(part, TELLING)]
+            parts = [part for part in module_and_descendants(module) if isinstance(part, TELLING)]
             all_first = all(isinstance(p, nn.RNNCellBase) or vars(p).get("batch_first", False) for p in parts)
             self._telling[number] = all_first if parts else None
         if self._telling[number] is None:
             return False
         if self._is_sure(number, shape):
-            self._count_on(self._axis_of_shape[number, shape][0], number, shape)
+            self._count_along_axis(self._axis_of_shape[number, shape][0], number, shape)
             return True
         witness = BatchWitness()
         self._call = number, shape, witness if self._note_calls(witness) else None
         return True
 
-    def _settle_axis(self) -> None:
+    def _count_by_seen_axis(self) -> None:
         """The call has returned: the axis in which it was given what the modules within it were given as a batch.
 
         Where they were not seen, or disagree, the first axis counts only if no module within has its batch in another.
@@ -117,7 +117,7 @@ class CallSamples:
             axis = 0
         if witness is not None:
             self._learn(number, shape, axis)
-        self._count_on(axis, number, shape)
+        self._count_along_axis(axis, number, shape)
 
     def _is_sure(self, number: int, shape: tuple[Any, ...]) -> bool:
         """Return whether calls of this model with inputs of this shape have told the same often enough."""
@@ -130,7 +130,7 @@ class CallSamples:
             before, times = self._axis_of_shape.get((number, shape), (axis, 0))
             self._axis_of_shape[number, shape] = axis, times + 1 if axis == before else 1
 
-    def _count_on(self, axis: int | None, number: int, shape: tuple[Any, ...]) -> None:
+    def _count_along_axis(self, axis: int | None, number: int, shape: tuple[Any, ...]) -> None:
         """Note a call of a model with an input of this shape, whose samples lie along this axis; None: not known."""
         if axis is None:
             self._samples.called(number, None, True)
@@ -145,7 +145,7 @@ class CallSamples:
         (number, size), self._unbatched = self._unbatched, None
         with torch._C.DisableTorchFunction():
             tensor = first_tensor(output)
-            batched = tensor is not None and length(tensor) == size
+            batched = tensor is not None and first_dimension(tensor) == size
         self._learn(number, (size,), 0 if batched else None)
         self._count_vector(number, size, batched)
 
@@ -156,7 +156,7 @@ class CallSamples:
 
     def returned(self, output: Any) -> None:
         """Note that the call has returned."""
-        self._settle_axis()
+        self._count_by_seen_axis()
         self._settle_batched(output)
 
     def raised(self) -> bool:
@@ -195,7 +195,7 @@ def unwrapped(tensor: Any) -> Any:
 
 def _is_one_sample(module: nn.Module, shape: tuple[Any, ...]) -> bool:
     """Return whether an input within `torch.vmap` has no batch of its own: a vector, or what a convolution takes so."""
-    first = next((part for part in parts_of(module) if isinstance(part, _Convolution)), None)
+    first = next((part for part in module_and_descendants(module) if isinstance(part, _Convolution)), None)
     return len(shape) == 1 or (first is not None and len(shape) == len(first.kernel_size) + 1)
 
 

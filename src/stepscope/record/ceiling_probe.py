@@ -42,7 +42,7 @@ class Timed:
     waited: float
 
     @property
-    def clean(self) -> bool:
+    def is_undisturbed(self) -> bool:
         """Return whether nothing that matters was in the way."""
         return self.waited <= _CLEAN
 
@@ -61,10 +61,10 @@ def time_fastest_block(call: Call, wait: Call = lambda: None, seconds: float = _
     while (
         len(blocks) < _FEWEST
         or (elapsed := time.perf_counter() - began) < seconds
-        or (elapsed < _PATIENCE * seconds and not any(block.clean for block in blocks))
+        or (elapsed < _PATIENCE * seconds and not any(block.is_undisturbed for block in blocks))
     ):
         blocks.append(_block(call, calls, wait))
-    return min([block for block in blocks if block.clean] or blocks, key=lambda block: block.seconds)
+    return min([block for block in blocks if block.is_undisturbed] or blocks, key=lambda block: block.seconds)
 
 
 def _block(call: Call, calls: int, wait: Call) -> Timed:
@@ -86,7 +86,9 @@ def _waited_ns() -> int:
     return waited
 
 
-def arithmetic(device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int] = SIDES) -> Iterator[dict[str, Any]]:
+def measure_arithmetic(
+    device: str, dtype: torch.dtype, wait: Call, sides: Sequence[int] = SIDES
+) -> Iterator[dict[str, Any]]:
     """FLOP/s of square products and of convolutions, forward and backward: kind, what, flops a call, flops_per_s."""
     for side in sides:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
@@ -120,7 +122,7 @@ def _rate(kind: str, what: str, flops: int, timed: Timed) -> dict[str, Any]:
     return {"kind": kind, "what": what, "flops": flops, "flops_per_s": flops / timed.seconds, "waited": timed.waited}
 
 
-def bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[dict[str, Any]]:
+def measure_bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[dict[str, Any]]:
     """B/s by working set, B: of a copy, of a triad (a = b + 2 c), and of an op whose result is allocated for it.
 
     All that is read and written counts. "fresh" is what most operators of a training do: it contains the allocator's
@@ -139,7 +141,7 @@ def bandwidth(device: str, dtype: torch.dtype, wait: Call) -> Iterator[dict[str,
             yield {"kind": kind, "bytes": moved, "bytes_per_s": moved / timed.seconds, "waited": timed.waited}
 
 
-def dispatch(device: str) -> dict[str, float]:
+def measure_dispatch(device: str) -> dict[str, float]:
     """Return the ns of an op call on one number, of a module call, of a node of backward, and of a Python call."""
     x = torch.zeros(1, device=device)
     wanted = torch.zeros(1, device=device, requires_grad=True)
@@ -175,7 +177,7 @@ def _waiter(device: str) -> Call:
     return accelerator.synchronize if kind not in ("cpu", "meta") and accelerator is not None else lambda: None
 
 
-def undisturbed(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
+def drop_disturbed_rates(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     """Return the rates without those of which each block was disturbed, and the share of waiting in those that stay.
 
     A long call meets other load in every block, a short one in few: of each kind the quiet ones stay, all where there
@@ -195,15 +197,15 @@ def probe(device: str, precision: str, threads: int | None) -> dict[str, Any]:
     dtype, wait = DTYPES[precision], _waiter(device)
     began, waited_ns = time.perf_counter(), _waited_ns()
     with torch.no_grad():
-        rates, rates_waited = undisturbed(list(arithmetic(device, dtype, wait)))
-        moved, moved_waited = undisturbed(list(bandwidth(device, dtype, wait)))
+        rates, rates_waited = drop_disturbed_rates(list(measure_arithmetic(device, dtype, wait)))
+        moved, moved_waited = drop_disturbed_rates(list(measure_bandwidth(device, dtype, wait)))
     seconds = time.perf_counter() - began
     throughout = (_waited_ns() - waited_ns) / 1e9 / seconds / torch.get_num_threads()
     share = max(rates_waited, moved_waited) if throughout <= _BUSY else throughout
     return {
         "arithmetic": rates,
         "bandwidth": moved,
-        "dispatch": dispatch(device),
+        "dispatch": measure_dispatch(device),
         "threads": torch.get_num_threads(),
         "run_queue_share": share if Path("/proc/self/schedstat").exists() else None,  # not told is not 0
         "seconds": seconds,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import StepscopeError
-from stepscope.files import read_object, store_object, user_cache
-from stepscope.record.device import changing_facts, describe_device, usable_cores
+from stepscope.files import read_json_object, try_store_json, user_cache
+from stepscope.record.device import describe_device, temperatures_and_clocks, usable_cores
 from stepscope.record.empty_process import installed_version
 from stepscope.runfolder.schema import QUIET
 
@@ -41,19 +41,19 @@ def ceilings(
     """
     conditions: dict[str, Any] = {"device": device, "precision": precision_of(precision), "threads": threads}
     known = cached_ceilings(device, precision, threads)
-    if known is not None and not again and not _is_due(known, **conditions):
+    if known is not None and not again and not _should_probe_again(known, **conditions):
         return known
     found = _probed(conditions)
     if found is None:
         return known
     conditions["threads"] = found["threads"]  # those of torch where none were asked for
     known = cached_ceilings(device, precision, found["threads"]) if known is None else known
-    best = found if known is None else _highest(known, found)
+    best = found if known is None else _merge_probes(known, found)
     _keep(conditions, best)
     return best
 
 
-def _is_due(known: dict[str, Any], device: str, precision: str, threads: int | None) -> bool:
+def _should_probe_again(known: dict[str, Any], device: str, precision: str, threads: int | None) -> bool:
     """Return whether a probe was disturbed by other load, and so long ago that another one may not be."""
     if (known.get("run_queue_share") or 0.0) <= QUIET:
         return False
@@ -67,7 +67,7 @@ def cached_ceilings(
 ) -> dict[str, Any] | None:
     """Return the ceilings that an earlier probe has measured of this device as it is set up now."""
     try:
-        known = read_object(_file(device, precision_of(precision), threads))
+        known = read_json_object(_file(device, precision_of(precision), threads))
     except RuntimeError:
         return None
     return known if known.get("format") == FORMAT else None
@@ -90,18 +90,18 @@ def write_ceilings(run: Path, says: Says = lambda said: None, measure: bool = Tr
 
     try:
         writer = RunWriter.attach(run)
-        meta, device = writer.header, read_object(run / "device.json")
+        meta, device = writer.header, read_json_object(run / "device.json")
         workload = meta.get("workload") or {}
         if device.get("ceilings") or meta.get("simulated") or not has_steps(run):
             return
         threads = meta.get("threads")
         conditions = (str(workload.get("device") or "cpu"), str(workload.get("precision") or ""), threads)
         known = cached_ceilings(*conditions)
-        if measure and os.environ.get(SWITCH) != "off" and (known is None or _is_due(known, *conditions)):
+        if measure and os.environ.get(SWITCH) != "off" and (known is None or _should_probe_again(known, *conditions)):
             says("once for this device: what it can reach, as ceilings for the bottleneck and the roofline (seconds)")
             known = ceilings(*conditions)
         if known is not None:
-            writer.device({**device, "ceilings": known})
+            writer.write_device({**device, "ceilings": known})
     except (StepscopeError, OSError) as error:
         says(f"the ceilings of this device could not be written: {error}")
 
@@ -113,11 +113,11 @@ def _probed(conditions: dict[str, Any]) -> dict[str, Any] | None:
         found = json.loads(ended.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    clocks = changing_facts()["frequencies_hz"]
+    clocks = temperatures_and_clocks()["frequencies_hz"]
     return {"format": FORMAT, **conditions, **found, "frequencies_hz": clocks} if isinstance(found, dict) else None
 
 
-def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _merge_probes(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Merge two probes: the higher of each rate, the lower of each cost, and the load of the quieter probe."""
     rows = {}
     for name, rate in (("arithmetic", "flops_per_s"), ("bandwidth", "bytes_per_s")):
@@ -134,7 +134,7 @@ def _highest(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 def _keep(conditions: dict[str, Any], found: dict[str, Any]) -> None:
     """Cache the ceilings; where that cannot be, the next run measures again."""
     with contextlib.suppress(RuntimeError):
-        store_object(_file(**conditions), found)
+        try_store_json(_file(**conditions), found)
 
 
 def _file(device: str, precision: str, threads: int | None) -> Path:

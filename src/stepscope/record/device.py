@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.record.sensors.contract import content, numbered
+from stepscope.record.sensors.contract import numbered, read_small_file
 
 _CPU_NAME = re.compile(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", re.MULTILINE)
 
@@ -31,7 +31,7 @@ def describe_device(root: Path = Path("/")) -> dict[str, Any]:
         "l4t": _text(root / "etc/nv_tegra_release"),
         "governors": {path.parent.name: _text(path) for path in _policy_files(root, "scaling_governor")},
         "frequency_limits_hz": {
-            path.parent.name: _scaled(_integer(path), 1000) for path in _policy_files(root, "scaling_max_freq")
+            path.parent.name: _scale_or_none(_integer(path), 1000) for path in _policy_files(root, "scaling_max_freq")
         },
         "power_mode": _power_mode(root),
         "trip_points_celsius": _trip_points(root),
@@ -47,7 +47,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def changing_facts(root: Path = Path("/")) -> dict[str, Any]:
+def temperatures_and_clocks(root: Path = Path("/")) -> dict[str, Any]:
     """Temperatures in degrees Celsius by zone and clocks in Hz by cpufreq policy, now."""
     temperatures: dict[str, float | None] = {}
     for zone in numbered(list((root / "sys/class/thermal").glob("thermal_zone*"))):
@@ -55,26 +55,28 @@ def changing_facts(root: Path = Path("/")) -> dict[str, Any]:
         known = millidegrees is not None and -60_000 <= millidegrees <= 200_000
         name = f"{_text(zone / 'type') or 'unnamed'} ({zone.name})"
         temperatures[name] = millidegrees / 1000 if known and millidegrees is not None else None
-    clocks = {path.parent.name: _scaled(_integer(path), 1000) for path in _policy_files(root, "scaling_cur_freq")}
+    clocks = {
+        path.parent.name: _scale_or_none(_integer(path), 1000) for path in _policy_files(root, "scaling_cur_freq")
+    }
     return {"temperatures_celsius": temperatures, "frequencies_hz": clocks}
 
 
 def _text(path: Path) -> str | None:
     """The content of a small file, NULs as blanks, stripped; None where it cannot be read or is empty."""
     try:
-        return content(path).decode(errors="replace").replace("\0", " ").strip() or None
+        return read_small_file(path).decode(errors="replace").replace("\0", " ").strip() or None
     except OSError:
         return None
 
 
 def _integer(path: Path) -> int | None:
     try:
-        return int(content(path))
+        return int(read_small_file(path))
     except (OSError, ValueError):
         return None
 
 
-def _scaled(value: int | None, factor: int) -> int | None:
+def _scale_or_none(value: int | None, factor: int) -> int | None:
     return None if value is None else value * factor
 
 
@@ -106,7 +108,7 @@ def _cores(root: Path) -> list[dict[str, Any]]:
             "package": _integer(folder / "topology/physical_package_id"),
             "cluster": _integer(folder / "topology/cluster_id"),
             "capacity": _integer(folder / "cpu_capacity"),
-            "max_frequency_hz": _scaled(_integer(folder / "cpufreq/cpuinfo_max_freq"), 1000),
+            "max_frequency_hz": _scale_or_none(_integer(folder / "cpufreq/cpuinfo_max_freq"), 1000),
             "midr": _text(folder / "regs/identification/midr_el1"),
         }
         for folder in folders

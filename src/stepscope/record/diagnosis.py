@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.device import describe_device, temperatures_and_clocks
 from stepscope.record.sampler.calibration import load_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
@@ -20,11 +20,11 @@ from stepscope.record.sampler.characterise import (
     tells_power,
     with_profiles,
 )
-from stepscope.record.sensors import Survey, survey
+from stepscope.record.sensors import Survey, survey_sensors
 from stepscope.record.sensors.contract import NoSensor, Target, as_seen_below
 
 if TYPE_CHECKING:
-    from stepscope.record.sampler.characterise import Observation
+    from stepscope.record.sampler.characterise import LoadStepTraces
 
 _ON_MAINS = NoSensor(
     "unsupported", "on mains a battery tells no power", "unplug the machine: its battery tells it then"
@@ -45,7 +45,7 @@ def diagnose(
             f"there is no folder '{root}' to look below", "give --root the top of a saved tree, or leave it out"
         )
     target = Target(os.getpid())
-    seen = survey(root, target)
+    seen = survey_sensors(root, target)
     try:
         meters = [name for name, found in seen.found.items() if tells_power(found)]
         silent = [name for name, found in seen.found.items() if measures_power(found) and name not in meters]
@@ -67,7 +67,7 @@ def diagnose(
     facts = {
         "root": str(root),
         "device": describe_device(root),
-        "now": changing_facts(root),
+        "now": temperatures_and_clocks(root),
         "channels": channels,
         "missing": missing,
         "power": [
@@ -78,34 +78,34 @@ def diagnose(
         "characterised": {name: asdict(profile) for name, profile in known.items()},
         "calibrated": {name: asdict(kept) for name, kept in load_calibrations(root).items()},
         "proc": (root / "proc/stat").exists(),
-        "perf": _perf(root),
+        "perf": _perf_event_facts(root),
         "torch": _torch(),
         "simulated": simulated and simulated.partition(",")[0],
     }
     return facts, profiles
 
 
-def characterise_sensors(
+def measure_and_save_power_sensors(
     seen: Survey, target: Target, root: Path, progress: Callable[[str], None] = lambda said: None
-) -> tuple[Observation, dict[str, SensorProfile]]:
+) -> tuple[LoadStepTraces, dict[str, SensorProfile]]:
     """Measure refresh, step and filter of the power sensors that answer, and keep that for the runs to come.
 
     All cores are loaded for some seconds. UsageError where no sensor of power or energy answers.
     """
-    from stepscope.record.sampler.characterise import build_profiles, observe
+    from stepscope.record.sampler.characterise import build_profiles, poll_through_load_step
 
     if not any(tells_power(found) for found in seen.found.values()):
         raise UsageError(
             "no sensor of power or energy answers here: there is nothing to characterise",
             "'stepscope doctor' says what would enable one",
         )
-    observation = observe(seen.found, target.clock, progress=progress)
+    observation = poll_through_load_step(seen.found, target.clock, progress=progress)
     found = build_profiles(observation)
     save_profiles(device_identity(root, seen.found), found)
     return observation, found
 
 
-def _perf(root: Path) -> dict[str, Any]:
+def _perf_event_facts(root: Path) -> dict[str, Any]:
     """Return whether the training process's CPU time can be had fresh at each read."""
     from stepscope.record.access.perf_event import open_task_clocks
     from stepscope.record.sensors.contract import close_files

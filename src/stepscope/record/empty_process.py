@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import StepscopeError
-from stepscope.files import read_object, store_object, user_cache
+from stepscope.files import read_json_object, try_store_json, user_cache
 from stepscope.record.c_allocators import child_environment
 
 # Only what any training imports. A second fetch of the worker collects garbage, which writes to each object that it
@@ -92,7 +92,7 @@ def cached_empty_process(
     allocator: str = "default", threads: int = 1, imports: Iterable[str] = (), cache: Path | None = None
 ) -> EmptyProcess | None:
     """Return the cached figures; None where they were not measured before."""
-    return _process(_cached(cache).get(_key(allocator, threads, imports)))
+    return _figures_from_json(_cached(cache).get(_key(allocator, threads, imports)))
 
 
 def measure_empty_process(
@@ -111,7 +111,7 @@ def measure_empty_process(
             timeout=_TIMEOUT_S,
             check=True,
         )
-        found = _process(json.loads(ended.stdout.splitlines()[-1]))
+        found = _figures_from_json(json.loads(ended.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     if found is not None:
@@ -150,7 +150,7 @@ def write_empty_process_bytes(run: Path, says: Callable[[str], object] = lambda 
         writer.update(malloc={**malloc, "empty_process_bytes": size})
 
 
-def _process(content: object) -> EmptyProcess | None:
+def _figures_from_json(content: object) -> EmptyProcess | None:
     """Return the figures from JSON; None for a damaged file, or one of an older version."""
     if not isinstance(content, dict) or not all(isinstance(value, int) for value in content.values()):
         return None
@@ -160,7 +160,7 @@ def _process(content: object) -> EmptyProcess | None:
 
 def _cached(cache: Path | None) -> dict[str, Any]:
     with contextlib.suppress(RuntimeError):
-        return read_object(_file(cache))
+        return read_json_object(_file(cache))
     return {}
 
 
@@ -168,7 +168,7 @@ def _store(key: str, found: EmptyProcess, cache: Path | None) -> None:
     """Cache the figures; where that cannot be, the next run measures again."""
     known = {name: value for name, value in asdict(found).items() if value is not None}
     with contextlib.suppress(RuntimeError):
-        store_object(_file(cache), {**_cached(cache), key: known})
+        try_store_json(_file(cache), {**_cached(cache), key: known})
 
 
 def installed_version(package: str) -> str | None:

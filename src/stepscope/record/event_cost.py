@@ -20,7 +20,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.record import kineto, torch_private
 from stepscope.record.fault_boundary import Boundary
 from stepscope.record.listeners import CallTimes
-from stepscope.record.ops.events import Names, columns
+from stepscope.record.ops.events import Names, read_event_columns
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.record.torch_private import Scope
 
@@ -68,7 +68,7 @@ def measure_event_cost() -> EventCost:
         stopped_ns = monotonic_ns()
         raw = window.stop(lambda: None)
     names = Names()
-    events = columns(raw, names, cuda=False)
+    events = read_event_columns(raw, names, cuda=False)
     ended_ns = monotonic_ns()
     texts, lasted = names.texts(), (events.t1 - events.t0).tolist()
     within = {
@@ -129,6 +129,6 @@ def trial_call(
     nothing = _Nothing()
     route._installed = True
     route._inside.add(get_ident())
-    route._follow()
+    route._refresh_call_flags()
     call = functools.partial(route._routed_call(nn.Module.__call__), nothing)
     return call, nothing._call_impl, route.profile, route.time

@@ -72,15 +72,15 @@ class Boundary:
                 self._inside = None
                 self.spent_ns += monotonic_ns() - began_ns
 
-    def asks(self, question: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
+    def ask(self, question: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Ask ours a question that is quickly answered, without the lock; False where it failed or the door is shut."""
         try:
             return self.open and question(*args, **kwargs)
         except BaseException as error:
-            self.failed(error)
+            self.handle_error(error)
             return False
 
-    def failed(self, error: BaseException) -> None:
+    def handle_error(self, error: BaseException) -> None:
         """Raise an exception of the training's again; one of ours closes the door."""
         if is_ours(error):
             self.close(error)
@@ -90,13 +90,13 @@ class Boundary:
         finally:
             del error  # its traceback has this frame, which would keep it, and with it what the training's frames hold
 
-    def all_of(self, actions: Iterable[Callable[[], object]]) -> None:
+    def call_all(self, actions: Iterable[Callable[[], object]]) -> None:
         """Call every one of these, also after a fault of ours in one of them."""
         for action in actions:
             try:
                 action()
             except BaseException as error:
-                self.failed(error)
+                self.handle_error(error)
 
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
@@ -132,7 +132,7 @@ class Boundary:
 
         return call
 
-    def forked(self) -> None:
+    def close_in_child(self) -> None:
         """Shut the door in a forked child: it is not the profiled training, and no lock can be trusted."""
         self.open = False
         self._lock = threading.RLock()
@@ -174,7 +174,7 @@ class DeferredSignals:
                 if callable(handler):
                     self._actions[number] = _action_of(number)
                     self._handlers[number] = handler
-                    signal.signal(number, self._wait)
+                    signal.signal(number, self._defer_signal)
         except BaseException:
             self.__exit__()
             raise
@@ -206,7 +206,7 @@ class DeferredSignals:
                 for number in list(left):
                     signal.signal(number, left[number])
                     if turns < _TURNS:  # else it is our own fault that comes again and again
-                        _restore(number, self._actions[number])
+                        _restore_action(number, self._actions[number])
                     del left[number]
             except BaseException as error:
                 raised = _exception_to_raise(raised, error)
@@ -216,7 +216,7 @@ class DeferredSignals:
         finally:
             raised = None  # as above
 
-    def _wait(self, number: int, frame: FrameType | None) -> None:
+    def _defer_signal(self, number: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_filename.startswith(_OURS):
             frame = frame.f_back  # what the handler is told is where the training was
         self._waiting.append((number, frame))
@@ -272,7 +272,7 @@ def _action_of(number: int) -> ctypes.Array[ctypes.c_char] | None:
     return action if _libc is not None and _libc.sigaction(number, None, action) == 0 else None
 
 
-def _restore(number: int, action: ctypes.Array[ctypes.c_char] | None) -> None:
+def _restore_action(number: int, action: ctypes.Array[ctypes.c_char] | None) -> None:
     if action is not None and _libc is not None:
         _libc.sigaction(number, action, None)
 

@@ -115,7 +115,7 @@ class Recorder(Protocol):
     def stepped(self, loss: Any, samples: int | None) -> bool:
         """The training says that a step has ended: True where the recorder needs no more, and tells it later."""
 
-    def wait(self, loss: Any) -> None:
+    def wait_for_step(self, loss: Any) -> None:
         """Return once the step's work is done, where the framework works on after its calls have returned."""
 
     def number_in(self, loss: Any) -> Loss:
@@ -147,10 +147,10 @@ class Recorder(Protocol):
 
     # results
 
-    def model(self) -> list[dict[str, Any]]:
+    def model_rows(self) -> list[dict[str, Any]]:
         """Rows of model.json, parents before children."""
 
-    def outcome(self, span_ns: int) -> dict[str, Any]:
+    def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Fields of run.json at the end of a run of this length: `recorder`, `overhead`, `threads`, versions."""
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -161,7 +161,7 @@ class Recorder(Protocol):
 
     # faults
 
-    def settle(self) -> None:
+    def report_ended_steps(self) -> None:
         """Report steps that have ended and are not yet reported to the session."""
 
     def abandon_window(self, why: str) -> None:

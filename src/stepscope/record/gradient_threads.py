@@ -20,7 +20,7 @@ class GradientThreads:
     def __init__(self) -> None:
         self._threads: set[int] = set()
 
-    def computes(self) -> None:
+    def note_this_thread(self) -> None:
         """The thread that calls this is about to compute gradients."""
         here = threading.get_ident()
         if here not in self._threads and torch._C._current_graph_task_id() == -1:  # else a pass within another one
@@ -51,7 +51,7 @@ class _AtEndOfThread:
 _of_this_thread = threading.local()
 
 
-def at_end_of_thread(action: Callable[[], None]) -> None:
+def run_at_end_of_thread(action: Callable[[], None]) -> None:
     """Run a function once at the end of the calling thread, or when the thread is given another one.
 
     Never for the main thread, which ends with the interpreter.

@@ -56,7 +56,7 @@ _others: set[int] = set()  # profiles of the training's, from before they are pr
 _kineto_runs = False  # in this process, now or before
 
 
-class Overtaken(RuntimeError):
+class ProfileOvertaken(RuntimeError):
     """A profiler of the training's was started in another thread while this profile ran: only `leave` can end it."""
 
 
@@ -89,7 +89,7 @@ class KinetoWindow:
         """
         with _one_at_a_time:
             if self.overtaken:
-                raise Overtaken("the training started a torch profiler of its own in another thread")
+                raise ProfileOvertaken("the training started a torch profiler of its own in another thread")
             try:
                 closing = make_call_scope(CLOSING)
                 closing.__enter__()
@@ -197,7 +197,7 @@ def runs_elsewhere() -> bool:
     return _running is not None and not _running.is_of_this_thread()
 
 
-def end_what_runs(at_exit: bool = False) -> None:
+def end_running_profile(at_exit: bool = False) -> None:
     """Stop a profile that runs on after a fault of what stops it: it keeps tensors, and would crash the exit."""
     with _one_at_a_time:
         running = _running
@@ -213,7 +213,7 @@ def end_what_runs(at_exit: bool = False) -> None:
 @atexit.register  # before any session's own, so that it comes after them
 def _at_exit() -> None:
     with contextlib.suppress(Exception):  # the interpreter would print it
-        end_what_runs(at_exit=True)
+        end_running_profile(at_exit=True)
 
 
 def _silence_the_allocator() -> Callable[[], None]:

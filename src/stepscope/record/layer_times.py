@@ -23,7 +23,15 @@ from stepscope.record import kineto, torch_private
 from stepscope.record.event_cost import per_call_ns, trial_call
 from stepscope.record.listeners import ENDED, CallTimes
 from stepscope.record.op_windows import MOST_EVENTS
-from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_MODULE, OPTIMIZER_STEP, Events, Names, columns
+from stepscope.record.ops.events import (
+    BACKWARD_NODE,
+    MODULE_SCOPE,
+    NO_MODULE,
+    OPTIMIZER_STEP,
+    Events,
+    Names,
+    read_event_columns,
+)
 from stepscope.record.ops.rows import NOT_KNOWN, StepProfile, StepSpan, UncostedRows, Window, rows_of_events
 from stepscope.record.ops.updates import OptimizerCalls
 from stepscope.record.torch_hooks import TorchHooks
@@ -89,7 +97,7 @@ class LayerTimes(CallTimes):
 
     def part(self, raw: list[Any], unix_offset_ns: int, names: Names, modules: list[tuple[str, str]]) -> Part:
         """Return rows as those of ops/: module calls, backward nodes, updates, batches; raw: the nodes, in Unix ns."""
-        nodes = columns(raw, names, cuda=False)
+        nodes = read_event_columns(raw, names, cuda=False)
         nodes = nodes.take(np.flatnonzero(nodes.scope == BACKWARD_NODE))
         texts, kinds = names.texts(), np.bincount(nodes.name)
         whole = np.zeros(len(kinds), dtype=np.int64)
@@ -178,7 +186,7 @@ class LayerRecorder:
         self._routes, self._index, self._tell = routes, index, tell
         self._apart = False
 
-    def learn(self, part: Part) -> None:
+    def learn_from_step(self, part: Part) -> None:
         """The rows of a profiled step tell whether layers can be timed: in this thread alone, without a collective."""
         thread, phase = part.columns["thread"], part.columns["phase"]
         here = bool((thread == thread[0]).all()) and bool((phase == PHASES.index("forward")).any())
@@ -195,7 +203,7 @@ class LayerRecorder:
         with kineto.no_other_starts():
             window = kineto.start_window(shapes=False, cuda=False, nodes_alone=True)
             try:
-                self.cost = trial.within()
+                self.cost = trial.measure_in_window()
             finally:
                 window.stop()
 
@@ -211,7 +219,7 @@ class LayerRecorder:
         self.open = times
         return window
 
-    def settled(self) -> LayerTimes:
+    def settled_window(self) -> LayerTimes:
         """Return the open window, with all steps of it that have ended."""
         self._tell()
         assert self.open is not None
@@ -234,7 +242,7 @@ class LayerTrial:
         self._bare_call, self._bare_inner = per_call_ns(self._call), per_call_ns(nothing)
         self._bare_pass = self._pass_ns()
 
-    def within(self) -> LayerCost:
+    def measure_in_window(self) -> LayerCost:
         """Return the cost, from what the same takes now that a window is open."""
         times = LayerTimes(lambda _: 0)
         self._time(times)

@@ -115,12 +115,12 @@ def _log(
         seconds.append(t_s)
         watts.append(_watts(values, columns.factor))
     if sum(value == value for value in watts) < 2:
-        example = _unread(texts, numbers, times[0])
+        example = _unread_example(texts, numbers, times[0])
         raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
-    return MeterLog(tuple(_spread(seconds)), tuple(watts), times[1], columns.name, skipped)
+    return MeterLog(tuple(_spread_equal_stamps(seconds)), tuple(watts), times[1], columns.name, skipped)
 
 
-def _unread(
+def _unread_example(
     texts: Sequence[Sequence[str]], numbers: Sequence[Sequence[float | None]], times: Sequence[float | None]
 ) -> str:
     """Return an example of what could not be read: a time, else a number."""
@@ -133,7 +133,7 @@ def _unread(
     return f"; '{power}' is no number" if power else ""
 
 
-def _spread(t_s: Sequence[float]) -> list[float]:
+def _spread_equal_stamps(t_s: Sequence[float]) -> list[float]:
     """Readings under one stamp, which is coarser than they are apart, evenly over the time until the next one."""
     stamps = [(t, len(list(readings))) for t, readings in groupby(t_s)]
     steps = [later[0] - earlier[0] for earlier, later in pairwise(stamps)]
@@ -317,7 +317,7 @@ def _times(
             return [next(known) if isinstance(stamp, datetime) else None for stamp in stamps], "unix"
         clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
         return [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps], clock
-    return _days([stamp if isinstance(stamp, float) else None for stamp in stamps]), "h:m:s"
+    return _continue_past_midnight([stamp if isinstance(stamp, float) else None for stamp in stamps]), "h:m:s"
 
 
 def _seconds(stamp: datetime) -> float:
@@ -340,7 +340,7 @@ def _stamp(cell: str) -> datetime | float | None:
         return None
 
 
-def _days(seconds: Sequence[float | None]) -> list[float | None]:
+def _continue_past_midnight(seconds: Sequence[float | None]) -> list[float | None]:
     """Times of day that pass midnight go on beyond 24 h."""
     shift, last = 0.0, -math.inf
     known: list[float | None] = []

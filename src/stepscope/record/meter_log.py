@@ -50,7 +50,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     run, source = RunReader(run_path), Path(csv_path)
     if run.status == "running":
         raise UsageError(f"the run {run.id} is still being written", "import the meter's log when it has ended")
-    table, log = _table(run.path / "channels.json"), read_meter_csv(source)
+    table, log = _read_channels(run.path / "channels.json"), read_meter_csv(source)
     aligned = align(run, log.t_s, log.power_w, log.clock == "unix")
     channel = _channel(source, log)
     t0_ns, t1_ns = aligned.monotonic_ns(log.t_s)
@@ -60,7 +60,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
     try:
         _write(run.path, frame, channel, {**table, "channels": [*others, asdict(channel)]})
-        RunWriter(run.path, run.meta).event(
+        RunWriter(run.path, run.meta).append_event(
             "meter-imported",
             message,
             source="import",
@@ -117,7 +117,7 @@ def _channel(source: Path, log: MeterLog) -> Channel:
     )
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _read_channels(path: Path) -> dict[str, Any]:
     """The content of channels.json; raises RunDamaged where it is no table of channels."""
     try:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"channels": []}

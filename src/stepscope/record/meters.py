@@ -28,7 +28,7 @@ def parse_meters(plugs: Sequence[str], commands: Sequence[str]) -> tuple[Meter, 
     twice = [meter for meter, count in Counter((meter.kind, meter.address) for meter in named).items() if count > 1]
     if twice:
         raise UsageError(f"the meter {'='.join(twice[0]).rstrip('=')} is named twice", "name each meter once")
-    return tuple(_distinct(named))
+    return tuple(_with_distinct_names(named))
 
 
 def _plug(text: str) -> Meter:
@@ -39,7 +39,7 @@ def _plug(text: str) -> Meter:
     return Meter(kind, check(address.strip()), _word(f"{kind}-{address.strip()}"))
 
 
-def _network(address: str) -> str:
+def _check_network_address(address: str) -> str:
     if not address:
         raise UsageError("a plug without an address", _HINT)
     try:
@@ -62,8 +62,8 @@ def _phone_itself(address: str) -> str:
 
 
 _KINDS: dict[str, Callable[[str], str]] = {
-    "shelly": _network,
-    "tasmota": _network,
+    "shelly": _check_network_address,
+    "tasmota": _check_network_address,
     "adb": _serial,
     "termux": _phone_itself,
 }
@@ -84,7 +84,7 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "meter"
 
 
-def _distinct(meters: Sequence[Meter]) -> list[Meter]:
+def _with_distinct_names(meters: Sequence[Meter]) -> list[Meter]:
     """Meters with distinct names: the second of a name is called name-2."""
     seen: Counter[str] = Counter()
     distinct = []
@@ -196,14 +196,14 @@ def _reading(
     stated: Mapping[str, Any], power: str, energy: object, joules: float, voltage: str, current: str
 ) -> PlugReading:
     return PlugReading(
-        number(stated.get(power), "power_w"),
-        number(energy, "energy_j", joules),
-        number(stated.get(voltage), "voltage_v"),
-        number(stated.get(current), "current_a"),
+        si_number(stated.get(power), "power_w"),
+        si_number(energy, "energy_j", joules),
+        si_number(stated.get(voltage), "voltage_v"),
+        si_number(stated.get(current), "current_a"),
     )
 
 
-def number(value: object, what: str, scale: float = 1.0) -> float:
+def si_number(value: object, what: str, scale: float = 1.0) -> float:
     """A JSON number in SI units; NaN for anything else and for what no plug can measure."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return NAN

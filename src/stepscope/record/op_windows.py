@@ -3,9 +3,9 @@
 The profiler does not say how many events a window holds. `EventCount` estimates it from autograd nodes, module calls
 and parameters, scaled by what earlier windows held. A loop of plain operators without gradients makes neither nodes nor
 module calls; there `RamAlarm` ends the window before it takes all memory. A step that is too large for one window is
-profiled in `Parts`, one window a phase: forward begins with the first call of a model, backward with the first backward
-pass, and the optimizer's part with the end of a pass that an update follows (of a closure's the first, else the last
-one of the step).
+profiled in `StepParts`, one window a phase: forward begins with the first call of a model, backward with the first
+backward pass, and the optimizer's part with the end of a pass that an update follows (of a closure's the first, else
+the last one of the step).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stepscope.record import torch_private
 from stepscope.record.fault_boundary import is_ours
-from stepscope.record.ops.modules import CallPlaces
+from stepscope.record.ops.modules import ModuleCallLog
 from stepscope.record.torch_private import Scope
 
 MOST_BYTES = 32_000_000  # beyond what was resident at most before: 60,000 events, which take 15 times as much when read
@@ -89,7 +89,7 @@ class RamAlarm:
             while not clear.acquire(timeout=_EVERY_S):
                 if _resident_bytes() > limit_bytes:
                     self._full = True
-                    self._pending.ask()
+                    self._pending.schedule()
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -117,7 +117,7 @@ class _PendingCall:
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
 
-    def ask(self) -> None:
+    def schedule(self) -> None:
         self._waiting.append(self)
         if ctypes.pythonapi.Py_AddPendingCall(ctypes.pythonapi.PyObject_IsTrue, ctypes.py_object(self)):
             self._waiting.remove(self)  # too many calls are waiting
@@ -205,7 +205,7 @@ class EventCount:
 
     def step_of_window_ends(self) -> None:
         """A step ends that is profiled whole."""
-        self._whole_steps += self.so_far()
+        self._whole_steps += self.events_so_far()
 
     def window_ends(self, caught: int) -> None:
         """Note how many events the window has caught."""
@@ -213,11 +213,11 @@ class EventCount:
 
     # what it tells
 
-    def so_far(self) -> float:
+    def events_so_far(self) -> float:
         """Events of the step or part that is under way."""
         return self._reckoned(torch_private.autograd_sequence() - self._sequence, self._calls() - self._calls_before)
 
-    def to_come(self) -> float:
+    def events_to_come(self) -> float:
         """Events of a backward pass through what was made since the last one."""
         made = torch_private.autograd_sequence() - self._passed
         return self._learnt * _EVENTS_PER_NODE[1] * max(made, 0)
@@ -239,7 +239,7 @@ class EventCount:
         return _EVENTS_PER_UPDATE * self._count_parameters() > MOST_EVENTS_PER_STEP
 
     @property
-    def has_passed(self) -> bool:
+    def has_backward_ended(self) -> bool:
         """Return whether a backward pass of this step is done."""
         return self._passed > self._step_sequence
 
@@ -261,7 +261,7 @@ class EventCount:
 
     def learn_from_forward(self) -> None:
         """Learn from a part that began with a forward pass."""
-        self._learn(self.so_far() - self.to_come())
+        self._learn(self.events_so_far() - self.events_to_come())
 
     def _reckoned(self, nodes: int, calls: int) -> float:
         return self._learnt * (sum(_EVENTS_PER_NODE) * max(nodes, 0) + _EVENTS_PER_CALL * max(calls, 0))
@@ -282,7 +282,7 @@ _NO_PROFILE_WITHIN_BACKWARD = (
 )
 
 
-class Parts:
+class StepParts:
     """State of a step that is profiled in parts: what is still to be profiled; False where it is profiled whole."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ class Parts:
         self.open: str | None = None
         self.t0_ns = 0  # of the open part
         self.rows = 0  # that were written of this step
-        self.places: CallPlaces | None = None
+        self.places: ModuleCallLog | None = None
         self.scope: Scope | None = None  # stands for the optimizer's own range, within a closure's update
         self.undo: Callable[[], None] = _nothing  # of what ends the window within a pass
         self.updating: str | None = None  # the optimizer that updates now
@@ -308,16 +308,16 @@ class Parts:
             self._said_within = True
             note("steps-end-in-backward", _NO_PROFILE_WITHIN_BACKWARD, step=step)
 
-    def begin(self, step: int, wanted: set[str]) -> None:
+    def begin_step(self, step: int, wanted: set[str]) -> None:
         """Begin a step that is profiled in these parts."""
         self._active, self.step, self.left, self.open, self.rows = True, step, set(wanted), None, 0
 
-    def begins(self, part: str, t0_ns: int) -> None:
+    def note_part_open(self, part: str, t0_ns: int) -> None:
         """Note that the window of a part is open."""
         self.left.discard(part)
         self.open, self.t0_ns = part, t0_ns
 
-    def ends(self) -> None:
+    def note_part_closed(self) -> None:
         """Note that the window of the part is closed."""
         self.open = None
         undo, self.undo = self.undo, _nothing
@@ -329,7 +329,7 @@ class Parts:
         if scope is not None:
             scope.__exit__(None, None, None)
 
-    def passed(self) -> None:
+    def note_backward_end(self) -> None:
         """A backward pass of the step is done."""
         self._passes += 1
 
@@ -345,7 +345,7 @@ class Parts:
         """No part of this step is profiled any more."""
         self._active, self.places, self.scope = False, None, None
         self.left.clear()
-        self.ends()
+        self.note_part_closed()
 
 
 def _nothing() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from stepscope.record import torch_private
-from stepscope.record.ops.modules import parameters_of, parts_of
+from stepscope.record.ops.modules import module_and_descendants, parameters_of
 
 COPIES = (
     "optimizers are made anew for copies of a model, which then moves to where its copies went (as in Reptile "
@@ -32,7 +32,7 @@ class _Numbered(weakref.ref[Any]):
     key = number = -1
 
 
-class Identities:
+class ObjectNumbers:
     """Small numbers for objects that live: one that took the address of another has a number of its own.
 
     follows: `forget_dead` is called now and then.
@@ -89,13 +89,13 @@ class OptimizerNumbers:
     _MOST = 64  # that are known; a training that makes many has seen the last of them
 
     def __init__(self) -> None:
-        self._optimizers = Identities()
+        self._optimizers = ObjectNumbers()
         self.of_copies: set[Hashable] = set()  # numbers that optimizers of several copies had
         self.forget_parameters()
 
     def forget_parameters(self) -> None:
         """Hold no reference to a parameter any more."""
-        self._parameters = Identities()
+        self._parameters = ObjectNumbers()
         self._numbers: dict[int, int] = {}
         self._of_parameters: dict[Hashable, int] = {}
         self._of_shapes: dict[Hashable, list[int]] = {}  # numbers, the one that was taken longest ago first
@@ -156,7 +156,7 @@ class CopyUpdateWitness:
     _FEWEST = 4  # values that tell a direction
 
     def __init__(self) -> None:
-        self._optimizers = Identities()
+        self._optimizers = ObjectNumbers()
         self._newest = self._updating = -1
         self._parameter: weakref.ref[torch.Tensor] | None = None  # of the newest optimizer
         self._begin: tuple[float, ...] = ()  # of the copies of this round
@@ -164,7 +164,7 @@ class CopyUpdateWitness:
         self._begun = self._along = 0  # times that copies began elsewhere, and of them those on the way
 
     @property
-    def moves(self) -> bool:
+    def model_follows_copies(self) -> bool:
         """Return whether the model moved so more than once, and mostly."""
         return self._along > 1 and 2 * self._along >= self._begun
 
@@ -173,9 +173,9 @@ class CopyUpdateWitness:
         self._updating = self._optimizers.number(optimizer)
         if self._updating <= self._newest:
             return
-        self._newest, parameter = self._updating, _first_of(optimizer)
+        self._newest, parameter = self._updating, _first_parameter(optimizer)
         self._parameter = None if parameter is None else weakref.ref(parameter)
-        begin = () if parameter is None else _numbers_in(parameter)
+        begin = () if parameter is None else _first_values(parameter)
         if begin != self._begin:
             self._begun += len(self._ends) > 0
             self._along += self._is_along(begin)
@@ -186,7 +186,7 @@ class CopyUpdateWitness:
         """It has updated."""
         parameter = None if self._parameter is None or self._updating != self._newest else self._parameter()
         if parameter is not None:
-            self._ends[-1] = _numbers_in(parameter)
+            self._ends[-1] = _first_values(parameter)
 
     def _is_along(self, begin: tuple[float, ...]) -> bool:
         """Return whether the new beginning lies where the copies went, but is not where one of them ended."""
@@ -256,11 +256,11 @@ class SharedModelWitness:
                 self._within[number] = self._owners(models)
         known = self._of.get(number)
         if (known is None or known() is None) and len(self._of) < self._MOST:
-            parameter = _first_of(optimizer)
+            parameter = _first_parameter(optimizer)
             if parameter is not None:
                 self._of[number] = weakref.ref(parameter)
 
-    def holds(self, numbers: set[Hashable]) -> bool:
+    def is_one_model(self, numbers: set[Hashable]) -> bool:
         """Return whether these are all of one model, and each update of any is of gradients of all."""
         known = [number for number in numbers if self._seen[number] >= numbers]
         return (
@@ -275,7 +275,7 @@ class SharedModelWitness:
         wanted = {id(parameter): number for number, ref in self._of.items() if (parameter := ref()) is not None}
         owners: set[Hashable] = set()
         for model in filter(None, (reference() for reference in models.values())):
-            held = {id(parameter) for part in parts_of(model) for parameter in parameters_of(part)}
+            held = {id(parameter) for part in module_and_descendants(model) for parameter in parameters_of(part)}
             owners = max(owners, {wanted[key] for key in held & wanted.keys()}, key=len)
         return owners
 
@@ -289,7 +289,7 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for parameters in listed for parameter in parameters]
 
 
-def _first_of(optimizer: Any) -> torch.Tensor | None:
+def _first_parameter(optimizer: Any) -> torch.Tensor | None:
     """Return a parameter of an optimizer."""
     parameter = next(iter(_parameters_of(optimizer)), None)
     return parameter if issubclass(type(parameter), torch.Tensor) else None
@@ -301,7 +301,7 @@ def _gradient_of(parameter: torch.Tensor | None) -> tuple[int, int] | None:
         return None if gradient is None else (id(gradient), gradient._version)
 
 
-def _numbers_in(parameter: torch.Tensor) -> tuple[float, ...]:
+def _first_values(parameter: torch.Tensor) -> tuple[float, ...]:
     """Return the first values of a parameter, as far as they can be read without an operator."""
     with torch._C.DisableTorchFunction():
         code, content = _FORMATS.get(parameter.dtype), torch_private.first_bytes(parameter, _MOST_BYTES)

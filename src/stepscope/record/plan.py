@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.record.ops.rows import StepProfile
-from stepscope.record.settings import Choice
+from stepscope.record.settings import StepChoice
 
 WARMUP_STEPS = 3  # as the 2019 paper
 TARGET = 0.02  # half width of the 95 % CI of a median, as a share of it
@@ -62,7 +62,7 @@ _Times = np.ndarray[Any, np.dtype[np.float32]]  # of the ops of a step, ns: half
 class Plan:
     """Decides step by step; `learn` takes what came of a window, `spent` what it cost."""
 
-    choice: Choice
+    choice: StepChoice
     memory: str = "auto"  # see schedule.MEMORY_CHOICES
     together: bool = False  # ranks of one training: all of them record the same steps, since each waits for the others
     recorded: int = 0
@@ -107,7 +107,7 @@ class Plan:
         if self._left == self._layers_left == self._wait == 0:
             self._begin_block(elapsed_ns)
         if self._layers_left:
-            self._take_layers(1)
+            self._count_layer_steps(1)
             self.times_layers = True
             return False
         if self._left == 0:
@@ -120,7 +120,7 @@ class Plan:
             self._wait = self._steps_apart(_DRIFT_EVERY if self.together or self._is_done() else _BETWEEN)
         return True
 
-    def begin_anew(self) -> None:
+    def reset_learnt_state(self) -> None:
         """Steps are others than was thought: what was learnt of them is void, what was spent is not."""
         new = Plan(self.choice)
         kept = ("choice", "memory", "together", "window_ns", "event_ns", "_spent_ns", "_random")
@@ -136,16 +136,16 @@ class Plan:
             return 0 if self._left or self._layers_left or asked_for else self._wait + 1
         return next((ahead for ahead in range(1, LOOK_AHEAD) if self.choice.records(step + ahead)), LOOK_AHEAD)
 
-    def waited(self, lengths_ns: list[int], timed: bool) -> None:
+    def note_unprofiled_steps(self, lengths_ns: list[int], timed: bool) -> None:
         """Steps of these lengths have ended without being asked about: unprofiled, or their layers alone were timed."""
         if timed:
             self._layer_steps_ns = (self._layer_steps_ns + lengths_ns)[-_LENGTHS:]
-            self._take_layers(len(lengths_ns))
+            self._count_layer_steps(len(lengths_ns))
         else:
             self._wait = max(self._wait - len(lengths_ns), 0)
             self._plain_ns = (self._plain_ns + lengths_ns)[-_LENGTHS:]
 
-    def _take_layers(self, steps: int) -> None:
+    def _count_layer_steps(self, steps: int) -> None:
         """So many steps of a block whose layers alone are timed are over, or begin."""
         if self._layers_left:
             self._layers_left = max(self._layers_left - steps, 0)
@@ -190,7 +190,7 @@ class Plan:
         elif recorded:
             self._missed = 0
         if not recorded:  # the first step of a script is known to have ended only with the second update
-            self.took_no_shapes()
+            self.postpone_shapes()
         self._wanted = self._shapes_wanted = False
         times = self._recorded_ns if recorded else self._layer_steps_ns if self.layers_timed else self._plain_ns
         if not recorded or self._steady:  # a profiled step of the warm-up is slow for reasons of its own
@@ -199,12 +199,12 @@ class Plan:
         self.recorded += recorded
         self._first = self._first and (self._steady == 0 or self._left > 0)
 
-    def took_no_shapes(self) -> None:
+    def postpone_shapes(self) -> None:
         """The step that was to be profiled with its shapes was not, or not whole: the next one is, still in warm-up."""
         if self._shapes_wanted and self._shapes_at < _FIRST:
             self._shapes_at += 1
 
-    def spent(self, ns: int, events: int = 0, layer_steps: int = 0) -> None:
+    def note_cost(self, ns: int, events: int = 0, layer_steps: int = 0) -> None:
         """Wall time spent between steps on starting, stopping and writing; events or steps of layers written in it."""
         self._spent_ns += ns
         if layer_steps:

@@ -32,7 +32,7 @@ def describe_precision(precision: str) -> str:
     return PRECISIONS[precision]
 
 
-def in_precision(workload: Work, precision: str, device: str) -> Work:
+def workload_in_precision(workload: Work, precision: str, device: str) -> Work:
     """The workload in this precision; weights, their gradients and the optimizer stay float32.
 
     bf16 and fp16 put forward and loss under autocast. bfloat16 has the exponents of float32, so no loss scaling is
@@ -48,7 +48,7 @@ def in_precision(workload: Work, precision: str, device: str) -> Work:
         quantised: Work = replace(known, build=lambda: quantisation_aware(known.build()))
         return quantised
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    cast = _under_autocast(torch.device(device).type, dtype)
+    cast = _make_autocast_wrapper(torch.device(device).type, dtype)
     changed = replace(known, loss=cast(known.loss), step=None if known.step is None else cast(known.step))
     if precision == "fp16":
         changed = replace(changed, step=_scaled_step(known, device))
@@ -56,7 +56,7 @@ def in_precision(workload: Work, precision: str, device: str) -> Work:
     return whole
 
 
-def _under_autocast(kind: str, dtype: torch.dtype) -> Callable[[Any], Any]:
+def _make_autocast_wrapper(kind: str, dtype: torch.dtype) -> Callable[[Any], Any]:
     """A step of the workload's own runs under autocast as a whole: what it computes is not known from outside."""
 
     def cast(function: Any) -> Any:

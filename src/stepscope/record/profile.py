@@ -20,7 +20,7 @@ from stepscope.record.framework import framework_of
 from stepscope.record.meters import parse_meters
 from stepscope.record.run_facts import status_of
 from stepscope.record.session import Session
-from stepscope.record.settings import Metering, Schedule, Settings, disk_room, sampling_period_ns
+from stepscope.record.settings import Metering, Schedule, Settings, parse_max_disk, sampling_period_ns
 
 if TYPE_CHECKING:
     import jax
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Scope:
     """The handle that `profile` gives: `step()` after each optimizer update, `run` once closed."""
 
-    def __init__(self, session: Session | _Unrecorded, trained: Sequence[Any] = ()) -> None:
+    def __init__(self, session: Session | _NoSession, trained: Sequence[Any] = ()) -> None:
         self._session = session
         self._trained = [  # models and optimizers, which belong to the training
             weakref.ref(part) for part in trained if type(part).__weakrefoffset__ != 0
@@ -128,7 +128,7 @@ class Scope:
     def _failed(self, error: BaseException) -> None:
         """Raise an exception of the training's again; one of ours ends profiling, and the loop goes on."""
         try:
-            self._session.boundary.failed(error)
+            self._session.boundary.handle_error(error)
         finally:
             del error  # its traceback has this frame
 
@@ -185,7 +185,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             raise UsageError(f"{model!r} is no model", "stepscope.profile(model, optimizer), or without any")
         self._framework = framework or framework_of(model)
         self._models = model
-        self._trained = [*_listed(model), *_listed(optimizer)] if self._framework == "torch" else []
+        self._trained = [*_as_list(model), *_as_list(optimizer)] if self._framework == "torch" else []
         workload = {"optimizer": type(optimizer).__name__} if optimizer is not None else {}
         self._settings = Settings(
             out=out,
@@ -202,11 +202,11 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
                 characterise,
                 dither,
                 simulation.board if simulation else None,
-                disk_room(max_disk),
+                parse_max_disk(max_disk),
             ),
             facts={"workload": workload},
         )
-        self._session: Session | _Unrecorded | None = None
+        self._session: Session | _NoSession | None = None
 
     def __enter__(self) -> Scope:
         models, self._models = self._models, None  # the training's alone from here on: it may let go of them
@@ -220,7 +220,7 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             if not is_ours(error):
                 raise
             if self._session is None:
-                self._session = _Unrecorded(error, Path(self._settings.out))
+                self._session = _NoSession(error, Path(self._settings.out))
             else:
                 self._session.boundary.close(error)
             _warn(fault_text(error))
@@ -236,13 +236,13 @@ class profile:  # noqa: N801 - reads as torch.profiler.profile does
             if self._session.steps == 0 and error is None:
                 _warn(f"stepscope recorded no training step: {self._session.why_no_steps()}")
         except BaseException as failure:
-            self._session.boundary.failed(failure)
+            self._session.boundary.handle_error(failure)
 
 
-class _Unrecorded:
+class _NoSession:
     """Stand-in for a session that a fault of ours kept from beginning: the loop runs as without one."""
 
-    boundary: Any = SimpleNamespace(deaf=contextlib.nullcontext, failed=lambda _: None)
+    boundary: Any = SimpleNamespace(muted=contextlib.nullcontext, handle_error=lambda _: None)
     closed, steps = True, 1
 
     def __init__(self, error: BaseException, path: Path) -> None:
@@ -262,7 +262,7 @@ def _warn(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     """Return the models or optimizers that were given: one, a list, or a dictionary of names."""
     if given is None:
         return []

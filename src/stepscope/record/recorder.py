@@ -17,17 +17,17 @@ from stepscope.clock import monotonic_ns, unix_minus_monotonic_ns
 from stepscope.record import kineto, op_windows, torch_private
 from stepscope.record.event_cost import EventCost, measure_event_cost
 from stepscope.record.fault_boundary import DeferredSignals, WithoutCollections, is_ours
-from stepscope.record.gradient_threads import at_end_of_thread
+from stepscope.record.gradient_threads import run_at_end_of_thread
 from stepscope.record.layer_times import LayerRecorder
 from stepscope.record.memory.event_tree import read_tree, write_accesses
-from stepscope.record.memory.rows import MemoryBook, memory_rows
-from stepscope.record.memory.tensor_watch import MemoryWatch, Watched
-from stepscope.record.op_windows import BACKWARD, BEGINNING, FORWARD, UPDATE, EventCount, Parts, RamAlarm
+from stepscope.record.memory.rows import RunMemoryState, memory_rows
+from stepscope.record.memory.tensor_watch import MemoryWatch, WatchedStorages
+from stepscope.record.op_windows import BACKWARD, BEGINNING, FORWARD, UPDATE, EventCount, RamAlarm, StepParts
 from stepscope.record.ops.events import OPTIMIZER_STEP, Names
-from stepscope.record.ops.modules import CallPlaces
-from stepscope.record.ops.rows import Rows, ShapeBook, StepSpan, Window, rows_of
-from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, LinesToFind
-from stepscope.record.ops.updates import OptimizerCalls, UpdateBook
+from stepscope.record.ops.modules import ModuleCallLog
+from stepscope.record.ops.rows import OpCostsByShape, StepSpan, Window, WindowRows, rows_of
+from stepscope.record.ops.source_lines import LINES_WAIT_NS, CallSites, PendingSourceLines
+from stepscope.record.ops.updates import OptimizerCalls, UpdateCache
 from stepscope.record.plan import Plan
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import RunWriter
@@ -53,20 +53,20 @@ class OpRecorder:
         self.windows = self.rows = self.bytes_written = self.lost_windows = 0
         self._writer, self._hooks, self._note = writer, hooks, note
         self._part_is_full = guard(self._end_part_within_a_pass)
-        self._alarm = RamAlarm(guard(self._is_full))
+        self._alarm = RamAlarm(guard(self._end_full_window))
         self._open_step = 0, 0  # its number and beginning
-        self._names, self.costs = Names(), ShapeBook()
+        self._names, self.costs = Names(), OpCostsByShape()
         self._window: kineto.KinetoWindow | None = None
         self._spans: list[StepSpan] = []
         self._calls = OptimizerCalls()
-        self._memory, self.memory_book = watch, MemoryBook()
-        self._updates = UpdateBook(watch.book.parameter_modules, watch.trainers.others)
+        self._memory, self.memory_book = watch, RunMemoryState()
+        self._updates = UpdateCache(watch.book.parameter_modules, watch.trainers.others)
         self._sites: CallSites | None = None  # of the first step that is profiled whole
-        self._sites_wanted, self._lines = True, LinesToFind()
+        self._sites_wanted, self._lines = True, PendingSourceLines()
         self.event_count = EventCount(lambda: hooks.calls, lambda: len(self.modules.parameter_modules()))
         self._offset_ns = self._written = 0  # of the window; events that are being written
         self.stopped = self._with_memory = self._cuda = False  # the step is recorded with its allocations; with a GPU
-        self._parts, self.layers = Parts(), LayerRecorder(hooks, self.modules.index, tell)
+        self._parts, self.layers = StepParts(), LayerRecorder(hooks, self.modules.index, tell)
 
     @property
     def recording(self) -> bool:
@@ -116,32 +116,32 @@ class OpRecorder:
         shapes = wanted and not large and self._shapes(step, elapsed_ns)
         if wanted and self._window is None:
             if memory and not large:
-                self._timed(lambda: self._run_memory_watch(self._memory.look_around), once=True)
-            self._timed(lambda: self._open(shapes, memory and not large))
+                self._run_and_time(lambda: self._run_memory_watch(self._memory.find_all_tensors), once=True)
+            self._run_and_time(lambda: self._open(shapes, memory and not large))
         if layers and self._window is None and self.layers.cost is None:
-            self._timed(self.layers.rehearse, once=True)
+            self._run_and_time(self.layers.rehearse, once=True)
         if layers and self._window is None and not self.stopped:
-            self._timed(self._open_layers)
+            self._run_and_time(self._open_layers)
         return self.recording
 
     def _open_layers(self) -> None:
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = self.layers.start()
-        at_end_of_thread(self.thread_ends)
+        run_at_end_of_thread(self.thread_ends)
         self.event_count.step_begins(torch_private.autograd_sequence())  # behind nodes of ours
         self._alarm.set()
 
     def rehearse(self) -> None:
         """Measure once what recording costs on this device, before the first step."""
         if self.plan.choice.name != "none" and not torch_private.in_backward():
-            self._timed(self._measure_event_cost, once=True)
+            self._run_and_time(self._measure_event_cost, once=True)
 
     def _measure_event_cost(self) -> None:
         with contextlib.suppress(RuntimeError, AttributeError, TypeError, ValueError):  # another profiler, or torch
             self.event_cost = cost = measure_event_cost()
             self.plan.window_ns, self.plan.event_ns = cost.window_ns, cost.written_ns
 
-    def look(self, step: int, t0_ns: int, before_pass: bool = False) -> bool:
+    def close_oversized_window(self, step: int, t0_ns: int, before_pass: bool = False) -> bool:
         """Close the window within a step that is too large for one; True where that was so.
 
         before_pass: a backward pass begins; it may take more, since without it no layer is seen in backward. Events are
@@ -150,7 +150,7 @@ class OpRecorder:
         window = self._window
         if window is None or window.nodes_alone or not window.is_of_this_thread():
             return False
-        events, to_come = self.event_count.so_far(), self.event_count.to_come()
+        events, to_come = self.event_count.events_so_far(), self.event_count.events_to_come()
         if self._parts.open is not None:
             if events - to_come >= op_windows.MOST_EVENTS_PER_PART:
                 self._end_part()
@@ -158,14 +158,14 @@ class OpRecorder:
         most = op_windows.max_step_events(window.shapes or window.memory)
         if (events < most * op_windows.TO_THE_END_OF_A_PASS) if before_pass else (events - to_come < most):
             return False
-        self._begin_parts(step, {UPDATE} if self.event_count.has_passed else {BACKWARD, UPDATE})
-        self._parts.begins(BEGINNING, t0_ns)
+        self._begin_parts(step, {UPDATE} if self.event_count.has_backward_ended else {BACKWARD, UPDATE})
+        self._parts.note_part_open(BEGINNING, t0_ns)
         self._end_part()
         return True
 
     # a step in parts
 
-    def works(self) -> None:
+    def before_forward(self) -> None:
         """A module is called with gradients: what followed the last pass is over, and a forward pass begins."""
         parts = self._parts
         if not parts or torch_private.in_backward():
@@ -202,7 +202,7 @@ class OpRecorder:
         parts = self._parts
         if torch_private.in_backward():
             return
-        parts.passed()
+        parts.note_backward_end()
         if not parts:
             return
         if parts.open == BACKWARD:
@@ -211,7 +211,7 @@ class OpRecorder:
         if parts.update_follows():
             self._open_part(UPDATE)
 
-    def updates(self, optimizer: Any | None) -> None:
+    def note_updating_optimizer(self, optimizer: Any | None) -> None:
         """Note that this optimizer is about to update, or (None) that one has updated."""
         self._parts.updating = None if optimizer is None else type(optimizer).__name__
 
@@ -219,20 +219,20 @@ class OpRecorder:
         """The step that is under way is profiled in parts: windows of its own for what begins in it."""
         if self.event_count.too_many_updates():
             wanted = wanted - {UPDATE}
-        self._parts.begin(step, wanted)
+        self._parts.begin_step(step, wanted)
         if BACKWARD in wanted:
-            self._parts.places = CallPlaces(self.modules.index, torch_private.autograd_sequence)
+            self._parts.places = ModuleCallLog(self.modules.index, torch_private.autograd_sequence)
             self._hooks.note_calls(self._parts.places)
 
     def _open_part(self, part: str, in_pass: bool = False) -> None:
         parts = self._parts
         if part not in parts.left or self._window is not None or self.stopped or torch_private.in_backward():
             return
-        self._timed(lambda: self._open(False, False, in_pass))
+        self._run_and_time(lambda: self._open(False, False, in_pass))
         if not self.recording:
             return
         self.event_count.part_begins(with_forward=part == FORWARD)
-        parts.begins(part, monotonic_ns())
+        parts.note_part_open(part, monotonic_ns())
         if part == UPDATE and parts.updating is not None:  # its own range began before this window
             parts.scope = torch_private.make_call_scope(f"{OPTIMIZER_STEP}{parts.updating}.step")
             parts.scope.__enter__()
@@ -246,7 +246,7 @@ class OpRecorder:
         if self.recording:
             self._spans.append(StepSpan(parts.step, parts.t0_ns, until_ns, None))
             self.close_window()
-        parts.ends()
+        parts.note_part_closed()
         self._note(
             "step-profiled-in-part",
             f"step {parts.step} {why} to be profiled whole: {(until_ns - parts.t0_ns) / 1e9:.3g} s are ({part})",
@@ -265,7 +265,7 @@ class OpRecorder:
         timed = bool(spans) and self.layers.repeated(spans)  # whichever thread tells of them
         if timed:
             self._open_step = spans[-1].step + 1, spans[-1].t1_ns
-        self.plan.waited([span.t1_ns - span.t0_ns for span in spans], timed)
+        self.plan.note_unprofiled_steps([span.t1_ns - span.t0_ns for span in spans], timed)
         self.event_count.step_begins(sequence)
 
     def step_ends(self, span: StepSpan) -> bool:
@@ -318,9 +318,9 @@ class OpRecorder:
     def _write_sources(self, after_ns: int = 0) -> None:
         """Write the lines that call layers and operators; what fails here costs nothing else."""
         try:
-            found = self._lines.found(self._names.texts(), self.modules.names(), after_ns)
+            found = self._lines.pop_sources_json(self._names.texts(), self.modules.names(), after_ns)
             if found is not None:
-                self._writer.sources(found)
+                self._writer.write_source_lines(found)
         except Exception as error:
             self._note("sources-lost", f"{type(error).__name__}: {error}")
 
@@ -329,14 +329,14 @@ class OpRecorder:
         if self.recording:
             self._run_memory_watch(lambda: self._memory.called(args, kwargs))
 
-    def optimizer_steps(self, optimizer: Any) -> None:
+    def before_optimizer_step(self, optimizer: Any) -> None:
         """An optimizer is about to step: note whose parameters come in which order."""
-        self._memory.saw(optimizer)
+        self._memory.note_optimizer(optimizer)
         if not self.recording:
             return
         self.mark("optimizer")
         self._run_memory_watch(self._memory.before_optimizer)
-        self._calls.updates.append(self._updates.of(optimizer))
+        self._calls.updates.append(self._updates.update_of_optimizer(optimizer))
 
     def update_shares(self) -> dict[int, float]:
         """Share of each module, by index, in the elements that an optimizer's kernels update for many at once."""
@@ -345,12 +345,12 @@ class OpRecorder:
     def close_window(self) -> None:
         """Stop recording and write what was caught; RAM is free again afterwards."""
         if self.layers.open is not None and self._is_open:
-            self._timed(self._flush_layers)
+            self._run_and_time(self._flush_layers)
         elif self.recording:
-            self._timed(self._flush)
-            self._parts.ends()
+            self._run_and_time(self._flush)
+            self._parts.note_part_closed()
         elif self._window is not None and self._window.overtaken:
-            self._timed(self._leave_overtaken)
+            self._run_and_time(self._leave_overtaken)
         elif self._window is not None and not self.stopped:
             self._stop_for_good("a step ended in another thread than it began in")
 
@@ -359,18 +359,18 @@ class OpRecorder:
         if self._is_open:
             self._memory.close()
             with DeferredSignals(), contextlib.suppress(Exception):
-                self._drop()
+                self._stop_window()
             self._note("ops-lost", f"{why}: the op calls of an open window are lost")
         self._drop_parts()
 
-    def take_back(self, step: int) -> None:
+    def drop_steps_from(self, step: int) -> None:
         """Drop what is recorded of the steps from this one on, which were none, and begin the plan anew."""
         spans = self._spans if self.layers.open is None else self.layers.open.spans
         spans[:] = [span for span in spans if span.step < step]
         self.close_window()
         self._drop_parts()
         self.apart -= {profiled for profiled in self.apart if profiled >= step}
-        self.plan.begin_anew()
+        self.plan.reset_learnt_state()
 
     def _leave_overtaken(self) -> bool:
         """A profiler of the training's, in another thread, took the place of this window; True where ours is gone."""
@@ -413,9 +413,9 @@ class OpRecorder:
     def _drop_unwritten(self) -> bool:
         if self._window is None or not self._window.is_of_this_thread():
             return False
-        return self._drop() is not None if self._is_open else self._leave_overtaken()
+        return self._stop_window() is not None if self._is_open else self._leave_overtaken()
 
-    def _is_full(self) -> None:
+    def _end_full_window(self) -> None:
         """Memory has grown beyond its peak within a window: it ends, and is the last one where its events were that."""
         window = self._window
         if window is None or not self._is_open or torch_private.in_backward():
@@ -431,7 +431,7 @@ class OpRecorder:
                 self._alarm.allow_more()
                 return
             self._begin_parts(self._open_step[0], set())
-            self._parts.begins(BEGINNING, self._open_step[1])
+            self._parts.note_part_open(BEGINNING, self._open_step[1])
         self._end_part("takes memory as if it were too large")
         caught = self.event_count.caught
         if caught > most:
@@ -439,7 +439,7 @@ class OpRecorder:
         elif caught < op_windows.MOST_EVENTS_PER_PART:
             self._alarm.allow_more()
 
-    def swaps(self) -> None:
+    def end_window_before_swap(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where a profile knows one: it ends."""
         window = self._window
         if window is None or not self._is_open or torch_private.in_backward():
@@ -449,21 +449,21 @@ class OpRecorder:
             return
         if self._parts.open is None:
             self._begin_parts(self._open_step[0], set())
-            self._parts.begins(BEGINNING, self._open_step[1])
+            self._parts.note_part_open(BEGINNING, self._open_step[1])
         self._end_part("swaps tensors, too early")
 
-    def give_way(self) -> None:
+    def yield_to_other_profiler(self) -> None:
         """Somebody else wants the profiler: it is theirs from now on."""
         if not self.stopped:
             self._stop_for_good("the training started a torch profiler of its own")
             self.close_window()
 
-    def _timed(self, action: Callable[[], object], once: bool = False) -> None:
+    def _run_and_time(self, action: Callable[[], object], once: bool = False) -> None:
         """Run the action between steps, undisturbed; once: its cost is paid once a process, outside the budget."""
         began = monotonic_ns()
         with WithoutCollections():
             try:
-                with DeferredSignals(), torch_private.unseen_by_modes():
+                with DeferredSignals(), torch_private.bypass_torch_modes():
                     action()
             except BaseException as error:  # whatever it is, the training goes on
                 if not is_ours(error):
@@ -475,7 +475,7 @@ class OpRecorder:
             self.once_ns += spent_ns
         else:
             self.paused_ns += spent_ns
-            self.plan.spent(spent_ns, self._written, self.layers.written)
+            self.plan.note_cost(spent_ns, self._written, self.layers.written)
         self._written = self.layers.written = 0
 
     def _open(self, shapes: bool, memory: bool, in_pass: bool = False) -> None:
@@ -489,7 +489,7 @@ class OpRecorder:
         self.event_count.window_begins()
         self._offset_ns = unix_minus_monotonic_ns()
         self._window = kineto.start_window(shapes, self._cuda, memory, in_pass)
-        at_end_of_thread(self.thread_ends)
+        run_at_end_of_thread(self.thread_ends)
         self._hooks.profile_calls(True)
         self._note_sites()
         self._alarm.set()
@@ -498,7 +498,7 @@ class OpRecorder:
         self.stopped = True
         self._note("recording-stopped", f"{why}: ops are recorded up to here")
 
-    def _drop(self) -> list[Any]:
+    def _stop_window(self) -> list[Any]:
         """Stop the profile, whatever else fails: one that ran on would fill the RAM and slow the training."""
         window, self._window, layers, self.layers.open = self._window, None, self.layers.open, None
         assert window is not None
@@ -509,7 +509,7 @@ class OpRecorder:
         finally:
             try:
                 raw = window.stop(self._end_scopes)
-            except kineto.Overtaken:
+            except kineto.ProfileOvertaken:
                 self._window, self.layers.open = window, layers
                 raise
         return raw
@@ -521,18 +521,18 @@ class OpRecorder:
         self._hooks.profile_calls(False)
 
     def _flush_layers(self) -> None:
-        layers = self.layers.settled()
-        raw = self._drop()
+        layers = self.layers.settled_window()
+        raw = self._stop_window()
         self.windows += 1
         if layers.spans and abs(unix_minus_monotonic_ns() - self._offset_ns) <= _CLOCK_JUMP_NS:
             part = layers.part(raw, self._offset_ns, self._names, self.modules.names())
-            self.bytes_written += self._writer.layers(part) if len(part) else 0
+            self.bytes_written += self._writer.write_layer_calls(part) if len(part) else 0
             self.layers.written = len(layers.spans)
 
     def _flush(self) -> None:
         window, parts = self._window, self._parts
         assert window is not None
-        raw = self._drop()
+        raw = self._stop_window()
         self.event_count.window_ends(len(raw))
         watched = self._memory.close()
         offset = unix_minus_monotonic_ns()
@@ -549,9 +549,9 @@ class OpRecorder:
             self._stop_for_good(f"{rows.left_open[0]} was still open at the end of a step, and torch could crash")
         if len(rows.part):
             self.event_count.seen = max(1.0, len(raw) / max(len(self._spans), 1))
-            self.bytes_written += self._writer.ops(rows.part)
+            self.bytes_written += self._writer.write_ops(rows.part)
             self.rows += len(rows.part)
-            self.layers.learn(rows.part)
+            self.layers.learn_from_step(rows.part)
         if parts.open is not None:
             parts.rows += len(rows.part)
             if parts.open == FORWARD:
@@ -562,7 +562,7 @@ class OpRecorder:
         else:
             self._written = len(raw)
         if rows.labelled is not None:
-            self._lines.keep(self._sites, rows.labelled, self._spans)
+            self._lines.store_first_step(self._sites, rows.labelled, self._spans)
             self._sites = None
             self._write_sources(LINES_WAIT_NS)
         self.plan.learn(rows.profiles)
@@ -571,11 +571,11 @@ class OpRecorder:
         if window.memory and rows.labelled is not None and self._spans:
             self._run_memory_watch(lambda: self._write_memory(caught, window.tree, watched, rows))
 
-    def _write_memory(self, caught: Window, roots: Any, watched: Watched, rows: Rows) -> None:
+    def _write_memory(self, caught: Window, roots: Any, watched: WatchedStorages, rows: WindowRows) -> None:
         tree, ops = read_tree(roots, caught.shapes), rows.labelled
         assert ops is not None
         part = memory_rows(caught, tree, watched, ops, self._names.texts(), self.modules.names(), self.memory_book)
-        self.bytes_written += self._writer.memory(part) if len(part) else 0
+        self.bytes_written += self._writer.write_memory_events(part) if len(part) else 0
         write_accesses(self._writer, tree, rows.part, caught)
 
     def _run_memory_watch(self, action: Callable[[], None]) -> None:
@@ -596,5 +596,5 @@ class OpRecorder:
             self.stopped = True
         if self._is_open:  # it failed between start and stop
             with DeferredSignals(), contextlib.suppress(Exception):
-                self._drop()
+                self._stop_window()
         self._note("ops-lost", f"{type(error).__name__}: {error}", steps=[span.step for span in self._spans])

@@ -33,7 +33,7 @@ _Tensor, _graph_task, _NO_TASK = torch.Tensor, torch_private.graph_task, torch_p
 _Event = tuple[str, int, Any]  # kind, address of what it is about, and what else tells it from another
 
 
-class Steps(Listener, Protocol):
+class RepeatListener(Listener, Protocol):
     """A session, as far as it has to do with steps that repeat."""
 
     def fetched(self, iterator: Any, samples: int | None) -> None:
@@ -52,7 +52,7 @@ class Steps(Listener, Protocol):
 class RepeatFilter:
     """Filter before a session: checks each event first; True where the event needs nothing more."""
 
-    def __init__(self, boundary: Boundary, steps: Steps) -> None:
+    def __init__(self, boundary: Boundary, steps: RepeatListener) -> None:
         self._boundary, self._steps = boundary, steps
         self._events: list[_Event] = []  # of the step that is under way
         self._about: list[Callable[[], Any]] = []
@@ -185,25 +185,25 @@ class RepeatFilter:
         self._place, now_ns = 0, monotonic_ns()
         if self.left < 1:  # another thread made an end of it just now
             return
-        self._ended.append((now_ns, None if loss is None else torch_private.later_number_in(loss)))
+        self._ended.append((now_ns, None if loss is None else torch_private.loss_value_or_reader(loss)))
         self.left = left = max(self.left - 1, 0)
         if not left:
-            self._boundary.call(self._run_out)
+            self._boundary.call(self._ask_about_next_step)
             return
         if left == 1:
             self._last_began = torch_private.autograd_sequence()
         if now_ns - self._flushed_ns > FLUSH_EVERY_NS:
             self._flushed_ns = now_ns
-            self._boundary.call(self.tell)
+            self._boundary.call(self.report_ended_steps)
 
-    def _run_out(self) -> None:
+    def _ask_about_next_step(self) -> None:
         """Ask what is to be done in the next step: the one that has ended was as those before it, as if followed."""
         self._needed = _ALIKE
         self._events, self._about, self._regular = [], [], True
-        self.tell()
+        self.report_ended_steps()
         self._steps.decides(self._samples, self._last_began)
 
-    def tell(self) -> None:
+    def report_ended_steps(self) -> None:
         """Report the ended steps to the session."""
         ended, self._ended = self._ended, []
         expected = self._sequence + len(ended) * self._nodes
@@ -214,7 +214,7 @@ class RepeatFilter:
         self._steps.repeated(ended, self._samples, expected)
 
     def _leave(self) -> None:
-        self.tell()
+        self.report_ended_steps()
         made, self._place, self.left = self._place, 0, 0
         self._alike = 0
         self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
@@ -233,7 +233,7 @@ class RepeatFilter:
 
     def _replay(self, kind: str, about: Any, detail: Any) -> None:
         """Report an event of the open step to the session after the fact."""
-        given = () if kind not in (CALL, EVALUATION) or detail is None else (torch_private.without_numbers(*detail),)
+        given = () if kind not in (CALL, EVALUATION) or detail is None else (torch_private.make_meta_tensor(*detail),)
         if kind == CALL:
             self._steps.called(about, given, {})
         elif kind == EVALUATION:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope import __version__
 from stepscope.clock import read_clocks
-from stepscope.files import read_object
-from stepscope.liveness import boot_id, identity
-from stepscope.privacy import redacted
+from stepscope.files import read_json_object
+from stepscope.liveness import boot_id, process_identity
+from stepscope.privacy import redact_command_line
 from stepscope.record import c_allocators
-from stepscope.record.device import changing_facts, describe_device
+from stepscope.record.device import describe_device, temperatures_and_clocks
 from stepscope.record.empty_process import cached_empty_process_bytes, installed_version
 from stepscope.record.plan import WARMUP_STEPS
 from stepscope.record.settings import Metering, Settings
 
 if TYPE_CHECKING:
-    from stepscope.record.ops.modules import ModuleBook
+    from stepscope.record.ops.modules import ModuleRegistry
     from stepscope.record.recorder import OpRecorder
 
 
@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "RESOURCE_EXHAUSTED")  # of torch; of
 def run_start_facts(settings: Settings, mode: str, pid: int, framework: str) -> dict[str, Any]:
     """Return what run.json states from the beginning of a run of this process."""
     return {
-        **identity(pid),
+        **process_identity(pid),
         "framework": framework,
         "workload": {"name": settings.name, **settings.facts.get("workload", {})},
         "clock": read_clocks(),
@@ -57,7 +57,7 @@ def process_facts(framework: str = "torch") -> dict[str, Any]:
     except OSError:  # it was removed
         cwd = None
     return {
-        "argv": redacted(sys.argv),
+        "argv": redact_command_line(sys.argv),
         "cwd": cwd,
         "versions": {
             "stepscope": __version__,
@@ -76,13 +76,13 @@ def device_json(root: str | None, run: Path | None = None) -> dict[str, Any]:
     """
     where = Path(root or "/")
     if run is None:
-        return {**describe_device(where), "accelerators_torch": _gpus(), "at_start": changing_facts(where)}
-    known = read_object(run / "device.json") or describe_device(where)
-    return {**known, "accelerators_torch": _gpus(), "at_end": changing_facts(where)}
+        return {**describe_device(where), "accelerators_torch": _gpus(), "at_start": temperatures_and_clocks(where)}
+    known = read_json_object(run / "device.json") or describe_device(where)
+    return {**known, "accelerators_torch": _gpus(), "at_end": temperatures_and_clocks(where)}
 
 
 def model_json_rows(
-    book: ModuleBook, flops: Mapping[str, tuple[int, int]], update_shares: Mapping[int, float]
+    book: ModuleRegistry, flops: Mapping[str, tuple[int, int]], update_shares: Mapping[int, float]
 ) -> list[dict[str, Any]]:
     """Rows of model.json, parents before children; FLOPs are per sample and cover everything below a module.
 

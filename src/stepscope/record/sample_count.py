@@ -82,7 +82,7 @@ class SampleCount:
         """Note a call of a model with gradients and its samples; None where they are unknown."""
         self._calls.setdefault(model, []).append((samples, batched))
 
-    def given(self, tensor: torch.Tensor) -> None:
+    def note_input(self, tensor: torch.Tensor) -> None:
         """A model is called with this: passes of the very tensor, unchanged, are of the same samples."""
         version = -1 if tensor.is_inference() else tensor._version
         reference, known = self._inputs.get(id(tensor), (None, None))
@@ -155,7 +155,7 @@ class SampleCount:
                     waiting.popleft()
 
     @property
-    def pending(self) -> bool:
+    def has_pending_pass(self) -> bool:
         """Return whether a pass was made since the last update, and none is under way."""
         return self._passes > 0 and not self._updating
 
@@ -178,7 +178,7 @@ class SampleCount:
         """Note an update, by an optimizer; one for a penalty is of samples that another one is of."""
         self._updating = False
         self._new_to_step &= not penalty
-        self._settle(id(optimizer))
+        self._record_update(id(optimizer))
 
     def evaluated(self) -> None:
         """Count as evaluation what was fetched from loaders that are not trained on."""
@@ -191,7 +191,7 @@ class SampleCount:
             del self._fetched[loader]
         self._evaluated.clear()
 
-    def shown(self, model: int) -> None:
+    def note_untrained_call(self, model: int) -> None:
         """A model that is not trained was called: a teacher, where gradients are computed next, else an evaluation.
 
         Where they are of this very model, it was looked at before it was trained.
@@ -214,7 +214,7 @@ class SampleCount:
     def take(self, ahead: int = 0) -> int | None:
         """The samples of the step that has ended, None where nothing tells; `ahead` updates are of the next step."""
         if not ahead and self._passes:
-            self._settle(None)
+            self._record_update(None)
         cut = len(self._updates) - ahead
         updates, self._updates = self._updates[:cut], self._updates[cut:]
         if not self._updates:
@@ -231,7 +231,7 @@ class SampleCount:
             self._in_chunks |= self._left_of_batch == 0
         return called if called and self._in_chunks else fetched or called
 
-    def _settle(self, optimizer: int | None) -> None:
+    def _record_update(self, optimizer: int | None) -> None:
         samples = self._samples if self._known else 0
         self._updates.append(_Update(self._passes, samples, self._batches, optimizer, self._new_to_step))
         self._passes, self._samples, self._known, self._new_to_step = 0, 0, True, False
@@ -295,7 +295,7 @@ class SkippedBatches:
         return found
 
 
-def length(tensor: torch.Tensor) -> int | None:
+def first_dimension(tensor: torch.Tensor) -> int | None:
     """Return the first dimension, if it is a plain number (not a symbol of a tracer), nested or not."""
     size = tensor.size(0) if tensor.dim() else None
     return size if type(size) is int else None
@@ -313,7 +313,7 @@ def batch_size(iterator: Any, batch: Any) -> int | None:
             length = len(batch) if type(batch) in (list, tuple) else None
             return stated if isinstance(stated, int) else length
         sides = [tensor.size(0)] if tensor.is_nested else [side for side in tensor.shape[:2] if type(side) is int]
-        listed = _listed(batch, stated)
+        listed = _size_of_list_batch(batch, stated)
         if any(column.dim() == 1 and column.size(0) == sides[0] for column in tensors_in(batch) if sides):
             sides = sides[:1]
     if listed is None and isinstance(stated, int) and (stated in sides or (sides and sides[0] > stated)):
@@ -321,7 +321,7 @@ def batch_size(iterator: Any, batch: Any) -> int | None:
     return listed or (sides[0] if sides else None)
 
 
-def _listed(batch: Any, most: Any) -> int | None:
+def _size_of_list_batch(batch: Any, most: Any) -> int | None:
     """The samples of a batch that is a list of images, another of targets: as long as each other, not stacked."""
     if type(batch) not in (list, tuple) or len(batch) < 2 or not isinstance(most, int):
         return None
@@ -343,7 +343,7 @@ def first_tensor(value: Any) -> Any:
     return next(tensors_in(value), None)
 
 
-def shapes_of(value: Any) -> int:
+def hash_of_shapes(value: Any) -> int:
     """Return a hash of the shapes of all tensors in nested arguments."""
     with torch._C.DisableTorchFunction():
         return hash(tuple(tuple(tensor.shape) for tensor in tensors_in(value) if not tensor.is_nested))

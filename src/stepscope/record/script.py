@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.clock import read_clocks
-from stepscope.errors import StepscopeError, no_script
-from stepscope.liveness import identity
-from stepscope.privacy import redacted
+from stepscope.errors import StepscopeError, script_not_found_error
+from stepscope.liveness import process_identity
+from stepscope.privacy import redact_command_line
 from stepscope.record.c_allocators import child_environment
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
@@ -47,15 +47,15 @@ def run_script(
     script = Path(target)
     from_stdin = target == STDIN and not as_module
     if not as_module and not from_stdin and not script.is_file() and not (script / "__main__.py").is_file():
-        raise no_script(target)
+        raise script_not_found_error(target)
     check_settings(settings)
     name = name or ("stdin" if from_stdin else target if as_module else script.stem)
     writer = RunWriter.create(settings.out, name)
     writer.update(
-        argv=redacted(["stepscope", "run", target, "--", *arguments]),
+        argv=redact_command_line(["stepscope", "run", target, "--", *arguments]),
         script=None if from_stdin else str(script),
         launcher_pid=os.getpid(),
-        **identity(os.getpid()),  # until the training's own process is there
+        **process_identity(os.getpid()),  # until the training's own process is there
         workload={"name": name},
         clock=read_clocks(),
         warmup_steps=3,
@@ -104,7 +104,9 @@ def _run_training_script(
         return _run_with_sampler(child, tell, writer, settings)
     except Exception as error:  # a fault of ours: the script is there, and runs on by itself
         with contextlib.suppress(Exception):
-            writer.event("profiling-failed", f"a fault in Stepscope beside the script: {type(error).__name__}: {error}")
+            writer.append_event(
+                "profiling-failed", f"a fault in Stepscope beside the script: {type(error).__name__}: {error}"
+            )
         with contextlib.suppress(OSError):
             os.close(tell)
         return child.wait()
@@ -113,7 +115,7 @@ def _run_training_script(
 def _run_with_sampler(child: subprocess.Popen[bytes], tell: int, writer: RunWriter, settings: Settings) -> int:
     """Start the sampler, let the script begin, and return its exit code once it has ended."""
     with signals_passed_on(child):
-        sampler = None if settings.metering.simulated else _sampler(writer, settings, child.pid)
+        sampler = None if settings.metering.simulated else _try_start_sampler(writer, settings, child.pid)
         os.close(tell)  # the end of the pipe is the word
         code = child.wait()
         if sampler is not None:
@@ -155,7 +157,7 @@ def _pipe() -> tuple[int, int]:
     return ends[0], ends[1]
 
 
-def _sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampler | None:
+def _try_start_sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampler | None:
     try:
         return start_sampler(
             writer.path,
@@ -174,7 +176,7 @@ def _close(writer: RunWriter, code: int) -> None:
     claimed = (writer.path / CLAIM).exists()
     whole = RunWriter.attach(writer.path)
     if not claimed:
-        whole.event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
+        whole.append_event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
     if not claimed or whole.status == "running":
         whole.update(clock_end=read_clocks())
         whole.close(*_status(code, claimed))
@@ -210,10 +212,10 @@ def _status(code: int, claimed: bool) -> tuple[str, str | None]:
 
 def _note(writer: RunWriter, kind: str, message: str) -> None:
     with contextlib.suppress(OSError):
-        writer.event(kind, message)
+        writer.append_event(kind, message)
 
 
-def end_as(code: int) -> int:
+def exit_like_script(code: int) -> int:
     """The exit code for this process: of a script that a signal ended, the same end."""
     if code >= 0:
         return code

@@ -48,7 +48,7 @@ class Session:
         self.settings = settings
         self.pid = getpid()  # the process that is recorded
         self._place = place
-        self.boundary = Boundary(self._failed, self._disturbed)
+        self.boundary = Boundary(self._failed, self._drop_interrupted_window)
         self.begun = False  # a training was seen, and a run is written
         self.number = 0
         self._log = StepLog(self.note)
@@ -97,18 +97,18 @@ class Session:
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
         """One step has ended; `loss` may be a tensor (read when it is written) or a number."""
-        if self.boundary.asks(self._recorder.stepped, loss, samples):
+        if self.boundary.ask(self._recorder.stepped, loss, samples):
             return
-        self.boundary.call(self._stepped, loss, samples)
+        self.boundary.call(self._end_stated_step, loss, samples)
 
     def pause(self) -> None:
         """Exclude what follows from the step (evaluation, a checkpoint): nothing of it is recorded until `resume`."""
-        self.boundary.asks(self._recorder.differs)
+        self.boundary.ask(self._recorder.differs)
         self.boundary.call(self._pause)
 
     def resume(self) -> None:
         """The open step begins now: what lay between it and the last one is no part of it."""
-        self.boundary.asks(self._recorder.differs)
+        self.boundary.ask(self._recorder.differs)
         self.boundary.call(self._resume)
 
     def inside(self, layer: Any) -> AbstractContextManager[Any]:
@@ -121,25 +121,25 @@ class Session:
             self._notes.append((kind, message, fields))
             return
         writer = self._writer
-        self._safely(lambda: writer.event(kind, message, **fields), note=False)
+        self._run_noting_failure(lambda: writer.append_event(kind, message, **fields), note=False)
 
     def update(self, **fields: Any) -> None:
         """Merge fields into run.json."""
-        self._safely(lambda: self.writer.update(**fields))
+        self._run_noting_failure(lambda: self.writer.update(**fields))
 
     def close(self, status: str = "ok", reason: str | None = None) -> None:
         """End the run, whatever state it is in; safe to call twice, never raises on account of the disk."""
         if self.closed or getpid() != self.pid:
             return
         self.status = status, reason
-        self.boundary.asks(self._recorder.differs)
+        self.boundary.ask(self._recorder.differs)
         self.boundary.call(self._recorder.finish)
         self.boundary.open = False
         if self.begun:
-            self._safely(self._recorder.close)
-        self._safely(self._recorder.leave)
+            self._run_noting_failure(self._recorder.close)
+        self._run_noting_failure(self._recorder.leave)
         if self._writer is not None:
-            self._safely(lambda: self._close_run(status, reason))
+            self._run_noting_failure(lambda: self._close_run(status, reason))
         self.closed = True
         atexit.unregister(self._at_exit)
         SESSIONS.discard(self)
@@ -185,7 +185,7 @@ class Session:
         self.plan.together = run_facts.rank_of_process().get("world_size", 1) > 1
         self._recorder.open(self._writer)
         self.begun = True
-        self._safely(self._write_beginning)
+        self._run_noting_failure(self._write_beginning)
         for kind, message, fields in self._notes:
             self.note(kind, message, **fields)
         self._notes.clear()
@@ -199,12 +199,12 @@ class Session:
             **run_facts.run_start_facts(self.settings, self.plan.choice.name, self.pid, self._recorder.framework)
         )
         if not self.writer.is_rank:
-            self._safely(lambda: self.writer.device(run_facts.device_json(self.settings.root)))
+            self._run_noting_failure(lambda: self.writer.write_device(run_facts.device_json(self.settings.root)))
 
     # steps
 
-    def _stepped(self, loss: Any, samples: int | None) -> None:
-        self._recorder.wait(loss)
+    def _end_stated_step(self, loss: Any, samples: int | None) -> None:
+        self._recorder.wait_for_step(loss)
         self._loss, self._stated_samples = loss, self._count_of(samples)
         self.end_step(monotonic_ns())
 
@@ -254,7 +254,7 @@ class Session:
         if self.profiled:
             recorder.after_step(span)
         if recorder.step_ends(span):
-            self.plan.took_no_shapes()
+            self.plan.postpone_shapes()
         else:
             self.plan.note_step_length(self.profiled, t1_ns - t0_ns)
         self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, self.profiled)
@@ -278,7 +278,7 @@ class Session:
 
     def join_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> int | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies."""
-        joined = self._log.join(self.writer, first_ns, ends_ns)
+        joined = self._log.replace_steps(self.writer, first_ns, ends_ns)
         if joined is None:
             return None
         step, self.t0_ns = joined
@@ -287,32 +287,32 @@ class Session:
 
     def _write_model(self) -> None:
         def write() -> None:
-            rows = self._recorder.model()
+            rows = self._recorder.model_rows()
             if rows != self._model_rows:  # at the end they are mostly the same as after the warm-up
-                self.writer.model(rows)
+                self.writer.write_model(rows)
                 self._model_rows = rows
 
-        self._safely(write)
+        self._run_noting_failure(write)
 
     # faults
 
     def _failed(self, error: BaseException) -> None:
         """Ours, of any kind: tell it in the run, and let the training be."""
         self.profiled, self.fault = False, fault_text(error)
-        self._safely(self._recorder.settle)
-        self._safely(lambda: self._recorder.abandon_window("profiling failed"))
-        self._safely(self._recorder.leave)
+        self._run_noting_failure(self._recorder.report_ended_steps)
+        self._run_noting_failure(lambda: self._recorder.abandon_window("profiling failed"))
+        self._run_noting_failure(self._recorder.leave)
         # With the frames of ours, too, that a route has hidden until now.
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         self.note("profiling-failed", self.fault, step=self.number, traceback="".join(lines)[-4000:])
 
-    def _disturbed(self) -> None:
+    def _drop_interrupted_window(self) -> None:
         """An exception of the training's came while our code ran: a window may be half open."""
         self._recorder.abandon_window("an exception of the training's was raised while it was written")
 
     def forked(self) -> None:
         """Leave the run in a forked child: it is no part of it."""
-        self.boundary.forked()
+        self.boundary.close_in_child()
         self.closed = True
         atexit.unregister(self._at_exit)
         self._recorder.forget()
@@ -344,19 +344,23 @@ class Session:
             self.note("sampler-lost", f"the sampling process ended early (exit code {end.exit_code})")
 
     def _close_run(self, status: str, reason: str | None) -> None:
-        self._safely(self._stop_sampler)
+        self._run_noting_failure(self._stop_sampler)
         if self.number == 0:
             why = self.why_no_steps
-            self._safely(lambda: self.note("no-steps", f"no step ended while this run was recorded: {why()}"))
+            self._run_noting_failure(
+                lambda: self.note("no-steps", f"no step ended while this run was recorded: {why()}")
+            )
         else:
-            self._safely(self._note_remarks)
+            self._run_noting_failure(self._note_remarks)
         self._write_model()
-        self._safely(
+        self._run_noting_failure(
             lambda: self.writer.update(clock_end=read_clocks(), **run_facts.rank_of_process(), **self._outcome())
         )
         if not self.writer.is_rank:
-            self._safely(lambda: self.writer.device(run_facts.device_json(self.settings.root, self.path)))
-        self._safely(lambda: self._log.close(self.writer, status, reason))
+            self._run_noting_failure(
+                lambda: self.writer.write_device(run_facts.device_json(self.settings.root, self.path))
+            )
+        self._run_noting_failure(lambda: self._log.close(self.writer, status, reason))
 
     def _note_remarks(self) -> None:
         for kind, message in self._recorder.remarks():
@@ -371,7 +375,7 @@ class Session:
         return self._recorder.why_no_steps()
 
     def _outcome(self) -> dict[str, Any]:
-        outcome = self._recorder.outcome(monotonic_ns() - self._began_ns)
+        outcome = self._recorder.run_json_fields(monotonic_ns() - self._began_ns)
         recorder = {**outcome.pop("recorder"), "modules_bytes": self.modules_bytes}  # of code for profiling alone
         return {**outcome, "recorder": recorder, "steps_lost": self._log.lost}
 
@@ -389,7 +393,7 @@ class Session:
         uncaught = getattr(sys, "last_value", None)
         return self.status if self.status[0] != "ok" or uncaught is None else run_facts.status_of(uncaught)
 
-    def _safely(self, action: Callable[[], Any], note: bool = True) -> None:
+    def _run_noting_failure(self, action: Callable[[], Any], note: bool = True) -> None:
         """Run the action; a failure on our side is noted, and nothing else happens."""
         try:
             action()
@@ -404,7 +408,7 @@ class Session:
 SESSIONS: set[Any] = set()  # each hears of it by `forked` and `forks`
 
 
-def _in_child() -> None:
+def _leave_sessions_in_child() -> None:
     kineto: Any = sys.modules.get("stepscope.record.kineto")
     if kineto is not None:  # a training with torch
         kineto.end_forked_children_early()
@@ -414,9 +418,9 @@ def _in_child() -> None:
     SESSIONS.clear()
 
 
-def _in_parent() -> None:
+def _note_fork_in_sessions() -> None:
     for session in list(SESSIONS):
         session.forks()
 
 
-os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)
+os.register_at_fork(after_in_child=_leave_sessions_in_child, after_in_parent=_note_fork_in_sessions)

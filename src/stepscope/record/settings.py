@@ -60,7 +60,7 @@ def check_settings(settings: Settings) -> Settings:
 LEAST_DISK = 20_000_000  # bytes: less than the model, the first parts and the last ones take
 
 
-def disk_room(amount: float | str | None) -> int | None:
+def parse_max_disk(amount: float | str | None) -> int | None:
     """Return the bytes that a run may take, given in bytes or as a text such as "500MB"; UsageError where too few."""
     if amount is None:
         return None
@@ -100,7 +100,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StepChoice:
     """A fixed choice of steps, or the adaptive one."""
 
     name: str
@@ -130,16 +130,16 @@ def schedule(*, wait: int, warmup: int, active: int, repeat: int = 0, skip_first
     return Schedule(wait, warmup, active, repeat, skip_first)
 
 
-def parse_schedule(record: str | Schedule) -> Choice:
+def parse_schedule(record: str | Schedule) -> StepChoice:
     """The choice behind `--record` and `record=`; UsageError names the forms."""
     if isinstance(record, Schedule):
-        return Choice("schedule", schedule=record)
+        return StepChoice("schedule", schedule=record)
     if record in ("adaptive", "all", "none"):
-        return Choice(record)
+        return StepChoice(record)
     form, _, number = record.partition(":")
     if form in ("first", "every") and number.isdecimal() and int(number) > 0:
         steps = int(number)
-        return Choice(record, first=steps) if form == "first" else Choice(record, every=steps)
+        return StepChoice(record, first=steps) if form == "first" else StepChoice(record, every=steps)
     raise UsageError(f"cannot record '{record}'", f"choose one of {_FORMS}")
 
 

@@ -76,11 +76,11 @@ def _pass_on(came: int, child: subprocess.Popen[bytes], witness: subprocess.Pope
         more = os.read(came, 512) if select.select([came], (), (), 0)[0] else b""
         for number in dict.fromkeys(first + more):
             with contextlib.suppress(OSError):  # the child has ended
-                if not _notify_all(witness, number) or os.getpgid(child.pid) != os.getpgrp():
+                if not _did_witness_get_signal(witness, number) or os.getpgid(child.pid) != os.getpgrp():
                     child.send_signal(number)
 
 
-def _notify_all(witness: subprocess.Popen[bytes] | None, number: int) -> bool:
+def _did_witness_get_signal(witness: subprocess.Popen[bytes] | None, number: int) -> bool:
     """Return whether the witness got a signal too; one that does not answer is asked no more.
 
     Without a witness those that terminals send are taken to have reached all.

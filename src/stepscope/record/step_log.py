@@ -34,7 +34,7 @@ class StepLog:
         if callable(loss) or self._waiting:
             self._waiting.append((step, *span_ns, samples, loss, whole))
         else:
-            writer.step(step, *span_ns, samples, loss, whole)
+            writer.append_step(step, *span_ns, samples, loss, whole)
         self._last.append((step, *span_ns))
 
     def flush(self, writer: RunWriter, now_ns: int) -> None:
@@ -62,17 +62,17 @@ class StepLog:
     def _read_losses(self, writer: RunWriter) -> None:
         while self._waiting:  # an interrupt, which a wait for an accelerator invites, loses none of them
             step, t0_ns, t1_ns, samples, loss, whole = self._waiting[0]
-            writer.step(step, t0_ns, t1_ns, samples, loss() if callable(loss) else loss, whole)
+            writer.append_step(step, t0_ns, t1_ns, samples, loss() if callable(loss) else loss, whole)
             del self._waiting[0]
 
-    def join(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
+    def replace_steps(self, writer: RunWriter, first_ns: int, ends_ns: tuple[int, ...]) -> tuple[int, int] | None:
         """Make steps that end at these times of those since the one in which `first_ns` lies.
 
         Return the number of the first of them, and when the open step begins; None where they cannot be taken back.
         """
         self._read_losses(writer)
         step, begin_ns, _ = next((known for known in self._last if known[2] >= first_ns), (None, 0, 0))
-        if step is None or (step and step == self._last[0][0]) or not writer.take_back(step):
+        if step is None or (step and step == self._last[0][0]) or not writer.drop_steps_from(step):
             return None
         what = f"{len(ends_ns)} rounds of optimizers" if ends_ns else "none, since an optimizer updates"
         count = self._last[-1][0] + 1 - step + (len(ends_ns) > 0)

@@ -18,11 +18,11 @@ from stepscope.clock import monotonic_ns
 from stepscope.record import torch_private
 from stepscope.record.call_samples import BatchWitness, CallSamples, unwrapped
 from stepscope.record.gradient_threads import GradientThreads
-from stepscope.record.ops.modules import parameters_of, parts_of
+from stepscope.record.ops.modules import module_and_descendants, parameters_of
 from stepscope.record.optimizer_identity import (
     COPIES,
     CopyUpdateWitness,
-    Identities,
+    ObjectNumbers,
     OptimizerNumbers,
     SharedModelWitness,
 )
@@ -59,7 +59,7 @@ class StepFinder:
         self._trainers = trainers
         self._from_updates = from_updates
         self._excluded, self._joined = excluded, joined
-        self._identities = Identities(follows=True)
+        self._identities = ObjectNumbers(follows=True)
         self._optimizers = OptimizerNumbers()
         self._copies, self._one_model = CopyUpdateWitness(), SharedModelWitness()
         self._rounds = OptimizerRounds(
@@ -68,7 +68,7 @@ class StepFinder:
             alive=self._optimizers.alive,
             joined=joined,
             of_copies=self._optimizers.of_copies,
-            one_model=lambda numbers: self._one_model.holds(numbers),
+            one_model=lambda numbers: self._one_model.is_one_model(numbers),
         )
         self._manual = ManualRounds(ended)
         self._weights: list[weakref.ref[torch.Tensor]] = []  # leaves that roots were multiplied by
@@ -131,7 +131,7 @@ class StepFinder:
             return "steps-uncertain", UNCERTAIN
         if self._rounds.uneven_rounds:
             return "steps-are-rounds", ROUNDS
-        return ("steps-uncertain", COPIES) if self._copies.moves and self._optimizers.of_copies else None
+        return ("steps-uncertain", COPIES) if self._copies.model_follows_copies and self._optimizers.of_copies else None
 
     @property
     def calls_no_module(self) -> bool:
@@ -141,16 +141,16 @@ class StepFinder:
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost module is called, with gradients or without."""
         self.signs["calls"] += 1
-        self._something_else()
+        self._check_manual_update()
         if not torch.is_grad_enabled() or torch_private.in_backward():  # computed again there: counted before
             return
-        between, number = self._between, self._identities.number(module)
+        between, number = self._is_between_steps, self._identities.number(module)
         self._work_begins()
         if not vars(module).get("training", True):
             self._samples.in_evaluation()
             self._in_evaluation.setdefault(number, (between, monotonic_ns()))
         elif number in self._in_evaluation:
-            self._was_evaluated(number)
+            self._exclude_evaluation(number)
         self._trained.add(number)
         self._one_model.called(module)
         if not self._step_pass_called:
@@ -168,16 +168,16 @@ class StepFinder:
             return
         number, now_ns = self._identities.number(module), monotonic_ns()
         if number not in self._trained:
-            self._samples.shown(number)
+            self._samples.note_untrained_call(number)
         else:
             self._samples.evaluated()
-        if self._between and not vars(module).get("training", True) and number in self._trained:
+        if self._is_between_steps and not vars(module).get("training", True) and number in self._trained:
             self._leave_out(now_ns)
         else:
             self._gaps.evaluated(number, now_ns)
 
     @property
-    def _between(self) -> bool:
+    def _is_between_steps(self) -> bool:
         """Return whether no work of a step has begun since the last one."""
         return self._gaps.is_open or (self._rounds.undecided and not self._worked)
 
@@ -185,7 +185,7 @@ class StepFinder:
         if number in self._in_evaluation:
             self._in_evaluation[number] = self._in_evaluation[number][0], monotonic_ns()
 
-    def _was_evaluated(self, number: int) -> None:
+    def _exclude_evaluation(self, number: int) -> None:
         """It was called with gradients in evaluation, is in training now, and nothing was computed in between."""
         between, ended_ns = self._in_evaluation.pop(number)
         self._samples.was_evaluated(number)
@@ -248,7 +248,7 @@ class StepFinder:
             leaves = [leaf for leaf in (reference() for reference in self._watched or ()) if leaf is not None]
             self._of_data = all(id(leaf) in given for leaf in leaves)
             self._manual.begins(self._fingerprint())
-        if self._samples.pending and not self._trainers.others() and self._gradients.has_no_gradient():
+        if self._samples.has_pending_pass and not self._trainers.others() and self._gradients.has_no_gradient():
             self._samples.passes_dropped()
         self._samples.backward()
 
@@ -274,7 +274,7 @@ class StepFinder:
 
     def fetched(self, iterator: Any, samples: int | None) -> None:
         """A data loader gave so many samples; None where nothing tells."""
-        self._something_else()
+        self._check_manual_update()
         if samples is not None:
             self._samples.batch(self._identities.number(iterator), samples)
 
@@ -354,14 +354,14 @@ class StepFinder:
             leaves = [leaf for leaf in found if isinstance(leaf, nn.Parameter)] or found  # others come and go
             self._watched, self._choice = [weakref.ref(leaf) for leaf in leaves], self._choice + 1
 
-    def swaps(self) -> None:
+    def forget_tensors(self) -> None:
         """A tensor is about to be swapped with another, which torch refuses where one has weak references."""
         self._watched, self._weights = None, []
         self._gradients, self._copies, self._one_model = GradientWitness(), CopyUpdateWitness(), SharedModelWitness()
         self._optimizers.forget_parameters()
         self._samples.forget_inputs()
 
-    def _something_else(self) -> None:
+    def _check_manual_update(self) -> None:
         if self._manual.undecided and self._by_hand():
             self._manual.something_else(self._fingerprint())
 
@@ -457,7 +457,7 @@ class GradientWitness:
             parameter = None if known is None else known()
             if known is None or parameter is None:
                 module = held()
-                parts = [] if module is None or replayed else parts_of(module)
+                parts = [] if module is None or replayed else module_and_descendants(module)
                 of_parts = (parameter for part in parts for parameter in parameters_of(part))
                 parameter = next((candidate for candidate in of_parts if candidate.grad is not None), None)
                 if parameter is None:

@@ -71,7 +71,7 @@ class TorchHooks:
         self._updates = 0
         self._updating: list[int] = []  # addresses of optimizers that are within an update, the innermost last
         self._modules = _ModuleRoute(boundary, listener, self)
-        self._before_update, self._after_update = self._outermost_updates()
+        self._before_update, self._after_update = self._make_optimizer_hooks()
 
     @property
     def calls(self) -> int:
@@ -85,21 +85,23 @@ class TorchHooks:
         self._modules.install()
         undo(register_optimizer_step_pre_hook(self._before_update).remove)
         undo(register_optimizer_step_post_hook(self._after_update).remove)
-        undo(self._route(torch.autograd, "_engine_run_backward", self._backward))
-        undo(self._route(nn.Module, "compile", self._compile))
-        undo(self._route_code(torch.utils, "swap_tensors", self._swap))  # also of who has imported it by its name
-        undo(self._route(torch._C, "_swap_tensor_impl", self._swap))
+        undo(self._wrap_method(torch.autograd, "_engine_run_backward", self._wrap_backward))
+        undo(self._wrap_method(nn.Module, "compile", self._wrap_module_compile))
+        undo(
+            self._route_code(torch.utils, "swap_tensors", self._wrap_swap_tensors)
+        )  # also of who has imported it by its name
+        undo(self._wrap_method(torch._C, "_swap_tensor_impl", self._wrap_swap_tensors))
         distributed = sys.modules.get("torch.distributed.autograd")  # torch has imported it, if this build has it
         if distributed is not None:
-            self._undo.append(self._route(distributed, "backward", self._distributed_backward))
+            self._undo.append(self._wrap_method(distributed, "backward", self._distributed_backward))
         iterators = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
         if iterators is not None:
-            self._undo.append(self._route(iterators, "__next__", self._wrap_loader_next))
+            self._undo.append(self._wrap_method(iterators, "__next__", self._wrap_loader_next))
         scaler = getattr(torch.amp, "GradScaler", None)
         if scaler is not None:
-            self._undo.append(self._route(scaler, "step", self._scaler_step))
+            self._undo.append(self._wrap_method(scaler, "step", self._scaler_step))
         for name in ("walk_tb", "_walk_tb_with_full_positions"):
-            self._undo.append(self._route(traceback, name, without_our_frames))
+            self._undo.append(self._wrap_method(traceback, name, without_our_frames))
 
     def profile_calls(self, profiled: bool) -> None:
         """Open a scope around every module call from now on, or around none; open ones end."""
@@ -123,9 +125,9 @@ class TorchHooks:
         self._installed = False
         if _compiled_now() is None:  # else they stay, and do nothing: what Dynamo traces twice must be the same
             undo, self._undo = self._undo, []
-            self._boundary.all_of(undo)
+            self._boundary.call_all(undo)
 
-    def _route(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    def _wrap_method(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
         plain = vars(owner).get(name)
         if not callable(plain):
             return lambda: None
@@ -143,7 +145,7 @@ class TorchHooks:
         function = vars(owner).get(name)
         code = getattr(function, "__code__", None)
         if not isinstance(function, FunctionType) or code is None or code.co_freevars or code.co_argcount != 2:
-            return self._route(owner, name, around)
+            return self._wrap_method(owner, name, around)
         plain = FunctionType(code, function.__globals__, name, function.__defaults__)
         routed = function.__code__ = code_that_calls(around(plain), code)
 
@@ -155,7 +157,7 @@ class TorchHooks:
 
     # What follows runs in every step, on cold caches: each event takes as few frames as can be.
 
-    def _outermost_updates(self) -> Any:
+    def _make_optimizer_hooks(self) -> Any:
         """Return both hooks: torch calls them twice where an optimizer's `step` calls that of its base class."""
         boundary, listener, is_next = self._boundary, self._listener, self._repeating.is_next
         modules = self._modules
@@ -178,7 +180,7 @@ class TorchHooks:
                 if outermost and times is not None:
                     times.updating(type(optimizer).__name__)
             except BaseException as error:
-                boundary.failed(error)
+                boundary.handle_error(error)
 
         def after(optimizer: Any, *_: Any) -> None:
             if _is_compiling():
@@ -193,11 +195,11 @@ class TorchHooks:
                     if not (boundary.open and is_next(UPDATED, optimizer)):
                         boundary.call(ends, optimizer)
             except BaseException as error:
-                boundary.failed(error)
+                boundary.handle_error(error)
 
         return before, after
 
-    def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
         is_next, graph_task, none = repeating.is_next, torch_private.graph_task, torch_private.NO_TASK
         raised, modules = getattr(listener, "backward_raised", _nothing), self._modules
@@ -211,7 +213,7 @@ class TorchHooks:
                 expected = boundary.open and is_next(BACKWARD, repeating, of_others)
             except BaseException as error:
                 expected = False
-                boundary.failed(error)
+                boundary.handle_error(error)
             if not expected:
                 boundary.call(listener.before_backward, t_outputs, inputs, args[0] if args else None)
                 if not self._keras and "keras" in sys.modules:
@@ -238,7 +240,7 @@ class TorchHooks:
                 return plain(*args, **kwargs)
             if not self._distributed:
                 boundary.call(self._route_distributed)
-            if not boundary.asks(repeating.is_next, BACKWARD, repeating, False):
+            if not boundary.ask(repeating.is_next, BACKWARD, repeating, False):
                 boundary.call(listener.before_backward, args[1] if len(args) > 1 else kwargs.get("roots"), None)
             try:
                 result = plain(*args, **kwargs)
@@ -255,7 +257,7 @@ class TorchHooks:
         optimizers = getattr(sys.modules.get("torch.distributed.optim"), "DistributedOptimizer", None)
         if optimizers is not None:  # who has one has imported it by now
             self._distributed = True
-            self._undo.append(self._route(optimizers, "step", self._announced_update))
+            self._undo.append(self._wrap_method(optimizers, "step", self._announced_update))
 
     def _wrap_loader_next(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         boundary, listener, repeating = self._boundary, self._listener, self._repeating
@@ -279,14 +281,14 @@ class TorchHooks:
                 expected = boundary.open and repeating.batch(iterator, batch)
             except BaseException as error:
                 expected = False
-                boundary.failed(error)
+                boundary.handle_error(error)
             if not expected:
                 boundary.call(listener.batch, iterator, batch)
             return batch
 
         return take
 
-    def _compile(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_module_compile(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def compile_in_place(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = plain(module, *args, **kwargs)
             if self._installed:
@@ -295,7 +297,7 @@ class TorchHooks:
 
         return compile_in_place
 
-    def _swap(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_swap_tensors(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         heard = getattr(self._listener, "swaps", _nothing)  # who keeps no tensors need not know
 
         def swap(*tensors: Any, **named: Any) -> Any:
@@ -324,7 +326,7 @@ class TorchHooks:
         if owner is None:  # it is being imported just now
             return
         self._keras = True
-        self._undo.append(self._route(owner, "apply", self._announced_update))
+        self._undo.append(self._wrap_method(owner, "apply", self._announced_update))
 
     def _announced_update(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -376,13 +378,13 @@ class _ModuleRoute:
         plain = vars(nn.Module)["__call__"]
         self._plain = plain if plain is not getattr(nn.Module, "_wrapped_call_impl", None) else None
         self._installed = True
-        self._follow()
+        self._refresh_call_flags()
         self._call = call = functools.wraps(plain)(self._routed_call(plain))
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
         def undo() -> None:
             self._installed = False
-            self._follow()
+            self._refresh_call_flags()
             if vars(nn.Module)["__call__"] is call:  # else somebody has wrapped it: it passes through
                 nn.Module.__call__ = plain  # type: ignore[method-assign]
 
@@ -399,12 +401,12 @@ class _ModuleRoute:
             functools.partial(self.note, None),
             functools.partial(self.time, None),
         ]
-        self._boundary.all_of([*nobody, *undo])
+        self._boundary.call_all([*nobody, *undo])
 
     def profile(self, profiled: bool) -> None:
         """Scopes are made anew for each window: none may outlive the window in which it was entered."""
         self._profiled = profiled
-        self._follow()
+        self._refresh_call_flags()
         self._window += 1
         opened, self._open, self._free = self._open, [], {}
         for scope in reversed(opened):
@@ -416,13 +418,13 @@ class _ModuleRoute:
     def note(self, noted: CallListener | None) -> None:
         """Ignore calls under way: a listener that was told of a call is told of its end."""
         self._noted_by = noted
-        self._follow()
+        self._refresh_call_flags()
 
     def time(self, times: CallTimes | None) -> None:
         self._times = times
-        self._follow()
+        self._refresh_call_flags()
 
-    def _follow(self) -> None:
+    def _refresh_call_flags(self) -> None:
         self.timed = None if self._profiled else self._times
         self._watched = self._profiled or self._noted_by is not None or self.timed is not None
         self._plain_within = self._installed and not self._watched and self._plain is None
@@ -462,7 +464,7 @@ class _ModuleRoute:
             try:
                 times = route.timed and route._times_of(self)
             except BaseException as error:
-                route._boundary.failed(error)
+                route._boundary.handle_error(error)
             if times is not None:
                 times.noted.extend((times.known[key][1], clock(), sequence()))
             try:
@@ -476,7 +478,7 @@ class _ModuleRoute:
                     try:
                         route._close(ranged, key)
                     except BaseException as error:
-                        route._boundary.failed(error)
+                        route._boundary.handle_error(error)
 
         return call
 
@@ -501,7 +503,7 @@ class _ModuleRoute:
         here = get_ident()
         watched = here not in self._routes.loading and _tracing() is None
         if self._inside:  # in another thread, which may have it run parts of its model
-            watched = watched and not self._boundary.asks(self._is_part, module)
+            watched = watched and not self._boundary.ask(self._is_part, module)
         try:
             self._inside.add(here)
             self._plainly = (
@@ -512,7 +514,7 @@ class _ModuleRoute:
                     expected = self._boundary.open and self._repeating.called(module, args, kwargs)
                 except BaseException as error:
                     expected = False
-                    self._boundary.failed(error)
+                    self._boundary.handle_error(error)
                 if not expected:
                     self._boundary.call(self._listener.called, module, args, kwargs)
             run = module._call_impl if self._plainly else functools.partial(self._call, module)

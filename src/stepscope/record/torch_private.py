@@ -89,9 +89,9 @@ def leaves_of(roots: Any, most: int = 8, most_nodes: int = 20_000) -> list[torch
     return found
 
 
-def without_numbers(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def make_meta_tensor(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of this shape and type that has no numbers, made unseen by the training."""
-    with unseen_by_modes():
+    with bypass_torch_modes():
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -170,7 +170,7 @@ def first_bytes(tensor: torch.Tensor, most: int = 64) -> bytes | None:
     return ctypes.string_at(int(begin + offset), int(count)) if count > 0 and begin else None
 
 
-def number_in(value: Any) -> float | None:
+def loss_value(value: Any) -> float | None:
     """Return the one number of a loss, without an op where that can be: a profiler of the training's would show it."""
     if value is None:
         return None
@@ -184,19 +184,19 @@ def number_in(value: Any) -> float | None:
         return None
 
 
-def later_number_in(value: Any) -> float | Callable[[], float | None] | None:
+def loss_value_or_reader(value: Any) -> float | Callable[[], float | None] | None:
     """Return the number of a loss; of one on an accelerator, which a look would wait for, what reads a copy of it."""
     if type(value) is not torch.Tensor or value.device.type == "cpu" or value.numel() != 1:
-        return number_in(value)  # of a tensor that is spread over ranks at once, too, as they all do it in step
+        return loss_value(value)  # of a tensor that is spread over ranks at once, too, as they all do it in step
     try:
-        with unseen_by_modes():
-            return functools.partial(number_in, value.detach().clone())
+        with bypass_torch_modes():
+            return functools.partial(loss_value, value.detach().clone())
     except RuntimeError:  # no memory, or an earlier error of the device, which the training hears of itself
         return None
 
 
 @contextlib.contextmanager
-def unseen_by_modes() -> Iterator[None]:
+def bypass_torch_modes() -> Iterator[None]:
     """Run something apart from a mode of the training's that looks at every operator."""
     with torch._C.DisableTorchFunction(), _without_dispatch_modes():
         yield

@@ -20,13 +20,13 @@ from stepscope.record.framework import Ended, Loss, TrainingSession
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.memory.tensor_watch import MemoryWatch
 from stepscope.record.ops.events import MODULE_SCOPE, OPTIMIZER_STEP
-from stepscope.record.ops.modules import Models, ModuleBook, named_models
+from stepscope.record.ops.modules import Models, ModuleRegistry, named_models
 from stepscope.record.ops.rows import StepSpan
 from stepscope.record.ops.source_lines import CallSites
 from stepscope.record.plan import LOOK_AHEAD
 from stepscope.record.recorder import OpRecorder
 from stepscope.record.repeated_steps import RepeatFilter
-from stepscope.record.sample_count import shapes_of
+from stepscope.record.sample_count import hash_of_shapes
 from stepscope.record.steps import NO_MODULE_CALLS, StepFinder, why_no_steps
 from stepscope.record.torch_hooks import TorchHooks
 from stepscope.runfolder import RunWriter
@@ -42,7 +42,7 @@ class TorchRecorder:
         self._ops: OpRecorder | None = None
         self._repeats = RepeatFilter(self._boundary, self)
         self.routes = TorchHooks(self._boundary, self, self._repeats)
-        self._book = ModuleBook(self._found_root)
+        self._book = ModuleRegistry(self._note_compiled_root)
         self._trainers = GradientThreads()
         settings = session.settings
         self._finder = StepFinder(
@@ -50,8 +50,8 @@ class TorchRecorder:
             settings.steps_from == "optimizer",
             settings.optimizer_steps_per_step,
             session.end_step,
-            self._joined,
-            self._excluded,
+            self._replace_steps,
+            self._restart_open_step,
             self._note_calls,
         )
         self._leaving = contextlib.ExitStack()
@@ -70,7 +70,7 @@ class TorchRecorder:
             self._boundary.call(self._book.add_root, model, name)
         self._leaving.callback(self.routes.remove)
         self.routes.install()
-        self._leaving.callback(kineto.before_other_profilers(self._boundary.guarded(self._other_profiler)))
+        self._leaving.callback(kineto.before_other_profilers(self._boundary.guarded(self._give_way_to_other_profiler)))
 
     @property
     def knows_models(self) -> bool:
@@ -80,7 +80,7 @@ class TorchRecorder:
     def open(self, writer: RunWriter) -> None:
         """Prepare to record into this run."""
         memory, session = MemoryWatch(self._book, self._trainers), self._session
-        guarded, tell = self._boundary.guarded, self._repeats.tell
+        guarded, tell = self._boundary.guarded, self._repeats.report_ended_steps
         self._ops = OpRecorder(writer, session.plan, memory, self.routes, session.note, guarded, tell)
 
     def rehearse(self) -> None:
@@ -125,12 +125,12 @@ class TorchRecorder:
         """Steps that have ended and that the session has not been told of."""
         return self._repeats.untold
 
-    def wait(self, loss: Any) -> None:
+    def wait_for_step(self, loss: Any) -> None:
         """Calls on a CPU return when their work is done; of a GPU, a step is what was asked for in it."""
 
     def number_in(self, loss: Any) -> Loss:
         """The number that a loss holds, or what reads it later."""
-        return torch_private.later_number_in(loss)
+        return torch_private.loss_value_or_reader(loss)
 
     def before_step(self, step: int, elapsed_ns: int, again: bool) -> bool:
         """Open, keep or close the window as the plan says."""
@@ -154,12 +154,12 @@ class TorchRecorder:
     def step_ends(self, span: StepSpan) -> bool:
         """Every step's end, profiled or not; True where it was profiled in parts."""
         assert self._ops is not None
-        self._book_following(self._ops)
+        self._add_event_tracking_cost(self._ops)
         in_parts = self._ops.step_ends(span)
         self._repeats.step_ended()
         return in_parts
 
-    def _book_following(self, ops: OpRecorder) -> None:
+    def _add_event_tracking_cost(self, ops: OpRecorder) -> None:
         """Count what following the events of this step took, where it is none whose own length shows that."""
         spent_ns = self._boundary.spent_ns - ops.paused_ns - ops.once_ns
         if self._spent_ns is not None and not self._session.profiled and ops.layers.open is None:
@@ -200,11 +200,11 @@ class TorchRecorder:
         if self._ops is None or not torch.is_grad_enabled():
             return
         if self._session.profiled:
-            self._inputs.add(shapes_of((args, kwargs)))
+            self._inputs.add(hash_of_shapes((args, kwargs)))
             self._ops.called(args, kwargs)
-            self._look()
+            self._close_oversized_window()
         else:
-            self._ops.works()
+            self._ops.before_forward()
 
     def is_part(self, module: nn.Module) -> bool:
         """Return whether a module is a part of a known model, or a copy of one that `DataParallel` made."""
@@ -236,14 +236,14 @@ class TorchRecorder:
         self._session.begin()
         self._finder.before_update(optimizer)
         if self._ops is not None:
-            self._look()
-            self._ops.updates(optimizer)
-            self._ops.optimizer_steps(optimizer)
+            self._close_oversized_window()
+            self._ops.note_updating_optimizer(optimizer)
+            self._ops.before_optimizer_step(optimizer)
 
     def after_optimizer(self, optimizer: Any) -> None:
         """An optimizer has updated: the step may have ended."""
         if self._ops is not None:
-            self._ops.updates(None)
+            self._ops.note_updating_optimizer(None)
         self._finder.after_update(optimizer)
 
     def skipped_update(self) -> None:
@@ -256,17 +256,17 @@ class TorchRecorder:
 
     def swaps(self) -> None:
         """Two tensors are about to be swapped."""
-        self._finder.swaps()
+        self._finder.forget_tensors()
         if self._ops is not None:
-            self._ops.swaps()
+            self._ops.end_window_before_swap()
 
     def before_backward(self, roots: Any, inputs: Any, weights: Any = None) -> None:
         """Gradients are about to be computed."""
-        self._trainers.computes()
+        self._trainers.note_this_thread()
         self._session.begin()
         self._finder.before_backward(roots, inputs, weights)
         self._open_step()
-        self._look(before_pass=True)
+        self._close_oversized_window(before_pass=True)
         if self._ops is not None:
             self._ops.mark("backward")
             self._ops.before_pass(roots, inputs)
@@ -276,7 +276,7 @@ class TorchRecorder:
         self._finder.after_backward(self._repeats.replaying)
         if self._ops is not None:
             self._ops.after_pass()
-            self._look()
+            self._close_oversized_window()
 
     def backward_raised(self) -> None:
         """An exception has ended a backward pass."""
@@ -297,7 +297,7 @@ class TorchRecorder:
 
     def many_calls(self) -> None:
         """Many modules were called in a profiled step: is it still small enough?"""
-        self._look()
+        self._close_oversized_window()
 
     def optimizer_scope(self, optimizer: Any) -> torch_private.Scope:
         """The range by which a torch optimizer announces itself, for another."""
@@ -330,7 +330,7 @@ class TorchRecorder:
         if (self._session.t0_ns is None or self._begins_anew) and torch.is_grad_enabled():
             self._session.begin_step(again=self._begins_anew)
 
-    def _excluded(self, now_ns: int) -> None:
+    def _restart_open_step(self, now_ns: int) -> None:
         """Begin the step now: what went before is no part of it, and what was recorded is dropped from RAM."""
         session = self._session
         self._repeats.differs()
@@ -346,14 +346,14 @@ class TorchRecorder:
             now_ns = monotonic_ns()
         session.t0_ns = now_ns
 
-    def _joined(self, first_ns: int, ends_ns: tuple[int, ...]) -> bool:
+    def _replace_steps(self, first_ns: int, ends_ns: tuple[int, ...]) -> bool:
         """What had been taken for steps since then were others, or none: profiles of them are of none."""
         session = self._session
         if self._ops is None or torch_private.in_backward() or kineto.runs_elsewhere():
             return False
         if (step := session.join_steps(first_ns, ends_ns)) is None:
             return False
-        self._ops.take_back(step)
+        self._ops.drop_steps_from(step)
         session.profiled = False
         if ends_ns:
             self._finder.step_ended()
@@ -361,11 +361,11 @@ class TorchRecorder:
             session.begin_step()
         return True
 
-    def _look(self, before_pass: bool = False) -> None:
+    def _close_oversized_window(self, before_pass: bool = False) -> None:
         ops, session = self._ops, self._session
         if ops is None or session.t0_ns is None or not ops.recording:
             return
-        if ops.look(session.number, session.t0_ns, before_pass):
+        if ops.close_oversized_window(session.number, session.t0_ns, before_pass):
             session.profiled = False
 
     # modules
@@ -381,7 +381,7 @@ class TorchRecorder:
         self.routes.note_calls(witness)
         return True
 
-    def _found_root(self, root: nn.Module) -> None:
+    def _note_compiled_root(self, root: nn.Module) -> None:
         if "_orig_mod" in (vars(root).get("_modules") or {}):
             self._note_compiled()
 
@@ -389,16 +389,16 @@ class TorchRecorder:
         message = "a compiled model: ops below it carry the model's name, not their layer's"
         self._session.note("compiled", message)
 
-    def _other_profiler(self) -> None:
+    def _give_way_to_other_profiler(self) -> None:
         if self._ops is not None:
-            self._ops.give_way()
+            self._ops.yield_to_other_profiler()
 
-    def model(self) -> list[dict[str, Any]]:
+    def model_rows(self) -> list[dict[str, Any]]:
         """Rows of model.json: the modules that were called or given."""
         shares = {} if self._ops is None else self._ops.update_shares()
         return run_facts.model_json_rows(self._book, self._session.settings.flops, shares)
 
-    def outcome(self, span_ns: int) -> dict[str, Any]:
+    def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Return what run.json says at the end of a run of this length."""
         assert self._ops is not None
         return {
@@ -421,9 +421,9 @@ class TorchRecorder:
         """The reason why there is no step, as far as it was seen, and what helps."""
         return why_no_steps(self._finder.signs)
 
-    def settle(self) -> None:
+    def report_ended_steps(self) -> None:
         """Report steps that have ended and are not yet reported to the session."""
-        self._repeats.tell()
+        self._repeats.report_ended_steps()
 
     def abandon_window(self, why: str) -> None:
         """Drop the open window without its events."""
@@ -431,7 +431,7 @@ class TorchRecorder:
             try:
                 self._ops.abandon_window(why)
             finally:  # a fault of that, too
-                kineto.end_what_runs()
+                kineto.end_running_profile()
 
     def forks(self) -> None:
         """Note that this process has forked."""

@@ -12,7 +12,7 @@ from stepscope.errors import UsageError
 from stepscope.record import torch_private
 from stepscope.record.dry.flops import FlopCount, count_flops
 from stepscope.record.ops.events import DATA_SCOPE
-from stepscope.record.precision import describe_precision, in_precision
+from stepscope.record.precision import describe_precision, workload_in_precision
 from stepscope.record.run_facts import status_of
 from stepscope.record.session import Session
 from stepscope.record.settings import Settings
@@ -41,7 +41,7 @@ def torch_threads(count: int | None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Choices:
+class TrainingChoices:
     """Batch, optimizer, device, seed, learning rate and precision of a training; null is the workload's own choice."""
 
     batch: int | None = None
@@ -56,7 +56,7 @@ def train_workload(
     workload: Workload,
     steps: int,
     settings: Settings,
-    choices: Choices,
+    choices: TrainingChoices,
     *,
     evaluate: bool = True,
     stop: Stop = lambda: False,
@@ -66,7 +66,7 @@ def train_workload(
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
     made = asdict(choices)
-    cast = in_precision(workload, made.pop("precision"), choices.device)
+    cast = workload_in_precision(workload, made.pop("precision"), choices.device)
     training = cast.prepare(**made)
     counted = count_flops(training.model, workload.loss, workload.example(2))
     facts = {**_facts(workload, training, counted, choices), "planned_steps": steps}
@@ -106,7 +106,7 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.defaults.items() if value and isinstance(value, int | float)}
 
 
-def _facts(workload: Workload, training: Training, counted: FlopCount, choices: Choices) -> dict[str, Any]:
+def _facts(workload: Workload, training: Training, counted: FlopCount, choices: TrainingChoices) -> dict[str, Any]:
     return {
         "workload": {
             "domain": workload.domain,

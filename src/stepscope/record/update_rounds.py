@@ -73,7 +73,7 @@ class OptimizerRounds:
         """
         now = self._clock()
         update = key, joins, now
-        if self.fixed is None and self._is_lazy(key, joins, penalty):
+        if self.fixed is None and self._is_other_half_of_update(key, joins, penalty):
             if not self._known:  # whether there is another optimizer is still open
                 self._seen.append(update)
             return
@@ -94,7 +94,7 @@ class OptimizerRounds:
             self._history.clear()
         self._history.append((update, self._uneven))
         if ends := self._rounds_of_history():
-            self._learnt(update, ends)
+            self._apply_learnt_round(update, ends)
             return
         if joins and not self._seen and key != self._closer:
             self._known.add(key)  # it ends a step that was taken for ended
@@ -109,7 +109,7 @@ class OptimizerRounds:
         if key == self._closer:
             self._close()
 
-    def _is_lazy(self, key: Hashable, joins: bool, penalty: bool) -> bool:
+    def _is_other_half_of_update(self, key: Hashable, joins: bool, penalty: bool) -> bool:
         """Return whether this is the other half of an update: one with a penalty and one without, of one of several."""
         before, self._last = self._last, (key, penalty)
         lazy = not joins and before == (key, not penalty) and self._known != {key}
@@ -123,13 +123,13 @@ class OptimizerRounds:
         ends = _within_which_copies_train(updates, self._of_copies)
         if ends:
             self._rhythm = tuple(key for key, _ in updates[ends[-2] + 1 :])
-        elif (length := _repeated(updates)) and not self._one_model({key for key, _ in updates[-length:]}):
+        elif (length := _length_of_repetition(updates)) and not self._one_model({key for key, _ in updates[-length:]}):
             last = len(updates) - 1
             ends = [last - 2 * length, last - length, last]
             self._rhythm, self.uneven_rounds = tuple(key for key, _ in updates[-length:]), True
         return ends
 
-    def _learnt(self, update: _Update, ends: list[int]) -> None:
+    def _apply_learnt_round(self, update: _Update, ends: list[int]) -> None:
         """Some rounds were the same, of which this update ends the last."""
         (_, _, first_ns), uneven = self._history[ends[0] + 1]
         self._seen.append(update)
@@ -194,7 +194,7 @@ def _optimizers_with_gradients(step: list[_Update]) -> set[Hashable]:
     return {key for key, joins, _ in step if not joins}
 
 
-def _repeated(updates: list[tuple[Hashable, bool]]) -> int:
+def _length_of_repetition(updates: list[tuple[Hashable, bool]]) -> int:
     """Return the length of what came twice, with the last update at its end, some optimizer more than once in it.
 
     0 where nothing did, where some optimizer is among all that updated together (then each time is a step), or where
@@ -205,7 +205,7 @@ def _repeated(updates: list[tuple[Hashable, bool]]) -> int:
     length = next((back for back in range(1, len(updates)) if updates[-1 - back] == updates[-1]), 0)
     last = updates[-length:]
     uneven = 1 < len({key for key, _ in last}) < length and updates[-2 * length : -length] == last
-    return length if uneven and not set.intersection(*_together(last)) else 0
+    return length if uneven and not set.intersection(*_joint_optimizer_groups(last)) else 0
 
 
 def _within_which_copies_train(updates: list[tuple[Hashable, bool]], of_copies: Set[Hashable]) -> list[int]:
@@ -231,7 +231,7 @@ def _within_which_copies_train(updates: list[tuple[Hashable, bool]], of_copies: 
     return ends if len(ends) > 2 else []
 
 
-def _together(updates: list[tuple[Hashable, bool]]) -> list[set[Hashable]]:
+def _joint_optimizer_groups(updates: list[tuple[Hashable, bool]]) -> list[set[Hashable]]:
     """Return the optimizers that updated with nothing computed in between; the first follow the last."""
     groups: list[set[Hashable]] = []
     waiting: set[Hashable] = set()

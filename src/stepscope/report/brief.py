@@ -39,7 +39,7 @@ def _lines(run: Run) -> Iterator[str]:
         yield said if said.startswith(("peak ", "accuracy ", "GPU peak ")) else f"{label}: {said}"
     if fits := fits_sentence(run):
         yield f"memory: {fits}"
-    yield from _findings(run)
+    yield from _bottleneck_lines(run)
     yield from _step_share_lines(run)
     yield from _not_measured_lines(run)
 
@@ -51,7 +51,7 @@ def quoted(text: str, most: int = _NAME) -> str:
     return f"`{line if len(line) <= most else f'{line[:half]}…{line[-half:]}'}`"
 
 
-def _findings(run: Run) -> Iterator[str]:
+def _bottleneck_lines(run: Run) -> Iterator[str]:
     verdict = run.verdict()
     if not verdict.causes:
         yield f"bottleneck: unknown. {verdict.why or verdict.sentence}"

@@ -20,17 +20,17 @@ from stepscope.report.comparison import (
     QuantityRow,
     difference_interval_text,
     layer_table,
-    legend,
     overall_table,
     part_name,
     part_table,
     program_table,
     quantity_rows,
     quantity_table,
+    side_legend,
     signed_difference,
     total_difference,
 )
-from stepscope.report.html import Entry, page_of, write_text
+from stepscope.report.html import PageSection, render_page, write_text
 from stepscope.report.page.parts import Facts, Figure, Items, More, Note, Part, Section
 from stepscope.report.table import Cell, Column, Table
 from stepscope.units import plural
@@ -51,7 +51,7 @@ def render(comparison: Comparison, whats: Sequence[str] = tuple(TITLES)) -> str:
     about = [plural(len(comparison.run_groups), "side"), f"compared with {side_letter(0)}", f"per {comparison.per}"]
     boards = {run.simulated for setting in comparison.settings for side in setting.sides for run in side} - {None}
     badge = simulated_badge(", ".join(sorted(map(str, boards))))
-    return page_of(_title(comparison), about, None, list(_entries(comparison, whats)), badge=badge)
+    return render_page(_title(comparison), about, None, list(_entries(comparison, whats)), badge=badge)
 
 
 def _title(comparison: Comparison) -> str:
@@ -60,15 +60,15 @@ def _title(comparison: Comparison) -> str:
     trained = {str(setting_of(side[0])["workload"]) for side in sides}
     if len(comparison.settings) == 1 and len(trained) == 1 and all(len(side) == 1 for side in sides):
         return f"{plural(len(sides), 'run')} of {trained.pop()} compared"
-    names = [name for _, name, _ in legend(comparison)]
+    names = [name for _, name, _ in side_legend(comparison)]
     return " and ".join(names) if len(names) == 2 else f"{names[0]} and {plural(len(names) - 1, 'other')}"
 
 
-def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
-    yield Entry("overview", "Overview", _overview(comparison))
+def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[PageSection]:
+    yield PageSection("overview", "Overview", _overview(comparison))
     settings = comparison.settings
     if len(settings) > 1:
-        yield Entry("settings", "Settings", Section("The numbers of each setting that all of them have.",
+        yield PageSection("settings", "Settings", Section("The numbers of each setting that all of them have.",
                                                     (_settings_table(comparison),)))  # fmt: skip
     if len(comparison.run_groups) > 2:
         for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
@@ -76,18 +76,18 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[Entry]:
             if tables:
                 of = f"{setting.label}: " if setting.label else ""
                 lede = "What each layer takes in each run, without the layers inside it."
-                yield Entry(f"layers-{index}", f"{of}Layers", Section(lede, tables))
+                yield PageSection(f"layers-{index}", f"{of}Layers", Section(lede, tables))
     for index, setting in enumerate(settings[:_MOST_EXPLAINED]):
         for what, title in ((what, TITLES[what]) for what in whats):
-            parts, reasons = _explained(comparison, what, index)
+            parts, reasons = _explanation_parts(comparison, what, index)
             anchor, of = f"{what}-{index}", f"{setting.label}: " if setting.label else ""
             lede = f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."
             if parts:
                 section = Section(lede, (*parts, *(Note(f"{reason}.") for reason in reasons)))
-                yield Entry(anchor, f"{of}{what.capitalize()}", section)
+                yield PageSection(anchor, f"{of}{what.capitalize()}", section)
             elif what != "kernels":
-                yield Entry(anchor, f"{of}{what.capitalize()}", Section("; ".join(reasons), ()))
-    yield Entry("sides", "Runs", _sides(comparison))
+                yield PageSection(anchor, f"{of}{what.capitalize()}", Section("; ".join(reasons), ()))
+    yield PageSection("sides", "Runs", _sides(comparison))
 
 
 def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
@@ -96,14 +96,14 @@ def _layer_tables(comparison: Comparison, setting: int) -> Iterator[Table]:
     for quantity in LAYER_TITLES:
         table = layer_table(comparison, quantity, setting)
         if table is not None:
-            yield table.only(("Layer", "Type", *marks))
+            yield table.select_columns(("Layer", "Type", *marks))
 
 
 def _overview(comparison: Comparison) -> Section:
     mean = None if len(comparison.settings) == 1 else overall_table(comparison)
     lede = " ".join(comparison.sentences()) if mean is None else f"Over {len(comparison.settings)} shared settings."
     marks = Facts(tuple((f"{mark}{' (reference)' * (mark == side_letter(0))}", f"{name}: {about}")
-                        for mark, name, about in legend(comparison)))  # fmt: skip
+                        for mark, name, about in side_legend(comparison)))  # fmt: skip
     parts: list[Part] = [marks]
     if mean is not None:
         return Section(lede, (marks, mean, *_notes(comparison)))
@@ -142,7 +142,7 @@ def _settings_table(comparison: Comparison) -> Table:
     return Table("settings", (Column("Setting", numeric=False), *tables[0].columns), rows, shown=40)
 
 
-def _explained(comparison: Comparison, what: str, setting: int) -> tuple[list[Part], list[str]]:
+def _explanation_parts(comparison: Comparison, what: str, setting: int) -> tuple[list[Part], list[str]]:
     """Return the parts of each side, and why there are none: bars and a table by the first grouping, others closed."""
     parts: list[Part] = []
     reasons = []
@@ -152,7 +152,7 @@ def _explained(comparison: Comparison, what: str, setting: int) -> tuple[list[Pa
             which = f"{side_letter(0)} to {side_letter(other)}: " if len(comparison.run_groups) > 2 else ""
             reasons.append(f"{which}{whys[0].reason}")
             continue
-        tables = tuple(_table(why, other) for why in whys)
+        tables = tuple(_parts_table(why, other) for why in whys)
         alike = not any(whys[0].parts["difference"])
         parts += [_bars(whys[0], other), *(() if alike else tables[:1])]
         closed, titles = (tables, whys) if alike else (tables[1:], whys[1:])
@@ -185,7 +185,7 @@ def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
     return {"name": name, "way": way, "difference": row["difference"] / scale, **ends, "hover": hover}
 
 
-def _table(why: Explanation, other: int) -> Table:
+def _parts_table(why: Explanation, other: int) -> Table:
     rows = why.parts.head(_MOST_ROWS).to_dicts()
     left = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
     more = len(why.parts) - len(rows)

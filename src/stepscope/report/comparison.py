@@ -21,16 +21,16 @@ from stepscope.analysis.compare.layers import LayerRow
 from stepscope.analysis.compare.program import ProgramChange
 from stepscope.analysis.compare.run_groups import setting_of
 from stepscope.analysis.first_screen import machine_name
-from stepscope.quantities import HIGHER, LOWER, find, simulated_badge
-from stepscope.report.table import Cell, Column, FittedTable, Row, SplitTable, Table, terminal
+from stepscope.quantities import HIGHER, LOWER, find_quantity, simulated_badge
+from stepscope.report.table import Cell, Column, FittedTable, Row, SplitTable, Table, terminal_table
 from stepscope.report.table import markdown as table_markdown
 from stepscope.units import (
     NOT_MEASURED,
     amount,
-    bracketed,
-    brackets,
     estimate,
     interval,
+    interval_of_value,
+    join_interval,
     number,
     percent,
     plural,
@@ -66,7 +66,7 @@ class QuantityRow:
     numbers: dict[str, Any]
 
 
-def legend(comparison: Comparison) -> list[tuple[str, str, str]]:
+def side_legend(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Letter, name and what it is, of each side."""
     rows = []
     for side, group in enumerate(comparison.run_groups):
@@ -97,7 +97,7 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
     of_side = rows.group_by("metric", "side").agg(pl.col("scope").n_unique())
     several = set(of_side.filter(pl.col("scope") > 1)["metric"])
     for row in rows.iter_rows(named=True):
-        known = find(row["metric"], row["unit"])
+        known = find_quantity(row["metric"], row["unit"])
         unit = known.shown_unit
         power = "energy" in row["metric"] or "power" in row["metric"]
         whose = f", {row['scope'].replace(':', ' ')}" if row["metric"] in several else ""
@@ -108,13 +108,13 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
             amount(row["value"], unit),
             "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
             "" if row["side"] == 0 else _ratio(row["ratio"]),
-            brackets(row["ratio"], row["ratio_low"], row["ratio_high"], ""),
-            _SAME if _ratio(row["ratio"]) == "1" else outcome(row["difference"], known.better),
+            interval_of_value(row["ratio"], row["ratio_low"], row["ratio_high"], ""),
+            _SAME if _ratio(row["ratio"]) == "1" else better_or_worse(row["difference"], known.better),
             row,
         )
 
 
-def outcome(difference: str | None, better: str | None) -> str:
+def better_or_worse(difference: str | None, better: str | None) -> str:
     """Return what a difference means for a quantity of which less, or more, is better."""
     if difference in ("larger", "smaller") and better is not None:
         good = (better == LOWER) == (difference == "smaller")
@@ -140,7 +140,7 @@ def difference_interval_text(low: float | None, high: float | None, unit: str) -
     return (
         NOT_MEASURED
         if low is None or high is None
-        else bracketed(signed_difference(low, unit), signed_difference(high, unit))
+        else join_interval(signed_difference(low, unit), signed_difference(high, unit))
     )
 
 
@@ -157,7 +157,7 @@ def total_difference(why: Explanation) -> str:
     return text if why.low is None else f"{text} {difference_interval_text(why.low, why.high, why.unit)}"
 
 
-def share(value: float | None) -> str:
+def share_text(value: float | None) -> str:
     """Part of the whole difference; beyond 100 % where others go the other way."""
     return percent(value, 0)
 
@@ -183,7 +183,7 @@ def render(
             parts.append(Text(setting.label, style="bold"))
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
         pair = len(comparison.run_groups) == 2 and not verbose
-        parts += [Text(""), *(_pair(comparison, index) if pair else [_quantities(comparison, index)])]
+        parts += [Text(""), *(_draw_two_sides(comparison, index) if pair else [_quantities(comparison, index)])]
         if len(comparison.run_groups) > 2:
             parts += _layers(comparison, index, top or _PARTS_VERBOSE)
         if verbose:
@@ -205,7 +205,7 @@ _PROGRAM_ROWS = 20
 
 def _sides(comparison: Comparison) -> RenderableType:
     table = Grid.grid(padding=(0, 2, 0, 0))
-    rows = legend(comparison)
+    rows = side_legend(comparison)
     for mark, name, about in rows:
         same = mark != side_letter(0) and about == rows[0][2]
         table.add_row(
@@ -214,7 +214,7 @@ def _sides(comparison: Comparison) -> RenderableType:
     return table
 
 
-def _pair(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
+def _draw_two_sides(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
     """Two sides in a row a quantity: both values, and the ratio with its interval; below it what one side alone has."""
     sides: dict[str, dict[str, QuantityRow]] = {}
     for row in quantity_rows(comparison, setting):
@@ -224,14 +224,14 @@ def _pair(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
     for label, rows in sides.items():
         measured = [side for side in "AB" if side in rows and rows[side].value != NOT_MEASURED]
         if len(measured) == 1:
-            alone[measured[0]].append(find(rows[measured[0]].numbers["metric"], "").title.lower())
+            alone[measured[0]].append(find_quantity(rows[measured[0]].numbers["metric"], "").title.lower())
             continue
         values = [rows[side].value if side in rows else NOT_MEASURED for side in "AB"]
         other = rows.get("B")
         compared = (f"{other.ratio} {other.ratio_interval}".rstrip(), other.outcome) if other else ("", "")
         cells.append((*map(Cell, (label, *values, compared[0])), _outcome_cell(compared[1])))
     titles = (Column("", False, fold=True), Column("A"), Column("B"), Column("B / A [95 % CI]"), Column("", False))
-    yield terminal(Table("pair", titles, cells), gap=1)  # so that no word is broken at 80 columns
+    yield terminal_table(Table("pair", titles, cells), gap=1)  # so that no word is broken at 80 columns
     for side, names in alone.items():
         if names:
             yield Text(
@@ -420,7 +420,7 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
                 difference_interval_text(row["low"], row["high"], unit) if "first" in row else "", row["low"]
             ),
         ),
-        Column("Share", of=lambda row: Cell(share(row["share"]), row["share"])),
+        Column("Share", of=lambda row: Cell(share_text(row["share"]), row["share"])),
     )
     return Table.from_rows(f"{why.what} by {why.by}, {side_letter(other)}", columns, rows, caption, shown=shown)
 
@@ -461,22 +461,26 @@ def render_check(check: Check) -> RenderableType:
     """The outcome, a row a limit, and what each outcome rests on."""
     return Group(
         Text(f"{check.outcome}: {_checked_sides(check)}", style=_OUTCOME_STYLES[check.outcome], overflow="fold"),
-        terminal(_check_table(check)),
-        *(Text(f"- {line}", style="dim", overflow="fold") for line in reasons(check)),
+        terminal_table(_check_table(check)),
+        *(Text(f"- {line}", style="dim", overflow="fold") for line in outcome_reasons(check)),
     )
 
 
 def markdown(check: Check) -> str:
     """Return the outcome as a Markdown section; names are escaped."""
     lines = [f"### Stepscope: {check.outcome}", "", _escaped(_checked_sides(check)), ""]
-    lines += [*table_markdown(_check_table(check), _escaped), "", *(f"- {_escaped(line)}" for line in reasons(check))]
+    lines += [
+        *table_markdown(_check_table(check), _escaped),
+        "",
+        *(f"- {_escaped(line)}" for line in outcome_reasons(check)),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _check_table(check: Check) -> Table:
     columns = (
-        Column("what", False, of=lambda row: find(row.metric).title if row.metric else row.what.capitalize()),
-        *(Column(side, of=partial(_checked, side=side)) for side in ("baseline", "run")),
+        Column("what", False, of=lambda row: find_quantity(row.metric).title if row.metric else row.what.capitalize()),
+        *(Column(side, of=partial(_side_value_text, side=side)) for side in ("baseline", "run")),
         Column("change", of=lambda row: _growth(row.ratio)),
         Column(
             "95 % CI",
@@ -490,11 +494,11 @@ def _check_table(check: Check) -> Table:
     return Table.from_rows("check", columns, check.judged)
 
 
-def _checked(row: Judged, side: str) -> str:
+def _side_value_text(row: Judged, side: str) -> str:
     return amount(getattr(row, side), row.unit) if row.unit else NOT_MEASURED
 
 
-def reasons(check: Check) -> list[str]:
+def outcome_reasons(check: Check) -> list[str]:
     """Return the basis of each outcome, and what was not measured at all."""
     parts = [f"{row.what}: {row.outcome}: {row.why}" for row in check.judged]
     unjudged = [f"{what}: not judged: it was not measured on both sides" for what in check.not_judged]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.fault_isolation import wrap_analysis_faults
 from stepscope.report import multi_run_figures, sections
-from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, flat
+from stepscope.report.page.parts import Anatomy, Figure, Icicle, Part, walk_parts
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -36,18 +36,18 @@ _SIZE = re.compile(r'(?P<head><svg[^>]*?) width="(?P<width>[\d.]+)" height="(?P<
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFigure:
     """A figure that can be asked for, and the heading of the section that draws it."""
 
     name: str
     title: str
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ListedFigure]:
     """Every figure by name, in the order of the page; last those that several runs share."""
-    modules = sorted(sections.discovered().modules, key=lambda module: (module.ORDER, module.__name__))
-    of_page = [Entry(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
-    return [*of_page, *(Entry(name, title) for name, (title, _) in multi_run_figures.FIGURES.items())]
+    modules = sorted(sections.discover_sections().modules, key=lambda module: (module.ORDER, module.__name__))
+    of_page = [ListedFigure(name, module.TITLE) for module in modules for name in getattr(module, "FIGURES", ())]
+    return [*of_page, *(ListedFigure(name, title) for name, (title, _) in multi_run_figures.FIGURES.items())]
 
 
 def parse_width(text: float | str) -> float:
@@ -80,27 +80,29 @@ def write(name: str, run: Run, folder: Path, form: str, width_mm: float = DOUBLE
     UsageError where a file is named in place of the folder.
     """
     if name in multi_run_figures.FIGURES:
-        return write_together(name, [run], folder, form, width_mm)
-    _check_folder(folder)
+        return write_multi_run_figure(name, [run], folder, form, width_mm)
+    _refuse_file_as_folder(folder)
     chart, caption = _chart(name, run)
     return write_chart(chart, f"{run.id}: {caption}", folder, f"{name}-{run.id}", form, width_mm)
 
 
 @wrap_analysis_faults
-def write_together(name: str, runs: Sequence[Run], folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM) -> Path:
+def write_multi_run_figure(
+    name: str, runs: Sequence[Run], folder: Path, form: str, width_mm: float = DOUBLE_COLUMN_MM
+) -> Path:
     """Write a figure of several runs (`multi_run_figures.FIGURES`) into a folder; returns its path."""
-    _check_folder(folder)
+    _refuse_file_as_folder(folder)
     chart, caption = multi_run_figures.FIGURES[name][1](runs)
     description = "; ".join(multi_run_figures.described(caption, runs))
-    return write_chart(chart, description, folder, multi_run_figures.stem(name, runs), form, width_mm)
+    return write_chart(chart, description, folder, multi_run_figures.figure_file_stem(name, runs), form, width_mm)
 
 
-def is_shared(name: str) -> bool:
+def is_multi_run_figure(name: str) -> bool:
     """Return whether a figure draws several runs in one picture."""
     return name in multi_run_figures.FIGURES
 
 
-def _check_folder(folder: Path) -> None:
+def _refuse_file_as_folder(folder: Path) -> None:
     if folder.suffix in SUFFIXES.values() and not folder.is_dir():
         hint = f"--out FOLDER --format {folder.suffix[1:]}: the file is named after the figure and the run"
         raise UsageError(f"'{folder}' is a file's name, and figures are written into a folder", hint)
@@ -115,7 +117,7 @@ def write_chart(
     width_mm: float = DOUBLE_COLUMN_MM,
 ) -> Path:
     """Write any chart (a function of the width in px) for paper as png, svg, pdf or vega; returns its path."""
-    specification = _as_wide(chart, int(width_mm * _PX_PER_MM), description)
+    specification = _fit_to_width(chart, int(width_mm * _PX_PER_MM), description)
     path = folder / f"{stem}{SUFFIXES[form]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,9 @@ def write_chart(
 
 
 def _section(name: str) -> ModuleType:
-    by_name = {figure: module for module in sections.discovered().modules for figure in getattr(module, "FIGURES", ())}
+    by_name = {
+        figure: module for module in sections.discover_sections().modules for figure in getattr(module, "FIGURES", ())
+    }
     if name not in by_name:
         raise UnknownName("figure", name, [*by_name, *multi_run_figures.FIGURES])
     return by_name[name]
@@ -136,7 +140,7 @@ def _section(name: str) -> ModuleType:
 def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
     """The chart as the page draws it, and its caption."""
     section = _section(name).build(run)
-    for part in flat(section.parts):
+    for part in walk_parts(section.parts):
         for found, chart, caption in _charts(part):
             if found == name:
                 return chart, caption
@@ -156,7 +160,7 @@ def _charts(part: Part) -> Iterator[tuple[str, Callable[[int], Any], str]]:
             yield part.name, lambda width: steps.build_icicle(cells, width), part.caption
 
 
-def _as_wide(chart: Callable[[int], Any], width: int, description: str) -> dict[str, Any]:
+def _fit_to_width(chart: Callable[[int], Any], width: int, description: str) -> dict[str, Any]:
     """A chart as wide as the column, px: axes and titles take what only drawing tells, so that it is drawn again."""
     most = max(1, width // _LEGEND_PX)
     missing, specification = _draw_near_width(chart, width, description, most)
@@ -186,9 +190,9 @@ def _draw_near_width(
 
 
 def _on_paper(chart: Any, description: str, columns: int) -> dict[str, Any]:
-    from stepscope.report.charts.style import styled
+    from stepscope.report.charts.style import apply_style
 
-    specification: dict[str, Any] = styled(chart).to_dict()
+    specification: dict[str, Any] = apply_style(chart).to_dict()
     specification["background"] = specification["config"]["background"] = "white"
     specification["description"] = description
     _narrow_legends(specification, columns)

@@ -39,7 +39,7 @@ _SCRIPTS = ("page.js", "layers.js", "icicle.js", "anatomy.js")
 
 
 @dataclass(frozen=True)
-class Entry:
+class PageSection:
     """A section with its place on the page."""
 
     anchor: str
@@ -76,17 +76,17 @@ def render(run: Run) -> str:
     refuse_without_libraries()
     from stepscope.report import sections
 
-    found = sections.discovered()
+    found = sections.discover_sections()
     badge = simulated_badge(run.simulated)
     entries = _sections(run, found.modules)
-    return page_of(_title(run), about_of(run), alert_of(run), entries, found.warnings, badge, _TIMES)
+    return render_page(_title(run), subtitle_facts(run), failed_run_alert(run), entries, found.warnings, badge, _TIMES)
 
 
-def page_of(
+def render_page(
     title: str,
     about: Sequence[str],
     alert: str | None,
-    entries: Sequence[Entry],
+    entries: Sequence[PageSection],
     warnings: Sequence[str] = (),
     badge: str = "",
     times: str = "",
@@ -135,7 +135,7 @@ def page_of(
     )
 
 
-def _missing_entry_text(entry: Entry) -> str:
+def _missing_entry_text(entry: PageSection) -> str:
     """What is missing, and why: "energy (no power was measured)"."""
     said = entry.section.lede.rstrip(".")
     return f"{entry.title.lower()} ({said[:1].lower()}{said[1:]})"
@@ -151,10 +151,10 @@ def refuse_without_libraries() -> None:
         )
 
 
-def _sections(run: Run, modules: Iterable[ModuleType]) -> list[Entry]:
+def _sections(run: Run, modules: Iterable[ModuleType]) -> list[PageSection]:
     entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in modules]
     ordered = sorted(entries, key=lambda entry: entry[:2])
-    return [Entry(name.replace("_", "-"), module.TITLE, _section(module, run)) for _, name, module in ordered]
+    return [PageSection(name.replace("_", "-"), module.TITLE, _section(module, run)) for _, name, module in ordered]
 
 
 def _section(module: ModuleType, run: Run) -> Section:
@@ -171,7 +171,7 @@ def _title(run: Run) -> str:
     return page_name(str(_workload(run).get("name") or run.id))
 
 
-def about_of(run: Run) -> list[str]:
+def subtitle_facts(run: Run) -> list[str]:
     """The line below the title: what was trained, on what, and which run it is."""
     return [*setting_facts(run)[1:], run.id]
 
@@ -181,7 +181,7 @@ def _workload(run: Run) -> dict[str, object]:
     return workload if isinstance(workload, dict) else {"name": workload}
 
 
-def alert_of(run: Run) -> str | None:
+def failed_run_alert(run: Run) -> str | None:
     """Return what a reader must know before any number: the run did not end as it should."""
     if run.status == "ok":
         return None
@@ -238,8 +238,8 @@ def run_html(run: Run) -> str | None:
     name = workload.get("name") if isinstance(workload, dict) else workload
     return _notebook_page(
         title=str(name or run.id),
-        about=about_of(run),
-        alerts=[*filter(None, (simulated_badge(run.simulated), alert_of(run)))],
+        about=subtitle_facts(run),
+        alerts=[*filter(None, (simulated_badge(run.simulated), failed_run_alert(run)))],
         said=[without_long_words(run.verdict().sentence)],
         figures=[*overview.headlines(run)],
         tables=[_modules(run), _operators(run)],
@@ -254,13 +254,13 @@ def comparison_html(comparison: Comparison) -> str | None:
     """
     if not _can_draw():
         return None
-    from stepscope.report.comparison import legend
+    from stepscope.report.comparison import side_legend
 
     several = len(comparison.settings) > 1
     said = [f"Over {len(comparison.settings)} shared settings."] if several else comparison.sentences()
-    about = [f"{mark} {name}: {facts}" for mark, name, facts in legend(comparison)]
+    about = [f"{mark} {name}: {facts}" for mark, name, facts in side_legend(comparison)]
     shown: dict[str, Any] = {"alerts": [], "figures": [], "missing": 0}
-    tables = [_over_settings(comparison) if several else _side_by_side(comparison)]
+    tables = [_overall_ratio_table(comparison) if several else _side_by_side(comparison)]
     return _notebook_page(title="Comparison", about=about, said=[*said, *comparison.notes], tables=tables, **shown)
 
 
@@ -275,7 +275,7 @@ def _side_by_side(comparison: Comparison) -> dict[str, Any]:
     return {"title": "Side by side", "heads": titles, "rows": [(None, row) for row in rows]}
 
 
-def _over_settings(comparison: Comparison) -> dict[str, Any]:
+def _overall_ratio_table(comparison: Comparison) -> dict[str, Any]:
     from stepscope.report.comparison import overall_table
 
     table = overall_table(comparison)

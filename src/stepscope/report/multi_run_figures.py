@@ -30,9 +30,9 @@ _COMPONENTS = {"total": "whole device", "cpu": "CPU", "gpu": "GPU", "soc": "SoC"
 _METRICS = ("step_time", "energy_per_step", "peak_memory")
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def distinct_run_labels(runs: Sequence[Run]) -> list[str]:
     """Return a name of each run: the workload and what of its setting differs; the run's own where nothing does."""
-    facts = [_facts(run) for run in runs]
+    facts = [_setting_labels(run) for run in runs]
     differing = [key for key in facts[0] if key != "name" and len({fact[key] for fact in facts}) > 1]
     found = [", ".join(part for part in (fact["name"], *(fact[key] for key in differing)) if part) for fact in facts]
     found = [f"{said} {run.id.rpartition('-')[2]}" if found.count(said) > 1 else said
@@ -40,7 +40,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [page_name(said) for said in found]
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _setting_labels(run: Run) -> dict[str, str]:
     workload = run.meta.get("workload")
     about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
     batch, threads = about.get("batch_size"), run.meta.get("threads")
@@ -67,7 +67,7 @@ def layer_bars(runs: Sequence[Run]) -> Drawn:
     shown = [page_name(name or "(the model)") for name in chosen]
     named = dict(zip(chosen, cut_in_the_middle(shown, _LAYER_LETTERS), strict=True))
     ordered = [(label, dict(zip(table["layer"], table.iter_rows(named=True), strict=True)))
-               for label, table in zip(labels(runs), tables, strict=True)]  # fmt: skip
+               for label, table in zip(distinct_run_labels(runs), tables, strict=True)]  # fmt: skip
     unit = "time in a step, ms"
     caption = f"The {len(chosen)} most expensive layers, self time, 95 % CI"
     if len(runs) == 1:
@@ -103,7 +103,7 @@ def energy_breakdown(runs: Sequence[Run]) -> Drawn:
     tables = [run.energy_totals().filter(pl.col("joules_per_step").is_not_null()) for run in runs]
     if any(table.is_empty() for table in tables):
         raise _nothing_to_draw_error(runs, [not table.is_empty() for table in tables], "no power was measured")
-    parts = zip(labels(runs), map(_parts, tables), strict=True)
+    parts = zip(distinct_run_labels(runs), map(_additive_components, tables), strict=True)
     rows = [
         {"run": label, "part": _component(row["component"]), "value": max(row["joules_per_step"], 0.0)}
         for label, table in parts for row in table.iter_rows(named=True)
@@ -131,16 +131,18 @@ def energy_by_model(runs: Sequence[Run]) -> Drawn:
         raise _nothing_to_draw_error(runs, missing, "no power was measured, or its samples are not known")
     groups: dict[tuple[str, ...], list[int]] = {}
     for place, run in enumerate(runs):
-        groups.setdefault(tuple(_facts(run).values()), []).append(place)
-    models = labels([runs[places[0]] for places in groups.values()])
+        groups.setdefault(tuple(_setting_labels(run).values()), []).append(place)
+    models = distinct_run_labels([runs[places[0]] for places in groups.values()])
     rows, whole = [], []
     for model, places in zip(models, groups.values(), strict=True):
-        parts = pl.concat([_parts(tables[place]).select("component", "joules_per_sample") for place in places])
+        parts = pl.concat(
+            [_additive_components(tables[place]).select("component", "joules_per_sample") for place in places]
+        )
         means = parts.group_by("component", maintain_order=True).agg(pl.col("joules_per_sample").sum() / len(places))
         rows += [
             {"run": model, "part": _component(name), "value": max(value, 0.0)} for name, value in means.iter_rows()
         ]
-        whole.append({"run": model, **_ends_of_whole([tables[place] for place in places])})
+        whole.append({"run": model, **_total_energy_interval([tables[place] for place in places])})
     largest = max(row["value"] for row in rows)
     scale, unit = next(((by, name) for by, name in ((1.0, "J"), (1e3, "mJ")) if largest * by >= 1), (1e6, "uJ"))
     kinds = sorted({kind for table in tables for kind in table["kind"]} - {"measured"})
@@ -152,7 +154,7 @@ def energy_by_model(runs: Sequence[Run]) -> Drawn:
     )
 
 
-def _ends_of_whole(tables: Sequence[pl.DataFrame]) -> dict[str, float | None]:
+def _total_energy_interval(tables: Sequence[pl.DataFrame]) -> dict[str, float | None]:
     """The CI of the energy of a sample, J, of the whole device, or of all components where no rail has it."""
     totals = [table.filter(pl.col("component") == "total") for table in tables]
     if any(total.is_empty() for total in totals):
@@ -171,7 +173,7 @@ def _component(name: str) -> str:
     return _COMPONENTS.get(name, component_label(name))
 
 
-def _parts(table: pl.DataFrame) -> pl.DataFrame:
+def _additive_components(table: pl.DataFrame) -> pl.DataFrame:
     """The components beside the total, where they are known to add up to it; else the total, or what there is."""
     parts = table.filter(pl.col("component") != "total")
     return parts if "rest" in set(parts["component"]) or len(parts) == len(table) else table.filter(
@@ -190,7 +192,7 @@ def memory_stack(runs: Sequence[Run]) -> Drawn:
         )
     rows = [
         {"run": label, "part": row["category"], "value": row["bytes"] / 1e6}
-        for label, peak in zip(labels(runs), peaks, strict=True) if peak is not None
+        for label, peak in zip(distinct_run_labels(runs), peaks, strict=True) if peak is not None
         for row in peak.categories.iter_rows(named=True) if row["bytes"] > 0
     ]  # fmt: skip
     return lambda width: chart.build_memory(pl.DataFrame(rows), width), "Live tensors at the peak by category"
@@ -204,7 +206,7 @@ def step_ecdf(runs: Sequence[Run]) -> Drawn:
     if any(len(times_ms) == 0 for times_ms in lengths):
         raise _nothing_to_draw_error(runs, [len(times_ms) > 0 for times_ms in lengths], "no step after the warm-up")
     parts, excluded = [], False
-    for label, times_ms in zip(labels(runs), lengths, strict=True):
+    for label, times_ms in zip(distinct_run_labels(runs), lengths, strict=True):
         share = np.arange(1, len(times_ms) + 1) / len(times_ms)
         inside = share <= (_SHOWN_SHARE if len(times_ms) >= _FEW_STEPS else 1.0)
         excluded = excluded or not bool(inside.all())
@@ -237,7 +239,7 @@ def trade_off(runs: Sequence[Run]) -> Drawn:
             **_point("x", rows["step_time"], _to_ms(rows["step_time"].unit)),
             **_point("y", rows[other], scale),
         }
-        for label, rows in zip(labels(runs), found, strict=True)
+        for label, rows in zip(distinct_run_labels(runs), found, strict=True)
     ]
     caption = f"Step time against {title.partition(',')[0]}{marked}, 95 % CIs"
     return lambda width: chart.build_trade_off(_frame(rows), "step time, ms", f"{title}{marked}", width), caption
@@ -267,7 +269,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[Run]], Drawn]]] = {
 }
 
 
-def stem(name: str, runs: Sequence[Run]) -> str:
+def figure_file_stem(name: str, runs: Sequence[Run]) -> str:
     """Return the file's name without its ending: the figure and its runs."""
     if len(runs) == 1:
         return f"{name}-{runs[0].id}"

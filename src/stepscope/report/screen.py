@@ -21,17 +21,17 @@ from rich.text import Text
 from stepscope.analysis.bottleneck import SYSTEM
 from stepscope.analysis.caveats import ENERGY
 from stepscope.analysis.first_screen import Headline, headline, setting_facts
-from stepscope.analysis.memory.headroom import training_peak, which_fit
+from stepscope.analysis.memory.headroom import size_verdicts_text, training_peak
 from stepscope.analysis.run import Run
 from stepscope.analysis.suggested_changes import what_to_change
 from stepscope.analysis.summary import energy_kinds
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
-from stepscope.analysis.time.steps import whole_steps
+from stepscope.analysis.time.steps import are_steps_whole
 from stepscope.analysis.verdict import TITLES
 from stepscope.errors import StepscopeError
 from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
-from stepscope.report.table import Column, FittedTable, Table, figures, labels, words
+from stepscope.report.table import Column, FittedTable, Table, labels, number_column, text_column
 from stepscope.report.text import rank_sentences
 from stepscope.report.text_tables import short_source
 from stepscope.run_paths import NEWEST, RUNS, find_run
@@ -73,23 +73,23 @@ class _Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run = self.run
-        below = [*_part("what is not measured", lambda: _not_measured(run)), *_footer(run)]
+        below = [*_part_or_failure("what is not measured", lambda: _not_measured(run)), *_footer(run)]
         for cautions, following in _ROOM:
             above = [
-                *_part("the setting", lambda: _heading(run)),
-                *_part("the headline", lambda: _headline(run)),
-                *_part("the bottleneck", partial(_answer, run, cautions)),
-                *_part("what to change", partial(_suggested_changes, run, following)),
-                *_part("the phases", lambda: _phases(run)),
+                *_part_or_failure("the setting", lambda: _heading(run)),
+                *_part_or_failure("the headline", lambda: _headline(run)),
+                *_part_or_failure("the bottleneck", partial(_answer, run, cautions)),
+                *_part_or_failure("what to change", partial(_suggested_changes, run, following)),
+                *_part_or_failure("the phases", lambda: _phases(run)),
             ]
             left = LINES - 1 - len(console.render_lines(Group(*above, *below), options, pad=False))
             if left >= _LEAST_LAYERS:
                 break
         most = min(max(left, _LEAST_LAYERS), _MOST_LAYERS)
-        yield from (*above, *_part("the layers", lambda: _layers(run, most)), *below)
+        yield from (*above, *_part_or_failure("the layers", lambda: _layers(run, most)), *below)
 
 
-def _part(name: str, make: Callable[[], list[RenderableType]]) -> list[RenderableType]:
+def _part_or_failure(name: str, make: Callable[[], list[RenderableType]]) -> list[RenderableType]:
     """Return a part of the answer, or the line that says why it is none."""
     part = result_or_failed_part(make)
     return [Text(part.sentence(name), style="red")] if isinstance(part, FailedPart) else part
@@ -126,7 +126,7 @@ class _Setting:
 def _headline(run: Run) -> list[RenderableType]:
     """Return the headline numbers, as many on a line as fit; none is broken."""
     peak = training_peak(run)
-    fits = "" if peak is None else f", {which_fit(peak)}"
+    fits = "" if peak is None else f", {size_verdicts_text(peak)}"
     rows = headline(run)
     host = "host " if any(row.metric == "gpu_memory" for row in rows) else ""  # two memories: whose the peak is
     parts = tuple(
@@ -141,9 +141,9 @@ def _headline(run: Run) -> list[RenderableType]:
 def figure_text(row: Headline) -> str:
     """Return a headline number as a phrase: "4.91 ms/step [4.81, 5.01]", "peak 374 MB of 8.2 GB"."""
     if row.metric == "peak_memory":
-        return f"peak {_of_whole(row)}"
+        return f"peak {_bytes_of_total(row)}"
     if row.metric == "gpu_memory":
-        return f"GPU peak {_of_whole(row)}"
+        return f"GPU peak {_bytes_of_total(row)}"
     if row.metric == "accuracy":
         return f"accuracy {percent(row.value)}"
     value, _, interval = estimate(row.value, row.low, row.high, row.unit).partition(" [")
@@ -152,7 +152,7 @@ def figure_text(row: Headline) -> str:
     return f"{row.kind.upper()} {text}{held}".strip()
 
 
-def _of_whole(row: Headline) -> str:
+def _bytes_of_total(row: Headline) -> str:
     return f"{bytes_(row.value)}{f' of {bytes_(row.whole)}' if row.whole else ''}"
 
 
@@ -185,7 +185,7 @@ def _answer(run: Run, most: int) -> list[RenderableType]:
         parts = [Text(verdict.why or verdict.sentence, style="bold")]
     lines = [_labelled("BOTTLENECK", *parts)]
     lines += _processes(run)
-    cautions = [Text(caution) for caution in (*_simulated_first(run, verdict.cautions), *_overhead(run))][:most]
+    cautions = [Text(caution) for caution in (*_simulated_caution_first(run, verdict.cautions), *_overhead(run))][:most]
     return [*lines, *([_labelled("CAUTION", *cautions, style="yellow")] if cautions else [])]
 
 
@@ -203,7 +203,7 @@ def _processes(run: Run) -> list[RenderableType]:
     return [_labelled("PROCESSES", Text(text))]
 
 
-def _simulated_first(run: Run, cautions: Sequence[str]) -> list[str]:
+def _simulated_caution_first(run: Run, cautions: Sequence[str]) -> list[str]:
     badge = simulated_badge(run.simulated)
     return sorted(cautions, key=lambda said: not (badge and said.startswith(badge)))
 
@@ -218,11 +218,11 @@ def _overhead(run: Run) -> list[str]:
 
 def _suggested_changes(run: Run, most: int) -> list[RenderableType]:
     """Return what to change, a line each."""
-    following = [Text(step) for step in next_steps(run)[:most]]
+    following = [Text(step) for step in advice_sentences(run)[:most]]
     return [_labelled("NEXT", *following)] if following else []
 
 
-def next_steps(run: Run) -> list[str]:
+def advice_sentences(run: Run) -> list[str]:
     """Return what to change: what a tune run found, or how to find it; causes outside of the step go before."""
     verdict, changes = run.verdict(), what_to_change(run)
     parts = list(verdict.next)
@@ -255,7 +255,7 @@ def _phases(run: Run) -> list[RenderableType]:
         for row in phases.iter_rows(named=True)
         if row["share"] >= _SMALL
     )
-    parts = () if whole_steps(run) else (Text("of the parts profiled", style="dim"),)
+    parts = () if are_steps_whole(run) else (Text("of the parts profiled", style="dim"),)
     return [Text(""), _labelled("OF THE STEP", _WrappedPhrases((*sentences, *parts), "  "))]
 
 
@@ -295,17 +295,17 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
 
 
 _COLUMNS = (
-    words("type", "type", missing=NOT_MEASURED),
-    figures("forward", "forward_ns", duration, wide=8),
-    figures("backward", "backward_ns", duration, wide=8),
-    figures("update", "optimizer_ns", duration, wide=8),
-    figures("of step", "share", percent, wide=8),
-    figures("kernels", "device_ns", duration),
-    figures("J/step", "joules", "J"),
-    figures("live at peak", "live_bytes", "B"),
-    figures("FLOP/s", "flops_per_s", "FLOP/s"),
-    figures("attained", "attained", lambda share: percent(share, 0)),
-    words("line", "source", short_source, missing=NOT_MEASURED),
+    text_column("type", "type", missing=NOT_MEASURED),
+    number_column("forward", "forward_ns", duration, wide=8),
+    number_column("backward", "backward_ns", duration, wide=8),
+    number_column("update", "optimizer_ns", duration, wide=8),
+    number_column("of step", "share", percent, wide=8),
+    number_column("kernels", "device_ns", duration),
+    number_column("J/step", "joules", "J"),
+    number_column("live at peak", "live_bytes", "B"),
+    number_column("FLOP/s", "flops_per_s", "FLOP/s"),
+    number_column("attained", "attained", lambda share: percent(share, 0)),
+    text_column("line", "source", short_source, missing=NOT_MEASURED),
 )
 _NOTABLE = 0.1  # of the time of a layer
 _FIRST_TO_GO = ("attained", "live_bytes", "type", "flops_per_s", "source")
@@ -339,14 +339,14 @@ class _Names:
 
 def _footer(run: Run) -> list[RenderableType]:
     """Return the line that says where the other tables are."""
-    page, name = run.path / "report.html", _typed(run.path)
+    page, name = run.path / "report.html", _run_argument(run.path)
     there = f"page: {_relative_path(page)}" if page.exists() else "or --html for the page"
     phrases = (f"stepscope report {name}-v", there)
     parts = tuple(Text(phrase, overflow="fold") for phrase in phrases)
     return [_labelled("MORE", _WrappedPhrases(parts), style="dim")]
 
 
-def _typed(path: Path) -> str:
+def _run_argument(path: Path) -> str:
     """A run as an argument would name it here, with a space behind it; the newest run needs none."""
     try:
         newest = find_run(NEWEST).resolve()

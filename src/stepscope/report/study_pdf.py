@@ -136,7 +136,7 @@ def _widths(texts: Sequence[Sequence[str]], size: float) -> list[float]:
     """Widths of the columns, points: each has room for its longest word where all have, the rest goes to long texts."""
     from reportlab.pdfbase.pdfmetrics import stringWidth
 
-    columns = [[_shown(text) for text in column] for column in zip(*texts, strict=True)]
+    columns = [[_replace_missing_glyphs(text) for text in column] for column in zip(*texts, strict=True)]
     words = [
         max((stringWidth(w, "Vera", size) for text in column for w in text.split()), default=0) for column in columns
     ]
@@ -170,7 +170,7 @@ def _style(
     from reportlab.lib import colors
     from reportlab.lib.styles import ParagraphStyle
 
-    _fonts()
+    _register_fonts()
     return ParagraphStyle(
         name, fontName="VeraBd" if bold else "Vera", fontSize=size, leading=1.25 * size, spaceBefore=before,
         spaceAfter=after, textColor=colors.HexColor("#444444") if grey else colors.black, splitLongWords=1,
@@ -179,7 +179,7 @@ def _style(
 
 
 @functools.cache
-def _fonts() -> Mapping[int, Any]:
+def _register_fonts() -> Mapping[int, Any]:
     """Register the fonts; returns the characters that they have."""
     from reportlab.pdfbase import pdfmetrics
     from reportlab.pdfbase.ttfonts import TTFont
@@ -193,10 +193,10 @@ def _fonts() -> Mapping[int, Any]:
 
 def _paragraph(text: str) -> str:
     """Text as a paragraph takes it, without markup of its own."""
-    return escape(_shown(text))
+    return escape(_replace_missing_glyphs(text))
 
 
-def _shown(text: str) -> str:
+def _replace_missing_glyphs(text: str) -> str:
     """Text without characters that the font lacks."""
     shown = "".join(_INSTEAD.get(letter, letter) for letter in escape_control_characters(text))
-    return "".join(letter if ord(letter) in _fonts() or letter == "\n" else "?" for letter in shown)
+    return "".join(letter if ord(letter) in _register_fonts() or letter == "\n" else "?" for letter in shown)

@@ -34,7 +34,7 @@ def text(findings: Findings) -> Iterator[Any]:
 
 def render(findings: Findings, charts: Charts) -> str:
     """The page of a study as HTML text; `charts` are drawn below the answer in their order."""
-    from stepscope.report.html import Entry, page_of
+    from stepscope.report.html import PageSection, render_page
     from stepscope.report.page.parts import Command, Facts, Figure, Items, Note, Section
 
     figures = tuple(Figure(chart, caption, name) for name, (chart, caption) in charts.items())
@@ -43,17 +43,19 @@ def render(findings: Findings, charts: Charts) -> str:
                         if value not in (None, [], ())))  # fmt: skip
     # Without a figure the answer is a part itself: a section without parts becomes a phrase at the end of the page.
     answer = Section(findings.answer, figures) if figures else Section("", (Note(findings.answer),))
-    entries = [Entry("answer", "Answer", answer)]
+    entries = [PageSection("answer", "Answer", answer)]
     entries += [
-        Entry(table.name, table.title, Section("", (result_table(table), *([Note(table.note)] if table.note else []))))
+        PageSection(
+            table.name, table.title, Section("", (result_table(table), *([Note(table.note)] if table.note else [])))
+        )
         for table in findings.tables
     ]
     if findings.notes:
         rows = tuple((note, "") for note in findings.notes)
-        entries.append(Entry("limits", "What limits this", Section("", (Items(rows),))))
-    entries.append(Entry("repeat", "How to repeat it", Section("", (Command(findings.command), facts))))
+        entries.append(PageSection("limits", "What limits this", Section("", (Items(rows),))))
+    entries.append(PageSection("repeat", "How to repeat it", Section("", (Command(findings.command), facts))))
     alert = f"{simulated_badge(findings.simulated)}, not of this machine." if findings.simulated else None
-    return page_of(findings.title, [findings.study, findings.device], alert, entries)
+    return render_page(findings.title, [findings.study, findings.device], alert, entries)
 
 
 def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path, forms: tuple[str, ...]) -> None:
@@ -76,7 +78,7 @@ def write_pictures(findings: Findings, make: Callable[[], Charts], folder: Path,
         write_pdf(findings, charts, folder / "figures", folder / NAME)
 
 
-def where_pictures(folder: Path) -> str:
+def pictures_hint(folder: Path) -> str:
     """Return where page and figures are, for a terminal, or what it takes to have them."""
     from stepscope.report.html import refuse_without_libraries
 

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.report.charts import comparison
-from stepscope.report.html import Entry, page_of
+from stepscope.report.html import PageSection, render_page
 from stepscope.report.page.parts import Facts, Figure, Items, Part, Section
 from stepscope.report.suite_tables import differing_axes, model_table, results_table, score_table, setting_words
 from stepscope.units import number, plural
@@ -34,24 +34,26 @@ def render(
     models: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the page as HTML text. table: as `suite.results.table`; scores: sentence and parts of each."""
-    entries = [Entry("overview", "Overview", _overview(table, facts, scores))]
-    entries.append(Entry("results", "Results", Section("A row for each setting.", (results_table(table, _MEANS),))))
+    entries = [PageSection("overview", "Overview", _overview(table, facts, scores))]
+    entries.append(
+        PageSection("results", "Results", Section("A row for each setting.", (results_table(table, _MEANS),)))
+    )
     curves = tuple(_curves(table))
     if curves:
         lede = "How the numbers grow with the batch: logarithmic scales, bars are 95 % CIs."
-        entries.append(Entry("batches", "Batches", Section(lede, curves)))
+        entries.append(PageSection("batches", "Batches", Section(lede, curves)))
     if scores:
         parts = tuple(score_table(frame, sentence) for sentence, frame in scores)
         entries.append(
-            Entry("scores", "Scores", Section("Reference / here, above 1 is better than the reference.", parts))
+            PageSection("scores", "Scores", Section("Reference / here, above 1 is better than the reference.", parts))
         )
     if models:
-        entries.append(Entry("models", "Models", Section(_MODELS, (model_table(models),))))
+        entries.append(PageSection("models", "Models", Section(_MODELS, (model_table(models),))))
     if notes:
         rows = tuple((note, "") for note in notes)
-        entries.append(Entry("notes", "Notes", Section("What was wrong with runs, and flags.", (Items(rows),))))
+        entries.append(PageSection("notes", "Notes", Section("What was wrong with runs, and flags.", (Items(rows),))))
     about = [plural(table["workload"].n_unique(), "workload"), plural(len(table), "setting")]
-    return page_of(name, about, None, entries)
+    return render_page(name, about, None, entries)
 
 
 def _overview(

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.quantities import SUITE_COLUMNS, SuiteColumn
-from stepscope.report.table import Cell, Column, Table, escaped_markdown, figures, words
+from stepscope.report.table import Cell, Column, Table, escaped_markdown, number_column, text_column
 from stepscope.report.table import markdown as table_markdown
 from stepscope.units import NOT_MEASURED, amount, escape_control_characters, estimate, number, percent, si
 
@@ -22,15 +22,15 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
     """A row for each setting, and of a fleet for each board."""
     several = differing_axes(table)
     columns = [
-        words("Workload", "workload"),
+        text_column("Workload", "workload"),
         *([Column("Setting", False, of=lambda row: setting_words(row, several), fold=True)] if several else []),
-        figures("Batch", "batch", str, missing="own"),
-        *([words("board", "board", fold=True)] if "board" in table.columns else []),
+        number_column("Batch", "batch", str, missing="own"),
+        *([text_column("board", "board", fold=True)] if "board" in table.columns else []),
         *map(_measured, measured_columns(table)),
         Column(
             "Status", False, of=lambda row: Cell(row["status"], row["status"], style=_style(row["status"])), fold=True
         ),
-        words("Data", "data", missing=NOT_MEASURED),
+        text_column("Data", "data", missing=NOT_MEASURED),
     ]
     named = 2 + bool(several) + ("board" in table.columns)
     return Table.from_rows("results", columns, table.iter_rows(named=True), caption, shown=40, named=named)
@@ -45,7 +45,7 @@ def _measured(column: tuple[str, str, Any]) -> Column:
     return Column(title, of=lambda row: Cell(with_interval(row, name, form), row[name]), fold=True)
 
 
-def notes(table: pl.DataFrame) -> list[str]:
+def setting_notes(table: pl.DataFrame) -> list[str]:
     """A sentence for each setting that did not end well, and one for each kind of flag with all that have it."""
     failed, kinds, several = [], dict[str, dict[str, str]](), differing_axes(table)
     for row in table.iter_rows(named=True):
@@ -72,10 +72,10 @@ def _flagged(flags: Mapping[str, str], settings: int) -> str:
 def measured_columns(table: pl.DataFrame) -> list[tuple[str, str, Any]]:
     """Title, column and format of what somebody measured."""
     titled = [column for column in SUITE_COLUMNS if column.title and table[column.name].is_not_null().any()]
-    return [(column.title, column.name, partial(_shown, column.unit)) for column in titled]
+    return [(column.title, column.name, partial(_value_text, column.unit)) for column in titled]
 
 
-def _shown(unit: str, value: float | None) -> str:
+def _value_text(unit: str, value: float | None) -> str:
     return percent(value, 0) if unit == "1" else amount(value, unit)
 
 
@@ -97,9 +97,9 @@ def model_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Numbers that papers print of the models, and what is true."""
     parts = (("Workload", "workload"), ("Quantity", "quantity"), ("Printed", "printed"), ("What it means", "meaning"))
     columns = (
-        *(words(title, key, fold=title != "Workload") for title, key in parts),
-        figures("True parameters", "parameters", "{:,}".format, fold=True),
-        *(figures(f"{what.capitalize()} FLOPs", f"flops_{what}", lambda flops: si(flops, "", 4), fold=True)
+        *(text_column(title, key, fold=title != "Workload") for title, key in parts),
+        number_column("True parameters", "parameters", "{:,}".format, fold=True),
+        *(number_column(f"{what.capitalize()} FLOPs", f"flops_{what}", lambda flops: si(flops, "", 4), fold=True)
           for what in ("forward", "training")),
     )  # fmt: skip
     return Table.from_rows("models", columns, rows, "FLOPs per sample; 1 multiply-add = 2 FLOPs.", shown=40)
@@ -108,11 +108,14 @@ def model_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
     """The parts of a score; those that do not count say why."""
     columns = (
-        *(words(title, title.lower(), fold=title != "Workload") for title in ("Workload", "Optimizer", "Precision")),
-        figures("Batch", "batch", str, fold=True),
-        *(figures(title, title.lower(), number, fold=True) for title in ("Reference", "Here")),
+        *(
+            text_column(title, title.lower(), fold=title != "Workload")
+            for title in ("Workload", "Optimizer", "Precision")
+        ),
+        number_column("Batch", "batch", str, fold=True),
+        *(number_column(title, title.lower(), number, fold=True) for title in ("Reference", "Here")),
         Column("Times better", of=_ratio, fold=True),
-        words("Remark", "remark", fold=True),
+        text_column("Remark", "remark", fold=True),
     )
     return Table.from_rows(sentence, columns, parts.iter_rows(named=True), sentence)
 
@@ -146,15 +149,17 @@ def markdown(table: pl.DataFrame, heading: str, lines: Sequence[str]) -> str:
     """A page with one table; intervals stand in brackets, columns that nobody measured are excluded."""
     columns = [column for column in SUITE_COLUMNS if column.title and table[column.name].is_not_null().any()]
     listed = Table.from_rows("results", [
-        *(words(name, name) for name in _SETTING),
+        *(text_column(name, name) for name in _SETTING),
         *(Column(column.name.replace("_", " "), of=partial(_value_within, column=column)) for column in columns),
-        *(words(name, name) for name in ("status", "data", "flags")),
+        *(text_column(name, name) for name in ("status", "data", "flags")),
     ], table.iter_rows(named=True))  # fmt: skip
     above = [f"# {escaped_markdown(heading)}", "", *(f"- {escaped_markdown(line)}" for line in lines), ""]
     return "\n".join([*above, *table_markdown(listed)]) + "\n"
 
 
-def mlperf(runs: Sequence[Mapping[str, Any]], device: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
+def mlperf_log_lines(
+    runs: Sequence[Mapping[str, Any]], device: Mapping[str, Any], versions: Mapping[str, Any]
+) -> Iterator[str]:
     """Lines of MLPerf's logging format (`:::MLLOG`); the keys of ours begin with `stepscope_`.
 
     This is no MLPerf result: no run trains to a target quality. The time of a line is when its run had ended.

@@ -47,7 +47,7 @@ class Cell:
     style: str = ""
 
 
-def _nothing(row: Any) -> Cell:
+def _refuse_row(row: Any) -> Cell:
     raise TypeError("the rows of this table are given as cells")
 
 
@@ -63,14 +63,14 @@ class Column:
     title: str
     numeric: bool = True
     meaning: str = ""
-    of: Callable[[Any], Cell | str] = _nothing
+    of: Callable[[Any], Cell | str] = _refuse_row
     key: str = ""
     wide: int | None = None
     fold: bool = False
     names: bool = False
 
 
-def words(title: str, key: str, form: Callable[[Any], str] = str, *, missing: str = "", **more: Any) -> Column:
+def text_column(title: str, key: str, form: Callable[[Any], str] = str, *, missing: str = "", **more: Any) -> Column:
     """Return a column of text, which sorts as it reads; missing: what stands for null."""
 
     def cell(row: Row) -> Cell:
@@ -80,7 +80,7 @@ def words(title: str, key: str, form: Callable[[Any], str] = str, *, missing: st
     return Column(title, numeric=False, of=cell, key=key, **more)
 
 
-def figures(
+def number_column(
     title: str, key: str, form: str | Callable[[Any], str], *, missing: str = NOT_MEASURED, **more: Any
 ) -> Column:
     """Return a column of numbers, right-aligned, which sorts by them; form: their unit, or what writes them."""
@@ -90,7 +90,7 @@ def figures(
     )
 
 
-def ends(
+def interval_column(
     low: str, high: str, form: str | Callable[[Any], str], *, title: str = "95 % CI", missing: str = "", **more: Any
 ) -> Column:
     """Return the column of a CI that stands behind its estimate; form: the unit, or what writes one end."""
@@ -104,7 +104,7 @@ def ends(
     return Column(title, of=cell, key=low, **more)
 
 
-def bars(title: str, key: str, *, digits: int = 1, **more: Any) -> Column:
+def percent_bar_column(title: str, key: str, *, digits: int = 1, **more: Any) -> Column:
     """Return a column of shares, which a page draws as bars too."""
     return Column(title, of=lambda row: Cell(percent(row[key], digits), row[key], row[key]), key=key, **more)
 
@@ -153,12 +153,14 @@ class Table:
     def __rich__(self) -> RenderableType:
         return SplitTable(self, look="ruled", kept=self.named, more={"caption": escape(self.caption) or None})
 
-    def only(self, keys: Iterable[str]) -> Table:
+    def select_columns(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
         wanted = set(keys)
-        return self.at([index for index, column in enumerate(self.columns) if {column.key, column.title} & wanted])
+        return self.columns_at(
+            [index for index, column in enumerate(self.columns) if {column.key, column.title} & wanted]
+        )
 
-    def at(self, places: Sequence[int]) -> Table:
+    def columns_at(self, places: Sequence[int]) -> Table:
         """Return the table of the columns at these places."""
         rows = [tuple(row[place] for place in places if place < len(row)) for row in self.rows]
         return Table(self.name, tuple(self.columns[place] for place in places), rows, self.caption)
@@ -241,7 +243,7 @@ _LOOKS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def terminal(table: Table, look: str = "report", *, heading: str = "", gap: int = _GAP, **more: Any) -> Drawn:
+def terminal_table(table: Table, look: str = "report", *, heading: str = "", gap: int = _GAP, **more: Any) -> Drawn:
     """Return the table as a terminal draws it; of a report the names in the first column give way, never a number.
 
     heading: in the place of the first title. more: what rich's table takes. A row of no cells is a gap.
@@ -324,13 +326,13 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first = self.table.columns[0]
-        tables = [self.table.only((first.key or first.title, *choice)) for choice in self.choices]
-        fits = (table for table in tables if _needed(table, self.heading, self.names) <= options.max_width)
+        tables = [self.table.select_columns((first.key or first.title, *choice)) for choice in self.choices]
+        fits = (table for table in tables if _needed_width(table, self.heading, self.names) <= options.max_width)
         fitting = next(fits, None)
         if fitting is None:
             yield SplitTable(tables[-1], self.heading, "report")
         else:
-            yield terminal(fitting, heading=self.heading)
+            yield terminal_table(fitting, heading=self.heading)
 
 
 _LINES = (28, 16)  # characters of a text that are worth a line, in the first column and in others
@@ -342,7 +344,7 @@ class SplitTable:
     """A table in as many parts as its columns need, so that no word is broken; each begins with the first columns.
 
     title: of a report in the place of the first title, of other looks above each part. kept: columns that each part
-    begins with. more: what `terminal` takes, for the last part.
+    begins with. more: what `terminal_table` takes, for the last part.
     """
 
     table: Table
@@ -368,7 +370,9 @@ class SplitTable:
             title = f"{self.title} ({number} of {len(parts)})" if len(parts) > 1 else self.title
             if self.title:
                 yield Text(escape_control_characters(title), style="table.title")
-            drawn = terminal(self.table.at(places), self.look, **(self.more if number == len(parts) else {}))
+            drawn = terminal_table(
+                self.table.columns_at(places), self.look, **(self.more if number == len(parts) else {})
+            )
             for column, place in zip(drawn.columns, places, strict=True):
                 if self.look == "ruled" and not fits:
                     column.width, column.no_wrap = widths[place], False
@@ -379,10 +383,10 @@ class SplitTable:
         above = cell_len(self.title) > room
         if above:
             yield Text(escape_control_characters(self.title), style="cyan")
-        part = self.table.at(places)
+        part = self.table.columns_at(places)
         if above:
             part = replace(part, columns=(replace(part.columns[0], title=""), *part.columns[1:]))
-        yield terminal(part, heading="" if above else self.title)
+        yield terminal_table(part, heading="" if above else self.title)
 
     def _width(self, place: int, whole: bool = False) -> int:
         """Return the width with which no word is broken, and no text is a column of single words."""
@@ -412,7 +416,7 @@ def _columns_of_parts(widths: Sequence[int], kept: int, whole: int, between: int
     return parts
 
 
-def _needed(table: Table, heading: str, wanted: int) -> int:
+def _needed_width(table: Table, heading: str, wanted: int) -> int:
     """Columns of a terminal with which no number is cut, and of the names in the first column only their ends."""
     widths = []
     for index, column in enumerate(table.columns):

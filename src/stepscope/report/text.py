@@ -21,21 +21,21 @@ from stepscope.analysis.summary import (
     COMPUTED,
     METHOD_LABELS,
     VERDICT_LABELS,
-    between_sentences,
+    between_steps_sentences,
     energy_badge,
     main_rail,
     module_rows,
     reserved_bytes,
     resolution_sentences,
 )
-from stepscope.analysis.time.collectives import shares_of_overlap
+from stepscope.analysis.time.collectives import overlap_by_phase
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.ranks import last_rank
-from stepscope.analysis.time.steps import profiled_sentence, whole_steps
+from stepscope.analysis.time.steps import are_steps_whole, profiled_sentence
 from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
 from stepscope.report.sections.sensor_log import log_view
-from stepscope.report.table import Column, FittedTable, Row, SplitTable, Table, figures, words
+from stepscope.report.table import Column, FittedTable, Row, SplitTable, Table, number_column, text_column
 from stepscope.report.text_tables import (
     OPERATOR_WIDTH,
     PHASE_WIDTHS,
@@ -43,17 +43,17 @@ from stepscope.report.text_tables import (
     energy_notes,
     energy_table,
     labelled,
-    memory,
-    missing,
+    memory_lines,
     module_table,
+    not_measured_lines,
     operator_name,
     operator_table,
     other_quantities,
     phase_table,
     profiling_overhead,
     shares_note,
-    speed,
-    utilisation,
+    speed_lines,
+    utilisation_lines,
 )
 from stepscope.runfolder import AUTOGRAD_NODE
 from stepscope.units import bytes_, category_label, duration, estimate, number, percent, plural, row_label, si
@@ -68,24 +68,24 @@ def render(run: Run) -> RenderableType:
         "the bottleneck": lambda: [*_verdict(run)],
         "what to change": lambda: [*_change(run)],
         "the sensor log": lambda: [*_sensor_log(run)],
-        "speed": lambda: [*speed(run.metrics(), run.meta)],
-        "phases": lambda: [*phase_table(run.phases(), whole_steps(run))],
-        "communication": lambda: [*communication(run)],
-        "ranks": lambda: [*ranks(run)],
+        "speed": lambda: [*speed_lines(run.metrics(), run.meta)],
+        "phases": lambda: [*phase_table(run.phases(), are_steps_whole(run))],
+        "communication": lambda: [*collectives_line(run)],
+        "ranks": lambda: [*rank_tables(run)],
         "modules": lambda: [*module_table(run.modules())],
         "operators": lambda: [*operator_table(run.operators())],
         "shares": lambda: [*shares_note(run.phases(), run.modules(), run.operators())],
         "energy": lambda: [*energy_table(run.energy_totals())],
         "energy of operators": lambda: [*operator_energy(run)],
-        "utilisation": lambda: [Text(""), *utilisation(run.metrics())],
+        "utilisation": lambda: [Text(""), *utilisation_lines(run.metrics())],
         "utilisation of operators": lambda: [*operator_utilisation(run)],
         "other quantities": lambda: [*other_quantities(run.metrics())],
         "dependencies": lambda: [*dependencies(run)],
-        "memory": lambda: [*memory(run.metrics(), run.meta, training_peak(run))],
+        "memory": lambda: [*memory_lines(run.metrics(), run.meta, training_peak(run))],
         "memory at the peak": lambda: [*memory_at_peak(run.peak(), reserved_bytes(run))],
         "notes on energy": lambda: [*energy_notes(run.energy_tables.notes)],
         "profiling overhead": lambda: [*profiling_overhead(run.overhead(), profiled_sentence(run))],
-        "what is not measured": lambda: [*missing(run.not_measured())],
+        "what is not measured": lambda: [*not_measured_lines(run.not_measured())],
     }
     shown: list[RenderableType] = []
     missed: dict[FailedPart, list[str]] = {}
@@ -170,7 +170,7 @@ def operator_energy(run: Run) -> list[RenderableType]:
     parts = [Text(f"by {METHOD_LABELS[method]}")]
     if marked := energy_badge(run):
         parts.insert(0, Text(marked, style="bold yellow"))
-    parts += [Text(sentence) for sentence in between_sentences(kinds, rail)]
+    parts += [Text(sentence) for sentence in between_steps_sentences(kinds, rail)]
     parts += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
     shown = "" if method == "fit" else f", {method}"
     return [
@@ -231,10 +231,10 @@ _ROUNDED = ("95 % CI", "of energy", "power", "verdict")
 
 def _estimate_columns() -> list[Column]:
     return [
-        Column("95 % CI", of=half_width),
-        figures("of energy", "share", percent),
-        figures("power", "watts", "W"),
-        words("verdict", "verdict", VERDICT_LABELS.__getitem__),
+        Column("95 % CI", of=interval_text),
+        number_column("of energy", "share", percent),
+        number_column("power", "watts", "W"),
+        text_column("verdict", "verdict", VERDICT_LABELS.__getitem__),
     ]
 
 
@@ -242,8 +242,8 @@ def _operator_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableT
     by_sample = ["a sample"] if any(row["joules_per_sample"] is not None for row in rows) else []
     columns = [
         Column("op", False, of=operator_name, names=True),
-        figures("a step", "joules_per_step", "J"),
-        figures("a sample", "joules_per_sample", "J"),
+        number_column("a step", "joules_per_step", "J"),
+        number_column("a sample", "joules_per_sample", "J"),
         *_estimate_columns(),
     ]
     every = ["a step", *_ROUNDED]
@@ -256,15 +256,15 @@ def _module_tables(rows: list[dict[str, Any]], title: str) -> list[RenderableTyp
     phases = [name for name in ("forward", "backward", "optimizer") if any(row[name] for row in rows)]
     columns = [
         Column("module", False, of=lambda row: row_label(row["name"]) or "(the model)", names=True),
-        *(figures(phase, phase, "J", missing="", wide=PHASE_WIDTHS.get(phase)) for phase in phases),
-        figures("a step", "joules_per_step", "J"),
+        *(number_column(phase, phase, "J", missing="", wide=PHASE_WIDTHS.get(phase)) for phase in phases),
+        number_column("a step", "joules_per_step", "J"),
         *_estimate_columns(),
     ]
     every = ["a step", *_ROUNDED]
     return [Text(""), Constrain(FittedTable(Table.from_rows("", columns, rows), [phases + every, every], title), WIDTH)]
 
 
-def half_width(row: dict[str, Any]) -> str:
+def interval_text(row: dict[str, Any]) -> str:
     """The interval as a share of the value, or its ends where it is lopsided; empty without one."""
     joules, low, high = row["joules_per_step"], row["low"], row["high"]
     if low is None or high is None or not joules:
@@ -342,7 +342,7 @@ def communication_sentences(run: Run) -> list[str]:
     if time is None:
         return []
     exposed, overlapped = (float(np.median(time.steps[name].to_numpy())) for name in ("exposed_ns", "overlapped_ns"))
-    parts = [(phase, ns) for phase, ns in shares_of_overlap(time.overlapped) if ns >= _LEAST_SHARE * overlapped]
+    parts = [(phase, ns) for phase, ns in overlap_by_phase(time.overlapped) if ns >= _LEAST_SHARE * overlapped]
     named = [f"{duration(ns)} by {_phase_name(phase)}" for phase, ns in parts]
     named[:1] = [f"{duration(ns)} overlapped by {_phase_name(phase)}" for phase, ns in parts[:1]]
     sentences = [f"{duration(exposed + overlapped)} a step, of which {duration(exposed)} exposed"]
@@ -356,13 +356,13 @@ def communication_sentences(run: Run) -> list[str]:
     return lines
 
 
-def communication(run: Run) -> list[RenderableType]:
+def collectives_line(run: Run) -> list[RenderableType]:
     """The line of the collectives below the phases."""
     said = communication_sentences(run)
     return [labelled("collectives", *said)] if said else []
 
 
-def ranks(run: Run) -> list[RenderableType]:
+def rank_tables(run: Run) -> list[RenderableType]:
     """The parts of a distributed training side by side; nothing where there is one part."""
     found = run.side_by_side
     if len(found.parts) < 2:
@@ -394,16 +394,16 @@ def _phase_name(phase: str) -> str:
 def _rank_table(rows: pl.DataFrame) -> tuple[Table, list[list[str]]]:
     """Times of each rank with and without their 95 % CI, its memory and CPU utilisation; and choices of columns."""
     used = {
-        "peak RSS": figures("peak RSS", "peak_memory_bytes", "B"),
-        "CPU cores": figures("CPU cores", "cpu_cores", lambda cores: number(cores, 2)),
+        "peak RSS": number_column("peak RSS", "peak_memory_bytes", "B"),
+        "CPU cores": number_column("CPU cores", "cpu_cores", lambda cores: number(cores, 2)),
     }
     more = [column for column in used.values() if rows[column.key].is_not_null().any()]
-    more += [words("status", "status")] if (rows["status"] != "ok").any() else []
+    more += [text_column("status", "status")] if (rows["status"] != "ok").any() else []
     columns = [
         Column("rank", False, of=_rank_name),
-        figures("steps", "steps", "{:,}".format),
+        number_column("steps", "steps", "{:,}".format),
         *_time_columns("step"),
-        figures("samples/s", "samples_per_s", number),
+        number_column("samples/s", "samples_per_s", number),
         *(column for name in _TIMES[1:] for column in _time_columns(name)),
         *more,
     ]

@@ -13,23 +13,23 @@ from rich.text import Text
 
 from stepscope.analysis.caveats import NotMeasured
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
-from stepscope.analysis.memory.headroom import Peak, which_fit
+from stepscope.analysis.memory.headroom import ResidentPeak, size_verdicts_text
 from stepscope.analysis.memory.limits import fit_command
 from stepscope.analysis.process_scopes import ALL, CHILDREN, LAUNCHER, RANK, WATCHED
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.tables import largest_difference
-from stepscope.quantities import find
-from stepscope.report.table import MARK, Column, FittedTable, Row, Table, figures, labels, share_cell, words
+from stepscope.quantities import find_quantity
+from stepscope.report.table import MARK, Column, FittedTable, Row, Table, labels, number_column, share_cell, text_column
 from stepscope.runfolder import AUTOGRAD_NODE
 from stepscope.units import (
     NOT_MEASURED,
-    bracketed,
     bytes_,
     component_label,
     count,
     distinct_width,
     duration,
     estimate,
+    join_interval,
     number,
     percent,
     plural,
@@ -52,11 +52,11 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
         return []
     heading = "where the step goes" if whole else "in the parts profiled"
     columns = [
-        words("phase", "phase", row_label),
-        figures("time", "ns", duration),
+        text_column("phase", "phase", row_label),
+        number_column("time", "ns", duration),
         Column("95 % CI", of=_time_ends),
         share_column("ns"),
-        *on_device(phases),
+        *device_time_column(phases),
         *(Column("", False, of=partial(_bar, width=width), key=f"{width} cells", wide=width) for width in _BARS),
     ]
     table = Table.from_rows("phases", columns, phases.iter_rows(named=True))
@@ -66,7 +66,7 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
 
 
 def _time_ends(row: Row) -> str:
-    return "" if row["low_ns"] is None else bracketed(duration(row["low_ns"]), duration(row["high_ns"]))
+    return "" if row["low_ns"] is None else join_interval(duration(row["low_ns"]), duration(row["high_ns"]))
 
 
 def _bar(row: Row, width: int) -> str:
@@ -78,15 +78,15 @@ def share_column(median: str = "total_ns") -> Column:
     return Column("of step", of=lambda row: share_cell(row, median), key="share", wide=8)
 
 
-def on_device(rows: pl.DataFrame) -> list[Column]:
+def device_time_column(rows: pl.DataFrame) -> list[Column]:
     """Return the column of the time on an accelerator, where there is one."""
-    return [figures("on device", "device_ns", duration)] if rows["device_ns"].is_not_null().any() else []
+    return [number_column("on device", "device_ns", duration)] if rows["device_ns"].is_not_null().any() else []
 
 
 def line_column(title: str, rows: pl.DataFrame) -> list[Column]:
     """Return the column of the lines of code, where any is known."""
     known = rows["source"].is_not_null().any()
-    return [words(title, "source", short_source, missing=NOT_MEASURED)] if known else []
+    return [text_column(title, "source", short_source, missing=NOT_MEASURED)] if known else []
 
 
 def module_table(modules: pl.DataFrame) -> list[RenderableType]:
@@ -100,11 +100,11 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     shown = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
     columns = [
         Column("module", False, of=lambda row: row["module"] or "(the model)", names=True),
-        words("type", "type"),
-        *(figures(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS[phase]) for phase in PHASE_WIDTHS),
+        text_column("type", "type"),
+        *(number_column(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS[phase]) for phase in PHASE_WIDTHS),
         Column("optimizer", of=lambda row: f"{SHARED * row['optimizer_shared']}{duration(row['optimizer_ns'])}"),
         share_column(),
-        *on_device(shown),
+        *device_time_column(shown),
         *line_column("called at", shown),
     ]
     every = [column.title for column in columns[1:]]
@@ -128,13 +128,13 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     phases = [*_MODEL_PHASES, *(phase for phase in _LOOP_PHASES if (shown[f"{phase}_ns"] > 0).any())]
     columns = [
         Column("op", False, of=operator_name, names=True),
-        figures("calls", "count", count),
-        *(figures(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS.get(phase)) for phase in phases),
-        figures("time", "total_ns", duration),
+        number_column("calls", "count", count),
+        *(number_column(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS.get(phase)) for phase in phases),
+        number_column("time", "total_ns", duration),
         Column("phase", False, of=_longest_phase),
         share_column(),
-        figures("rate", "flops_per_s", "FLOP/s", wide=12),
-        *([words("device", "device")] if (shown["device"] != CPU).any() else []),
+        number_column("rate", "flops_per_s", "FLOP/s", wide=12),
+        *([text_column("device", "device")] if (shown["device"] != CPU).any() else []),
         *line_column("most at", shown),
     ]
     ends_ = ["of step", "device", "most at"]
@@ -189,12 +189,12 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     if totals.is_empty():
         return []
     known = (totals["gap_s"] > 0).any()
-    gaps = [figures("not covered", "gap_s", lambda gap: f"{number(gap)} s" if gap else "")] if known else []
+    gaps = [number_column("not covered", "gap_s", lambda gap: f"{number(gap)} s" if gap else "")] if known else []
     columns = [
-        words("component", "component", component_label),
-        *([words("kind", "kind", _kind)] if (totals["kind"] != "measured").any() else []),
+        text_column("component", "component", component_label),
+        *([text_column("kind", "kind", _kind)] if (totals["kind"] != "measured").any() else []),
         Column("power", of=_power),
-        figures("a step", "joules_per_step", "J"),
+        number_column("a step", "joules_per_step", "J"),
         Column("after warm-up", of=lambda row: estimate(row["joules"], row["low"], row["high"], "J")),
         *gaps,
     ]
@@ -231,7 +231,7 @@ def labelled(label: str, *said: str | Text) -> RenderableType:
     return line
 
 
-def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
+def speed_lines(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
     parts = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
     rates = [_estimate(row) for row in _rows(metrics, "throughput")]
@@ -250,7 +250,7 @@ def speed(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     return [labelled("speed", *parts)] if parts else []
 
 
-def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
+def utilisation_lines(metrics: pl.DataFrame) -> list[RenderableType]:
     """Busy share of every core, their mean, CPU utilisation of the training process or of all, accelerators."""
     lines = []
     cores = _rows(metrics, "core_utilisation")
@@ -260,7 +260,7 @@ def utilisation(metrics: pl.DataFrame) -> list[RenderableType]:
         if len(cores) > _MOST_CORES:
             lines.append(f"and {plural(len(cores) - _MOST_CORES, 'more core')}")
     summary = [f"mean of all cores {_estimate(row)}" for row in _rows(metrics, "mean_cpu_utilisation")]
-    used = _headline(_rows(metrics, "process_cpu_utilisation"))
+    used = _rows_of_all_processes(_rows(metrics, "process_cpu_utilisation"))
     summary += [f"{_channel_name(row)} {_estimate(row)}" for row in used]
     idle = [
         f"{row['scope'].removeprefix('core:')}: {percent(row['value'], 0)}"
@@ -276,14 +276,14 @@ def other_quantities(metrics: pl.DataFrame) -> list[RenderableType]:
     """The readings that no other line is made for, under its own name and unit."""
     lines = []
     for row in metrics.filter(pl.col("value").is_not_null()).iter_rows(named=True):
-        known = find(row["metric"], row["unit"])
+        known = find_quantity(row["metric"], row["unit"])
         if known.plain:
             label = f"{known.label_within}, {row['scope'].replace(':', ' ')}"
             lines.append(f"{label}: {_estimate(row)}")
     return [labelled("other", *lines)] if lines else []
 
 
-def memory(metrics: pl.DataFrame, meta: dict[str, Any], peak: Peak | None = None) -> list[RenderableType]:
+def memory_lines(metrics: pl.DataFrame, meta: dict[str, Any], peak: ResidentPeak | None = None) -> list[RenderableType]:
     """The numbers that are called memory, each by its own name, and what predicts that of the training alone.
 
     peak: of the training alone.
@@ -299,14 +299,14 @@ def memory(metrics: pl.DataFrame, meta: dict[str, Any], peak: Peak | None = None
     return [labelled("memory", *(text for text in parts if text))] if peaks or held else []
 
 
-def _training_peak_lines(peak: Peak | None) -> list[str]:
+def _training_peak_lines(peak: ResidentPeak | None) -> list[str]:
     """The peak without what the recorder held in the training's process, and what its heap grew by since; what fits."""
     if peak is None:
         return []
     alone = f"the training alone peaks at [{bytes_(peak.low)}, {bytes_(peak.high)}]"
     spread = " and it scatters the heap" if peak.low < peak.high - peak.held else ""
     held = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if peak.held else []
-    return [*held, f"{which_fit(peak)} of free memory"]
+    return [*held, f"{size_verdicts_text(peak)} of free memory"]
 
 
 def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
@@ -334,7 +334,7 @@ def profiling_overhead(overhead: pl.DataFrame, profiled: str) -> list[Renderable
     return [labelled("overhead", *parts)] if parts else []
 
 
-def missing(entries: list[NotMeasured]) -> list[RenderableType]:
+def not_measured_lines(entries: list[NotMeasured]) -> list[RenderableType]:
     """Return what was not measured, and why, a line for those with the same reason; of many, all names before."""
     if not entries:
         return []
@@ -358,7 +358,7 @@ def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
 
 def _estimate(row: dict[str, Any]) -> str:
     """The value of a metric's row with its interval."""
-    return estimate(row["value"], row["low"], row["high"], find(row["metric"], row["unit"]).shown_unit)
+    return estimate(row["value"], row["low"], row["high"], find_quantity(row["metric"], row["unit"]).shown_unit)
 
 
 def _core(row: dict[str, Any]) -> str:
@@ -376,7 +376,7 @@ def _channel_name(row: dict[str, Any]) -> str:
     return _NAMES_OF_CHANNELS.get(row["scope"], str(row["scope"]))
 
 
-def _headline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows_of_all_processes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of all processes together; that of a rank only where it alone trained, as "training"."""
     ranks = [row for row in rows if row["scope"].startswith(RANK)]
     alone = len({row["scope"] for row in ranks}) == 1
@@ -387,7 +387,7 @@ def _headline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _sizes(metrics: pl.DataFrame, metric: str, word: str) -> list[str]:
     """Each size with whose it is, of several processes said once."""
     parts: list[str] = []
-    for row in _headline(_rows(metrics, metric)):
+    for row in _rows_of_all_processes(_rows(metrics, metric)):
         again = parts and row["scope"] == ALL
         parts.append(f"{'' if again else f'{_scope_prefix(row)}{word} '}{bytes_(row['value'])} ({_counted(row)})")
     return parts

@@ -1,7 +1,7 @@
 """Sizes and CRC32 of the packed files of a run: a flipped bit costs the file that it is in, and the reader says which.
 
-Parts have checksums of their own, column by column; JSON is sealed (`stepscope.files.sealed`), and of events.jsonl,
-where each line has a seal, the number of lines is noted.
+Parts have checksums of their own, column by column; JSON is sealed (`stepscope.files.add_checksum`), and of
+events.jsonl, where each line has a seal, the number of lines is noted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from stepscope.files import replace_json, unsealed
+from stepscope.files import check_and_strip_checksum, replace_json
 from stepscope.runfolder.validation import MOST_BYTES, read_regular
 
 CHECKSUMS = "checksums.json"
@@ -28,7 +28,7 @@ def record_checksums(run: Path, *names: str) -> None:
     _write(run, {name: known[name] for name in known if name == EVENTS or (run / name).exists()})
 
 
-def note_events(run: Path) -> None:
+def record_event_count(run: Path) -> None:
     """Write down how many events a run has at least, now that it has ended; more may follow."""
     known = read_checksums(run)
     with contextlib.suppress(FileNotFoundError):
@@ -46,7 +46,7 @@ def noted_event_count(known: dict[str, Any]) -> int:
 _DESCRIBES = {"channels.json": ("samples",), "model.json": ("ops", "layers")}  # what the rows in these folders are of
 
 
-def missing(run: Path, known: dict[str, Any]) -> list[str]:
+def missing_files(run: Path, known: dict[str, Any]) -> list[str]:
     """Return which files of those that were noted are gone; samples that were made coarser lie in another one."""
     gone = [Path(name) for name in known if name != EVENTS and not (run / name).exists()]
     described = [
@@ -69,7 +69,7 @@ def _write(run: Path, known: dict[str, Any]) -> None:
 def read_checksums(run: Path) -> dict[str, Any]:
     """Return what was noted, by file."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(unsealed(read_regular(run / CHECKSUMS, MOST_BYTES))[0])
+        content = json.loads(check_and_strip_checksum(read_regular(run / CHECKSUMS, MOST_BYTES))[0])
         if isinstance(content, dict):
             return content
     return {}
@@ -84,7 +84,7 @@ def file_checksum(path: Path) -> list[int]:
     return [size, crc]
 
 
-def agrees(content: bytes, stated: Any) -> bool:
+def matches_checksum(content: bytes, stated: Any) -> bool:
     """Return whether a file holds what was noted of it; True where nothing that can be compared was."""
     if not (isinstance(stated, list) and len(stated) == 2):
         return True

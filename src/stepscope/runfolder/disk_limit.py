@@ -22,7 +22,7 @@ from stepscope.part_names import STEPS, PartName, parts_in_use, thinned_name
 from stepscope.runfolder import checksums
 from stepscope.runfolder.pack import disk_errors, pack_closed_parts, row_files
 from stepscope.runfolder.schema import read_channels
-from stepscope.runfolder.thinning import thinned, thinned_steps
+from stepscope.runfolder.thinning import drop_step_blocks, thin_sensor_rows
 from stepscope.runfolder.writer import RunWriter
 
 SAMPLES_SHARE, STEPS_SHARE = 0.35, 0.1  # of the disk that a run may take; rows that are not packed yet take up to 0.3
@@ -31,15 +31,15 @@ Thin = Callable[[PartName, pl.DataFrame, int], pl.DataFrame]
 
 
 @dataclass(frozen=True)
-class Ladder:
+class ThinningLevels:
     """Steps of thinning, one after the other, and the share of the room that each step may take."""
 
     grains: tuple[int, ...]
     shares: tuple[float, ...]
 
 
-OF_SAMPLES = Ladder((0, 1, 10, 60, 600), (0.6, 0.25, 0.1, 0.04, 0.01))  # means, s
-OF_STEPS = Ladder((0, 4, 16, 64, 256, 1024), (0.5, 0.2, 0.1, 0.1, 0.05, 0.05))  # of so many blocks of steps one
+OF_SAMPLES = ThinningLevels((0, 1, 10, 60, 600), (0.6, 0.25, 0.1, 0.04, 0.01))  # means, s
+OF_STEPS = ThinningLevels((0, 4, 16, 64, 256, 1024), (0.5, 0.2, 0.1, 0.1, 0.05, 0.05))  # of so many blocks of steps one
 
 
 def thin(run: Path, max_disk: int) -> Iterator[PartName]:
@@ -51,16 +51,16 @@ def thin(run: Path, max_disk: int) -> Iterator[PartName]:
     def thin_samples(part: PartName, frame: pl.DataFrame, grain: int) -> pl.DataFrame:
         own = [row for row in channels if f"samples/{row.get('sensor')}" == part.stem]
         counters = {str(row["id"]) for row in own if row.get("kind") == "counter"}
-        return thinned(frame, [str(row["id"]) for row in own], counters, grain * 1_000_000_000)
+        return thin_sensor_rows(frame, [str(row["id"]) for row in own], counters, grain * 1_000_000_000)
 
     def thin_steps(_part: PartName, frame: pl.DataFrame, grain: int) -> pl.DataFrame:
-        return thinned_steps(frame, grain)
+        return drop_step_blocks(frame, grain)
 
     yield from _thin(run, int(SAMPLES_SHARE * max_disk), OF_SAMPLES, thin_samples, steps=False)
     yield from _thin(run, int(STEPS_SHARE * max_disk), OF_STEPS, thin_steps, steps=True)
 
 
-def _thin(run: Path, room: int, ladder: Ladder, make: Thin, steps: bool) -> Iterator[PartName]:
+def _thin(run: Path, room: int, ladder: ThinningLevels, make: Thin, steps: bool) -> Iterator[PartName]:
     refused: set[str] = set()  # that cannot be read: they stay as they are
     while True:
         files = _packed_files(run, steps)
@@ -92,7 +92,7 @@ def _size(run: Path, part: PartName) -> int:
         return 0
 
 
-def _chosen(sizes: dict[PartName, int], room: int, ladder: Ladder, refused: set[str]) -> list[PartName]:
+def _chosen(sizes: dict[PartName, int], room: int, ladder: ThinningLevels, refused: set[str]) -> list[PartName]:
     """Return the oldest files of the finest step of the ladder that takes more than its share; none within the room.
 
     The first part stays as it was for as long as can be: most steps are profiled at the beginning of a run.
@@ -143,12 +143,12 @@ def _read(run: Path, part: PartName) -> pl.DataFrame | None:
     stated = checksums.read_checksums(run).get(part.name)
     try:
         data = (run / part.name).read_bytes()
-        return pl.read_parquet(data) if checksums.agrees(data, stated) else None
+        return pl.read_parquet(data) if checksums.matches_checksum(data, stated) else None
     except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return None
 
 
-def _say_once(run: Path, max_disk: int) -> None:
+def _note_thinning_once(run: Path, max_disk: int) -> None:
     """Leave one event that says that this run is thinned; the names of its files say where."""
     kind = "thinned"
     with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ def _say_once(run: Path, max_disk: int) -> None:
             return
     message = f"what is long ago is thinned, so that the run stays within {max_disk / 1e6:,.0f} MB (--max-disk)"
     with contextlib.suppress(OSError, ValueError):
-        RunWriter.attach(run).event(kind, message, source="keep", max_disk=max_disk)
+        RunWriter.attach(run).append_event(kind, message, source="keep", max_disk=max_disk)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError):  # a disk that refuses: the next part, or the end of the run
         for made in (made for part in work for made in part):
             if made.grain and most is not None:
-                _say_once(run, most)
+                _note_thinning_once(run, most)
             if os.getppid() != starter:
                 return 1
     return 0

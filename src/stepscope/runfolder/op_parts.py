@@ -41,13 +41,13 @@ def read_written(data: bytes, table: str) -> ReadPart:
     return ReadPart(frame_of(from_bytes(data, table), table))
 
 
-def checked(parts: Sequence[ReadPart], table: str) -> pl.LazyFrame:
+def check_rows(parts: Sequence[ReadPart], table: str) -> pl.LazyFrame:
     """Return the rows of some parts, as small as on disk, from which each query takes its columns.
 
     Texts are clean. ValueError where a row cannot be: one such row means that no row of its part can be trusted.
     """
     frame = pl.concat([part.frame for part in parts])
-    if not frame.select(_true(table).fill_null(False).all()).item():
+    if not frame.select(_plausible_row_expr(table).fill_null(False).all()).item():
         raise ValueError("it holds a row that cannot be")
     texts = [name for name, kind in TABLES[table].items() if kind == TEXT]
     known = {name: set(frame[name].unique().drop_nulls().cast(pl.String)) for name in texts}
@@ -67,7 +67,7 @@ def checked(parts: Sequence[ReadPart], table: str) -> pl.LazyFrame:
     return pl.scan_parquet(joined.getvalue())
 
 
-def _true(table: str) -> pl.Expr:
+def _plausible_row_expr(table: str) -> pl.Expr:
     """Return whether a row can be."""
     times = ("t_ns",) if table == "memory" else ("t0_ns", "t1_ns", "self_ns")
     stated = ("tensor", "bytes", "category") if table == "memory" else ("name", "phase", "device", "thread")

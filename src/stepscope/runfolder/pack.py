@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.files import atomic_write, clear_parts, read_object
+from stepscope.files import atomic_write, read_json_object, remove_partial_files
 from stepscope.part_names import PartName, parsed, parts_in_use, parts_ready_to_pack
 from stepscope.runfolder import checksums
 from stepscope.runfolder.parts import read_part
@@ -48,7 +48,7 @@ def pack(path: str | Path) -> list[str]:
 
 
 def _is_closed(run: Path) -> bool:
-    header = read_object(run / "run.json")
+    header = read_json_object(run / "run.json")
     return bool(header) and header.get("status", "running") != "running"
 
 
@@ -56,17 +56,17 @@ def _pack_folder(run: Path) -> Iterator[str]:
     """Pack what lies in one folder; gives the names of the files that stay."""
     from stepscope.runfolder.reader import frame_of
 
-    clear_parts(run)
+    remove_partial_files(run)
     for table in TABLES:
         parts = _sorted(run / table, "*.part")
         for batch in (parts[first : first + AT_ONCE] for first in range(0, len(parts), AT_ONCE)):
             made: list[Path] = []
             for part in batch:
                 packed = f"{table}/{part.stem}.parquet"
-                if (run / packed).exists() and _is_whole(run, packed):
+                if (run / packed).exists() and _is_intact(run, packed):
                     made.append(part)
                     continue
-                with _staying(run, part) as kept:
+                with _note_unpackable(run, part) as kept:
                     with atomic_write(part.with_suffix(".parquet"), durable=True) as target:
                         _write(frame_of(read_part(part, table), table), target)
                     made.append(part)
@@ -78,12 +78,12 @@ def _pack_folder(run: Path) -> Iterator[str]:
     for rows in row_files(run):
         if not rows.packed:
             yield from _pack_rows(run, rows)
-    checksums.note_events(run)
+    checksums.record_event_count(run)
 
 
 def pack_closed_parts(run: Path) -> Iterator[PartName]:
     """Pack the rows of a run that goes on to which nothing is added any more, and give each file when it was."""
-    clear_parts(run)
+    remove_partial_files(run)
     clear_superseded(run)
     for rows in parts_ready_to_pack([part.name for part in row_files(run)]):
         _pack_rows(run, rows)
@@ -107,11 +107,11 @@ def clear_superseded(run: Path) -> None:
         counts = parts_in_use(stem, [part.name for part in files])
         for part in files:
             holder = next((at for at in counts if at.first <= part.first and part.last <= at.last), part)
-            if part.stem == stem and holder != part and _is_whole(run, holder.name):
+            if part.stem == stem and holder != part and _is_intact(run, holder.name):
                 (run / part.name).unlink(missing_ok=True)
 
 
-def _is_whole(run: Path, name: str) -> bool:
+def _is_intact(run: Path, name: str) -> bool:
     """Return whether a file is what was written; one that was not noted, after a kill, is read, and noted."""
     import polars as pl
 
@@ -129,7 +129,7 @@ def _is_whole(run: Path, name: str) -> bool:
 def _pack_rows(run: Path, part: PartName) -> list[str]:
     """Make Parquet of a file of rows; return its name where it stays."""
     rows = run / part.name
-    with _staying(run, rows) as kept:
+    with _note_unpackable(run, rows) as kept:
         if part.stem == "steps":
             _replace(run, rows, partial(_sink_rows, rows, STEP_ROW, _step_frame))
         else:
@@ -145,7 +145,7 @@ def _sorted(folder: Path, pattern: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _staying(run: Path, file: Path) -> Iterator[list[str]]:
+def _note_unpackable(run: Path, file: Path) -> Iterator[list[str]]:
     """Note a file that cannot be turned into Parquet, in the run as well; it stays for who can mend it."""
     kept: list[str] = []
     try:
@@ -159,7 +159,7 @@ def _note(run: Path, message: str) -> None:
     with contextlib.suppress(OSError):
         if json.dumps(message) in (run / "events.jsonl").read_text(encoding="utf-8", errors="replace"):
             return
-    RunWriter.attach(run).event("kept-as-rows", message, source="pack")
+    RunWriter.attach(run).append_event("kept-as-rows", message, source="pack")
 
 
 def _replace(run: Path, source: Path, write: Callable[[Path], None]) -> None:

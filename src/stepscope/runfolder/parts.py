@@ -58,7 +58,7 @@ def to_bytes(part: Part, table: str) -> bytes:
     for name, kind in TABLES[table].items():
         values = part.columns[name]
         if kind == TEXT:
-            values, texts[name] = _used(values, part.texts[name])
+            values, texts[name] = _compact_texts(values, part.texts[name])
         form = _FORMS.get(name, "plain")
         whole = np.asarray(values, dtype=np.int64)
         base = int(whole[0]) if form == "delta" and len(whole) else 0
@@ -85,7 +85,7 @@ def read_part(path: Path, table: str) -> Part:
     return from_bytes(path.read_bytes(), table)
 
 
-def before_step(path: Path, step: int) -> bytes:
+def bytes_before_step(path: Path, step: int) -> bytes:
     """Return the file of a part, `<table>/<number>.part`, without the rows of this step and later ones."""
     table = path.parent.name
     part = read_part(path, table)
@@ -125,7 +125,7 @@ def _from_bytes(data: bytes, table: str) -> Part:
     return Part(columns, texts)
 
 
-def _used(values: Column, texts: Sequence[str]) -> tuple[Column, list[str]]:
+def _compact_texts(values: Column, texts: Sequence[str]) -> tuple[Column, list[str]]:
     """Return the texts as indices into a list of the distinct texts that are used."""
     used = np.flatnonzero(np.bincount(values + 1, minlength=1)[1:]).tolist()
     places: dict[str, int] = {}

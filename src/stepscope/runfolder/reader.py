@@ -13,13 +13,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.errors import RunError, UnknownName
-from stepscope.liveness import runs_still
+from stepscope.liveness import is_process_of_run_alive
 from stepscope.part_names import PartName, parsed, parts_in_use, parts_of_stem
-from stepscope.privacy import cleaned, redacted_sources, without_secrets
+from stepscope.privacy import clean_and_redact, redacted_sources, withhold_names
 from stepscope.quantities import SAMPLED
 from stepscope.run_paths import find_run
 from stepscope.runfolder import op_parts, samples, validation
-from stepscope.runfolder.checksums import CHECKSUMS, agrees, missing, noted_event_count
+from stepscope.runfolder.checksums import CHECKSUMS, matches_checksum, missing_files, noted_event_count
 from stepscope.runfolder.samples import EVER, LongSensor, SampleFile, Unreadable, checked_samples, described_samples
 from stepscope.runfolder.samples import samples_of as samples_of
 from stepscope.runfolder.schema import FIRST_NS, LAST_NS, PARTS, STATUSES, STEP_ROW, sample_dtype
@@ -75,7 +75,7 @@ class RunReader:
         """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
         status = self.meta.get("status")
         status = status if status in STATUSES else "interrupted"
-        return "interrupted" if status == "running" and not runs_still(self.meta) else status
+        return "interrupted" if status == "running" and not is_process_of_run_alive(self.meta) else status
 
     @property
     def warmup_steps(self) -> int:
@@ -86,7 +86,7 @@ class RunReader:
         """Return what is damaged of all JSON and of what else was read so far."""
         for name in _REPLACED:
             self._json(name)
-        self._mark_damaged(*([] if self._grows else missing(self.path, self._checksums)))
+        self._mark_damaged(*([] if self._grows else missing_files(self.path, self._checksums)))
         return self.damaged
 
     @property
@@ -166,10 +166,10 @@ class RunReader:
         """Every step, columns as `STEPS`, in order; of those that were profiled, where a part of the windows was chosen
         (`max_disk`), the ones that are there.
         """
-        frames = [frame for _, frame in self._rows("steps", STEP_ROW, steps_of, _checked_steps)]
+        frames = [frame for _, frame in self._read_row_files("steps", STEP_ROW, steps_of, _checked_steps)]
         frame = pl.concat(frames) if frames else pl.DataFrame(schema=STEPS)
         del frames  # of a week there are millions of steps: no more copies of them than must be
-        whole = self._whole(frame, _TRUE_STEP & ~_is_zero_row(frame), "steps")
+        whole = self._drop_impossible_rows(frame, _TRUE_STEP & ~_is_zero_row(frame), "steps")
         whole = whole if whole["step"].is_sorted() else whole.sort("step")
         if self.max_disk is None:
             return whole
@@ -185,7 +185,7 @@ class RunReader:
     @property
     def thinned_steps(self) -> list[PartName]:
         """Return the files of steps of which not all blocks are there."""
-        return [part for part in self._counting("steps") if part.grain]
+        return [part for part in self._valid_row_files("steps") if part.grain]
 
     @property
     def windows_recorded(self) -> tuple[int, int]:
@@ -227,7 +227,7 @@ class RunReader:
         gauges, readings of counters, and exact rows around the extremes. `sensor_between` has all rows of a span.
         """
         if name not in self._sensors:
-            coarser = self._of_long_sensor(name, LongSensor.coarser)
+            coarser = self._read_long_sensor(name, LongSensor.read_coarse)
             self._sensors[name] = self._short_sensor(name) if coarser is None else coarser
         return self._sensors[name]
 
@@ -235,7 +235,7 @@ class RunReader:
         """The samples of one sensor that touch a span of time as they were read; of 8,388,608 and more as `sensor`."""
         if (t0_ns, t1_ns) == EVER and name in self._exact:
             return self._exact[name]
-        exact = self._of_long_sensor(name, lambda sensor: sensor.between(t0_ns, t1_ns))
+        exact = self._read_long_sensor(name, lambda sensor: sensor.between(t0_ns, t1_ns))
         if exact is not None:
             exact = exact.sort("t0_ns", maintain_order=True)
             return self._exact.setdefault(name, exact) if (t0_ns, t1_ns) == EVER else exact
@@ -265,22 +265,22 @@ class RunReader:
     def _sensor_names(self) -> list[str]:
         return list(dict.fromkeys(str(channel["sensor"]) for channel in self.channels))
 
-    def _described(self, name: str) -> list[dict[str, Any]]:
+    def _channels_of_sensor(self, name: str) -> list[dict[str, Any]]:
         return [channel for channel in self.channels if channel["sensor"] == name]
 
     def _short_sensor(self, name: str) -> pl.DataFrame:
-        columns = [channel["id"] for channel in self._described(name)]
+        columns = [channel["id"] for channel in self._channels_of_sensor(name)]
         described, check = partial(described_samples, columns), partial(checked_samples, columns)
-        frames = self._rows(f"samples/{name}", sample_dtype(columns), described, check)
+        frames = self._read_row_files(f"samples/{name}", sample_dtype(columns), described, check)
         if not frames:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64})
         whole = [self._true_samples(part, frame) for part, frame in frames]
         return pl.concat(whole, how="diagonal").sort("t0_ns", maintain_order=True)
 
     def _true_samples(self, part: PartName, frame: pl.DataFrame) -> pl.DataFrame:
-        return self._whole(frame, _TRUE_TIMES & ~_is_zero_row(frame), part.name.rpartition(".")[0])
+        return self._drop_impossible_rows(frame, _TRUE_TIMES & ~_is_zero_row(frame), part.name.rpartition(".")[0])
 
-    def _of_long_sensor(self, name: str, read: Callable[[LongSensor], pl.DataFrame]) -> pl.DataFrame | None:
+    def _read_long_sensor(self, name: str, read: Callable[[LongSensor], pl.DataFrame]) -> pl.DataFrame | None:
         """What is read of a sensor of very many samples; None where there are few."""
         for _ in range(_MOST_TRIES):
             sensor = self._long_sensor(name)
@@ -305,15 +305,15 @@ class RunReader:
         return None
 
     def _open_long_sensor(self, name: str) -> LongSensor | None:
-        described = self._described(name)
+        described = self._channels_of_sensor(name)
         columns = [str(channel["id"]) for channel in described]
         counters = frozenset(str(row["id"]) for row in described if row.get("kind") == "counter")
-        parts = self._counting(f"samples/{name}")
+        parts = self._valid_row_files(f"samples/{name}")
         few = sum(self._size(part) for part in parts) < samples.LEAST_BYTES
         if not columns or (few and not any(part.grain for part in parts)):
             return None
         files = [
-            SampleFile.opened(
+            SampleFile.from_part(
                 self.path, part, self._rows_noted(part), columns, counters, partial(self._true_samples, part)
             )
             for part in parts
@@ -326,7 +326,7 @@ class RunReader:
 
     # the parts that rows lie in
 
-    def _counting(self, stem: str) -> list[PartName]:
+    def _valid_row_files(self, stem: str) -> list[PartName]:
         """The files of rows that count, without those that are damaged."""
         return parts_in_use(stem, self._relisted.get(stem, self.files), self.damaged)
 
@@ -393,7 +393,7 @@ class RunReader:
         content = validation.read_regular(self.path / name, validation.MOST_BYTES if name.endswith(_TEXTS) else None)
         if self._grows and name.endswith(_APPENDED):
             return content[: self.files.get(name, (0, 0))[0]]
-        if name in self._checksums and not agrees(content, self._checksums[name]):
+        if name in self._checksums and not matches_checksum(content, self._checksums[name]):
             raise ValueError("its content is not what was written")
         return content
 
@@ -418,7 +418,7 @@ class RunReader:
             self._mark_damaged(*describe_dropped(name, dropped))
             without = name in ("channels.json", "device.json")  # the others say names, which tables have too
             plain = redacted_sources(content) if name == "sources.json" else content
-            self._json_files[name] = without_secrets(content) if without else cleaned(plain)
+            self._json_files[name] = clean_and_redact(content) if without else withhold_names(plain)
         return self._json_files[name]
 
     def _event_lines(self) -> Iterator[dict[str, Any]]:
@@ -438,9 +438,9 @@ class RunReader:
             if dropped:
                 self._mark_damaged("events.jsonl")
             if isinstance(event, dict):
-                yield without_secrets({k: value for k, value in event.items() if value is not None or k != "t_ns"})
+                yield clean_and_redact({k: value for k, value in event.items() if value is not None or k != "t_ns"})
 
-    def _whole(self, frame: pl.DataFrame, true: pl.Expr, stem: str) -> pl.DataFrame:
+    def _drop_impossible_rows(self, frame: pl.DataFrame, true: pl.Expr, stem: str) -> pl.DataFrame:
         """The rows that can be; where there are others, their file is called damaged."""
         possible = frame.select(true.alias("true"))["true"].fill_null(False)
         count = int(possible.sum())
@@ -449,7 +449,7 @@ class RunReader:
         self._mark_damaged(f"{stem}: {len(frame) - count:,} of {len(frame):,} rows")
         return frame.filter(possible)
 
-    def _rows(
+    def _read_row_files(
         self,
         stem: str,
         dtype: np.dtype[Any],
@@ -459,7 +459,7 @@ class RunReader:
         """The parts of rows that grow, packed or not, in order."""
         read: dict[str, pl.DataFrame] = {}
         for _ in range(_MOST_TRIES):
-            parts = self._counting(stem)
+            parts = self._valid_row_files(stem)
             missing = next((part for part in parts if part.name not in read), None)
             if missing is None:
                 return [(part, read[part.name]) for part in parts]
@@ -509,8 +509,8 @@ class RunReader:
         if not group:
             return []
         with contextlib.suppress(ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            return [op_parts.checked([*group.values()], table)]
-        parts = (self._part(stem, table, lambda part: op_parts.checked([part], table)) for stem in group)
+            return [op_parts.check_rows([*group.values()], table)]
+        parts = (self._part(stem, table, lambda part: op_parts.check_rows([part], table)) for stem in group)
         return [part for part in parts if part is not None]
 
     def _content(self, packed: str, read: Callable[[bytes], Any], rows: str, read_rows: Callable[[bytes], Any]) -> Any:
@@ -520,11 +520,11 @@ class RunReader:
         """
         for name, parse in ((packed, read), (rows, read_rows), (packed, read)):
             there = name not in self.damaged and (self.path / name).exists()
-            if there and (content := self._try(name, parse)) is not None:
+            if there and (content := self._parse_or_mark_damaged(name, parse)) is not None:
                 return content
         return None
 
-    def _try(self, name: str, parse: Callable[[bytes], Any]) -> Any:
+    def _parse_or_mark_damaged(self, name: str, parse: Callable[[bytes], Any]) -> Any:
         """The content of a file, or None where it is damaged: the rest of the run is still worth reading."""
         try:
             return parse(self._bytes(name))

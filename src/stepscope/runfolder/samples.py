@@ -22,7 +22,7 @@ import polars as pl
 from stepscope.part_names import PartName
 from stepscope.runfolder import checksums
 from stepscope.runfolder.schema import sample_dtype
-from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thinned, thinned_columns
+from stepscope.runfolder.thinning import COUNT, HIGH, LAST, LOW, thin_sensor_rows, thinned_columns
 
 MOST_ROWS = 262_144  # of a sensor that are read as they are: 44 minutes at 10 ms
 MOST_EXACT = 8_388_608  # of a span that are given as they were read: a day at 10 ms
@@ -47,7 +47,7 @@ class Unreadable(Exception):
 
 
 @contextlib.contextmanager
-def _reading(part: PartName) -> Iterator[None]:
+def _as_unreadable(part: PartName) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
@@ -67,7 +67,7 @@ class SampleFile:
     begins: list[int] = field(default_factory=list)
 
     @classmethod
-    def opened(
+    def from_part(
         cls,
         run: Path,
         part: PartName,
@@ -81,7 +81,7 @@ class SampleFile:
         most: bytes of rows that count; columns: of the sensor, in order; chosen: the rows that can be true.
         """
         path = run / part.name
-        with _reading(part):
+        with _as_unreadable(part):
             state = path.stat()
             if not stat.S_ISREG(state.st_mode):
                 raise OSError(f"'{path}' is no plain file")
@@ -95,14 +95,14 @@ class SampleFile:
             rows = min(rows, most // sample_dtype(columns).itemsize)
 
         def read_chosen(first: int, count: int) -> pl.DataFrame:
-            with _reading(part):
+            with _as_unreadable(part):
                 return chosen(read(first, min(count, rows - first)))
 
         return cls(part, path, rows, read_chosen, ["t0_ns", "t1_ns", *columns], stands_for)
 
     def check(self, checksum: Any) -> None:
         """Compare a packed file with what was noted of it; raises Unreadable."""
-        with _reading(self.part):
+        with _as_unreadable(self.part):
             if self.part.packed and checksum is not None and checksums.file_checksum(self.path) != checksum:
                 raise ValueError("its content is not what was written")
 
@@ -138,22 +138,22 @@ class LongSensor:
     files: tuple[SampleFile, ...]
     counters: frozenset[str]
 
-    def coarser(self) -> pl.DataFrame:
+    def read_coarse(self) -> pl.DataFrame:
         """Return about MOST_ROWS rows that stand for all of them."""
         size, length_s = self._grain()
-        grain = Grain(size, self.counters)
+        grain = Downsampler(size, self.counters)
         return pl.concat([self._coarser(file, grain, length_s) for file in self.files], how="diagonal")
 
-    def _coarser(self, file: SampleFile, grain: Grain, length_s: int) -> pl.DataFrame:
+    def _coarser(self, file: SampleFile, grain: Downsampler, length_s: int) -> pl.DataFrame:
         """Rows of a file; of a run that is thinned elsewhere, means of the same length also of what is not."""
         if not length_s:
-            return pl.concat([grain.coarser(chunk) for chunk in file.chunks()])
+            return pl.concat([grain.downsample(chunk) for chunk in file.chunks()])
         columns = file.columns[2:]
         means = [
-            chunk if file.part.grain else thinned(chunk, columns, self.counters, length_s * 1_000_000_000)
+            chunk if file.part.grain else thin_sensor_rows(chunk, columns, self.counters, length_s * 1_000_000_000)
             for chunk in file.chunks()
         ]
-        return pl.concat([grain.of_thinned(chunk) for chunk in means], how="diagonal")
+        return pl.concat([grain.downsample_means(chunk) for chunk in means], how="diagonal")
 
     def _grain(self) -> tuple[int, int]:
         """Return how many rows become one, and the length, s, of the coarsest means of which there are not just a few.
@@ -184,7 +184,7 @@ class LongSensor:
             parts.append(chunk)
             rows += len(chunk)
             if rows > MOST_EXACT:
-                return self.coarser().filter((pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns))
+                return self.read_coarse().filter((pl.col("t1_ns") >= t0_ns) & (pl.col("t0_ns") <= t1_ns))
         return pl.concat(parts, how="diagonal") if parts else self.files[0].read(0, 0)
 
     def _near(self, t0_ns: int, t1_ns: int) -> list[SampleFile]:
@@ -198,7 +198,7 @@ class LongSensor:
         ]
 
 
-class Grain:
+class Downsampler:
     """Makes rows coarser, a chunk after another: so many become one."""
 
     def __init__(self, size: int, counters: frozenset[str]) -> None:
@@ -207,7 +207,7 @@ class Grain:
         self._highest: dict[str, float] = {}
         self._last_ns: int | None = None
 
-    def coarser(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def downsample(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of a chunk, sorted by time, as fewer; what is left over at its end stays exact."""
         frame = frame.sort("t0_ns", maintain_order=True)
         frame = self._with_silences(frame)
@@ -230,7 +230,7 @@ class Grain:
         means = pl.DataFrame(columns, schema=frame.schema, nan_to_null=True)
         return pl.concat([means, kept, rest]).sort("t0_ns", maintain_order=True)
 
-    def of_thinned(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def downsample_means(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the thinned rows of a chunk, sorted by time, as rows of the same grain: joined, or divided evenly.
 
         A row lies in the middle of its time. Where its neighbours are longer, shorter or not there, its begin and its
@@ -243,21 +243,24 @@ class Grain:
             return frame.select("t0_ns", "t1_ns", *names)
         joined = self._joined(frame, names)
         middle = (pl.col("begin") + pl.col("end")) // 2
-        rows = [self._at(joined, middle, 0.5, names)]
+        rows = [self._rows_at(joined, middle, 0.5, names)]
         length, apart = joined["end"] - joined["begin"], joined["begin"] - joined["end"].shift(1)
         as_long = (length - length.shift(1)).abs() * 10 <= length
         regular = (as_long & (apart * 10 <= length)).fill_null(False)
         ends = joined.filter(~(regular & regular.shift(-1, fill_value=False)) & (length > 2))
-        rows += [self._at(ends, pl.col("begin") + 1, 0.0, names), self._at(ends, pl.col("end") - 1, 1.0, names)]
-        rows = [self._as_integrated(joined, pl.concat(rows).sort("t0_ns", maintain_order=True), names)]
+        rows += [
+            self._rows_at(ends, pl.col("begin") + 1, 0.0, names),
+            self._rows_at(ends, pl.col("end") - 1, 1.0, names),
+        ]
+        rows = [self._match_integrals(joined, pl.concat(rows).sort("t0_ns", maintain_order=True), names)]
         extremes = list(self._extremes(frame, names))
         if len(joined) + len(ends) > 10 * len(
             extremes
         ):  # of a few means they would be most rows, and no period is left
-            rows += [self._around(joined, at, name, value, names) for at, name, value in extremes]
+            rows += [self._rows_around_extreme(joined, at, name, value, names) for at, name, value in extremes]
         return pl.concat(rows).sort("t0_ns", maintain_order=True)
 
-    def _as_integrated(self, joined: pl.DataFrame, rows: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+    def _match_integrals(self, joined: pl.DataFrame, rows: pl.DataFrame, names: list[str]) -> pl.DataFrame:
         """The rows with gauges moved so far that lines between them integrate to what the means do over their times.
 
         Means differ by a reading in how long they are, and so does a line from middle to middle: 0.01 % of the whole.
@@ -305,7 +308,7 @@ class Grain:
             columns.append(pl.when(enough & (weight.sum() > 0)).then(mean).alias(name))
         return frame.group_by(["segment", "group", "turn"], maintain_order=True).agg(columns)
 
-    def _at(self, joined: pl.DataFrame, t_ns: pl.Expr, share: float, names: list[str]) -> pl.DataFrame:
+    def _rows_at(self, joined: pl.DataFrame, t_ns: pl.Expr, share: float, names: list[str]) -> pl.DataFrame:
         """A row for each of these, at a time that is so much of the way from its begin to its end."""
         values = [
             pl.col(name) + (pl.col(name + LAST) - pl.col(name)) * share if name in self._counters else pl.col(name)
@@ -327,11 +330,13 @@ class Grain:
                 if frame[COUNT][place] > 1:
                     yield (frame["t0_ns"][place] + frame["t1_ns"][place]) // 2, name, sign * value
 
-    def _around(self, joined: pl.DataFrame, at: int, name: str, value: float, names: list[str]) -> pl.DataFrame:
+    def _rows_around_extreme(
+        self, joined: pl.DataFrame, at: int, name: str, value: float, names: list[str]
+    ) -> pl.DataFrame:
         """Three rows in the midst of the mean that holds a reading: the mean, that reading, and the mean again."""
         place = max(int(joined["begin"].search_sorted(at, "right")) - 1, 0)
         middle = (pl.col("begin") + pl.col("end")) // 2
-        moments = [self._at(joined.slice(place, 1), middle + step, 0.5, names) for step in (2, 3, 4)]
+        moments = [self._rows_at(joined.slice(place, 1), middle + step, 0.5, names) for step in (2, 3, 4)]
         moments[1] = moments[1].with_columns(pl.lit(value).alias(name))
         return pl.concat(moments)
 

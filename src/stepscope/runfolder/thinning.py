@@ -45,7 +45,9 @@ def thinned_columns(columns: Collection[str], counters: Collection[str]) -> list
     return names
 
 
-def thinned(frame: pl.DataFrame, columns: Collection[str], counters: Collection[str], window_ns: int) -> pl.DataFrame:
+def thin_sensor_rows(
+    frame: pl.DataFrame, columns: Collection[str], counters: Collection[str], window_ns: int
+) -> pl.DataFrame:
     """Return rows of a sensor, as read or thinned before and in order of time, as rows of at least `window_ns`."""
     frame = frame.sort("t0_ns", maintain_order=True)
     t0, t1 = frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()
@@ -68,7 +70,7 @@ def thinned(frame: pl.DataFrame, columns: Collection[str], counters: Collection[
         COUNT: np.add.reduceat(count, first)[~exact],
     }
     for name, gauge in gauges.items():
-        found = _of_windows(gauge, first, length)
+        found = _window_statistics(gauge, first, length)
         whole |= {name + mark: values[~exact] for mark, values in zip(("", LOW, HIGH, SPREAD), found, strict=True)}
     last = first + size - 1
     for name, (at_first, at_last) in counted.items():
@@ -153,16 +155,16 @@ def _exact_windows(
     for channel in values:
         known = np.add.reduceat(~np.isnan(channel), first)
         partly = (known > 0) & (known < size)
-        mixed |= partly if _seldom(partly) else False
-    exact: Flags = (size == 1) | fell | (mixed if _seldom(mixed) else False)
+        mixed |= partly if _are_few(partly) else False
+    exact: Flags = (size == 1) | fell | (mixed if _are_few(mixed) else False)
     return exact
 
 
-def _seldom(windows: Flags) -> bool:
+def _are_few(windows: Flags) -> bool:
     return bool(windows.mean() <= _MOST_EXACT or windows.sum() <= _FEW_EXACT)
 
 
-def _of_windows(gauge: Gauge, first: Times, length: Values) -> tuple[Values, Values, Values, Values]:
+def _window_statistics(gauge: Gauge, first: Times, length: Values) -> tuple[Values, Values, Values, Values]:
     """Mean over time, lowest, highest and standard deviation of each window; NaN where it was read in less than half.
 
     A channel that has a reading in few rows, because its sensor has nothing newer, counts in those alone.
@@ -190,7 +192,7 @@ def _of_windows(gauge: Gauge, first: Times, length: Values) -> tuple[Values, Val
 BLOCK = 64  # steps that follow each other, which stay or go together
 
 
-def thinned_steps(frame: pl.DataFrame, grain: int) -> pl.DataFrame:
+def drop_step_blocks(frame: pl.DataFrame, grain: int) -> pl.DataFrame:
     """Return all profiled steps and, of so many blocks of 64 steps, one; which ones is random, and the same each time.
 
     grain: a power of four; what a finer one removes a coarser one removes as well.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
-from stepscope.files import unsealed
+from stepscope.files import check_and_strip_checksum
 from stepscope.privacy import cleaned_fields, redacted_texts
 from stepscope.runfolder.schema import PARTS, SCHEMA
 
@@ -37,7 +37,7 @@ Shape = Any  # a type, a list of one shape, an object of shapes by key (... is e
 
 
 @dataclass(frozen=True)
-class Row:
+class Fields:
     """An object that is worth nothing without the keys in `needs`: it is dropped as a whole where one is missing."""
 
     shape: dict[Any, Shape]
@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Within:
+class IntegerRange:
     """A whole number from `least` to `most`."""
 
     least: int
@@ -60,17 +60,17 @@ class RunName:
     """A text that names a run, or a part of one: a file in a folder, in one line."""
 
 
-_COUNT = Within(0, 1 << 53)
+_COUNT = IntegerRange(0, 1 << 53)
 _NUMBERS: dict[Any, Shape] = {...: float}
 _CLOCK = {"monotonic_ns": int, "unix_ns": int, "boottime_ns": int}
 _ENDS = {"temperatures_celsius": _NUMBERS, "frequencies_hz": _NUMBERS}
 
 RUN: dict[Any, Shape] = {
-    "schema": Within(1, 1_000_000),
+    "schema": IntegerRange(1, 1_000_000),
     "id": RunName,
     "status": str,
     "reason": str,
-    "pid": Within(1, 1 << 31),
+    "pid": IntegerRange(1, 1 << 31),
     "pid_started": _COUNT,
     "boot_id": str,
     "host": str,
@@ -82,7 +82,7 @@ RUN: dict[Any, Shape] = {
     "argv": [str],
     "cwd": str,
     "seed": int,
-    "threads": Within(1, 1 << 20),
+    "threads": IntegerRange(1, 1 << 20),
     "framework": str,
     "versions": {...: str},
     "clock": _CLOCK,
@@ -105,7 +105,7 @@ RUN: dict[Any, Shape] = {
         "modules_bytes": float,
         "reserved_bytes": _NUMBERS,
     },
-    "sampler": {"period_ns": Within(1, _LARGEST_WHOLE), "max_disk": _COUNT},
+    "sampler": {"period_ns": IntegerRange(1, _LARGEST_WHOLE), "max_disk": _COUNT},
     "malloc": {"name": str, "library": str, "empty_process_bytes": float, "mmap_threshold": float},
     "overhead": {
         **dict.fromkeys(("paused_ns", "once_ns", "followed_ns", "span_ns"), float),
@@ -117,9 +117,9 @@ RUN: dict[Any, Shape] = {
 DEVICE: dict[Any, Shape] = {
     **dict.fromkeys(("compatible", "cpu", "machine", "os", "kernel", "l4t", "container"), str),
     "cores": [
-        Row(
+        Fields(
             {
-                "core": Within(0, 1 << 20),
+                "core": IntegerRange(0, 1 << 20),
                 "online": bool,
                 **dict.fromkeys(("package", "cluster", "capacity"), int),
                 "max_frequency_hz": float,
@@ -142,16 +142,16 @@ DEVICE: dict[Any, Shape] = {
     "at_end": _ENDS,
 }
 CHANNELS: dict[Any, Shape] = {
-    "period_ns": Within(1, _LARGEST_WHOLE),
+    "period_ns": IntegerRange(1, _LARGEST_WHOLE),
     "pid": int,
     "dither": float,
     "channels": [
-        Row(
+        Fields(
             {
                 "id": str,
                 "sensor": FileName,
                 **dict.fromkeys(("quantity", "unit", "kind", "scope", "source", "rail", "parent_scope"), str),
-                **dict.fromkeys(("refresh_ns", "window_ns"), Within(0, _LARGEST_WHOLE)),
+                **dict.fromkeys(("refresh_ns", "window_ns"), IntegerRange(0, _LARGEST_WHOLE)),
                 **dict.fromkeys(("step_size", "counter_range", "most_per_s"), float),
                 **dict.fromkeys(("read_cost_ns", "read_cost_p99_ns"), float),
                 "measured": [str],
@@ -159,11 +159,11 @@ CHANNELS: dict[Any, Shape] = {
             ("id", "sensor", "quantity", "unit", "scope"),
         )
     ],
-    "missing": [Row(dict.fromkeys(("sensor", "reason", "detail", "remedy"), str), ("sensor", "reason"))],
+    "missing": [Fields(dict.fromkeys(("sensor", "reason", "detail", "remedy"), str), ("sensor", "reason"))],
 }
 MODEL: dict[Any, Shape] = {
     "modules": [
-        Row(
+        Fields(
             {
                 **dict.fromkeys(("module", "type", "parent", "region"), str),
                 **dict.fromkeys(("parameters", "bytes", "flops_forward", "flops_backward"), _COUNT),
@@ -177,9 +177,9 @@ MODEL: dict[Any, Shape] = {
 SOURCES: dict[Any, Shape] = {"step": int, "sources": [str], "rows": [None]}
 ACCESSES: dict[Any, Shape] = {
     "step": _COUNT,
-    "rows": [Within(0, 1 << 31)],
+    "rows": [IntegerRange(0, 1 << 31)],
     "storages": [_COUNT],
-    "written": [Within(0, 1)],
+    "written": [IntegerRange(0, 1)],
 }
 EVENT: dict[Any, Shape] = {
     **dict.fromkeys(("t_ns", "t0_ns", "t1_ns"), int),
@@ -217,7 +217,7 @@ def parse(data: bytes, shape: Shape) -> tuple[Any, list[str]]:
 
     ValueError where it is no JSON.
     """
-    data, changed = unsealed(data)
+    data, changed = check_and_strip_checksum(data)
     try:
         content = json.loads(data.decode("utf-8", errors="replace"))
     except RecursionError:
@@ -234,19 +234,19 @@ def clean_text(text: str) -> str:
 
 def _keep_valid(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
     """The value as the shape allows it, or _DROPPED, with `where` in `dropped`."""
-    kept = _DROPPED if depth > DEEPEST else _of_shape(value, shape, where, dropped, depth)
+    kept = _DROPPED if depth > DEEPEST else _match_shape(value, shape, where, dropped, depth)
     if kept is _DROPPED:
         dropped.append(where)
     return kept
 
 
-def _of_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
+def _match_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: int) -> Any:
     if value is None:
         return None
     if shape is None:
         return _plain(value, where, dropped, depth)
-    if isinstance(shape, Row):
-        kept = _of_shape(value, shape.shape, where, dropped, depth)
+    if isinstance(shape, Fields):
+        kept = _match_shape(value, shape.shape, where, dropped, depth)
         whole = kept is not _DROPPED and all(kept.get(key) is not None for key in shape.needs)
         return kept if whole else _DROPPED
     if isinstance(shape, dict):
@@ -255,7 +255,7 @@ def _of_shape(value: Any, shape: Shape, where: str, dropped: list[str], depth: i
         return list(_items(value, shape[0], where, dropped, depth)) if isinstance(value, list) else _DROPPED
     if shape is float and isinstance(value, int) and not isinstance(value, bool):
         return value if abs(value) <= _LARGEST_WHOLE else _DROPPED
-    if isinstance(shape, Within):
+    if isinstance(shape, IntegerRange):
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and shape.least <= value <= shape.most else _DROPPED
     if shape is FileName:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import OutputNotWritable, RunDamaged
-from stepscope.files import atomic_write, read_json, replace_json, sealed
-from stepscope.part_names import name_of, next_number
+from stepscope.files import add_checksum, atomic_write, read_json, replace_json
+from stepscope.part_names import next_number, rows_file_name
 from stepscope.privacy import (
-    cleaned,
+    are_runs_private,
+    clean_and_redact,
     cleaned_fields,
-    is_closed,
     redacted_sources,
     redacted_text,
     redacted_texts,
-    without_secrets,
+    withhold_names,
 )
 from stepscope.runfolder.schema import NO_SAMPLES, PACK_STEP, SCHEMA, STEP_BYTES, STEP_NUMBER
 
@@ -82,7 +82,7 @@ class RunWriter:
         try:
             path = Path(out).absolute() / run_id
             path.mkdir(parents=True, exist_ok=True)
-            return cls._begun(path, {"schema": SCHEMA, "id": run_id, "status": "running", "reason": None})
+            return cls._begin_run(path, {"schema": SCHEMA, "id": run_id, "status": "running", "reason": None})
         except OSError as error:
             raise OutputNotWritable(
                 f"cannot write a run below '{out}': {error.strerror or error}",
@@ -99,18 +99,18 @@ class RunWriter:
         return cls(run, header)
 
     @classmethod
-    def rank(cls, path: str | Path, number: int) -> RunWriter:
+    def create_rank(cls, path: str | Path, number: int) -> RunWriter:
         """Make `ranks/<number>/` within a run, for one of its processes; FileExistsError where it is taken."""
         run = Path(path).absolute()
         folder = run / "ranks" / str(number)
         folder.parent.mkdir(exist_ok=True)
         folder.mkdir()
         header = {"schema": SCHEMA, "id": f"{run.name}/ranks/{number}", "status": "running", "reason": None}
-        return cls._begun(folder, header)
+        return cls._begin_run(folder, header)
 
     @classmethod
-    def _begun(cls, path: Path, header: dict[str, Any]) -> RunWriter:
-        if is_closed():
+    def _begin_run(cls, path: Path, header: dict[str, Any]) -> RunWriter:
+        if are_runs_private():
             path.chmod(0o700)
         for folder in ("ops", "memory", "samples"):
             (path / folder).mkdir(exist_ok=True)
@@ -151,31 +151,33 @@ class RunWriter:
             reserve.unlink()
             self._write_header()
 
-    def device(self, facts: dict[str, Any]) -> None:
+    def write_device(self, facts: dict[str, Any]) -> None:
         """Write device.json."""
-        self._write_json("device.json", without_secrets(facts))
+        self._write_json("device.json", clean_and_redact(facts))
 
-    def model(self, modules: list[dict[str, Any]]) -> None:
+    def write_model(self, modules: list[dict[str, Any]]) -> None:
         """Write model.json: one object a module, keys as `MODEL`, parents before children."""
         self._write_json("model.json", {"modules": modules})
 
-    def sources(self, content: dict[str, Any]) -> None:
+    def write_source_lines(self, content: dict[str, Any]) -> None:
         """Write sources.json: the lines of the training's code that call layers and operators."""
         self._write_dense_json("sources.json", redacted_sources(content))
 
-    def accesses(self, content: dict[str, Any]) -> None:
+    def write_storage_accesses(self, content: dict[str, Any]) -> None:
         """Write accesses.json: the storages that the op calls of one step read and wrote."""
         self._write_dense_json("accesses.json", content)
 
     def _write_dense_json(self, name: str, content: dict[str, Any]) -> None:
         if self._is_mine():
-            with atomic_write(self.path / name) as part:  # not indented: a step has thousands of op calls
-                part.write_text(sealed(json.dumps(cleaned(content), separators=(",", ":"))), encoding="utf-8")
+            text = json.dumps(withhold_names(content), separators=(",", ":"))  # a step has thousands of op calls
+            with atomic_write(self.path / name) as part:
+                part.write_text(add_checksum(text), encoding="utf-8")
 
-    def step(self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool) -> None:
+    def append_step(
+        self, step: int, t0_ns: int, t1_ns: int, samples: int | None, loss: float | None, recorded: bool
+    ) -> None:
         """Append one step in RAM; `flush_steps` brings it to the disk."""
-        known = NO_SAMPLES if samples is None else samples
-        self._steps += PACK_STEP(step, t0_ns, t1_ns, known, _nan(loss), recorded)
+        self._steps += PACK_STEP(step, t0_ns, t1_ns, NO_SAMPLES if samples is None else samples, _nan(loss), recorded)
 
     def flush_steps(self) -> None:
         """Bring the steps so far to the disk; those that it refuses wait for the next call, up to a bound."""
@@ -184,7 +186,7 @@ class RunWriter:
         try:
             if self._steps_part is None:
                 self._steps_part = next_number((path.name for path in self.path.iterdir()), "steps")
-            reached = _append_rows(self.path / name_of("steps", self._steps_part), self._steps, STEP_BYTES)
+            reached = _append_rows(self.path / rows_file_name("steps", self._steps_part), self._steps, STEP_BYTES)
             most = STEP_PART_BYTES if self.max_disk is None else min(STEP_PART_BYTES, self.max_disk // 32)
             self._steps_part += reached >= most
         except OSError:
@@ -194,7 +196,7 @@ class RunWriter:
                 self.steps_dropped += too_many
             raise
 
-    def take_back(self, step: int) -> bool:
+    def drop_steps_from(self, step: int) -> bool:
         """Drop the steps from this one on, and the windows of them; False where a file was closed with some of them."""
         if not self._is_mine():
             return False
@@ -208,14 +210,14 @@ class RunWriter:
             if first >= step:
                 path.unlink(missing_ok=True)
             elif last >= step and path.exists():
-                from stepscope.runfolder.parts import before_step
+                from stepscope.runfolder.parts import bytes_before_step
 
-                _replace_part(path, before_step(path, step))
+                _replace_part(path, bytes_before_step(path, step))
         return True
 
     def _cut_steps(self, step: int) -> bool:
         """Cut the file of steps that is being written where this one begins; False where an earlier file has it."""
-        path = self.path / name_of("steps", self._steps_part or 0)
+        path = self.path / rows_file_name("steps", self._steps_part or 0)
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             begin = file.seek(max(size - _LAST_ROWS * STEP_BYTES, 0))
@@ -228,25 +230,25 @@ class RunWriter:
             return True
         return step == 0
 
-    def ops(self, part: Part) -> int:
+    def write_ops(self, part: Part) -> int:
         """Write the op calls of one window as a new part; returns its size in bytes."""
         return self._write_part("ops", part)
 
-    def layers(self, part: Part) -> int:
+    def write_layer_calls(self, part: Part) -> int:
         """Write the calls and backward nodes of steps whose layers alone were timed; returns its size in bytes."""
         (self.path / "layers").mkdir(exist_ok=True)
         return self._write_part("layers", part)
 
-    def memory(self, part: Part) -> int:
+    def write_memory_events(self, part: Part) -> int:
         """Write the allocations and frees of one window as a new part; returns its size in bytes."""
         return self._write_part("memory", part)
 
-    def event(self, kind: str, message: str, source: str = "session", **fields: Any) -> None:
+    def append_event(self, kind: str, message: str, source: str = "session", **fields: Any) -> None:
         """Append a warning, gap or loss to events.jsonl; one write, so that two processes can share the file."""
         if not self._is_mine():
             return
         entry = {"t_ns": monotonic_ns(), "source": source, "kind": kind, "message": message, **fields}
-        line = (sealed(json.dumps(without_secrets(entry), default=str)) + "\n").encode()
+        line = (add_checksum(json.dumps(clean_and_redact(entry), default=str)) + "\n").encode()
         file = os.open(self.path / "events.jsonl", _APPEND, 0o666)
         try:
             written = os.write(file, line)
@@ -308,7 +310,7 @@ class RunWriter:
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         if self._is_mine():
-            replace_json(self.path / name, cleaned(content))
+            replace_json(self.path / name, withhold_names(content))
 
 
 class Reservoir:

@@ -26,7 +26,7 @@ from stepscope.simulate.boards import Options, parse_board, parse_options
 if TYPE_CHECKING:
     from stepscope.simulate.marks import StateLog
     from stepscope.simulate.power import Truth
-    from stepscope.simulate.training_hooks import Beacon, Models
+    from stepscope.simulate.training_hooks import Models, StateMarker
 
 BOARDS = tuple(sorted(_BOARDS))
 
@@ -43,7 +43,7 @@ class Simulation:
     """A running board; a context manager. `root` is where its files are: give it as STEPSCOPE_ROOT."""
 
     def __init__(
-        self, board: str, home: Path, folder: Path, process: _Process, beacon: Beacon, states: StateLog
+        self, board: str, home: Path, folder: Path, process: _Process, beacon: StateMarker, states: StateLog
     ) -> None:
         self.board, self.root = board, home / "root"
         self._home, self._folder = home, folder
@@ -108,7 +108,7 @@ def start(
     board, said = parse_board(board)
     chosen = parse_options({**said, **options})
     from stepscope.simulate.marks import StateLog, create_ring, open_writer
-    from stepscope.simulate.training_hooks import Beacon
+    from stepscope.simulate.training_hooks import StateMarker
 
     shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     home = Path(tempfile.mkdtemp(prefix="stepscope-board-", dir=shared))
@@ -117,7 +117,7 @@ def start(
         _make(kept)
         create_ring(home / "ring")
         states = StateLog(home / "states.jsonl")
-        beacon = Beacon(open_writer(home / "ring"), states, models)
+        beacon = StateMarker(open_writer(home / "ring"), states, models)
         process = _Process(_command(board, home, kept, seed, chosen))
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)

@@ -101,7 +101,7 @@ class Activity:
     cores: float = 0.0
     awake: float = 0.0
 
-    def by_processor(self, chip: Chip, spread: float) -> list[float]:
+    def busy_shares(self, chip: Chip, spread: float) -> list[float]:
         """Return the busy share of each of the chip's processors."""
         count = len(chip.cores)
         shared = self.host * spread / count + self.cores

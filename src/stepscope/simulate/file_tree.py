@@ -17,7 +17,7 @@ class UpdateLosses:
     def __init__(self, repeated: float = 0.0, unread: float = 0.0, seed: int = 0) -> None:
         self._repeated, self._unread, self._random = repeated, unread, random.Random(seed)
 
-    def of(self, content: bytes) -> bytes | None:
+    def shown_content(self, content: bytes) -> bytes | None:
         """Return what the file shows after this update; None where it does not arrive."""
         if not self._repeated and not self._unread:
             return content
@@ -40,11 +40,11 @@ class LiveFile:
         content = text.encode()
         if content != self._content:
             first, self._content = not self._content, content
-            shown = content if first else self._losses.of(content)
+            shown = content if first else self._losses.shown_content(content)
             if not self._held and shown is not None:
                 self._put(shown)
 
-    def hold(self, content: bytes | None) -> None:
+    def freeze_content(self, content: bytes | None) -> None:
         """Show this instead of the values from now on; None: the last value stays."""
         self._held = True
         if content is not None:
@@ -53,11 +53,11 @@ class LiveFile:
 
     def remove(self) -> None:
         """Remove the file; a reader that still has it open reads nothing."""
-        self.hold(b"")
+        self.freeze_content(b"")
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
-    def release(self, path: Path | None = None) -> None:
+    def show_value_again(self, path: Path | None = None) -> None:
         """Show the present value again, at another path if one is given."""
         self.path = path or self.path
         if not self.path.exists():
@@ -87,21 +87,21 @@ class Tree:
         self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
         self.live: list[LiveFile] = []
 
-    def static(self, folder: str, files: dict[str, object]) -> None:
+    def write_static_files(self, folder: str, files: dict[str, object]) -> None:
         """Files that never change, each with its newline, as sysfs prints them."""
         for name, value in files.items():
             path = self.root / folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{value}\n")
 
-    def cells(self, folder: str, values: dict[str, int]) -> None:
+    def write_device_tree_cells(self, folder: str, values: dict[str, int]) -> None:
         """Device tree properties of one cell: 32 bits, big endian."""
         for name, value in values.items():
             path = self.root / folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(value.to_bytes(4, "big"))
 
-    def program(self, path: str, script: str) -> None:
+    def write_program(self, path: str, script: str) -> None:
         """A program of the board; below /tmp, with a link here, where no program may run in this file system."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class Tree:
             for path in list(folder.iterdir()):
                 if path in moved:
                     moved[path].remove()
-                    moved[path].release(new / path.name)
+                    moved[path].show_value_again(new / path.name)
                 else:
                     new.mkdir(exist_ok=True)
                     path.rename(new / path.name)

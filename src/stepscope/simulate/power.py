@@ -56,14 +56,14 @@ class PowerTable:
     def _component_w(self, state: State, state_id: int) -> Floats:
         """Power above idle of each component in a state, W."""
         kind = f"{state.kind} {state.phase}"
-        by_signature = self._draw(f"{kind} {state.signature}").normal(0, self._options.signature_spread)
-        by_place = self._draw(f"{kind} {state.place}").normal(0, self._options.place_spread)
+        by_signature = self._seeded_generator(f"{kind} {state.signature}").normal(0, self._options.signature_spread)
+        by_place = self._seeded_generator(f"{kind} {state.place}").normal(0, self._options.place_spread)
         own = math.exp(by_signature + by_place)
         if self._chip is not None:
             doing = activity(self._chip, self._options.changed, state, state_id)
             names, cores = self._board.components, len(self._chip.cores)
             return own * np.array([doing.watts(self._chip.draw[name], self._options.changed, cores) for name in names])
-        drawn = self._draw(kind)
+        drawn = self._seeded_generator(kind)
         total = self._board.scale * (drawn.uniform(0.3, 1.2) if state_id == HOST else drawn.uniform(1.0, 8.2))
         shares = self._shares * np.exp(drawn.normal(0, _SHARE_SPREAD, len(self._shares)))
         watts: Floats = (0.0 if state_id == IDLE else total * own) * shares / shares.sum()
@@ -74,9 +74,9 @@ class PowerTable:
         if self._chip is None:
             return []
         changed = self._options.changed
-        return activity(self._chip, changed, state, state_id).by_processor(self._chip, changed.spread)
+        return activity(self._chip, changed, state, state_id).busy_shares(self._chip, changed.spread)
 
-    def _draw(self, text: str) -> np.random.Generator:
+    def _seeded_generator(self, text: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, zlib.crc32(text.encode())])
 
 
@@ -93,7 +93,7 @@ class PowerInterval:
     busy_s: Floats = field(default_factory=lambda: np.zeros(0))  # [processors], at the end
     throttled: bool = False
 
-    def at(self, t_ns: Floats | Ints) -> Floats:
+    def energy_at(self, t_ns: Floats | Ints) -> Floats:
         """Energy since the start at moments within the stretch, J: [moments, rails]."""
         place = np.maximum(self.t_ns[:-1].searchsorted(t_ns, side="right") - 1, 0)
         since_s = (t_ns - self.t_ns[place]) * 1e-9
@@ -104,7 +104,7 @@ class PowerInterval:
     def end_ns(self) -> int:
         return int(self.t_ns[-1])
 
-    def shown(self, gain: float, offset_w: float, t0_ns: int) -> PowerInterval:
+    def with_sensor_error(self, gain: float, offset_w: float, t0_ns: int) -> PowerInterval:
         """Return the stretch as sensors with this error see it; `t0_ns`: when the board was switched on."""
         if gain == 1.0 and offset_w == 0.0:
             return self

@@ -23,7 +23,7 @@ import numpy as np
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.simulate.boards import BOARDS, Fault, Options
 from stepscope.simulate.file_tree import PROC_REFRESH_NS, LiveFile, Tree, UpdateLosses
-from stepscope.simulate.layouts import BUILDS, Site
+from stepscope.simulate.layouts import BUILDS, BuildContext
 from stepscope.simulate.marks import RingReader, StateReader
 from stepscope.simulate.power import SEGMENT, PowerSimulator, PowerTable, Segments, Truth
 from stepscope.simulate.sensors import SensorModel, ThermalZones
@@ -56,7 +56,7 @@ class BoardRun:
         now_ns = clock()
         self._t0_ns = now_ns - _BEFORE_NS
         rng = np.random.default_rng([seed, 2])
-        site = Site(self._board, self._tree, options, self._table.idle_w, rng, self._t0_ns, resident)
+        site = BuildContext(self._board, self._tree, options, self._table.idle_w, rng, self._t0_ns, resident)
         built = BUILDS[board](site)
         self._sensors, self._proc = built.sensors, built.proc
         self._faults = Faults(options.faults, self._tree, self._sensors)
@@ -76,10 +76,10 @@ class BoardRun:
             self._table.add(self._states.read())
         stretch = self._plant.advance(until_ns, t_ns, states)
         self._end_ns = until_ns
-        shown = stretch.shown(self._options.gain, self._options.offset_w, self._t0_ns)
+        shown = stretch.with_sensor_error(self._options.gain, self._options.offset_w, self._t0_ns)
         for sensor in self._sensors:  # what they say of it heats no board
             sensor.advance(stretch if isinstance(sensor, ThermalZones) else shown)
-        self._faults.step((until_ns - self._t0_ns) * 1e-9)
+        self._faults.apply_due((until_ns - self._t0_ns) * 1e-9)
         if self._proc is not None and now_ns >= self._proc_due_ns:
             self._proc_due_ns = now_ns + PROC_REFRESH_NS
             self._proc.refresh()
@@ -132,7 +132,7 @@ class Faults:
         self._active: list[Fault] = []
         self._tree, self._sensors = tree, sensors
 
-    def step(self, elapsed_s: float) -> None:
+    def apply_due(self, elapsed_s: float) -> None:
         """Bring faults to this moment since the board was ready."""
         while self._waiting and self._waiting[0].at_s <= elapsed_s:
             fault = self._waiting.pop(0)
@@ -153,12 +153,12 @@ class Faults:
             if fault.kind == "lost":
                 file.remove()
             else:
-                file.hold(_CONTENT[fault.kind])
+                file.freeze_content(_CONTENT[fault.kind])
 
     def _end(self, fault: Fault) -> None:
         self._tell_sensors(fault, on=False)
         for file in self._files(fault):
-            file.release()
+            file.show_value_again()
 
     def _files(self, fault: Fault) -> list[LiveFile]:
         if fault.kind != "lost" and fault.kind not in _CONTENT:
@@ -168,7 +168,7 @@ class Faults:
 
     def _tell_sensors(self, fault: Fault, on: bool) -> None:
         for sensor in self._sensors:
-            sensor.fault(fault.kind, on)
+            sensor.set_fault(fault.kind, on)
 
 
 # The process behind a simulated board: python -m stepscope.simulate.process; it owns the tree and drives it live.
@@ -187,7 +187,7 @@ def detach() -> None:
     os.setsid()
 
 
-def settle() -> None:
+def reduce_wakeup_latency() -> None:
     """Reduce scheduling latency where allowed: a late wake-up makes a sensor refresh late."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process
     with contextlib.suppress(OSError):
@@ -221,9 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = parse_options(json.loads(options.options))
         resident = partial(resident_bytes, options.pid)
         run = BoardRun(options.board, options.home, parsed, options.seed, segments, resident=resident)
-        settle()
+        reduce_wakeup_latency()
         os.write(1, f"ready {os.getpid()}\n".encode())
-        stopped = follow(run, options.pid)
+        stopped = tick_until_stopped(run, options.pid)
         run.truth().save(options.truth)
         run.close()
     if stopped:
@@ -240,7 +240,7 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
-def follow(run: BoardRun, pid: int) -> bool:
+def tick_until_stopped(run: BoardRun, pid: int) -> bool:
     """Tick until the training process says stop (True) or is gone (False)."""
     watched = [0]
     with contextlib.suppress(AttributeError, OSError):  # before Linux 5.3, or gone already

@@ -26,7 +26,7 @@ class SensorModel(Protocol):
     def advance(self, stretch: PowerInterval) -> None:
         """Bring the files to the end of the stretch."""
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """Begin or end a fault of the sensor itself: "reset" or "plugged"."""
 
 
@@ -88,16 +88,16 @@ class Ina3221:
         if self._energy is None:
             if stretch.end_ns < self._first_ns:
                 return
-            self._energy = stretch.at(np.array([self._first_ns]))[0]
+            self._energy = stretch.energy_at(np.array([self._first_ns]))[0]
         if ended <= self._slot:
             return
         edges = self._first_ns + np.arange(self._slot + 1, ended + 1, dtype=np.float64) * self._slot_ns
-        for slot, energy in enumerate(stretch.at(edges), self._slot):
+        for slot, energy in enumerate(stretch.energy_at(edges), self._slot):
             self._convert(slot % _SLOTS, energy - self._energy)
             self._energy = energy
         self._slot = ended
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """Do nothing: faults of the chip are those of its files."""
 
     def _convert(self, slot: int, joules: Floats) -> None:
@@ -175,10 +175,10 @@ class EnergyCounters:
         if ticks <= self._ticks:
             return
         self._ticks = ticks
-        self._joules = stretch.at(np.array([self._first_ns + ticks * self._every_ns]))[0][self._rails]
+        self._joules = stretch.energy_at(np.array([self._first_ns + ticks * self._every_ns]))[0][self._rails]
         self._write()
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """reset: count from 0 again."""
         if kind == "reset" and on:
             self._start_uj = -self._joules * 1e6
@@ -237,7 +237,7 @@ class BatteryGauge:
     def advance(self, stretch: PowerInterval) -> None:
         """Refresh at each moment of the gauge's own grid."""
         while self._next_ns <= stretch.end_ns:
-            now_j = float(stretch.at(np.array([self._next_ns]))[0][self._rail])
+            now_j = float(stretch.energy_at(np.array([self._next_ns]))[0][self._rail])
             self._next_ns += self._every_ns
             if self._energy_j is not None:
                 used_j = now_j - self._energy_j
@@ -246,7 +246,7 @@ class BatteryGauge:
                 self._write()
             self._energy_j = now_j
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """plugged: the battery is charged, so its power says nothing of what the machine uses."""
         if kind == "plugged":
             self._plugged = on
@@ -319,14 +319,14 @@ class ThermalZones:
         elapsed_s = (stretch.end_ns - self._seen_ns) * 1e-9
         if elapsed_s * 1e9 < THERMAL_REFRESH_NS:
             return
-        now_j = float(stretch.at(np.array([stretch.end_ns]))[0][self._rails].sum())
+        now_j = float(stretch.energy_at(np.array([stretch.end_ns]))[0][self._rails].sum())
         settled_c = self._ambient_c + self._degrees_per_w * (now_j - self._seen_j) / elapsed_s
         self._celsius += (settled_c - self._celsius) * (1 - math.exp(-elapsed_s / _TAU_S))
         self._seen_ns, self._seen_j = stretch.end_ns, now_j
         self.hot = self._celsius > self._trip_c - (_RELEASED_BELOW_C if self.hot else 0.0)
         self._write()
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """Do nothing: a zone has no fault of its own."""
 
     def _write(self) -> None:
@@ -389,7 +389,7 @@ class ChipState:
             self._memory_due_ns = now_ns + _MEMORY_REFRESH_NS
             self._files.meminfo.write(self._meminfo())
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """Do nothing: a chip has no fault of its own."""
 
     def _write(self, shares: Floats, busy_s: Floats, throttled: bool) -> None:
@@ -455,7 +455,7 @@ class Pmic:
             self._seen_ns = stretch.end_ns
             self._show(stretch.watts[-1])
 
-    def fault(self, kind: str, on: bool) -> None:
+    def set_fault(self, kind: str, on: bool) -> None:
         """Do nothing: faults are those of its files."""
 
     def _show(self, watts: Floats) -> None:

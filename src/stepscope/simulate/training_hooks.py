@@ -24,7 +24,7 @@ _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _WITH_KEYWORDS: dict[int, bool] = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
 
-class _Place:
+class _ComputingModule:
     """A module that computes something itself: its states by the shape of its input."""
 
     __slots__ = ("by_shape", "latest", "module", "name")
@@ -36,12 +36,12 @@ class _Place:
         self.latest: int | None = None  # state of the last call
 
 
-class Beacon:
+class StateMarker:
     """Marks states from `attach` to `remove`; whatever fails inside a hook turns it off and stays in `failure`."""
 
     def __init__(self, mark: Mark, log: StateLog, models: Models = None) -> None:
         self._mark, self._log = mark, log
-        self._places: dict[int, _Place | None] = {}
+        self._places: dict[int, _ComputingModule | None] = {}
         self._containers: list[nn.Module] = []  # kept alive as well: another module must not get the id of one
         self._optimizers: dict[int, tuple[Any, int]] = {}  # by id: each has parameters of its own
         self._handles: list[Any] = []
@@ -85,7 +85,7 @@ class Beacon:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Mark the state; that of the call before where tensors come by keyword, which is not shown before a call."""
-        place = self._place(module)
+        place = self._find_computing_module(module)
         if place is None:
             return
         tensors = list(tensors_of(args))
@@ -95,7 +95,7 @@ class Beacon:
             self._mark(BETWEEN if _is_lazy(module) else self._states(place, tensors)[0])
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> None:
-        place = self._place(module)
+        place = self._find_computing_module(module)
         if place is None:
             return
         tensors = list(tensors_of(args)) or list(tensors_of(_inputs_first(keywords)))
@@ -115,7 +115,7 @@ class Beacon:
     def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._mark(HOST)
 
-    def _place(self, module: nn.Module) -> _Place | None:
+    def _find_computing_module(self, module: nn.Module) -> _ComputingModule | None:
         if id(module) not in self._places:
             self._enter_model(module, type(module).__name__)
         return self._places[id(module)]
@@ -125,12 +125,12 @@ class Beacon:
             if id(module) in self._places:
                 continue
             if _computes(module):
-                self._places[id(module)] = _Place(module, ".".join(part for part in (name, below) if part))
+                self._places[id(module)] = _ComputingModule(module, ".".join(part for part in (name, below) if part))
             else:
                 self._places[id(module)] = None
                 self._containers.append(module)
 
-    def _states(self, place: _Place, tensors: Sequence[torch.Tensor]) -> tuple[int, Backward]:
+    def _states(self, place: _ComputingModule, tensors: Sequence[torch.Tensor]) -> tuple[int, Backward]:
         """Id of the forward state, and the hook that marks the backward one."""
         shapes = tuple(tensor.shape for tensor in tensors[:2])
         found = place.by_shape.get(shapes)
@@ -157,18 +157,18 @@ class Beacon:
 def _modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Modules below and with this one; compiled and scripted ones are closed boxes."""
     yield name, model
-    if not _is_box(model):
+    if not _is_opaque(model):
         for below, child in model.named_children():
             yield from _modules(child, f"{name}.{below}" if name else below)
 
 
-def _is_box(module: nn.Module) -> bool:
+def _is_opaque(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_orig_mod")
 
 
 def _computes(module: nn.Module) -> bool:
     """Leaves compute; attention calls functions with its children's weights and never the children."""
-    return isinstance(module, nn.MultiheadAttention) or _is_box(module) or not any(True for _ in module.children())
+    return isinstance(module, nn.MultiheadAttention) or _is_opaque(module) or not any(True for _ in module.children())
 
 
 def _is_lazy(module: nn.Module) -> bool:

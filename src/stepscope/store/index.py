@@ -23,7 +23,7 @@ import polars as pl
 from stepscope import __version__
 from stepscope.analysis.time.steps import quick_stats
 from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
-from stepscope.files import atomic_write, read_object, user_cache
+from stepscope.files import atomic_write, read_json_object, user_cache
 from stepscope.privacy import withheld_kinds
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.writer import is_run_id
@@ -104,7 +104,7 @@ def _metrics(summary: dict[str, Any]) -> dict[str, Fact]:
 
 def _json(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
-        return read_object(path) if path.stat().st_size <= _MOST_BYTES else {}
+        return read_json_object(path) if path.stat().st_size <= _MOST_BYTES else {}
     return {}
 
 
@@ -139,22 +139,27 @@ _MOST_TEXT = 2000  # characters
 
 def listed(store: Store, choice: Choice | None = None) -> pl.DataFrame:
     """The runs of a store that are meant, the newest first, columns as `COLUMNS`."""
-    return choose(runs(store), choice or Choice()).sort("started_s", "id", descending=True, nulls_last=True)
+    return filter_runs(runs(store), choice or Choice()).sort("started_s", "id", descending=True, nulls_last=True)
 
 
 def runs(store: Store) -> pl.DataFrame:
     """Every run, columns as `COLUMNS`; of a folder of runs that is no store, its runs, without a manifest."""
-    names = [name for name in store.names(FOLDER) if manifests.id_in(name) is not None]
+    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
     if not names and store.is_local:
         return _plain_folder(Path(store.root), store.address)
     known = _index(store)
     current = known.filter(pl.col("manifest").is_in(names))
     unread = sorted(set(names) - set(current["manifest"]))
     refused: dict[str, StoreError] = {}
-    frame = pl.concat([current, rows_of(read_all(store, unread, refused))]) if unread else current
+    frame = pl.concat([current, rows_of(read_manifests(store, unread, refused))]) if unread else current
     if refused:  # what one manifest says costs no run of another
         rows = [
-            {**dict.fromkeys(COLUMNS), "id": manifests.id_in(name), "tags": list[str](), "status": UNREADABLE}
+            {
+                **dict.fromkeys(COLUMNS),
+                "id": manifests.run_id_of_file_name(name),
+                "tags": list[str](),
+                "status": UNREADABLE,
+            }
             | {"revision": -1, "manifest": name}
             for name in refused
         ]
@@ -168,7 +173,7 @@ def runs(store: Store) -> pl.DataFrame:
 
 def refuse_folder_of_runs(store: Store) -> None:
     """Raise UsageError where runs lie in the folder itself: nothing of them was pushed."""
-    if store.is_local and not store.names(FOLDER) and next(Path(store.root).glob("*/run.json"), None) is not None:
+    if store.is_local and not store.list_folder(FOLDER) and next(Path(store.root).glob("*/run.json"), None) is not None:
         raise UsageError(
             f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
         )
@@ -177,9 +182,9 @@ def refuse_folder_of_runs(store: Store) -> None:
 def find(store: Store, run_id: str) -> tuple[str, Manifest]:
     """The latest manifest of a run and the name of its file; RunNotFound where the store holds none."""
     manifests.check_id(run_id)
-    names = [name for name in store.names(FOLDER) if manifests.id_in(name) == run_id]
+    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run_id]
     refused: dict[str, StoreError] = {}
-    found = read_all(store, names, refused)
+    found = read_manifests(store, names, refused)
     for error in refused.values():
         raise RefusedFile(str(error), error.hint) from error
     if not found:
@@ -188,7 +193,9 @@ def find(store: Store, run_id: str) -> tuple[str, Manifest]:
     return max(found.items(), key=lambda item: item[1].revision)
 
 
-def read_all(store: Store, names: Iterable[str], refused: dict[str, StoreError] | None = None) -> dict[str, Manifest]:
+def read_manifests(
+    store: Store, names: Iterable[str], refused: dict[str, StoreError] | None = None
+) -> dict[str, Manifest]:
     """The manifests in these files; one that is cut off or was just removed is excluded.
 
     refused: takes what is wrong with each that could harm; without it the first one is raised.
@@ -212,7 +219,7 @@ def read_all(store: Store, names: Iterable[str], refused: dict[str, StoreError] 
 def _read(store: Store, name: str) -> Manifest | None:
     content = store.read(f"{FOLDER}/{name}", MOST_MANIFEST_BYTES)
     try:
-        return manifests.read(name, content)
+        return manifests.decode_manifest(name, content)
     except StoreError as error:
         raise RefusedFile(str(error), error.hint) from error
 
@@ -270,7 +277,10 @@ def _of_type(value: Fact, dtype: Any) -> Fact:
 def _plain_folder(root: Path, address: str) -> pl.DataFrame:
     if not root.is_dir():
         raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
-    known, states = _cached_rows(root), {header.parent: _state(header.parent) for header in root.glob("*/run.json")}
+    known, states = (
+        _cached_rows(root),
+        {header.parent: _fact_files_state(header.parent) for header in root.glob("*/run.json")},
+    )
     rows = {path.name: known[path.name] for path, state in states.items() if known.get(path.name, [0])[0] == state}
     found: list[RunReader] = []
     damaged: list[str] = []
@@ -297,7 +307,7 @@ _OF_A_RUN = ("channels.json", "device.json", "steps.rows", "steps.parquet")  # a
 _SAYING = ("run.json", "summary.json", "steps.rows", "steps.parquet")
 
 
-def _state(run: Path) -> list[int]:
+def _fact_files_state(run: Path) -> list[int]:
     """Return what changes when the facts of a run do."""
     state: list[int] = []
     for name in _SAYING:
@@ -321,7 +331,7 @@ def _cache_path(root: Path) -> Path:
 def _cached_rows(root: Path) -> dict[str, list[Any]]:
     """Return state and facts of each run as an earlier process read them; empty where nothing was stored."""
     try:
-        content = read_object(path) if (path := _cache_path(root)).stat().st_size <= _MOST_INDEX_BYTES else {}
+        content = read_json_object(path) if (path := _cache_path(root)).stat().st_size <= _MOST_INDEX_BYTES else {}
     except (OSError, RuntimeError):
         return {}
     return dict(content["rows"]) if content.get("made_by") == _cache_key(root) else {}
@@ -352,7 +362,7 @@ class Choice:
     where: str | None = None
 
 
-def choose(frame: pl.DataFrame, choice: Choice) -> pl.DataFrame:
+def filter_runs(frame: pl.DataFrame, choice: Choice) -> pl.DataFrame:
     """The rows that are meant; UsageError for a date or a condition that cannot be understood."""
     for column in ("workload", "board", "status"):
         pattern = getattr(choice, column)

@@ -81,13 +81,13 @@ def to_file(manifest: Manifest) -> tuple[str, bytes]:
     return f"{manifest.id}~{hashlib.sha256(content).hexdigest()[:SHORT]}.json", content
 
 
-def id_in(name: str) -> str | None:
+def run_id_of_file_name(name: str) -> str | None:
     """The run that a manifest's file name speaks of; None for another file."""
     run_id, tilde, rest = name.partition("~")
     return run_id if tilde and rest.endswith(".json") and is_run_id(run_id) else None
 
 
-def read(name: str, content: bytes) -> Manifest | None:
+def decode_manifest(name: str, content: bytes) -> Manifest | None:
     """The manifest in a file; None where it is cut off; raises StoreError for what could harm."""
     if f"~{hashlib.sha256(content).hexdigest()[:SHORT]}." not in name:
         return None
@@ -98,7 +98,7 @@ def read(name: str, content: bytes) -> Manifest | None:
         manifest = _manifest(stated)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StoreError(f"'{name}' is no manifest of a run: {error}") from error
-    if manifest.id != id_in(name):
+    if manifest.id != run_id_of_file_name(name):
         raise StoreError(f"'{name}' speaks of another run, '{manifest.id}'")
     return manifest
 
@@ -110,11 +110,11 @@ def _manifest(stated: dict[str, Any]) -> Manifest:
     tags = tuple(checked_tag(str(tag)) for tag in list(stated["tags"])[:_MOST_TAGS])
     facts = {escape_control_characters(str(key)): _fact(value) for key, value in dict(stated["facts"]).items()}
     manifest = Manifest(str(stated["id"]), files, facts, tags, float(stated["pushed_s"]), int(stated["revision"]))
-    check(manifest)
+    check_manifest(manifest)
     return manifest
 
 
-def check(manifest: Manifest) -> None:
+def check_manifest(manifest: Manifest) -> None:
     """Raise StoreError where a manifest would write outside of its folder, or more than the limits."""
     check_id(manifest.id)
     seen: set[str] = set()

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import OutputNotWritable, RunDamaged
-from stepscope.files import atomic_write, read_json, sealed
-from stepscope.liveness import identity, is_running
+from stepscope.files import add_checksum, atomic_write, read_json
+from stepscope.liveness import is_running, process_identity
 from stepscope.part_names import STEPS, parsed
 from stepscope.privacy import (
-    cleaned,
+    clean_and_redact,
     cleaned_fields,
+    contains_secret,
     redacted_sources,
     redacted_texts,
-    says_secret,
     withheld_kinds,
-    without_secrets,
+    withhold_names,
 )
 from stepscope.runfolder import RunReader, RunWriter, validation
 from stepscope.runfolder.checksums import CHECKSUMS
@@ -70,7 +70,7 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
             for stated in (run, *(part for part in run.parts.values() if isinstance(part, RunReader))):
                 _redact(stated)
         plain = not read_json(run.path / "run.json").get(_REDACTED)
-    others = [path for path in files_of(run.path) if not is_of_run(path.relative_to(run.path))]
+    others = [path for path in files_of(run.path) if not is_contract_file(path.relative_to(run.path))]
     known = {path: _has_secret(path) for path in others} if plain else {}
     plain = plain and True not in known.values()
     left = {path.relative_to(run.path).as_posix() for path in others if not plain or known[path] is None}
@@ -79,7 +79,7 @@ def redacted_run(run: RunReader) -> Iterator[tuple[RunReader, tuple[str, ...]]]:
         return
     beside = run.path.absolute().parent
     _clear_copies(beside)
-    own = identity(os.getpid())
+    own = process_identity(os.getpid())
     prefix = f"{_COPY}{own['pid']}-{own['pid_started'] or 0}-"
     with _writable(beside):
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=beside)
@@ -122,13 +122,13 @@ def _redact(run: RunReader) -> None:
             validation.read_regular(run.path / "sources.json", validation.MOST_BYTES).decode(errors="replace")
         )
         if isinstance(places, dict) and redacted_sources(places) != places:
-            RunWriter.attach(run.path).sources(places)
+            RunWriter.attach(run.path).write_source_lines(places)
             changed |= {_REDACTED: True}
     if changed:
         RunWriter.attach(run.path).update(**(changed | {_REDACTED: True}))
 
 
-def is_of_run(path: Path) -> bool:
+def is_contract_file(path: Path) -> bool:
     """Return whether a path below a run folder is that of a file of the contract (docs/run-folder.md)."""
     parts = path.parts[2:] if path.parts[0] == PARTS and path.parts[1:2] and path.parts[1].isdecimal() else path.parts
     if len(parts) == 1:
@@ -141,8 +141,8 @@ def _has_secret(path: Path) -> bool | None:
     """Return whether a page, a table or notes that lie in a run folder say a secret; None where nobody can tell."""
     before = b""
     try:
-        for piece in _unpacked(path):
-            if says_secret(before + piece, as_page=path.suffix == ".html"):
+        for piece in _text_pieces(path):
+            if contains_secret(before + piece, as_page=path.suffix == ".html"):
                 return True
             before = piece[-_TOLD_OVERLAP:]
     except ValueError:
@@ -150,7 +150,7 @@ def _has_secret(path: Path) -> bool | None:
     return False
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def _text_pieces(path: Path) -> Iterator[bytes]:
     """Yield the text of a file in pieces, also of one that gzip has packed; ValueError where it is too large, or none.
 
     A trace for Perfetto is no text: its words stand in it as they are.
@@ -191,7 +191,9 @@ def _redact_texts(path: Path) -> bool:
     content = validation.read_regular(path, validation.MOST_BYTES).decode("utf-8", errors="replace")
     lines = content.splitlines() if path.suffix == ".jsonl" else [content.rstrip()]
     known = [(line, _json(line)) for line in lines]
-    parts = [sealed(json.dumps(new)) if (new := without_secrets(there)) != there else line for line, there in known]
+    parts = [
+        add_checksum(json.dumps(new)) if (new := clean_and_redact(there)) != there else line for line, there in known
+    ]
     if parts != lines:
         with atomic_write(path, whole=True) as part:
             part.write_text("".join(f"{line}\n" for line in parts), encoding="utf-8")
@@ -216,14 +218,14 @@ def _text(path: Path) -> str:
     content = path.read_bytes().decode("utf-8", errors="replace")
     if path.suffix == ".jsonl":
         lines = [_json(line) for line in content.splitlines()]
-        return "".join(json.dumps(without_secrets(line)) + "\n" for line in lines if line is not None)
+        return "".join(json.dumps(clean_and_redact(line)) + "\n" for line in lines if line is not None)
     known = _json(content)
     if path.name == "run.json" and isinstance(known, dict):
         plain = {name: old if name == "id" else redacted_texts(old) for name, old in known.items()}
         return json.dumps(cleaned_fields(plain), indent=1) + "\n"
     named = path.name in ("model.json", "sources.json", "accesses.json")  # names of layers, which tables have too
     known = redacted_sources(known) if path.name == "sources.json" and isinstance(known, dict) else known
-    return json.dumps(cleaned(known) if named else without_secrets(known), indent=1) + "\n"
+    return json.dumps(withhold_names(known) if named else clean_and_redact(known), indent=1) + "\n"
 
 
 def _json(text: str) -> Any:

@@ -28,7 +28,7 @@ class RefusedFile(StoreError):
     """Error: a file in a store that is no plain one, too large, or says what cannot be; the store itself answers."""
 
 
-class StoreFails(StoreError):
+class StoreUnavailable(StoreError):
     """Error: a store that does not answer, or that the system refuses: there is no use in asking it again."""
 
 
@@ -54,7 +54,7 @@ class Store:
 
     def read(self, path: str, most_bytes: int) -> bytes:
         """The content of a small file; FileNotFoundError where there is none, StoreError above `most_bytes`."""
-        data = bytes(self._within(lambda: self._content(path, most_bytes + 1), path))
+        data = bytes(self._call_with_timeout(lambda: self._content(path, most_bytes + 1), path))
         if len(data) > most_bytes:
             raise RefusedFile(f"'{path}' in {self.address} is larger than {most_bytes:,} bytes: it is not read")
         return data
@@ -70,10 +70,10 @@ class Store:
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """The content of a file in pieces, never more than `size` bytes and one."""
-        file = self._within(lambda: self.fs.open(self.full_path(path), "rb"), path)
+        file = self._call_with_timeout(lambda: self.fs.open(self.full_path(path), "rb"), path)
         left = size + 1
         try:
-            while left > 0 and (piece := self._within(lambda: file.read(min(CHUNK_BYTES, left)), path)):  # noqa: B023
+            while left > 0 and (piece := self._call_with_timeout(lambda: file.read(min(CHUNK_BYTES, left)), path)):  # noqa: B023
                 left -= len(piece)
                 yield bytes(piece)
         finally:
@@ -83,28 +83,30 @@ class Store:
         """Write a small file; a folder of this machine gets it by renaming, an object store as one object."""
         self._make_parent(path)
         if not self.is_local:
-            self._within(lambda: self.fs.pipe_file(self.full_path(path), data), path)
+            self._call_with_timeout(lambda: self.fs.pipe_file(self.full_path(path), data), path)
             return
-        self._within(lambda: _replace(Path(self.full_path(path)), data), path)
+        self._call_with_timeout(lambda: _replace(Path(self.full_path(path)), data), path)
 
     def send(self, path: str, pieces: Iterator[bytes]) -> None:
         """Write a file from pieces."""
         self._make_parent(path)
-        file = self._within(lambda: self.fs.open(self.full_path(path), "wb"), path)
+        file = self._call_with_timeout(lambda: self.fs.open(self.full_path(path), "wb"), path)
         try:
             for piece in pieces:
-                self._within(lambda: file.write(piece), path)  # noqa: B023
+                self._call_with_timeout(lambda: file.write(piece), path)  # noqa: B023
         except BaseException:
             _discard(file)
             raise
-        self._within(file.close, path)
+        self._call_with_timeout(file.close, path)
         if self.is_local:
-            self._within(lambda: sync(Path(self.full_path(path))), path)
+            self._call_with_timeout(lambda: sync(Path(self.full_path(path))), path)
 
-    def names(self, folder: str) -> list[str]:
+    def list_folder(self, folder: str) -> list[str]:
         """Names of what lies in a folder, without links; empty where there is none."""
         try:
-            found = self._within(lambda: self.fs.ls(self.full_path(folder), detail=False, refresh=True), folder)
+            found = self._call_with_timeout(
+                lambda: self.fs.ls(self.full_path(folder), detail=False, refresh=True), folder
+            )
         except FileNotFoundError:
             return []
         plain = (str(name) for name in found if not self.is_local or not Path(str(name)).is_symlink())
@@ -135,7 +137,7 @@ class Store:
         gone = f"{self.full_path(path)}/"
         self.made.difference_update([folder for folder in self.made if f"{folder}/".startswith(gone)])
         try:
-            self._within(lambda: self.fs.rm(self.full_path(path), recursive=recursive), path)
+            self._call_with_timeout(lambda: self.fs.rm(self.full_path(path), recursive=recursive), path)
         except FileNotFoundError:
             return
 
@@ -143,19 +145,21 @@ class Store:
         parent = posixpath.dirname(self.full_path(path))
         if parent not in self.made:
             try:
-                self._within(lambda: self.fs.makedirs(parent, exist_ok=True), path)
+                self._call_with_timeout(lambda: self.fs.makedirs(parent, exist_ok=True), path)
             except FileNotFoundError as error:  # a file stands where a folder should
-                raise StoreFails(f"'{self.address}' is no folder", "give a folder, or s3://bucket/runs") from error
+                raise StoreUnavailable(
+                    f"'{self.address}' is no folder", "give a folder, or s3://bucket/runs"
+                ) from error
             self.made.add(parent)
 
     def _files(self, folder: str) -> dict[str, dict[str, Any]]:
         """Return size and time of every file below a folder."""
         start = self.full_path(folder)
-        return self._within(
+        return self._call_with_timeout(
             lambda: _walked(start) if self.is_local else self.fs.find(start, detail=True), folder
         )  # fsspec follows links, also in a circle
 
-    def _within(self, call: Callable[[], T], path: str) -> T:
+    def _call_with_timeout(self, call: Callable[[], T], path: str) -> T:
         def ask() -> T:
             if self.is_local:
                 self._refuse_links(path)
@@ -214,7 +218,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
     if answers:
         return answers[0]
     if not failures:
-        raise StoreFails(
+        raise StoreUnavailable(
             f"the store did not answer within {seconds:g} s: {what}", "check the network, or wait longer: --timeout 120"
         )
     if isinstance(failures[0], NotADirectoryError):
@@ -224,7 +228,9 @@ def call_with_timeout(seconds: float, call: Callable[[], T], what: str) -> T:
     if not isinstance(failures[0], Exception):
         raise failures[0]
     said = getattr(failures[0], "strerror", None) or failures[0]
-    raise StoreFails(f"the store refused: {what}: {said}", "check address, credentials and space") from failures[0]
+    raise StoreUnavailable(f"the store refused: {what}: {said}", "check address, credentials and space") from failures[
+        0
+    ]
 
 
 def _discard(file: Any) -> None:

@@ -19,10 +19,10 @@ from stepscope.files import sync
 from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
 from stepscope.store import manifest as manifests
-from stepscope.store.index import FOLDER, find, read_all, refuse_folder_of_runs, run_facts, write_index
+from stepscope.store.index import FOLDER, find, read_manifests, refuse_folder_of_runs, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
 from stepscope.store.redaction import files_of, redacted_run
-from stepscope.store.storage import CHUNK_BYTES, Store, StoreFails
+from stepscope.store.storage import CHUNK_BYTES, Store, StoreUnavailable
 
 Outcome = Literal["pushed", "replaced", "already there"]
 
@@ -52,7 +52,7 @@ def push(
         for path in paths:
             try:
                 pushed.append(_push_one(store, RunReader(path), tuple(tags)))
-            except StoreFails:
+            except StoreUnavailable:
                 raise
             except StepscopeError as error:
                 refused.append(error)
@@ -100,23 +100,23 @@ def _push_one(store: Store, stated: RunReader, tags: tuple[str, ...]) -> Pushed:
 
 
 def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushed:
-    names = [name for name in store.names(FOLDER) if manifests.id_in(name) == run.id]
-    known = max(read_all(store, names).values(), key=lambda entry: entry.revision, default=None)
+    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run.id]
+    known = max(read_manifests(store, names).values(), key=lambda entry: entry.revision, default=None)
     revision = 0 if known is None else known.revision
     kept = () if known is None else known.tags
     new = Manifest(run.id, entries_of(run.path), run_facts(run), (), time.time(), revision)
     new = manifests.with_tags(new, (*kept, *tags), ())
-    manifests.check(new)
+    manifests.check_manifest(new)
     if known is not None:
         _refuse_another_run(store, known, new)
         if known.digest == new.digest and known.tags == new.tags and _is_whole(store, known):
             return Pushed(run.id, "already there", known.bytes)
     _send_files(store, run.path, new)
-    save(store, new, names)
+    save_manifest(store, new, names)
     return Pushed(run.id, "pushed" if known is None else "replaced", new.bytes)
 
 
-def save(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
+def save_manifest(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
     """Write a manifest, and then remove those that it replaces; of two that are written at once, the tags of both stay.
 
     Raises StoreFails where others go on changing it.
@@ -127,10 +127,14 @@ def save(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
         store.write(f"{FOLDER}/{name}", content)
         for other in replaced - {name}:
             store.remove(f"{FOLDER}/{other}")
-        meanwhile = [other for other in store.names(FOLDER) if manifests.id_in(other) == manifest.id and other != name]
+        meanwhile = [
+            other
+            for other in store.list_folder(FOLDER)
+            if manifests.run_id_of_file_name(other) == manifest.id and other != name
+        ]
         rivals = [
             rival
-            for rival in read_all(store, meanwhile, {}).values()
+            for rival in read_manifests(store, meanwhile, {}).values()
             if rival.digest == manifest.digest
             and rival.revision >= manifest.revision  # an older one is what is replaced
         ]
@@ -139,7 +143,7 @@ def save(store: Store, manifest: Manifest, older: Iterable[str]) -> None:
         newest = max([manifest, *rivals], key=lambda entry: entry.revision)
         manifest = manifests.with_tags(newest, [tag for rival in (manifest, *rivals) for tag in rival.tags], ())
         replaced = {name, *meanwhile}
-    raise StoreFails(f"'{manifest.id}' is being changed by others all the time", "try again when they have ended")
+    raise StoreUnavailable(f"'{manifest.id}' is being changed by others all the time", "try again when they have ended")
 
 
 def _refuse_another_run(store: Store, known: Manifest, new: Manifest) -> None:
@@ -159,7 +163,7 @@ def _send_files(store: Store, folder: Path, manifest: Manifest) -> None:
     there = store.sizes(manifest.folder)
     for file in manifest.files:
         # Of a push that was broken off: the folder's name is the content's. A loss of power can leave the size alone.
-        if there.get(file.path) == file.bytes and (not store.is_local or _holds(store, manifest, file)):
+        if there.get(file.path) == file.bytes and (not store.is_local or _has_same_content(store, manifest, file)):
             continue
         digest = hashlib.sha256()
         store.send(f"{manifest.folder}/{file.path}", _hashed(folder / file.path, digest))
@@ -168,7 +172,7 @@ def _send_files(store: Store, folder: Path, manifest: Manifest) -> None:
             raise UsageError(f"'{folder / file.path}' has changed while it was pushed", "push it again")
 
 
-def _holds(store: Store, manifest: Manifest, file: FileEntry) -> bool:
+def _has_same_content(store: Store, manifest: Manifest, file: FileEntry) -> bool:
     path = Path(store.full_path(f"{manifest.folder}/{file.path}"))
     return not path.is_symlink() and _size_and_sha256(path) == (file.bytes, file.sha256)
 
@@ -197,7 +201,7 @@ def _pull_one(store: Store, run_id: str, out: Path, most_bytes: int) -> Path:
     _, manifest = find(store, run_id)
     target = out / manifest.id
     if target.exists():
-        return _same(target, manifest)
+        return _existing_if_identical(target, manifest)
     if manifest.bytes > most_bytes:
         raise StoreError(
             f"the run '{run_id}' is {manifest.bytes:,} bytes, more than {most_bytes:,}", "allow it: --max-size 100GB"
@@ -248,7 +252,7 @@ def _clear(out: Path) -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _same(target: Path, manifest: Manifest) -> Path:
+def _existing_if_identical(target: Path, manifest: Manifest) -> Path:
     try:
         if digest_of(entries_of(target)) == manifest.digest:
             return target
@@ -293,7 +297,7 @@ def tag(
             name, manifest = find(store, run_id)
             new = manifests.with_tags(manifest, add, drop)
             if new.tags != manifest.tags:
-                save(store, new, [name])
+                save_manifest(store, new, [name])
             tags[run_id] = new.tags
     finally:
         write_index(store)
@@ -306,7 +310,7 @@ def remove(store: Store, run_ids: Iterable[str]) -> list[str]:
     try:
         for run_id in run_ids:
             manifests.check_id(run_id)
-            names = [name for name in store.names(FOLDER) if manifests.id_in(name) == run_id]
+            names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) == run_id]
             if not names:
                 find(store, run_id)  # it says what is there
             for name in names:
@@ -334,18 +338,18 @@ class Collected:
 
 def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) -> Collected:
     """Remove what no manifest names and nobody has written to for `older_than_s`: a push may still be going on."""
-    names = [name for name in store.names(FOLDER) if manifests.id_in(name) is not None]
+    names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
     refused: dict[str, StoreError] = {}
-    found = read_all(store, names, refused)
-    kept = {manifests.id_in(name) for name in refused}  # a later version may know what they name
+    found = read_manifests(store, names, refused)
+    kept = {manifests.run_id_of_file_name(name) for name in refused}  # a later version may know what they name
     latest = {entry.id: entry.revision for entry in sorted(found.values(), key=lambda entry: entry.revision)}
     stale = [
         name for name in set(names) - set(refused) if name not in found or found[name].revision < latest[found[name].id]
     ]
     named = {entry.folder for entry in found.values() if entry.revision == latest[entry.id]}
     removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
-    for run_id in set(store.names("runs")) - kept:
-        for content in store.names(f"runs/{run_id}"):
+    for run_id in set(store.list_folder("runs")) - kept:
+        for content in store.list_folder(f"runs/{run_id}"):
             folder = f"runs/{run_id}/{content}"
             if folder in named or _OURS.fullmatch(content) is None:
                 continue

@@ -41,7 +41,9 @@ def verify(
 
 
 def _all_ids(store: Store) -> list[str]:
-    return sorted({run_id for name in store.names(FOLDER) if (run_id := manifests.id_in(name)) is not None})
+    return sorted(
+        {run_id for name in store.list_folder(FOLDER) if (run_id := manifests.run_id_of_file_name(name)) is not None}
+    )
 
 
 def _verified(store: Store, run_id: str) -> Verified:

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import MissingDependency, UnknownName, UsageError, no_script
+from stepscope.errors import MissingDependency, UnknownName, UsageError, script_not_found_error
 from stepscope.files import digest_of
 from stepscope.plugins import discover
 
@@ -36,7 +36,7 @@ def names() -> list[str]:
 
 def every() -> list[Workload]:
     """All workloads of this folder and of plug-ins, sorted by name."""
-    return sorted(_found()[0].values(), key=lambda workload: workload.name)
+    return sorted(_discover_workloads()[0].values(), key=lambda workload: workload.name)
 
 
 def find(name: str) -> Workload:
@@ -45,7 +45,7 @@ def find(name: str) -> Workload:
     if colon and path.endswith(".py"):
         return _of_file(Path(path), inner)
     refuse_unknown(name)
-    known = _found()[0]
+    known = _discover_workloads()[0]
     if name not in known:
         raise _unknown(name, known)
     return known[name]
@@ -57,7 +57,7 @@ def refuse_unknown(name: str) -> None:
     The names are those that the package was shipped with. Where a file has changed since, or another package adds
     workloads, nothing is sure.
     """
-    rows = shipped().get("rows")
+    rows = shipped_counts().get("rows")
     if (
         rows
         and name not in rows
@@ -76,7 +76,7 @@ def _unknown(name: str, rows: Iterable[str]) -> UsageError:
         takers = "stepscope run, tune, fit, suite run, and study threads, batch, precision and power-modes take scripts"
         return UsageError(f"'{name}' is a script, and this needs a workload", takers)
     if path.suffix.startswith(".py") or len(path.parts) > 1:
-        return no_script(name, "file")
+        return script_not_found_error(name, "file")
     found = UnknownName("workload", name, rows)
     hint = found.hint or ""
     if "did you mean" in hint:
@@ -115,7 +115,7 @@ def _of_file(path: Path, name: str) -> Workload:
 
 def warnings() -> list[str]:
     """A sentence for each file or plug-in that had to be excluded, and why."""
-    return _found()[1]
+    return _discover_workloads()[1]
 
 
 def _refuse_without_torch() -> None:
@@ -124,7 +124,7 @@ def _refuse_without_torch() -> None:
         raise MissingDependency("the workloads need torch, which is not installed", hint)
 
 
-def _found() -> tuple[dict[str, Workload], list[str]]:
+def _discover_workloads() -> tuple[dict[str, Workload], list[str]]:
     _refuse_without_torch()
     found = discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_WORKLOADS)
     known: dict[str, Workload] = {}
@@ -147,7 +147,7 @@ def files_digest() -> str:
 
 
 @cache
-def shipped() -> dict[str, Any]:
+def shipped_counts() -> dict[str, Any]:
     """`torch` that counted, digests `workloads` and `counting`, and `rows` by name; empty where the files changed."""
     try:
         content = json.loads(FILE.read_text(encoding="utf-8"))

@@ -43,13 +43,13 @@ def classifier(
     }
     return Workload(
         name=name, build=build, input_shape=shape, summary=summary, references=references,
-        example=example_of(shape), loss=loss, correct=correct, **fields,  # type: ignore[arg-type]
+        example=example_maker(shape), loss=loss, correct=count_correct, **fields,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def sources(shape: Shape, classes: int) -> tuple[Source, ...]:
     """The sets of pictures that fit a network of this input and so many outputs."""
-    photographs = (folder.minc(shape),) if shape[1] >= 96 and classes >= 23 else ()
+    photographs = (folder.minc_source(shape),) if shape[1] >= 96 and classes >= 23 else ()
     return (*photographs, *pictures.sources(GREY if shape[0] == 1 else COLOUR, shape, classes))
 
 
@@ -65,14 +65,14 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return functional.cross_entropy(model(images), labels)
 
 
-def correct(model: nn.Module, batch: Batch) -> Tensor:
+def count_correct(model: nn.Module, batch: Batch) -> Tensor:
     """Return how many images get their own class."""
     images, labels = batch
     right: Tensor = (model(images).argmax(1) == labels).sum()
     return right
 
 
-def example_of(shape: tuple[int, ...]) -> Callable[[int], Batch]:
+def example_maker(shape: tuple[int, ...]) -> Callable[[int], Batch]:
     """A maker of batches of empty images of this shape, all of class 0."""
     return functools.partial(_example, shape)
 

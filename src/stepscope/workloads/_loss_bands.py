@@ -23,14 +23,14 @@ class Band:
     low: float
     high: float
 
-    def end(self, losses: list[float]) -> float:
+    def mean_end_loss(self, losses: list[float]) -> float:
         """The mean of the last fifth of these losses."""
         last = losses[-max(1, self.steps // 5) :]
         return sum(last) / len(last)
 
     def holds(self, losses: list[float]) -> bool:
         """Return whether the losses of exactly these steps end within the band."""
-        return len(losses) == self.steps and self.low <= self.end(losses) <= self.high
+        return len(losses) == self.steps and self.low <= self.mean_end_loss(losses) <= self.high
 
 
 # Measured on a CPU with torch 2.13, with two or three seeds from 0 (benchmarks/loss_bands.py records further ones). On
@@ -135,4 +135,4 @@ def check(workload: Workload) -> Checked | None:
     if band is None:
         return None
     found = losses(workload, band.batch, band.steps, band.data)
-    return Checked(band, found[0], band.end(found), band.holds(found))
+    return Checked(band, found[0], band.mean_end_loss(found), band.holds(found))

@@ -62,9 +62,9 @@ def _workload(name: str, build: Callable[[], nn.Module], layer: str, summary: st
         references=("Ordonez, Roggen, Deep convolutional and LSTM recurrent networks, Sensors 16(1), 2016",),
         build=build,
         sources=signals.MOTION_SOURCES,
-        example=_classification.example_of(signals.MOTION_SHAPE),
+        example=_classification.example_maker(signals.MOTION_SHAPE),
         loss=_classification.loss,
-        correct=_classification.correct,
+        correct=_classification.count_correct,
         **fields,  # type: ignore[arg-type]
     )
 

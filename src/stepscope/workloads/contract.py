@@ -29,12 +29,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from stepscope.errors import MissingDependency, UnknownName, UsageError
 from stepscope.workloads._loss_bands import BANDS, NO_BAND, Band
-from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best, named
+from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, best_present_source, find_source
 
 
 def device_of(name: str) -> torch.device:
     """The torch device of this name, or an error that lists those present."""
-    present = _present()
+    present = _device_counts()
     kind = name.partition(":")[0]
     if kind == "cuda" and kind not in present:
         built = "sees no GPU" if torch.version.cuda or torch.version.hip else "was built without CUDA"
@@ -51,7 +51,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _present() -> dict[str, int]:
+def _device_counts() -> dict[str, int]:
     """Kinds of device that can train here, with how many there are."""
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     return {kind: count for kind, count in counts.items() if count}
@@ -95,12 +95,12 @@ class Training:
 
     def loss(self, batch: Batch) -> Tensor:
         """Forward and loss of one batch, moved to the device; never waits for the result."""
-        return self.workload.loss(self.model, self.moved(batch))
+        return self.workload.loss(self.model, self.to_device(batch))
 
     def step(self, batch: Batch) -> Tensor:
         """One training step: the workload's own, or one update of the optimizer; returns the detached loss."""
         if self.workload.step is not None:
-            return self.workload.step(self, self.moved(batch))
+            return self.workload.step(self, self.to_device(batch))
         self.optimizer.zero_grad()
         loss = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -129,14 +129,14 @@ class Training:
 
     def _prepare_evaluation(self, batch: Batch) -> Batch:
         """A batch of the test data; on a CPU with channels innermost: 1 to 1.6x faster."""
-        moved = self.moved(batch)
+        moved = self.to_device(batch)
         if self.device.type != "cpu":
             return moved
         return tuple(
             tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor for tensor in moved
         )
 
-    def moved(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """The batch on the device of the training."""
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
 
@@ -232,7 +232,7 @@ class Workload:
     @property
     def data(self) -> Source:
         """Return the data it would be trained on here, by default."""
-        return best(self.sources)
+        return best_present_source(self.sources)
 
     @property
     def band(self) -> Band | None:
@@ -264,7 +264,7 @@ class Workload:
             raise UnknownName("optimizer", rule, self.hyperparameters)
         place = device_of(device)
         self._refuse_missing()
-        splits = self.loader_of(data)()
+        splits = self.loading_function(data)()
         if splits.train is not None and size > splits.facts.train_size:
             raise UsageError(
                 f"a batch of {size} is larger than the {splits.facts.train_size} training samples of '{self.name}'",
@@ -276,7 +276,7 @@ class Workload:
         optimizers = tuple(self.makers[rule](group, **values) for group in self.groups(model))
         return Training(self, model, optimizers, size, place, seed, splits)
 
-    def loader_of(self, data: str | Path | None) -> Callable[[], Splits]:
+    def loading_function(self, data: str | Path | None) -> Callable[[], Splits]:
         """Return what loads these data, as `prepare` takes them; an error where they are not there, before any work."""
         if data is None:
             return self.data.load
@@ -285,7 +285,7 @@ class Workload:
             if self.own_data is None:
                 raise UsageError(f"'{self.name}' takes no file or folder of your own", "leave the data out")
             return partial(self.own_data, Path(data))
-        return named(self.sources, data).load
+        return find_source(self.sources, data).load
 
     def _refuse_missing(self) -> None:
         for need in self.needs:

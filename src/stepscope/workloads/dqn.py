@@ -54,7 +54,7 @@ class Emulator:
         self._ale: Any = library.ALEInterface()
         self._ale.setInt("random_seed", seed)
         self._ale.setFloat("repeat_action_probability", 0.0)
-        self._ale.loadROM(rom(game))
+        self._ale.loadROM(rom_path(game))
         self._actions = self._ale.getMinimalActionSet()
         self._random = np.random.default_rng(seed)
         self._lives, self._sum = 0, 0.0
@@ -144,7 +144,7 @@ def downscale_screen(screen: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     return functional.interpolate(values, (SIDE, SIDE), mode="area")[0, 0].round().to(torch.uint8)
 
 
-def rom(game: str) -> Path:
+def rom_path(game: str) -> Path:
     """The file of a game in ale-py's own package, whatever ALE_ROMS_DIR says: the result names its hash."""
     folder = importlib.import_module("ale_py.roms").__file__
     return Path(str(folder)).with_name(f"{game}.bin")
@@ -154,7 +154,7 @@ def source(game: str) -> Source:
     """The emulator as a source: it makes its samples while it is played."""
 
     def load() -> Splits:
-        digest = hashlib.sha256(rom(game).read_bytes()).hexdigest()
+        digest = hashlib.sha256(rom_path(game).read_bytes()).hexdigest()
         origin = "emulated Atari 2600, ale-py"
         facts = DataFacts(f"atari-{game}", "real-full", digest, "GPL-2.0 (ale-py)", origin, 0, 0)
         return Splits(None, None, facts)
@@ -208,7 +208,7 @@ class DQN(nn.Module):
         worth: Tensor = self.online(states.float() / 255)
         return worth
 
-    def future(self, states: Tensor) -> Tensor:
+    def best_future_worth(self, states: Tensor) -> Tensor:
         """Return the worth of the best action in each state [B], without a graph."""
         with torch.no_grad():
             best: Tensor = (self.judge or self.online)(states.float() / 255).amax(1)
@@ -233,7 +233,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Huber loss between the worth of the actions taken and reward plus discounted future."""
     assert isinstance(model, DQN)
     states, actions, rewards, following, over = batch
-    aim = rewards + DISCOUNT * model.future(following) * (~over).float()
+    aim = rewards + DISCOUNT * model.best_future_worth(following) * (~over).float()
     taken = model(states).gather(1, actions[:, None]).squeeze(1)
     return functional.smooth_l1_loss(taken, aim)
 
@@ -251,7 +251,7 @@ def step(training: Training, batch: Batch) -> Tensor:
     return value.detach()
 
 
-def play(training: Training) -> Iterator[Batch]:
+def play_for_batches(training: Training) -> Iterator[Batch]:
     """Batches from memory; before each, the network plays on for four actions of four frames.
 
     Counts `frames`, `frames_per_s` (of playing alone), `games` and the `score` of the last game.
@@ -314,7 +314,7 @@ def _workload(name: str, variant: Variant, summary: str, remark: str, **more: ob
         loss=loss,
         loss_name="Huber loss of the worth of actions",
         step=step,
-        stream=play,
+        stream=play_for_batches,
         needs=(Extra("ale_py", "atari"),),
         hyperparameters={
             **rates(sgd=1e-3, momentum=1e-4, adam=1e-4, rmsprop=2.5e-4),

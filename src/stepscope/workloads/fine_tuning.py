@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from stepscope.workloads.contract import Batch, Published, Workload, rates
 from stepscope.workloads.data import questions
-from stepscope.workloads.data.text import Windows
+from stepscope.workloads.data.text import WindowForm
 from stepscope.workloads.language import language_model
 
 VOCABULARY, POSITIONS = questions.VOCABULARY, 512
@@ -120,7 +120,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return both / 2
 
 
-def correct(model: nn.Module, batch: Batch) -> Tensor:
+def count_correct(model: nn.Module, batch: Batch) -> Tensor:
     """Return how many answers have both ends right."""
     tokens, types, mask, start, end = batch
     found = model(tokens, types, mask).masked_fill(~mask[..., None], float("-inf")).argmax(1)  # [B, 2]
@@ -151,7 +151,7 @@ def _workload(name: str, variant: BertVariant, length: int, summary: str, **more
         build=functools.partial(BertQA, variant),
         example=functools.partial(example, length),
         loss=loss,
-        correct=correct,
+        correct=count_correct,
         hyperparameters=rates(sgd=0.02, momentum=0.005, adam=1e-4, rmsprop=2e-5),
         **fields,  # type: ignore[arg-type]
     )
@@ -260,7 +260,7 @@ class SmolLM2(nn.Module):
         return angles.cos(), angles.sin()
 
 
-WINDOWS = Windows("words", SmolVariant.vocabulary, 128)
+WINDOWS = WindowForm("words", SmolVariant.vocabulary, 128)
 _COMMON = functools.partial(
     language_model,
     windows=WINDOWS,

@@ -33,7 +33,7 @@ from stepscope.workloads.contract import Batch, Training, Workload, rates
 from stepscope.workloads.data.pictures import Shape
 
 
-def generator(
+def generator_workload(
     name: str,
     build: Callable[[], nn.Module],
     shape: Shape,
@@ -48,7 +48,7 @@ def generator(
         input_shape=shape,
         default_optimizer="adam",
         sources=_classification.sources(shape, classes=10),
-        example=_classification.example_of(shape),
+        example=_classification.example_maker(shape),
         loss=loss,
         **more,  # type: ignore[arg-type]
     )
@@ -140,7 +140,7 @@ def groups(model: nn.Module) -> tuple[Iterable[nn.Parameter], ...]:
 
 
 def _dcgan_workload(variant: Variant, **more: object) -> Workload:
-    return generator(
+    return generator_workload(
         f"dcgan-{variant.side}",
         functools.partial(DCGAN, variant),
         (3, variant.side, variant.side),
@@ -247,7 +247,7 @@ def diffusion_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _diffusion_workload(width: int, **more: object) -> Workload:
-    return generator(
+    return generator_workload(
         f"diffusion-unet{width}-c32",
         functools.partial(UNet, width),
         C32,

@@ -47,14 +47,14 @@ from torch.nn import functional
 from stepscope.workloads._classification import published_2019
 from stepscope.workloads.contract import Batch, Workload, rates
 from stepscope.workloads.data import text, translation
-from stepscope.workloads.data.text import Windows
+from stepscope.workloads.data.text import WindowForm
 from stepscope.workloads.data.translation import LENGTH, PADDING
 
 
 def language_model(
     name: str,
     build: Callable[[], nn.Module],
-    windows: Windows,
+    windows: WindowForm,
     summary: str,
     references: tuple[str, ...],
     **more: object,
@@ -71,7 +71,7 @@ def language_model(
     }
     return Workload(
         name=name, build=build, input_shape=(windows.length,), summary=summary, references=references,
-        loss=loss, correct=correct, **fields,  # type: ignore[arg-type]
+        loss=loss, correct=count_correct, **fields,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, -2), follows.flatten())
 
 
-def correct(model: nn.Module, batch: Batch) -> Tensor:
+def count_correct(model: nn.Module, batch: Batch) -> Tensor:
     """Right tokens, each counted as its share of a sample."""
     tokens, follows = batch
     right = (model(tokens).argmax(-1) == follows).float()
@@ -90,7 +90,7 @@ def correct(model: nn.Module, batch: Batch) -> Tensor:
     return total
 
 
-def example(windows: Windows, samples: int) -> Batch:
+def example(windows: WindowForm, samples: int) -> Batch:
     """A batch of tokens that are all 0."""
     tokens = torch.zeros(samples, windows.length, dtype=torch.long)
     return tokens, torch.zeros(samples, dtype=torch.long) if windows.last_only else tokens.clone()
@@ -102,7 +102,7 @@ CHAR_LSTM_EMBEDDING, CHAR_LSTM_HIDDEN, LAYERS = 8, 256, 2
 class CharLSTM(nn.Module):
     """Characters [B, T] to scores of what follows each [B, T, V], or of what follows the last [B, V]."""
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: WindowForm) -> None:
         super().__init__()
         self.last_only = windows.last_only
         self.embedding = nn.Embedding(windows.vocabulary, CHAR_LSTM_EMBEDDING)
@@ -115,8 +115,8 @@ class CharLSTM(nn.Module):
         return scores
 
 
-LEAF = Windows("characters", vocabulary=80, length=80, last_only=True)
-EVERY = Windows("characters", vocabulary=65, length=80)
+LEAF = WindowForm("characters", vocabulary=80, length=80, last_only=True)
+EVERY = WindowForm("characters", vocabulary=65, length=80)
 _CHAR_LSTM_COMMON = functools.partial(
     language_model,
     dominant_layer="LSTM",
@@ -150,7 +150,7 @@ class NextWord(nn.Module):
         return scores
 
 
-WINDOWS = Windows("words", vocabulary=10_004, length=20)
+WINDOWS = WindowForm("words", vocabulary=10_004, length=20)
 
 
 VOCABULARY = 65
@@ -260,12 +260,12 @@ class Translator(nn.Module):
             for number, cell in enumerate(self.cells):
                 carried[number] = cell(x, carried[number])
                 x = self.drop(carried[number][0])
-            looked = self._look(x, memory, padding)
+            looked = self._attend(x, memory, padding)
             outputs.append(looked)
         scores: Tensor = self.out(torch.stack(outputs, dim=1))  # [B, T, V]
         return scores
 
-    def _look(self, state: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
+    def _attend(self, state: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
         """The state [B, 512] together with the part of the memory [B, S, 512] that it asks for: [B, 512]."""
         scores = self.scale * torch.bmm(memory, state[:, :, None]).squeeze(2)  # [B, S]
         weights = scores.masked_fill(padding, -1e9).softmax(dim=1)
@@ -326,7 +326,7 @@ WORKLOADS = (
     _CHAR_GPT_COMMON(
         name="char-gpt-64",
         build=lambda: GPT(SMALL),
-        windows=Windows("characters", VOCABULARY, SMALL.context),
+        windows=WindowForm("characters", VOCABULARY, SMALL.context),
         summary="GPT over 64 characters: 4 layers of 128, the size for a laptop",
         default_batch=12,
         tiers=("smoke", "edge"),
@@ -334,7 +334,7 @@ WORKLOADS = (
     _CHAR_GPT_COMMON(
         name="char-gpt-256",
         build=lambda: GPT(LARGE),
-        windows=Windows("characters", VOCABULARY, LARGE.context),
+        windows=WindowForm("characters", VOCABULARY, LARGE.context),
         summary="GPT over 256 characters: 6 layers of 384, 10.7 million parameters",
         default_batch=8,
         hyperparameters=rates(sgd=0.1, momentum=0.02, adam=3e-4, rmsprop=1e-4),  # without a warm-up, 1e-3 is too much

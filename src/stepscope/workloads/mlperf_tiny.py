@@ -151,9 +151,9 @@ WORKLOADS = (
         ),
         build=DSCNN,
         sources=signals.SPEECH_SOURCES,
-        example=_classification.example_of(signals.SPEECH_SHAPE),
+        example=_classification.example_maker(signals.SPEECH_SHAPE),
         loss=_classification.loss,
-        correct=_classification.correct,
+        correct=_classification.count_correct,
         tiers=("smoke", "edge"),
         published=(
             Published("accuracy on Speech Commands", "90 %", "MLPerf Tiny", "the target of its closed division"),

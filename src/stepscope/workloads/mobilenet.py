@@ -40,7 +40,7 @@ from torch.nn import functional
 from stepscope.workloads._classification import C32, C224, classifier
 
 
-def eights(channels: float) -> int:
+def round_to_eights(channels: float) -> int:
     """The nearest multiple of 8, not below 8, nor more than a tenth below what was asked for."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
@@ -161,15 +161,15 @@ class MobileNetV2(nn.Module):
 
     def __init__(self, classes: int, width: float = 1.0, small_input: bool = False) -> None:
         super().__init__()
-        channels = eights(32 * width)
+        channels = round_to_eights(32 * width)
         parts: list[nn.Module] = [convolution(3, channels, 3, 1 if small_input else 2, activation=nn.ReLU6)]
         for expansion, full, blocks, first_stride in MOBILENET_V2_STAGES:
-            out = eights(full * width)
+            out = round_to_eights(full * width)
             stride = 1 if small_input and full == 24 else first_stride
             for number in range(blocks):
                 parts.append(InvertedResidualV2(channels, out, stride if number == 0 else 1, expansion))
                 channels = out
-        last = eights(1280 * max(1.0, width))
+        last = round_to_eights(1280 * max(1.0, width))
         self.features = nn.Sequential(*parts, convolution(channels, last, 1, activation=nn.ReLU6))
         self.head = head(last, classes, dropout=0.2)
 
@@ -187,7 +187,7 @@ MOBILENET_V3_REFERENCES = ("Howard et al., Searching for MobileNetV3, ICCV 2019,
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockConfig:
     """One row of the tables: kernel, inner channels, channels, squeeze-and-excitation, hard-swish, stride."""
 
     kernel: int
@@ -199,48 +199,48 @@ class Block:
 
 
 SMALL = (
-    Block(3, 16, 16, True, False, 2),
-    Block(3, 72, 24, False, False, 2),
-    Block(3, 88, 24, False, False),
-    Block(5, 96, 40, True, True, 2),
-    Block(5, 240, 40, True, True),
-    Block(5, 240, 40, True, True),
-    Block(5, 120, 48, True, True),
-    Block(5, 144, 48, True, True),
-    Block(5, 288, 96, True, True, 2),
-    Block(5, 576, 96, True, True),
-    Block(5, 576, 96, True, True),
+    BlockConfig(3, 16, 16, True, False, 2),
+    BlockConfig(3, 72, 24, False, False, 2),
+    BlockConfig(3, 88, 24, False, False),
+    BlockConfig(5, 96, 40, True, True, 2),
+    BlockConfig(5, 240, 40, True, True),
+    BlockConfig(5, 240, 40, True, True),
+    BlockConfig(5, 120, 48, True, True),
+    BlockConfig(5, 144, 48, True, True),
+    BlockConfig(5, 288, 96, True, True, 2),
+    BlockConfig(5, 576, 96, True, True),
+    BlockConfig(5, 576, 96, True, True),
 )
 LARGE = (
-    Block(3, 16, 16, False, False),
-    Block(3, 64, 24, False, False, 2),
-    Block(3, 72, 24, False, False),
-    Block(5, 72, 40, True, False, 2),
-    Block(5, 120, 40, True, False),
-    Block(5, 120, 40, True, False),
-    Block(3, 240, 80, False, True, 2),
-    Block(3, 200, 80, False, True),
-    Block(3, 184, 80, False, True),
-    Block(3, 184, 80, False, True),
-    Block(3, 480, 112, True, True),
-    Block(3, 672, 112, True, True),
-    Block(5, 672, 160, True, True, 2),
-    Block(5, 960, 160, True, True),
-    Block(5, 960, 160, True, True),
+    BlockConfig(3, 16, 16, False, False),
+    BlockConfig(3, 64, 24, False, False, 2),
+    BlockConfig(3, 72, 24, False, False),
+    BlockConfig(5, 72, 40, True, False, 2),
+    BlockConfig(5, 120, 40, True, False),
+    BlockConfig(5, 120, 40, True, False),
+    BlockConfig(3, 240, 80, False, True, 2),
+    BlockConfig(3, 200, 80, False, True),
+    BlockConfig(3, 184, 80, False, True),
+    BlockConfig(3, 184, 80, False, True),
+    BlockConfig(3, 480, 112, True, True),
+    BlockConfig(3, 672, 112, True, True),
+    BlockConfig(5, 672, 160, True, True, 2),
+    BlockConfig(5, 960, 160, True, True),
+    BlockConfig(5, 960, 160, True, True),
 )
 
 
 class InvertedResidualV3(nn.Module):
     """[B, C, H, W] to [B, out, H/stride, W/stride], added to its input where the shapes agree."""
 
-    def __init__(self, channels: int, block: Block) -> None:
+    def __init__(self, channels: int, block: BlockConfig) -> None:
         super().__init__()
         activation = nn.Hardswish if block.hard_swish else nn.ReLU
         inner = block.inner
         parts: list[nn.Module] = [] if inner == channels else [convolution(channels, inner, 1, activation=activation)]
         parts.append(convolution(inner, inner, block.kernel, block.stride, groups=inner, activation=activation))
         if block.excited:
-            parts.append(SqueezeExcite(inner, eights(inner / 4), nn.ReLU, nn.Hardsigmoid))
+            parts.append(SqueezeExcite(inner, round_to_eights(inner / 4), nn.ReLU, nn.Hardsigmoid))
         self.body = nn.Sequential(*parts, convolution(inner, block.out, 1))
         self.adds = block.stride == 1 and channels == block.out
 
@@ -252,7 +252,7 @@ class InvertedResidualV3(nn.Module):
 class MobileNetV3(nn.Module):
     """Images [B, 3, 224, 224] to scores [B, 1000]."""
 
-    def __init__(self, blocks: tuple[Block, ...], hidden: int) -> None:
+    def __init__(self, blocks: tuple[BlockConfig, ...], hidden: int) -> None:
         super().__init__()
         channels = 16
         parts: list[nn.Module] = [convolution(3, channels, 3, 2, activation=nn.Hardswish)]

@@ -124,7 +124,7 @@ _SMALL = functools.partial(classifier, shape=C32, classes=10, references=REFEREN
 _LARGE = functools.partial(classifier, shape=C224, references=REFERENCES, hyperparameters=DEEP)
 
 
-def _of_2019(
+def _workloads_of_2019(
     depth: int,
     blocks: tuple[int, ...],
     batches: tuple[int, int],
@@ -246,7 +246,7 @@ WORKLOADS = (
         default_batch=8,
         tiers=("paper-low-power",),
     ),
-    *_of_2019(
+    *_workloads_of_2019(
         50,
         (3, 4, 6, 3),
         batches=(16, 4),
@@ -255,7 +255,7 @@ WORKLOADS = (
             "4G", "multiply-adds at 224 x 224 (true: 4,089M)", "98M", "megabytes of weights (true: 25.56M parameters)"
         ),
     ),
-    *_of_2019(
+    *_workloads_of_2019(
         101,
         (3, 4, 23, 3),
         batches=(8, 2),
@@ -264,7 +264,7 @@ WORKLOADS = (
             "8G", "multiply-adds at 224 x 224", "155M", "megabytes of activations (true: 44.55M parameters)"
         ),
     ),
-    *_of_2019(
+    *_workloads_of_2019(
         152,
         (3, 8, 36, 3),
         batches=(8, 2),

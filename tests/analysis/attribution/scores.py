@@ -10,7 +10,7 @@ from scipy import sparse  # type: ignore[import-untyped]
 from tests.analysis.attribution.simulated import Execution
 
 from stepscope.analysis.energy.attribution import Attribution
-from stepscope.analysis.energy.rail_fits import Parts, part_verdicts, parts
+from stepscope.analysis.energy.rail_fits import GroupEnergies, group_energies, part_verdicts
 from stepscope.arrays import Flags, Floats, Ints
 
 _COUNTED = 0.003  # of the energy: parts below it do not enter the coverage
@@ -53,12 +53,12 @@ def truth(run: Execution, group: Ints) -> Floats:
 def score(run: Execution, found: Attribution, group: Ints) -> Score:
     """Compare the parts with the truth; `group` as `kinds` or `modules`."""
     true = truth(run, group)
-    whole = parts(found, grouping(group, len(true)))
+    whole = group_energies(found, grouping(group, len(true)))
     judged = part_verdicts(found, whole, [str(number) for number in range(len(true))])
     return scored(true, whole, np.array([verdict == "resolved" for verdict in judged.verdict]))
 
 
-def scored(true: Floats, whole: Parts, resolved: Flags) -> Score:
+def scored(true: Floats, whole: GroupEnergies, resolved: Flags) -> Score:
     """Compare energies with the truth."""
     off = np.abs(whole.joules - true)
     share = true / true.sum()

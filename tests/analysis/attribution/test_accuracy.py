@@ -19,20 +19,20 @@ from tests.analysis.attribution.simulated import (
     thinned,
 )
 
-from stepscope.analysis.energy.attribution import Attribution, Options, attribute
+from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy
 from stepscope.analysis.energy.rail_fits import energy_by_nearest_reading, energy_by_overlap
 from stepscope.analysis.energy.readings import Readings, from_running_average
 from stepscope.analysis.energy.scaled_rows import scaled_rows
-from stepscope.analysis.energy.sensor_model import SensorModel, covered
+from stepscope.analysis.energy.sensor_model import SensorModel, fully_covered_flags
 from stepscope.analysis.energy.timeline import fill_unprofiled
 
 QUIET = {"op_jitter": 0.0, "step_jitter": 0.0, "stalls": 0.0}
 INA3221 = Device(0.0066, 0.0011, 0.038, 0.002, 0.001, 0.0003, 0.0, register=1 / 64)
-PERIODIC = Options(periodic=True)
+PERIODIC = FitOptions(periodic=True)
 
 
-def _found(run: Execution, readings: Readings, options: Options = PERIODIC) -> Attribution:
-    found = attribute(run.timeline, readings, options)
+def _found(run: Execution, readings: Readings, options: FitOptions = PERIODIC) -> Attribution:
+    found = attribute_energy(run.timeline, readings, options)
     assert found is not None
     return found
 
@@ -57,9 +57,9 @@ def ten_ms(run: Execution) -> Attribution:
     [
         (lambda run: sampled(run, 1, Device(width=0.0011)), PERIODIC, 0.012),
         (lambda run: sampled(run, 1, Device(late=0.005)), PERIODIC, 0.03),
-        (_averaged, Options(), 0.04),
-        (lambda run: counted(run, 1), Options(refresh=0.001), 0.02),
-        (lambda run: counted(run, 1, poll=0.01), Options(refresh=0.001), 0.04),
+        (_averaged, FitOptions(), 0.04),
+        (lambda run: counted(run, 1), FitOptions(refresh=0.001), 0.02),
+        (lambda run: counted(run, 1, poll=0.01), FitOptions(refresh=0.001), 0.04),
     ],
     ids=[
         "spot conversions",
@@ -70,7 +70,7 @@ def ten_ms(run: Execution) -> Attribution:
     ],
 )
 def test_kinds_are_right_behind_every_sensor(
-    run: Execution, readings: Callable[[Execution], Readings], options: Options, bar: float
+    run: Execution, readings: Callable[[Execution], Readings], options: FitOptions, bar: float
 ) -> None:
     found = _found(run, readings(run), options)
     reached = score(run, found, kinds(run))
@@ -97,9 +97,9 @@ def test_kinds_are_right_behind_an_analogue_filter_whose_time_constant_is_found(
 def test_power_that_differs_from_step_to_step_is_no_noise_of_its_operators() -> None:
     run = execute(resnet_step(1), 60, 5, step_noise=0.05, execution_noise=0.0, warm_up=0.0)
     readings, model = sampled(run, 1, Device(late=0.0)), SensorModel(0.008, 0.010)
-    rows, fit = scaled_rows(run.timeline, readings.select(covered(run.timeline, readings, model)), model)
+    rows, fit = scaled_rows(run.timeline, readings.select(fully_covered_flags(run.timeline, readings, model)), model)
     left = rows.residuals(fit)
-    step = run.timeline.step_of(readings.select(covered(run.timeline, readings, model)).at - 0.013)
+    step = run.timeline.step_of(readings.select(fully_covered_flags(run.timeline, readings, model)).at - 0.013)
     between = np.bincount(step, left) / np.maximum(np.bincount(step), 1)
     assert left.std() < 0.02 * readings.watts.mean()  # of the 5 % by which steps differ
     assert between.std() < 0.01 * readings.watts.mean()
@@ -139,7 +139,7 @@ def test_parts_add_up_to_the_measured_total(run: Execution, ten_ms: Attribution)
 
 def test_an_average_that_is_read_too_slowly_is_far_off_but_does_not_claim_more(run: Execution) -> None:
     stamp, watts = polled(sampled(run, 1, replace(INA3221, late=0.0)), run.timeline.end, 1, 0.010)
-    reached = score(run, _found(run, from_running_average(stamp, watts, 1 / 64, 0.0066), Options()), kinds(run))
+    reached = score(run, _found(run, from_running_average(stamp, watts, 1 / 64, 0.0066), FitOptions()), kinds(run))
     assert reached.error <= 0.10
     assert reached.right >= 0.9 * reached.resolved
     assert reached.inside >= 0.7 * reached.counted
@@ -147,7 +147,7 @@ def test_an_average_that_is_read_too_slowly_is_far_off_but_does_not_claim_more(r
 
 def test_a_counter_of_100_ms_resolves_no_kind_in_100_steps(run: Execution) -> None:
     readings = counted(run, 1, update=0.1, step=1e-3, poll=0.01)
-    assert score(run, _found(run, readings, Options(refresh=0.1)), kinds(run)).resolved < 0.05
+    assert score(run, _found(run, readings, FitOptions(refresh=0.1)), kinds(run)).resolved < 0.05
 
 
 def test_a_sampler_that_is_locked_to_the_step_is_caught_and_dither_cures_it() -> None:
@@ -155,7 +155,7 @@ def test_a_sampler_that_is_locked_to_the_step_is_caught_and_dither_cures_it() ->
     locked = _found(run, sampled(run, 0, Device(period_error=0)))
     assert locked.phase.locked
     assert score(run, locked, kinds(run)).resolved == 0
-    dithered = _found(run, sampled(run, 0, Device(period_error=0, dither=0.5)), Options())
+    dithered = _found(run, sampled(run, 0, Device(period_error=0, dither=0.5)), FitOptions())
     assert not dithered.phase.wide
     assert score(run, dithered, kinds(run)).error <= 0.04
 
@@ -163,7 +163,9 @@ def test_a_sampler_that_is_locked_to_the_step_is_caught_and_dither_cures_it() ->
 def test_ops_recorded_in_every_fifth_step_still_tell_all_kinds(run: Execution) -> None:
     part, _ = thinned(run, 5)
     lane, scatter = fill_unprofiled(part.lanes[0], part.step_t0, part.step_t1, part.recorded)
-    found = attribute(replace(part, lanes=(lane,), scatter=scatter), sampled(run, 1, Device(width=0.0011)), PERIODIC)
+    found = attribute_energy(
+        replace(part, lanes=(lane,), scatter=scatter), sampled(run, 1, Device(width=0.0011)), PERIODIC
+    )
     assert found is not None
     reached = score(run, found, kinds(run))
     assert reached.error <= 0.10
@@ -187,9 +189,9 @@ def test_stamps_as_coarse_as_the_ops_resolve_nothing() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 15])
 def test_hardly_any_readings_are_no_attribution(run: Execution, count: int) -> None:
-    assert attribute(run.timeline, sampled(run, 1).first(count), PERIODIC) is None
+    assert attribute_energy(run.timeline, sampled(run, 1).first(count), PERIODIC) is None
 
 
 def test_a_sensor_that_sticks_is_no_attribution(run: Execution) -> None:
     readings = sampled(run, 1)
-    assert attribute(run.timeline, replace(readings, watts=np.full(readings.count, 7.0)), Options()) is None
+    assert attribute_energy(run.timeline, replace(readings, watts=np.full(readings.count, 7.0)), FitOptions()) is None

@@ -9,7 +9,7 @@ import pytest
 from tests.analysis.attribution.scores import kinds, modules, score
 from tests.analysis.attribution.simulated import Execution, execute, resnet_step, sampled
 
-from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.attribution import FitOptions, attribute_energy
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 
 STEP_MS = (40.0, 120.0, 400.0)
@@ -61,7 +61,7 @@ def run() -> Execution:
 
 
 def test_kinds_and_modules_of_mixed_lengths_are_right_and_their_intervals_hold(run: Execution) -> None:
-    found = attribute(run.timeline, sampled(run, 1), Options(periodic=True))
+    found = attribute_energy(run.timeline, sampled(run, 1), FitOptions(periodic=True))
     assert found is not None
     for group in (kinds(run), modules(run)):
         reached = score(run, found, group)
@@ -80,7 +80,7 @@ def test_an_unrecorded_step_is_filled_in_from_steps_of_its_own_length(run: Execu
     thinned = replace(timeline, lanes=(whole,), recorded=recorded, scatter=scatter)
     off = np.abs(thinned.seconds - timeline.seconds)[:-1].sum() / timeline.seconds.sum()
     assert off < 0.02
-    found = attribute(thinned, sampled(run, 1), Options(periodic=True))
+    found = attribute_energy(thinned, sampled(run, 1), FitOptions(periodic=True))
     assert found is not None
     reached = score(run, found, kinds(run))
     assert reached.error <= 0.08

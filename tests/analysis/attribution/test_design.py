@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.sensor_model import SensorModel, covered, design, gram, predicted
+from stepscope.analysis.energy.sensor_model import SensorModel, design, fully_covered_flags, gram, predict_readings
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
 
 
@@ -53,7 +53,7 @@ def test_a_second_lane_comes_on_top() -> None:
 
 def test_windows_that_reach_beyond_the_steps_are_not_covered() -> None:
     readings = Readings(np.array([0.5, 5.0, 10.5]), np.zeros(3))
-    assert covered(_timeline(ONE), readings, SensorModel(0.0, 1.0)).tolist() == [False, True, False]
+    assert fully_covered_flags(_timeline(ONE), readings, SensorModel(0.0, 1.0)).tolist() == [False, True, False]
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,7 +73,7 @@ def test_shares_add_up_and_the_direct_prediction_agrees_with_the_matrix(data: st
     rows, watts = design(timeline, readings, model), np.array([3.0, 7.0, 2.0, 1.0])
     assert np.asarray(rows.sum(axis=1)).ravel() == pytest.approx(np.ones(17))
     # The matrix forgets a filter's tail after 7 time constants, the sums do not.
-    assert predicted(timeline, readings, model, watts) == pytest.approx(rows @ watts, abs=7.0 * 1e-3)
+    assert predict_readings(timeline, readings, model, watts) == pytest.approx(rows @ watts, abs=7.0 * 1e-3)
     assert gram(rows) == pytest.approx(rows.toarray().T @ rows.toarray())
 
 

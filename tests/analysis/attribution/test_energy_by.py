@@ -14,11 +14,11 @@ from tests.analysis.powered import powered, rail, times
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.energy.fit_inputs import run_readings
-from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution
-from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, parts
+from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution_table
+from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, group_energies
 from stepscope.analysis.energy.rails import Energy
 from stepscope.analysis.run import Run
-from stepscope.analysis.summary import between_sentences, resolution_sentences
+from stepscope.analysis.summary import between_steps_sentences, resolution_sentences
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import IN_PART
 from stepscope.errors import UnknownName
@@ -60,7 +60,7 @@ def test_a_part_whose_variance_is_lost_to_rounding_has_no_correlations(rails: li
     assert found is not None
     covariance = found.covariance.copy()
     covariance[0, 0] = -1e-30  # an energy of 0 J, beside others that are known to some microjoules
-    whole = parts(replace(found, covariance=covariance), np.eye(len(covariance)))
+    whole = group_energies(replace(found, covariance=covariance), np.eye(len(covariance)))
     assert np.all(whole.correlation[0] == 0)
     assert np.all(np.abs(whole.correlation) <= 1)
     assert np.all(np.isfinite(whole.sd))
@@ -73,7 +73,7 @@ def test_a_module_is_split_by_phase(rails: list[RailFit]) -> None:
 
 
 def test_what_a_rail_can_resolve_is_reported(rails: list[RailFit]) -> None:
-    (row,) = resolution(rails).iter_rows(named=True)
+    (row,) = resolution_table(rails).iter_rows(named=True)
     assert row["resolved_share"] > 0.9
     assert row["more_steps"] == 0
     assert 0 < row["shortest_op_s"] < 0.001
@@ -84,7 +84,7 @@ def test_what_a_rail_can_resolve_is_reported(rails: list[RailFit]) -> None:
 def test_a_short_run_asks_for_more_steps(tmp_path: Path) -> None:
     run = Run(powered_run(tmp_path, steps=60, noise=0.1))
     found = fit_rails(run, run.rails)
-    report = resolution(found)
+    report = resolution_table(found)
     assert report.schema == pl.Schema(RESOLUTION_SCHEMA)
     assert report["resolved_share"][0] is None or report["resolved_share"][0] <= 1
 
@@ -109,7 +109,7 @@ def test_without_power_or_without_ops_there_is_nothing(tmp_path: Path) -> None:
     assert energy_by(fit_rails(silent, silent.rails)).is_empty()
     bare = Run(fabricate_run(tmp_path / "bare", power_w=5.0, recorded=lambda _: False))
     assert energy_by(fit_rails(bare, bare.rails)).is_empty()
-    assert resolution([]).is_empty()
+    assert resolution_table([]).is_empty()
 
 
 def _in_parts(path: Path) -> Path:
@@ -191,6 +191,6 @@ def test_readings_of_a_sensor_that_sticks_are_left_out_and_said(tmp_path: Path) 
 def test_what_lies_between_the_steps_is_said_where_it_is_much() -> None:
     names = pl.Series(["aten::mm", "(between steps)", "(pauses between steps)"])
     kinds = pl.DataFrame({"rail": ["VDD_IN"] * 3, "name": names, "joules_per_step": [0.9, 0.02, 0.08]})
-    (said,) = between_sentences(kinds, "VDD_IN")
+    (said,) = between_steps_sentences(kinds, "VDD_IN")
     assert said.startswith("VDD_IN: 100 mJ of 1 J a step lie between the steps")
-    assert between_sentences(kinds.filter(names == "aten::mm"), "VDD_IN") == []
+    assert between_steps_sentences(kinds.filter(names == "aten::mm"), "VDD_IN") == []

@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 from tests.analysis.attribution.powered_run import powered_run
 
 from stepscope.analysis.energy import rail_fits
-from stepscope.analysis.energy.calibration import calibrate
+from stepscope.analysis.energy.calibration import fit_sensor_model
 from stepscope.analysis.energy.fit_inputs import stored_calibrations
 from stepscope.analysis.run import Run
 from stepscope.errors import UnknownName
@@ -36,7 +36,7 @@ def test_a_second_report_says_the_same_without_looking_again(
     def refuse(*_: object) -> None:
         raise AssertionError("calibrated again")
 
-    monkeypatch.setattr("stepscope.analysis.energy.attribution.calibrate", refuse)
+    monkeypatch.setattr("stepscope.analysis.energy.attribution.fit_sensor_model", refuse)
     assert_frame_equal(Run(path).energy(by="kind"), first)
 
 
@@ -50,8 +50,8 @@ def test_a_second_reader_fits_nothing(
     def refuse(*_: object) -> None:
         raise AssertionError("fitted again")
 
-    monkeypatch.setattr("stepscope.analysis.energy.rail_fits.attribute", refuse)
-    monkeypatch.setattr("stepscope.analysis.energy.operators.attribute", refuse)
+    monkeypatch.setattr("stepscope.analysis.energy.rail_fits.attribute_energy", refuse)
+    monkeypatch.setattr("stepscope.analysis.energy.operators.attribute_energy", refuse)
     again = Run(copy)
     for before, now in zip(first, [again.energy(), again.energy_resolution(), again.utilisation()], strict=True):
         assert_frame_equal(before, now)
@@ -156,9 +156,9 @@ def test_another_channel_of_a_chip_starts_from_the_stronger_one(
 
     def counted(*given: Any) -> Any:
         searched.append(given)
-        return calibrate(*given)
+        return fit_sensor_model(*given)
 
-    monkeypatch.setattr("stepscope.analysis.energy.attribution.calibrate", counted)
+    monkeypatch.setattr("stepscope.analysis.energy.attribution.fit_sensor_model", counted)
     run = Run(path)
     whole, half = rail_fits.fit_rails(run, run.rails)
     assert len(searched) == 1

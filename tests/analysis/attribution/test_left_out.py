@@ -11,9 +11,9 @@ from tests.analysis.attribution.scores import grouping
 from tests.analysis.attribution.simulated import Device, Execution, execute, resnet_step, sampled
 
 from stepscope.analysis.energy import regression
-from stepscope.analysis.energy.attribution import Options, attribute
-from stepscope.analysis.energy.rail_fits import parts
-from stepscope.analysis.energy.regression import Fit, leave_block_out
+from stepscope.analysis.energy.attribution import FitOptions, attribute_energy
+from stepscope.analysis.energy.rail_fits import group_energies
+from stepscope.analysis.energy.regression import RidgeFit, leave_block_out
 from stepscope.analysis.energy.sensor_model import whitened
 from stepscope.analysis.energy.timeline import KIND, Hierarchy, Lane
 from stepscope.arrays import Floats
@@ -22,11 +22,11 @@ NOISE, SPREAD = 0.3, 2.0
 PLACE = 140  # of the op that stalls
 
 
-def _ridge(rows: Floats, watts: Floats) -> Fit:
+def _ridge(rows: Floats, watts: Floats) -> RidgeFit:
     """Readings on three keys, each a kind of its own, around 0."""
     covariance = np.linalg.inv(rows.T @ rows / NOISE + np.eye(3) / SPREAD**2)
     shape = Hierarchy(np.eye(3), np.full(3, KIND))
-    return Fit(shape, covariance @ rows.T @ watts / NOISE, covariance, NOISE, np.full(3, SPREAD))
+    return RidgeFit(shape, covariance @ rows.T @ watts / NOISE, covariance, NOISE, np.full(3, SPREAD))
 
 
 @pytest.mark.parametrize("theta", [0.0, 0.4])
@@ -97,10 +97,10 @@ def _stalled(seed: int) -> Execution:
 
 def _half_width(run: Execution, seed: int) -> tuple[float, float, float]:
     """Half of the stalled op's interval, its energy as found, and as it was, J."""
-    found = attribute(run.timeline, sampled(run, seed, Device(width=0.0011)), Options(periodic=True))
+    found = attribute_energy(run.timeline, sampled(run, seed, Device(width=0.0011)), FitOptions(periodic=True))
     assert found is not None
     own = np.where(np.arange(run.timeline.keys.count) == PLACE, 0, -1)
-    whole = parts(found, grouping(own, 1))
+    whole = group_energies(found, grouping(own, 1))
     return float(whole.half_width[0]), float(whole.joules[0]), float(run.truth[PLACE])
 
 

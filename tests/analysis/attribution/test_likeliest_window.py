@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from stepscope.analysis.energy.likeliest_window import likeliest_window
-from stepscope.analysis.energy.rail_fits import Parts
+from stepscope.analysis.energy.rail_fits import GroupEnergies
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.scaled_rows import scaled_rows
-from stepscope.analysis.energy.sensor_model import SensorModel, predicted
+from stepscope.analysis.energy.sensor_model import SensorModel, predict_readings
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
 from stepscope.arrays import Floats
 
@@ -32,8 +32,8 @@ def _updates(timeline: Timeline) -> tuple[Readings, Floats]:
     """What a GPU's gauge shows at updates that are not quite punctual, and by how much each is off, W."""
     stamp: Floats = np.arange(timeline.begin + 0.2, timeline.end, 0.1003)
     late = LATE_S * np.random.default_rng(1).standard_normal(len(stamp))
-    punctual = predicted(timeline, Readings(stamp, np.zeros(len(stamp))), TRUE, WATTS)
-    shown = predicted(timeline, Readings(stamp + late, np.zeros(len(stamp))), TRUE, WATTS)
+    punctual = predict_readings(timeline, Readings(stamp, np.zeros(len(stamp))), TRUE, WATTS)
+    shown = predict_readings(timeline, Readings(stamp + late, np.zeros(len(stamp))), TRUE, WATTS)
     return Readings(stamp, shown, tick=0.1003), np.abs(shown - punctual)
 
 
@@ -51,7 +51,7 @@ def test_readings_that_are_on_time_weigh_the_same() -> None:
     timeline = _steps()
     stamp: Floats = np.arange(timeline.begin + 0.2, timeline.end, 0.1003)
     noise = 0.3 * np.random.default_rng(2).standard_normal(len(stamp))
-    shown = predicted(timeline, Readings(stamp, noise), TRUE, WATTS) + noise
+    shown = predict_readings(timeline, Readings(stamp, noise), TRUE, WATTS) + noise
     rows, _ = scaled_rows(timeline, Readings(stamp, shown), TRUE)
     np.testing.assert_allclose(rows.watts, shown)
 
@@ -72,5 +72,5 @@ def test_the_window_is_found_within_its_standard_deviations(start: SensorModel) 
 
 def test_what_is_only_supposed_is_not_claimed() -> None:
     some = np.ones(2)
-    parts = Parts(100 * some, some, some, some, np.eye(2), some, np.array([False, True]))
+    parts = GroupEnergies(100 * some, some, some, some, np.eye(2), some, np.array([False, True]))
     assert parts.resolved().tolist() == [True, False]

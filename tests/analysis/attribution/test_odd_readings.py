@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.attribution import FitOptions, attribute_energy
 from stepscope.analysis.energy.readings import Readings, from_gauge
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline
 from stepscope.arrays import Floats
@@ -37,7 +37,7 @@ def test_a_rail_whose_power_averages_0_has_no_parts() -> None:
     stamp, watts = _seen(timeline, 0.002, 0.002)
     noise = np.random.default_rng(0).standard_normal(len(stamp))
     for readings in (-watts, noise - 0.3):
-        assert attribute(timeline, from_gauge(stamp, stamp, readings)) is None
+        assert attribute_energy(timeline, from_gauge(stamp, stamp, readings)) is None
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
@@ -45,7 +45,7 @@ def test_a_rail_whose_power_averages_0_has_no_parts() -> None:
 def test_readings_without_any_noise_are_fitted(scale: float, steps: int) -> None:
     timeline = _timeline(steps, 0.4, 2)
     stamp, watts = _seen(timeline, 0.01, 0.01)
-    found = attribute(timeline, Readings(stamp, watts * scale), Options(refresh=0.01))
+    found = attribute_energy(timeline, Readings(stamp, watts * scale), FitOptions(refresh=0.01))
     assert found is not None
     assert np.isfinite(found.joules).all()
     assert found.joules.sum() == pytest.approx(found.total.joules, rel=1e-6)
@@ -56,5 +56,5 @@ def test_readings_that_are_0_for_most_of_the_time_break_nothing(share: float) ->
     timeline = _timeline(12, 0.05, 40)
     stamp, watts = _seen(timeline, 0.01, 0.01)
     shown = np.where(np.random.default_rng(1).random(len(stamp)) < share, 0.0, np.round(watts / 9) * 9)
-    found = attribute(timeline, Readings(stamp, shown), Options(stated=0.01))
+    found = attribute_energy(timeline, Readings(stamp, shown), FitOptions(stated=0.01))
     assert found is None or np.isfinite(found.joules).all()

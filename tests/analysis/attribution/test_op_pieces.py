@@ -12,10 +12,10 @@ from tests.analysis.attribution.scores import grouping
 from tests.analysis.attribution.simulated import Device, execute, resnet_step, sampled
 from tests.fabricate import STEP, Op, fabricate_run, walk
 
-from stepscope.analysis.energy.attribution import Options, attribute
+from stepscope.analysis.energy.attribution import FitOptions, attribute_energy
 from stepscope.analysis.energy.fit_inputs import run_pieces, run_timeline
 from stepscope.analysis.energy.operators import energy_by
-from stepscope.analysis.energy.rail_fits import fit_rails, parts
+from stepscope.analysis.energy.rail_fits import fit_rails, group_energies
 from stepscope.analysis.energy.timeline import Keys, Lane
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, Track, join_tracks
@@ -78,11 +78,11 @@ def test_a_lane_beside_the_first_is_told_apart_from_it() -> None:
     )
     lanes = (Lane(lane.t0, lane.t1, key), Lane(begin, end, np.full(len(begin), keys.gap)))
     timeline = replace(run.timeline, lanes=lanes, keys=wider)
-    found = attribute(timeline, sampled(both, 0, Device(width=0.0011)), Options(periodic=True))
+    found = attribute_energy(timeline, sampled(both, 0, Device(width=0.0011)), FitOptions(periodic=True))
     assert found is not None
     assert found.watts[keys.gap] == pytest.approx(3.0, rel=0.1)
     group = np.where(np.arange(count) == keys.gap, 1, 0)
-    assert parts(found, grouping(group, 2)).joules[0] == pytest.approx(run.truth.sum(), rel=0.03)
+    assert group_energies(found, grouping(group, 2)).joules[0] == pytest.approx(run.truth.sum(), rel=0.03)
 
 
 def test_a_step_without_pieces_is_filled_in_like_one_that_was_not_profiled(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from tests.analysis.attribution.simulated import Device, counted, execute, polle
 
 from stepscope.analysis.energy.coarse_search import Prior, coarse_search
 from stepscope.analysis.energy.readings import (
-    at_updates,
-    by_clock,
     from_counter,
     from_gauge,
     from_running_average,
+    move_to_updates,
     prediction_errors,
+    readings_by_clock,
 )
-from stepscope.analysis.energy.update_clocks import UpdateClock, clock_of_residuals, fit_clock, is_periodic
+from stepscope.analysis.energy.update_clocks import UpdateClock, fit_clock_to_residuals, is_periodic, undelayed_stamps
 from stepscope.record.sampler.stream import Deadlines
 
 RUN = execute(resnet_step(0), 40, 1)
@@ -95,11 +95,11 @@ def test_the_clock_of_a_slowly_read_counter_shows_in_what_the_fit_leaves() -> No
     t = np.cumsum(0.01 * (0.5 + random.random(2000)))
     age = (t - 0.0003) % 0.001013
     lacking = np.diff(-7 * age + random.normal(0, 2e-4, len(t)), prepend=0.0)
-    clock = clock_of_residuals(t, lacking, np.full(2000, 7.0), 0.001)
+    clock = fit_clock_to_residuals(t, lacking, np.full(2000, 7.0), 0.001)
     assert clock is not None
     assert clock.period == pytest.approx(0.001013, rel=1e-5)
     assert np.abs((clock.last_update_times(t) - (t - age) + 5e-4) % 0.001013 - 5e-4).max() < 1e-4
-    assert clock_of_residuals(t, random.normal(0, 2e-4, len(t)), np.full(2000, 7.0), 0.001) is None
+    assert fit_clock_to_residuals(t, random.normal(0, 2e-4, len(t)), np.full(2000, 7.0), 0.001) is None
 
 
 def test_the_conversions_behind_a_slowly_read_average_show_in_what_the_fit_leaves() -> None:
@@ -111,10 +111,10 @@ def test_the_conversions_behind_a_slowly_read_average_show_in_what_the_fit_leave
     assert windows.width is not None
     true = _true_joules(windows.stamp - windows.width, windows.stamp) / windows.width
     surprise, speed = prediction_errors(windows.register, windows.stamp, true)
-    clock = clock_of_residuals(windows.stamp, surprise, speed, 0.0065)
+    clock = fit_clock_to_residuals(windows.stamp, surprise, speed, 0.0065)
     assert clock is not None
     assert clock.period == pytest.approx(0.0066, rel=1e-3)
-    told = by_clock(windows.register, clock)
+    told = readings_by_clock(windows.register, clock)
     assert told.mix is not None
     assert told.period == pytest.approx(0.0066, rel=1e-3)
 
@@ -122,7 +122,7 @@ def test_the_conversions_behind_a_slowly_read_average_show_in_what_the_fit_leave
 def test_windows_moved_to_the_updates_keep_their_energy() -> None:
     stamp = np.arange(1.0, 10.0) + 0.37
     readings = from_counter(stamp, stamp, np.arange(9.0) * 4)
-    moved = at_updates(readings, UpdateClock.even(0.0, 0.5))
+    moved = move_to_updates(readings, UpdateClock.even(0.0, 0.5))
     assert moved.width is not None
     assert moved.stamp == pytest.approx(np.arange(3, 10))
     assert moved.watts * moved.width == pytest.approx(np.full(7, 4.0))
@@ -131,7 +131,7 @@ def test_windows_moved_to_the_updates_keep_their_energy() -> None:
 def test_a_read_beside_an_update_joins_two_windows_and_no_energy_is_lost() -> None:
     t = np.array([0.25, 1.01, 1.76, 2.26, 3.24, 3.77, 4.51, 5.27])  # 1.01 and 4.51 fall on updates every 0.5 s
     readings = from_counter(t, t, 3.0 * np.floor(2 * t + 1e-9) / 2)
-    moved = at_updates(readings, UpdateClock.even(0.0, 0.5))
+    moved = move_to_updates(readings, UpdateClock.even(0.0, 0.5))
     assert moved.width is not None
     begin, end = float((moved.stamp - moved.width)[0]), float(moved.stamp[-1])
     assert moved.watts == pytest.approx(3.0)
@@ -142,7 +142,7 @@ def test_a_read_beside_an_update_joins_two_windows_and_no_energy_is_lost() -> No
 def test_a_gap_stays_open_when_windows_are_moved_to_the_updates() -> None:
     t = np.array([0.25, 0.8, 1.3, 4.2, 4.8, 5.3])
     readings = from_counter(t, t, 3.0 * np.floor(2 * t) / 2, gaps=np.array([[1.35, 4.1]]))
-    moved = at_updates(readings, UpdateClock.even(0.0, 0.5))
+    moved = move_to_updates(readings, UpdateClock.even(0.0, 0.5))
     assert moved.width is not None
     assert not ((moved.stamp > 1.5) & (moved.stamp - moved.width < 4.0)).any()
 
@@ -152,7 +152,7 @@ def test_late_stamps_are_moved_onto_the_clock_even_where_readings_are_lost() -> 
     true = 0.0101 * np.arange(1500.0)
     kept = np.delete(np.arange(1500), [300, 301, 302, 900])
     late = true[kept] + np.abs(random.normal(0, 0.003, len(kept)))
-    fitted = fit_clock(late)
+    fitted = undelayed_stamps(late)
     assert np.std(fitted - true[kept]) < 2e-4
     assert is_periodic(late)
 

@@ -24,7 +24,7 @@ def test_every_step_has_its_ops_after_filling_and_recorded_ones_are_untouched() 
     assert scatter is not None
     off = np.abs(lane.t0 - whole.t0)[~np.isin(np.arange(len(lane.t0)), rows)]
     assert 0.2 < np.median(off) / np.median(scatter.sd[scatter.sd > 0]) < 2
-    assert scatter.of(part.step_t0) == pytest.approx(np.zeros(20), abs=1e-4)
+    assert scatter.sd_at(part.step_t0) == pytest.approx(np.zeros(20), abs=1e-4)
 
 
 def test_a_short_step_is_filled_from_short_ones() -> None:

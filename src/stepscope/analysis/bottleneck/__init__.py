@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.bottleneck.causes import MEDIUM, OF_WORK, SYSTEM, Bottleneck, Bound, Cause, Evidence
-from stepscope.analysis.bottleneck.compute_causes import WORKS_ELSEWHERE, causes_of_work
+from stepscope.analysis.bottleneck.compute_causes import WORKS_ELSEWHERE, causes_while_computing
 from stepscope.analysis.bottleneck.system_causes import CROWDED, causes_of_system
 from stepscope.analysis.bottleneck.wait_causes import causes_of_waiting, late_rank
 from stepscope.analysis.device.occupancy import occupancy
@@ -28,19 +28,19 @@ __all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck"]
 
 def bottleneck(run: Run) -> Bottleneck:
     """Return the causes of the step's length in this run, by share of the step; system causes before operators."""
-    seen, phases = occupancy(run), _phases(run)
+    seen, phases = occupancy(run), _phase_shares(run)
     system = sorted(causes_of_system(seen), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"), default=None)
     loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
     elsewhere = busiest is not None or run.framework in WORKS_ELSEWHERE
     off_core = [*causes_of_waiting(seen, phases, elsewhere, loaders, late_rank(run))]
-    work, why, would_tell = causes_of_work(run, seen, phases, busiest)
+    work, why, would_tell = causes_while_computing(run, seen, phases, busiest)
     if seen.background_cores is None and seen.delayed is None:
         off_core, work = ([_with_less_confidence(cause) for cause in causes] for causes in (off_core, work))
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
     rest = [*(cause for cause in system if cause.share < waits), *off_core, *work]
-    return Bottleneck((*first, *sorted(rest, key=_rank)), why, would_tell)
+    return Bottleneck((*first, *sorted(rest, key=_cause_sort_key)), why, would_tell)
 
 
 def _with_less_confidence(cause: Cause) -> Cause:
@@ -48,12 +48,12 @@ def _with_less_confidence(cause: Cause) -> Cause:
     return replace(cause, confidence=MEDIUM, evidence=(*cause.evidence, _NOT_READ))
 
 
-def _rank(cause: Cause) -> float:
+def _cause_sort_key(cause: Cause) -> float:
     """The largest share first; that of a wait counts twice, since no work is lost with it."""
     return -cause.share if cause.bound in OF_WORK else -2 * cause.share
 
 
-def _phases(run: Run) -> dict[str, Estimate]:
+def _phase_shares(run: Run) -> dict[str, Estimate]:
     """Share of the profiled steps in each phase, and outside operators (FRAMEWORK_OVERHEAD).
 
     Data takes no more than the loaders took of the whole run: a few profiled steps may hold the first ones of epochs.

@@ -19,7 +19,7 @@ from stepscope.analysis.bottleneck.causes import (
     notable_cause,
     rate_evidence,
 )
-from stepscope.analysis.device.ceilings import Ceilings, attainable, ceilings_of, ceilings_remedy, why_no_ceilings
+from stepscope.analysis.device.ceilings import Ceilings, attainable_times, ceilings_of, ceilings_remedy, why_no_ceilings
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
@@ -55,7 +55,7 @@ class _TimesByLimit:
     doubt: float  # of the time of an operator: what was calibrated away without a known cause, relative
 
 
-def causes_of_work(
+def causes_while_computing(
     run: Run, seen: Occupancy, phases: dict[str, Estimate], busiest: float | None
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
     """Return what the time is spent on in which the training runs; else why that cannot be told, and what would."""
@@ -77,8 +77,8 @@ def causes_of_work(
             return causes, why_no_ceilings(run), ()
         return causes, why_no_ceilings(run), (ceilings_remedy(run),)
     sums = _times_by_limit(run, limits, python.value)
-    reached = [*_device_bound(sums)]
-    causes = [*_overhead(sums, limits), *reached, *(() if reached else _kernels(sums, seen))]
+    reached = [*_device_limit_causes(sums)]
+    causes = [*_overhead_cause(sums, limits), *reached, *(() if reached else _slow_kernel_cause(sums, seen))]
     kernels = (sums.arithmetic + sums.memory + sums.unknown) / sums.step_ns
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     if sums.unknown > 0.5 * sums.step_ns:
@@ -92,7 +92,7 @@ def causes_of_work(
 
 
 def _times_by_limit(run: Run, limits: Ceilings, python: float) -> _TimesByLimit:
-    rows = attainable(run, limits).filter(~pl.col("phase").is_in(["data", COMMUNICATION]))
+    rows = attainable_times(run, limits).filter(~pl.col("phase").is_in(["data", COMMUNICATION]))
     step_ns = run.step_times.step_ns
     in_python = pl.col("name").str.starts_with(MODULE_CALL) | pl.col("name").str.starts_with("Optimizer.")
 
@@ -106,7 +106,7 @@ def _times_by_limit(run: Run, limits: Ceilings, python: float) -> _TimesByLimit:
         python=total("self_ns", dispatch, in_python) + python * step_ns,
         arithmetic=total("self_ns", arithmetic),
         memory=total("self_ns", memory),
-        shares=_shares(run, rows),
+        shares=_step_shares_by_limit(run, rows),
         arithmetic_best=total("attainable_ns", arithmetic),
         memory_best=total("attainable_ns", memory),
         unknown=total("self_ns", pl.col("limit").is_null()),
@@ -116,7 +116,7 @@ def _times_by_limit(run: Run, limits: Ceilings, python: float) -> _TimesByLimit:
     )
 
 
-def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
+def _step_shares_by_limit(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
     """Share of the profiled steps in operators of each limit, with Student's interval over the steps."""
     times = run.step_times
     steps = pl.DataFrame({"step": times.steps.cast(pl.Int64)})
@@ -131,7 +131,7 @@ def _shares(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
     return found
 
 
-def _overhead(sums: _TimesByLimit, limits: Ceilings) -> Iterator[Cause]:
+def _overhead_cause(sums: _TimesByLimit, limits: Ceilings) -> Iterator[Cause]:
     """Time in calls that compute nothing: how many there are and cost here, and how little the rest would need."""
     calls_take = sums.shares.get("dispatch", NOTHING)
     outside = max((sums.dispatch + sums.python) / sums.step_ns - calls_take.value, 0.0)
@@ -154,7 +154,7 @@ def _overhead(sums: _TimesByLimit, limits: Ceilings) -> Iterator[Cause]:
         yield from notable_cause("overhead", name, share, spent, calls, little, least=LARGEST)
 
 
-def _device_bound(sums: _TimesByLimit) -> Iterator[Cause]:
+def _device_limit_causes(sums: _TimesByLimit) -> Iterator[Cause]:
     """Operators near a ceiling of the device: their time, and the share of it that the ceiling alone explains.
 
     Where neither ceiling takes the largest part of the step, but both of them together, both are causes.
@@ -178,7 +178,7 @@ def _device_bound(sums: _TimesByLimit) -> Iterator[Cause]:
         yield from notable_cause(bound, name, share, spent, near, least=least, clear=clear and least == LARGEST)
 
 
-def _kernels(sums: _TimesByLimit, seen: Occupancy) -> Iterator[Cause]:
+def _slow_kernel_cause(sums: _TimesByLimit, seen: Occupancy) -> Iterator[Cause]:
     """Operators that compute, and stay far below the ceilings of calls of their size: other kernels may be faster."""
     found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
     ends = [(entry.value if entry.low is None else entry.low, entry.value if entry.high is None else entry.high)

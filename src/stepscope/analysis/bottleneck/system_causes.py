@@ -14,7 +14,7 @@ from stepscope.analysis.bottleneck.causes import (
     rate_evidence,
 )
 from stepscope.analysis.device.occupancy import NOTHING, OTHERS, QUEUED, Occupancy
-from stepscope.analysis.device.throttling import LEAST_RUNNING, SLOWER, Clock
+from stepscope.analysis.device.throttling import LEAST_RUNNING, SLOWER, CoreClock
 from stepscope.analysis.estimate import Estimate
 from stepscope.units import number, percent, plural
 
@@ -64,7 +64,7 @@ def _page_fault_stalls(seen: Occupancy) -> Estimate:
         return NOTHING
     if faults.value < max(_FAULTS, _MOSTLY * read.value / _PAGE):
         return NOTHING
-    return stalled if stalled.value <= seen.off_core else Estimate(seen.off_core)
+    return stalled if stalled.value <= seen.off_core_share else Estimate(seen.off_core_share)
 
 
 def _starvation_causes(seen: Occupancy) -> Iterator[Cause]:
@@ -162,7 +162,7 @@ def _throttling_cause(seen: Occupancy) -> Iterator[Cause]:
     )
 
 
-def _clock_drop_evidence(clock: Clock) -> Evidence | None:
+def _clock_drop_evidence(clock: CoreClock) -> Evidence | None:
     if not clock.has_dropped:
         return None
     text = f"it fell from {percent(clock.first, 0)} in the first steps to {percent(clock.last, 0)} in the last"

@@ -46,10 +46,10 @@ def causes_of_waiting(
     )
     yield from _data_loading_causes(seen, data, in_data)
     _take_from_waits(waits, exposed.value, ("process", "lock", "interpreter"))
-    yield from _communication(seen, exposed, late)
+    yield from _communication_cause(seen, exposed, late)
     left = {name: _remaining_share(seen.waits[name], value) for name, value in waits.items()}
     if not elsewhere:
-        yield from _lock(seen, left)
+        yield from _lock_cause(seen, left)
         yield from _sleep_causes(seen, left, phases)
     if not any(cause.bound == "memory-capacity" for cause in memory_capacity(seen)):
         disk = evidence_above("the training thread waited for a disk {} of the time", left.get("disk"), "thread")
@@ -112,7 +112,7 @@ def late_rank(run: Run) -> Evidence | None:
     return Evidence(text, late.share, source="ranks")
 
 
-def _communication(seen: Occupancy, exposed: Estimate, late: Evidence | None) -> Iterator[Cause]:
+def _communication_cause(seen: Occupancy, exposed: Estimate, late: Evidence | None) -> Iterator[Cause]:
     collectives = evidence_above(
         "collectives that nothing overlaps take {} of the profiled steps", exposed, "operators"
     )
@@ -122,7 +122,7 @@ def _communication(seen: Occupancy, exposed: Estimate, late: Evidence | None) ->
     yield from notable_cause("communication", "collectives", exposed, collectives, slept or used, late)
 
 
-def _lock(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
+def _lock_cause(seen: Occupancy, left: dict[str, Estimate]) -> Iterator[Cause]:
     """Sleeps on a lock while other threads of the same process run; those of an operator's own threads do not count."""
     interpreter, lock = left.get("interpreter", NOTHING), left.get("lock", NOTHING)
     parallel = (seen.threads or 1) > 1 and interpreter.value < NOTABLE

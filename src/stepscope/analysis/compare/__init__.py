@@ -39,8 +39,8 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.summary import COMPUTED, memory_is_computed
 from stepscope.errors import RunError, UnknownName, UsageError
 from stepscope.fault_isolation import wrap_analysis_faults
-from stepscope.plugins import draw_in_notebook
-from stepscope.quantities import find, in_order, simulated_badge
+from stepscope.plugins import notebook_html
+from stepscope.quantities import find_quantity, simulated_badge, sort_metrics
 from stepscope.request import parse_amount, refuse_bare_share
 from stepscope.units import duration, estimate, number, percent, row_label, si
 
@@ -70,7 +70,7 @@ class Comparison:
 
     def _repr_html_(self) -> str | None:
         """What Jupyter shows; None, and so the plain text, without the extra `report`."""
-        return draw_in_notebook("Comparison", self)
+        return notebook_html("Comparison", self)
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.names)}>"
@@ -92,10 +92,10 @@ class Comparison:
 
     def overall_ratios(self) -> Iterator[tuple[str, int, Estimate]]:
         """Title of each metric, number of a side, and its ratio to the first over all settings."""
-        for metric in in_order(self.quantities["metric"]):
+        for metric in sort_metrics(self.quantities["metric"]):
             for other in range(1, len(self.run_groups)):
                 if (ratio := self.overall(metric, other)) is not None:
-                    yield find(metric).title, other, ratio
+                    yield find_quantity(metric).title, other, ratio
 
     def overall(self, metric: str, other: int = 1) -> Estimate | None:
         """Geometric mean over the settings of other / first, of the scope of that metric which comes first."""
@@ -253,13 +253,15 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
     if computed:
         yield f"COMPUTED memory of {', '.join(computed)}: live tensors there are {COMPUTED}."
     disturbed = [
-        side_letter(side) for side, group in enumerate(run_groups) if any(_disturbed(run) for run in group.runs)
+        side_letter(side)
+        for side, group in enumerate(run_groups)
+        if any(_has_background_load(run) for run in group.runs)
     ]
     if disturbed:
         yield f"Background CPU load during {', '.join(disturbed)}: times there are not the training's alone."
 
 
-def _disturbed(run: Run) -> bool:
+def _has_background_load(run: Run) -> bool:
     return bool(
         background_warning([Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()])
     )
@@ -449,7 +451,7 @@ def check(
     for what in limits:
         if what not in _METRICS:
             raise UnknownName("limit", what, _METRICS)
-    shares = {what: _share(what, limit) for what, limit in limits.items()}
+    shares = {what: _parse_limit(what, limit) for what, limit in limits.items()}
     sides = [run_group(given_runs) for given_runs in (run, against)]
     for side in sides:
         _refuse_failed(side)
@@ -474,7 +476,7 @@ def _simulated_notes(sides: Sequence[RunGroup]) -> Iterator[str]:
             yield f"{simulated_badge(', '.join(boards))} (of {name})"
 
 
-def _share(what: str, limit: float | str) -> float:
+def _parse_limit(what: str, limit: float | str) -> float:
     refuse_bare_share(f"limit of {what}", limit)
     share = parse_amount(what, limit, "share", "%", "5%") if isinstance(limit, str) else limit
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= _MOST_GROWTH:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from stepscope.analysis.compare.run_groups import samples_per_step, step_time
+from stepscope.analysis.compare.run_groups import pooled_step_time, samples_per_step
 from stepscope.analysis.estimate import Estimate, mean_of_repeats
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run
@@ -69,7 +69,7 @@ def explain_time(
         return Explanation(what, by, "ns", reason=f"{text} in {'the first' if sides[0] is None else 'the other'}")
     if kernels:
         return explain_difference(what, by, "ns", sides[0], sides[1], "mean of the profiled steps")
-    wholes = [step_time(runs, per_sample) for runs in (first, other)]
+    wholes = [pooled_step_time(runs, per_sample) for runs in (first, other)]
     return explain_difference(what, by, "ns", sides[0], sides[1], _NOTE, wholes)
 
 

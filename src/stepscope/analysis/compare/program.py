@@ -73,7 +73,7 @@ class Program:
                 yield f"{plural(len(kept), 'layer')} {verb} ({_abbreviated([change.name for change in kept])})"
         sized = [change for change in changes if change.first is not None and change.other is not None]
         if sized:
-            named = [f"{change.name} {_count(change.other)} (A: {_count(change.first)})" for change in sized]
+            named = [f"{change.name} {_count_text(change.other)} (A: {_count_text(change.first)})" for change in sized]
             yield f"other parameters in {_abbreviated(named)}"
 
     def _totals(self) -> Iterator[str]:
@@ -82,11 +82,12 @@ class Program:
 
     def _operators(self) -> Iterator[str]:
         named = [
-            f"{change.name} {_count(change.other)} (A: {_count(change.first)})"
+            f"{change.name} {_count_text(change.other)} (A: {_count_text(change.first)})"
             for change in self.changes_of_kind("operator")
         ]
         for change in self.changes_of_kind("operator calls"):
-            yield f"{_count(change.other)} operator calls (A: {_count(change.first)}), above all {_abbreviated(named)}"
+            calls = f"{_count_text(change.other)} operator calls (A: {_count_text(change.first)})"
+            yield f"{calls}, above all {_abbreviated(named)}"
 
 
 def _abbreviated(names: Sequence[str]) -> str:
@@ -94,24 +95,24 @@ def _abbreviated(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _count(value: float | None) -> str:
+def _count_text(value: float | None) -> str:
     return "none" if value is None else f"{value:,.0f}"
 
 
 def program_changes(first: Sequence[Run], other: Sequence[Run]) -> Program:
     """Return what a step of the other side does otherwise: layers, then FLOPs, then operators by their time."""
-    layers = list(_layers(first[0], other[0]))
+    layers = list(_layer_changes(first[0], other[0]))
     if any(change.what == "model" for change in layers):
         return Program(tuple(layers))
-    sides = [_Calls.of(runs) for runs in (first, other)]
+    sides = [_OperatorCalls.of(runs) for runs in (first, other)]
     before, after = sides
     if before is None or after is None:
         return Program(tuple(layers), reason="one side has no fully profiled step")
-    changes = (*layers, *_flops(before, after), *_operators(before, after))
+    changes = (*layers, *_flops(before, after), *_operator_changes(before, after))
     return Program(changes, None if changes else round(float(np.median(after.total))))
 
 
-def _layers(first: Run, other: Run) -> Iterator[ProgramChange]:
+def _layer_changes(first: Run, other: Run) -> Iterator[ProgramChange]:
     """The layers that one side alone has, or that have other parameters; of another model their number alone."""
     sides = [
         {(name, kind): own for name, kind, own in run.model.select("module", "type", "parameters").iter_rows() if name}
@@ -133,7 +134,7 @@ def _layers(first: Run, other: Run) -> Iterator[ProgramChange]:
 
 
 @dataclass(frozen=True)
-class _Calls:
+class _OperatorCalls:
     """Operator calls of the whole profiled steps of a side, kinds in columns: count and self time of each."""
 
     kinds: list[str]
@@ -147,7 +148,7 @@ class _Calls:
         return np.asarray(self.counts.sum(axis=1))
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> _Calls | None:
+    def of(cls, runs: Sequence[Run]) -> _OperatorCalls | None:
         """None where no step of a run was profiled whole."""
         if not all(run.steps["recorded"].any() for run in runs):
             return None
@@ -175,12 +176,12 @@ class _Calls:
         return np.asarray(found)
 
 
-def _flops(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
+def _flops(first: _OperatorCalls, other: _OperatorCalls) -> Iterator[ProgramChange]:
     if first.flops and other.flops and abs(other.flops / first.flops - 1) > _ALIKE:
         yield ProgramChange("FLOPs", "", first.flops, other.flops)
 
 
-def _operators(first: _Calls, other: _Calls) -> Iterator[ProgramChange]:
+def _operator_changes(first: _OperatorCalls, other: _OperatorCalls) -> Iterator[ProgramChange]:
     """The kinds whose number of calls differs in all steps: those first whose calls more or fewer take most time."""
     kinds = dict.fromkeys((*first.kinds, *other.kinds))
     apart = [kind for kind in kinds if _are_ranges_disjoint(first.of_kind(kind), other.of_kind(kind))]

@@ -19,7 +19,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import missing_steps_file, profiled_steps, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
-from stepscope.quantities import find, in_order
+from stepscope.quantities import find_quantity, sort_metrics
 from stepscope.run_paths import find_run
 
 FEWEST, MOST = 2, 10
@@ -232,7 +232,7 @@ def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
     simulated = [any(run.simulated is not None for run in side) for side in sides]
     values = [pool_repeats(runs) for runs in sides]
     keys = list(dict.fromkeys(key for side in values for key in side))
-    order = in_order(metric for metric, _ in keys)
+    order = sort_metrics(metric for metric, _ in keys)
     keys.sort(key=lambda key: order.index(key[0]))
     rows = []
     for key in keys:
@@ -255,7 +255,7 @@ def headline_metrics(run: Run) -> list[Measured]:
     """The headline metrics of a run that have a value, and the peak of its live tensors where it was recorded."""
     rows = [Measured(**row) for row in run.metrics().iter_rows(named=True)]
     kept = [row for row in rows if row.value is not None and _is_training_metric(row)]
-    kept = [row for row in kept if find(row.metric, row.unit).compared]
+    kept = [row for row in kept if find_quantity(row.metric, row.unit).compared]
     kept = [_with_drift(run, row) if row.metric in ("step_time", "throughput") else row for row in kept]
     peak = run.peak()
     if peak is not None and not peak.computed:
@@ -302,13 +302,13 @@ def _with_drift(run: Run, row: Measured) -> Measured:
     steps, _ = timed_steps(run)
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
     values = lengths if row.metric == "step_time" else _sample_rates(steps)
-    width = _between_blocks(values)
+    width = _block_interval_factor(values)
     if width is None or row.value is None or row.low is None or row.high is None:
         return row
     return replace(row, low=min(row.low, row.value / width), high=max(row.high, row.value * width))
 
 
-def step_time(runs: Sequence[Run], per_sample: bool = False) -> Estimate:
+def pooled_step_time(runs: Sequence[Run], per_sample: bool = False) -> Estimate:
     """Return the step time that is stated for repeats, ns, with its 95 % CI; of a sample with `per_sample`."""
     repeats = []
     for run in runs:
@@ -331,7 +331,7 @@ def _sample_rates(steps: pl.DataFrame) -> Floats:
     return np.asarray(rates.to_numpy(), dtype=np.float64)
 
 
-def _between_blocks(values: Floats) -> float | None:
+def _block_interval_factor(values: Floats) -> float | None:
     """Factor on either side by the Student interval of the medians of consecutive blocks; None: steps too few."""
     if len(values) < _BLOCKS * _LEAST_IN_BLOCK or values.min() <= 0:
         return None

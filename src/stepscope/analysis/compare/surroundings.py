@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stepscope.analysis.compare.run_groups import step_time
+from stepscope.analysis.compare.run_groups import pooled_step_time
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy, occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.run import Run
@@ -45,13 +45,17 @@ def surroundings(first: Sequence[Run], other: Sequence[Run]) -> tuple[Surroundin
     whole = _mean([length for _, length, _ in sides[1]]) - _mean([length for _, length, _ in sides[0]])
     if not whole:
         return ()
-    found = [part for make in (_load, _clock, _memory) for part in make(sides[0], sides[1], whole)]
+    found = [
+        part
+        for make in (_load_differences, _clock_differences, _memory_differences)
+        for part in make(sides[0], sides[1], whole)
+    ]
     evident = [part for part in found if part.share >= _EVIDENT and part.low * part.high > 0]
     return tuple(sorted(evident, key=lambda part: -part.share))
 
 
 def _length(run: Run) -> tuple[float, Ends]:
-    length = step_time([run])
+    length = pooled_step_time([run])
     if length.low is None or length.high is None:
         return length.value, (0.0, 0.0)
     return length.value, (length.value - length.low, length.high - length.value)
@@ -86,7 +90,7 @@ class _StalledTime:
         return max(1 - self.share, _LEAST_MOVING)
 
 
-def _part(name: str, first: _StalledTime, other: _StalledTime, whole: float, said: str) -> Surrounding:
+def _stall_difference(name: str, first: _StalledTime, other: _StalledTime, whole: float, said: str) -> Surrounding:
     """What the step of the other side would be shorter by, had it stood still for the share of the first."""
     kept = other.moving / first.moving
     difference = other.length * (1 - kept)
@@ -96,31 +100,31 @@ def _part(name: str, first: _StalledTime, other: _StalledTime, whole: float, sai
     return Surrounding(name, difference, difference - low, difference + high, difference / whole, evidence)
 
 
-def _load(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
+def _load_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
     before, after = (_StalledTime.of(side, lambda seen: seen.starved) for side in (first, other))
     if before is None or after is None:
         return
-    part = _part("load", before, after, whole, "the training was ready to run and had no core for")
+    part = _stall_difference("load", before, after, whole, "the training was ready to run and had no core for")
     quotas = [[seen.throttled_periods for seen, _, _ in side] for side in (first, other)]
     held = [max((share.value for share in side if share is not None), default=0.0) for side in quotas]
     if abs(held[1] - held[0]) >= 0.1:
         more = f"the CPU quota throttled {percent(held[1], 0)} of its periods (A: {percent(held[0], 0)})"
         yield Surrounding("CPU quota", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
         return
-    cores = [_background(side) for side in (first, other)]
+    cores = [_background_cores(side) for side in (first, other)]
     if cores[part.difference > 0] < _CORES:  # what took longer waited for threads of its own
         return
     more = f"background load was {number(cores[1], 2)} cores (A: {number(cores[0], 2)})"
     yield Surrounding("load", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
 
 
-def _background(side: Side) -> float:
+def _background_cores(side: Side) -> float:
     """Cores that others used; where that is not known, the share of the time in which something waited for a core."""
     waited = [seen.pressure.get("cpu:some", NOTHING) for seen, _, _ in side]
     return _mean([(seen.background_cores or some).value for (seen, _, _), some in zip(side, waited, strict=True)])
 
 
-def _clock(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
+def _clock_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
     """The time on the core grows as the clock falls."""
     clocks = [[seen.clock.share for seen, _, _ in side if seen.clock is not None] for side in (first, other)]
     if any(len(known) < len(side) for known, side in zip(clocks, (first, other), strict=True)):
@@ -138,12 +142,12 @@ def _clock(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
         yield Surrounding("clock", lost, lost - half, lost + half, lost / whole, text)
 
 
-def _memory(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
+def _memory_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
     stalled = [_StalledTime.of(side, lambda seen: seen.pressure.get("memory:some")) for side in (first, other)]
     faults = [_mean([seen.major_faults.value if seen.major_faults else 0.0 for seen, _, _ in side])
               for side in (first, other)]  # fmt: skip
     if stalled[0] is None or stalled[1] is None or abs(faults[1] - faults[0]) < 10:
         return
-    part = _part("memory", stalled[0], stalled[1], whole, "the machine stalled for memory for")
+    part = _stall_difference("memory", stalled[0], stalled[1], whole, "the machine stalled for memory for")
     more = f"{number(faults[1])} page faults/s read a disk (A: {number(faults[0])})"
     yield Surrounding("memory", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")

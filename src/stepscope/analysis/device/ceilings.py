@@ -153,7 +153,7 @@ ATTAINABLE_SCHEMA = {
 DISPATCH_CALLS = 10.0  # costs of an op call: what takes less time than so many, and computes less than one, is dispatch
 
 
-def attainable(run: Run, limits: Ceilings) -> pl.DataFrame:
+def attainable_times(run: Run, limits: Ceilings) -> pl.DataFrame:
     """Time of each op of the CPU beside what this device could do it in, a row a phase, module and op; ns a step.
 
     Times are of a step as it runs unprofiled (`analysis.time.correction`).
@@ -175,7 +175,7 @@ def attainable(run: Run, limits: Ceilings) -> pl.DataFrame:
     memory = np.where(moved > 0, np.minimum(limits.memory_ns(np.maximum(moved, 1)), each_ns), 0.0)
     own_ns = np.maximum(flops / limits.peak_flops_per_s, moved / limits.peak_bytes_per_s) * 1e9
     known = (flops > 0) | (moved > 0)
-    is_call = np.array([_only_calls(name) for name in sums["name"]])
+    is_call = np.array([_is_wrapper_op(name) for name in sums["name"]])
     small = known & (own_ns < limits.op_ns) & (each_ns < DISPATCH_CALLS * limits.op_ns)
     dispatch = is_call | small | (~known & (each_ns < DISPATCH_CALLS * limits.op_ns))
     best = np.where(dispatch, limits.op_ns, np.maximum(arithmetic, memory))
@@ -201,7 +201,7 @@ ATTAINED_SCHEMA = {
 }
 
 
-def attained(run: Run, by: str = "module") -> pl.DataFrame:
+def attained_shares(run: Run, by: str = "module") -> pl.DataFrame:
     """Share of the attainable of each module or operator of the CPU, dearest first; empty without ceilings.
 
     Columns: name, self_ns and attainable_ns a step (of the ops whose FLOPs or bytes are known, or that are calls
@@ -213,7 +213,7 @@ def attained(run: Run, by: str = "module") -> pl.DataFrame:
     limits = ceilings_of(run)
     if limits is None or run.step_times.is_empty:
         return pl.DataFrame(schema=ATTAINED_SCHEMA)
-    rows = attainable(run, limits).rename({ATTAINED_BY[by]: "of"})
+    rows = attainable_times(run, limits).rename({ATTAINED_BY[by]: "of"})
     known = pl.col("attainable_ns").is_not_null()
     self_ns, best_ns = (pl.col(name).filter(known).sum() for name in ("self_ns", "attainable_ns"))
     table = rows.group_by(name="of").agg(
@@ -233,7 +233,7 @@ def attained(run: Run, by: str = "module") -> pl.DataFrame:
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 
 
-def _only_calls(name: str) -> bool:
+def _is_wrapper_op(name: str) -> bool:
     """Return whether an op computes nothing itself: a module, a node of autograd, a wrapper of the optimizer."""
     return not name.startswith(("aten::", *_COMPILED)) and (
         "::" not in name or name.startswith(("autograd::", "torch::autograd"))

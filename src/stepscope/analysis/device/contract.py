@@ -113,6 +113,6 @@ ORIN_NX_TRAPS = (
 )
 
 
-def is_throttling(scope: str) -> bool:
+def is_throttling_flag(scope: str) -> bool:
     """Return whether a flag of this name says that clocks are held down now: not in the past, and not why."""
     return "since" not in scope and "occurred" not in scope and not scope.endswith("undervoltage")

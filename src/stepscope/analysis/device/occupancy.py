@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.analysis.channels import Series, board_computes, resolved_ns, series_of, windows
-from stepscope.analysis.device.throttling import Clock, clock_of
+from stepscope.analysis.channels import Series, board_computes, growth_windows, series_of, shortest_window_ns
+from stepscope.analysis.device.throttling import CoreClock, clock_of
 from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
 from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
 from stepscope.analysis.process_scopes import CHILDREN, OWN, has_several_processes
@@ -64,7 +64,7 @@ class Occupancy:
     limit_hits: Estimate | None
     storage_read: Estimate | None  # B/s
     storage_written: Estimate | None
-    clock: Clock | None
+    clock: CoreClock | None
 
     @property
     def are_cores_full(self) -> bool:
@@ -109,7 +109,7 @@ class Occupancy:
         return held if held is None or alone else Estimate(held.value + lock.value).clipped()
 
     @property
-    def off_core(self) -> float:
+    def off_core_share(self) -> float:
         """Share of the time in which the training thread neither ran nor was ready to; 0 where that is not known."""
         if self.runs is None or self.delayed is None:
             return 0.0
@@ -121,7 +121,7 @@ class Occupancy:
         if self.runs is None or self.delayed is None:
             return 0.0
         known = sum(share.value for share in self.waits.values())
-        return min(max(self.off_core, min(known, 1.0)), 1.0)
+        return min(max(self.off_core_share, min(known, 1.0)), 1.0)
 
 
 @cached_per_run
@@ -141,16 +141,16 @@ def occupancy(run: RunReader) -> Occupancy:
         threads=threads if isinstance(threads, int) else None,
         runs=_thread_share(run, "thread_cpu_time") if single_process else None,
         delayed=_thread_share(run, "run_delay") if single_process else None,
-        waits=_waits(run, span) if single_process else {},
+        waits=_sleep_shares_by_wait(run, span) if single_process else {},
         switches=_rate(run, "voluntary_switches", "thread", 1e9) if single_process else None,
-        process_cores=_share(own),
-        children_cores=_share(next((row for row in used if row.scope == CHILDREN), None)),
-        background_cores=_share(background[0]) if background else None,
+        process_cores=_estimate_of_row(own),
+        children_cores=_estimate_of_row(next((row for row in used if row.scope == CHILDREN), None)),
+        background_cores=_estimate_of_row(background[0]) if background else None,
         busy_cores=sum(row.value or 0.0 for row in utilised) if utilised else None,
         pressure={series.scope: found.clipped() for series in series_of(run, "stall_time")
                   if (found := _growth(run, series, 1.0)) is not None},
         throttled_periods=_throttled_periods(run),
-        quota=_typical(run, "cpu_quota", span),
+        quota=_median_of_gauge(run, "cpu_quota", span),
         allowed=_allowed(run, span, own) if single_process else None,
         steal_cores=_rate(run, "steal_time", "system", 1.0),
         major_faults=_rate(run, "major_faults", "process", 1e9) if single_process else None,
@@ -163,7 +163,7 @@ def occupancy(run: RunReader) -> Occupancy:
     )  # fmt: skip
 
 
-def _share(row: Measured | None) -> Estimate | None:
+def _estimate_of_row(row: Measured | None) -> Estimate | None:
     return None if row is None or row.value is None else Estimate(row.value, row.low, row.high)
 
 
@@ -188,14 +188,16 @@ def _growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
     span = span_ns(run)
     if span is None:
         return None
-    rates = windows(series, *span, max(resolved_ns(series), (span[1] - span[0]) / _WINDOWS)).rates * factor
+    rates = (
+        growth_windows(series, *span, max(shortest_window_ns(series), (span[1] - span[0]) / _WINDOWS)).rates * factor
+    )
     mean, low, high = mean_interval(rates)
     if np.isnan(mean):
         return None
     return Estimate(mean) if np.isnan(low) else Estimate(mean, max(low, 0.0), high)
 
 
-def _waits(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
+def _sleep_shares_by_wait(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
     """Share of the readings at which the training thread slept, by what it waited in."""
     found = {}
     for series in series_of(run, "thread_waiting") if span is not None else ():
@@ -211,7 +213,7 @@ def _allowed(run: RunReader, span: tuple[int, int] | None, own: Measured | None)
 
     OpenMP binds each thread to a place of its own (OMP_PROC_BIND), and the main thread with them.
     """
-    allowed, used = _typical(run, "allowed_cores", span), _share(own)
+    allowed, used = _median_of_gauge(run, "allowed_cores", span), _estimate_of_row(own)
     return None if allowed is None or (used is not None and used.value > _OWN_MASK * allowed) else allowed
 
 
@@ -224,7 +226,7 @@ def _throttled_periods(run: RunReader) -> Estimate | None:
     return Estimate(held.value / all_of.value, low, high).clipped()
 
 
-def _typical(run: RunReader, quantity: str, span: tuple[int, int] | None) -> float | None:
+def _median_of_gauge(run: RunReader, quantity: str, span: tuple[int, int] | None) -> float | None:
     """Median of a gauge over the steps; of one that is read seldom, over the run."""
     for series in series_of(run, quantity) if span is not None else ():
         assert span is not None
@@ -236,7 +238,7 @@ def _typical(run: RunReader, quantity: str, span: tuple[int, int] | None) -> flo
 _NOTABLE_WAIT = 0.05  # of the time
 
 
-def wait_for_cores(run: RunReader) -> str:
+def core_wait_sentence(run: RunReader) -> str:
     """Return that the training had to wait for this machine's cores, whatever cores were sampled; else ""."""
     delayed = occupancy(run).delayed
     if delayed is None or delayed.value < _NOTABLE_WAIT:

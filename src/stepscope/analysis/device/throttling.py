@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analysis.channels import Series, board_computes, series_of
-from stepscope.analysis.device.contract import is_throttling
+from stepscope.analysis.device.contract import is_throttling_flag
 from stepscope.analysis.estimate import Estimate, mean_of_stretches
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import span_ns
@@ -28,7 +28,7 @@ _REPORTING = ("throttled", "throttle_reasons", "throttle_events", "cooling_state
 
 
 @dataclass(frozen=True)
-class Clock:
+class CoreClock:
     """The clock of the fastest core while steps ran, as a share of the hardware's maximum, and what may hold it down.
 
     acting: sentences of what throttled while steps ran; limits: of what could, a limit below the maximum for one.
@@ -46,26 +46,26 @@ class Clock:
         return self.last <= SLOWER * self.first
 
     @property
-    def clock_reduced(self) -> bool:
+    def is_reduced(self) -> bool:
         """Return whether the clock was low, and something says why or it fell."""
         return self.share.value <= SLOWER and bool(self.acting or self.limits or self.has_dropped)
 
 
 @cached_per_run
-def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
+def detect_throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
     """Return whether clocks were held down while steps ran (None: nothing was read that tells), and sentences why."""
     span = span_ns(run)
     if span is None:
         return None, ()
     clock = None if board_computes(run) else clock_of(run, span)
     acting = tuple(_throttling_reports(run, span)) if clock is None else clock.acting
-    reported = any(len(_inside(series, span)) for name in _REPORTING for series in series_of(run, name))
-    seldom = tuple(text for share, text in _reasons(run, span) if share < _NOTABLE)
+    reported = any(len(_values_in_span(series, span)) for name in _REPORTING for series in series_of(run, name))
+    seldom = tuple(text for share, text in _gpu_throttling_shares(run, span) if share < _NOTABLE)
     said = seldom or (("no sensor reported throttling",) if reported else ())
     if clock is not None:
         low = f"the fastest core's clock was {percent(clock.share.value, 0)} of its maximum"
         fell = f"{low}, {percent(clock.first, 0)} in the first steps and {percent(clock.last, 0)} in the last"
-        if clock.clock_reduced and _computes(run):
+        if clock.is_reduced and _keeps_core_busy(run):
             return True, (*acting, *clock.limits, fell)
         said = (*said, low)
     if acting:
@@ -73,7 +73,7 @@ def throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
     return (False, said) if said else (None, ())
 
 
-def _computes(run: RunReader) -> bool:
+def _keeps_core_busy(run: RunReader) -> bool:
     """Return whether the training keeps its core busy, as far as that was read: of one that waits clocks may sink."""
     from stepscope.analysis.device.occupancy import occupancy
 
@@ -81,7 +81,7 @@ def _computes(run: RunReader) -> bool:
     return runs is None or runs.value >= LEAST_RUNNING
 
 
-def clock_of(run: RunReader, span: tuple[int, int]) -> Clock | None:
+def clock_of(run: RunReader, span: tuple[int, int]) -> CoreClock | None:
     """The highest clock of any core at each reading, as a share of what that core can do; None where none was read."""
     stated = {f"core:{core['core']}": core.get("max_frequency_hz") for core in run.device.get("cores") or []}
     lines = list(series_of(run, "core_frequency"))
@@ -96,11 +96,11 @@ def clock_of(run: RunReader, span: tuple[int, int]) -> Clock | None:
     top = np.max([np.interp(t_ns[inside], times, values) for times, values in shares], axis=0)
     fifth = max(len(top) // 5, 1)
     first, last = float(np.median(top[:fifth])), float(np.median(top[-fifth:]))
-    limits = (*_limits(run, stated), *_hot_zones(run, span))
-    return Clock(mean_of_stretches(top).clipped(), first, last, tuple(_throttling_reports(run, span)), limits)
+    limits = (*_clock_limit_sentences(run, stated), *_hot_zones(run, span))
+    return CoreClock(mean_of_stretches(top).clipped(), first, last, tuple(_throttling_reports(run, span)), limits)
 
 
-def _inside(series: Series, span: tuple[int, int]) -> Floats:
+def _values_in_span(series: Series, span: tuple[int, int]) -> Floats:
     found: Floats = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
     return found
 
@@ -108,37 +108,37 @@ def _inside(series: Series, span: tuple[int, int]) -> Floats:
 def _throttling_reports(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
     """Yield what hardware, kernel and firmware reported as throttling while steps ran."""
     for series in series_of(run, "throttle_events"):
-        counts = _inside(series, span)
+        counts = _values_in_span(series, span)
         if len(counts) and counts[-1] > counts[0]:
             yield f"{series.scope.replace(':', ' ')} was throttled {counts[-1] - counts[0]:.0f} times"
             break
     for series in series_of(run, "cooling_state"):
-        states = _inside(series, span)
+        states = _values_in_span(series, span)
         if len(states) and states.max() > 0:
             yield f"the kernel cools by {series.scope.removeprefix('cooling:')} (state {states.max():.0f})"
             break
     for series in series_of(run, "throttled"):
-        flags = _inside(series, span)
-        if len(flags) and flags.max() > 0 and is_throttling(series.scope):
+        flags = _values_in_span(series, span)
+        if len(flags) and flags.max() > 0 and is_throttling_flag(series.scope):
             name = series.scope.removeprefix("throttle:").replace("_", " ")
             share = percent(float((flags > 0).mean()))
             yield f"the firmware reports {name} in {share} of {plural(len(flags), 'reading')}"
-    yield from (text for share, text in _reasons(run, span) if share >= _NOTABLE)
+    yield from (text for share, text in _gpu_throttling_shares(run, span) if share >= _NOTABLE)
 
 
-def _reasons(run: RunReader, span: tuple[int, int]) -> Iterator[tuple[float, str]]:
+def _gpu_throttling_shares(run: RunReader, span: tuple[int, int]) -> Iterator[tuple[float, str]]:
     """Yield the share of the readings at which each GPU reports throttling, and the sentence; none where it never does.
 
     A load that comes or goes can set the flag of the power cap for a moment.
     """
     for series in series_of(run, "throttle_reasons"):
-        flags = _inside(series, span)
+        flags = _values_in_span(series, span)
         share = float(np.mean([bool(int(value) & _REASONS) for value in flags])) if len(flags) else 0.0
         if share > 0:
             yield share, f"the GPU reports throttling in {percent(share)} of {plural(len(flags), 'reading')}"
 
 
-def _limits(run: RunReader, most: dict[str, int | None]) -> Iterator[str]:
+def _clock_limit_sentences(run: RunReader, most: dict[str, int | None]) -> Iterator[str]:
     """Yield what allows less than the maximum, whether or not it was reached."""
     highest = max((hertz for hertz in most.values() if hertz), default=None)
     limits = [float(np.min(series.values)) for series in series_of(run, "core_frequency_limit")]
@@ -154,7 +154,7 @@ def _hot_zones(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
     trips = run.device.get("trip_points_celsius") or {}
     passive = {zone.rpartition(" (")[2].rstrip(")"): kinds.get("passive") for zone, kinds in trips.items()}
     for series in series_of(run, "temperature"):
-        zone, read = series.scope.removeprefix("zone:"), _inside(series, span)
+        zone, read = series.scope.removeprefix("zone:"), _values_in_span(series, span)
         number = re.search(r"thermal_zone\d+", series.source)
         trip = passive.get(number[0]) if number and zone.partition("#")[0] not in _NOTIFY else None
         if trip is not None and len(read) and read.max() >= trip - _NEAR_TRIP:

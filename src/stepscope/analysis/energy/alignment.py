@@ -83,7 +83,7 @@ class _Activity:
         return np.where(outside, np.nan, value)
 
 
-def align(run: RunReader, t_s: Sequence[float], power_w: Sequence[float], unix: bool) -> Alignment:
+def align_meter_to_run(run: RunReader, t_s: Sequence[float], power_w: Sequence[float], unix: bool) -> Alignment:
     """Fit a meter's clock to a run; raises UsageError where the two cannot be laid over one another."""
     times, power = np.asarray(t_s, dtype=np.float64), np.asarray(power_w, dtype=np.float64)
     good = np.isfinite(times) & np.isfinite(power)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analysis.energy.calibration import COMPARED_KEYS, FEW_KEYS, TEMPER, Calibration
-from stepscope.analysis.energy.coarse_search import rows_at, time_by_group
+from stepscope.analysis.energy.coarse_search import interpolate_rows, time_by_group
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.regression import ANY_SPREAD, Fit, log_evidence, regress
-from stepscope.analysis.energy.scaled_rows import FEWEST, Rows, scaled_rows
-from stepscope.analysis.energy.sensor_model import SensorModel, covered, whitened
+from stepscope.analysis.energy.regression import ANY_SPREAD, RidgeFit, log_evidence, regress
+from stepscope.analysis.energy.scaled_rows import FEWEST, RegressionRows, scaled_rows
+from stepscope.analysis.energy.sensor_model import SensorModel, fully_covered_flags, whitened
 from stepscope.analysis.energy.timeline import Timeline, condense, condensed_keys, hierarchy
 from stepscope.arrays import Floats, Ints
 
@@ -92,7 +92,8 @@ def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Seque
         return ()
     few, cut, new = _reduce_for_comparison(timeline, readings, COMPARED, FEW_KEYS)
     seen = np.all(
-        [covered(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))], axis=0
+        [fully_covered_flags(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))],
+        axis=0,
     )
     few = few.select(seen) if seen.sum() >= FEWEST else few
     own = scaled_rows(cut, few, found.model)[1].watts
@@ -120,7 +121,7 @@ def _slower_sensors(timeline: Timeline, readings: Readings, model: SensorModel) 
     _, width = model.windows(few)
     reach = max(float(np.median(width)) + model.hold, model.rc)
     settled = min(_SETTLING * _LATER[-1] * reach, _MOST_SETTLING * (cut.end - cut.begin))
-    few = few.select(covered(cut, few, model) & (few.at - model.lag > cut.begin + settled))
+    few = few.select(fully_covered_flags(cut, few, model) & (few.at - model.lag > cut.begin + settled))
     if few.count < FEWEST + cut.keys.count:
         return ()
     rows, _ = scaled_rows(cut, few, model, ANY_SPREAD)
@@ -139,9 +140,11 @@ def _slower_sensors(timeline: Timeline, readings: Readings, model: SensorModel) 
     return found
 
 
-def _fitted(rows: Rows, matrix: Floats, timeline: Timeline, readings: Readings) -> tuple[Fit, float]:
+def _fitted(rows: RegressionRows, matrix: Floats, timeline: Timeline, readings: Readings) -> tuple[RidgeFit, float]:
     """Powers from these rows, and the logarithm of how likely the readings are."""
-    moments = Rows(np.asarray(matrix), rows.scale, rows.watts, rows.theta).moments(float(readings.watts.mean()))
+    moments = RegressionRows(np.asarray(matrix), rows.scale, rows.watts, rows.theta).moments(
+        float(readings.watts.mean())
+    )
     fit = regress(moments, hierarchy(timeline.keys, "signature"), most=ANY_SPREAD)
     return fit, log_evidence(moments, fit)
 
@@ -163,6 +166,6 @@ def _shares_later(timeline: Timeline, readings: Readings, model: SensorModel, rc
     passed = spent.by - held
     end, width = model.windows(readings)
     end = end - model.rc - model.hold / 2
-    late, early = (rows_at(spent.grid, passed, t) for t in (end, end - width))
+    late, early = (interpolate_rows(spent.grid, passed, t) for t in (end, end - width))
     shares = (late - early) / width[:, None]
     return np.asarray(shares if readings.mix is None else readings.mix @ shares)

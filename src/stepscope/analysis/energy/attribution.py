@@ -14,24 +14,30 @@ from stepscope.analysis.energy.calibration import (
     FEW_KEYS,
     TEMPER,
     Calibration,
-    calibrate,
-    recalibrate,
+    fit_sensor_model,
+    refit_sensor_model,
 )
 from stepscope.analysis.energy.calibration_error import CalibrationErrorEffect, calibration_error_effect
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.coarse_search import Prior
 from stepscope.analysis.energy.filter_shape import FilterShape, filter_shape
-from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, misfit, reason_window_too_wide
-from stepscope.analysis.energy.readings import Readings, at_conversions, at_updates, by_clock, prediction_errors
+from stepscope.analysis.energy.misfit import NOTHING_FAILED, Misfit, check_residuals, reason_window_too_wide
+from stepscope.analysis.energy.readings import (
+    Readings,
+    move_to_conversions,
+    move_to_updates,
+    prediction_errors,
+    readings_by_clock,
+)
 from stepscope.analysis.energy.regression import (
     ANY_SPREAD,
     FULL_TIME,
-    Fit,
-    PhaseCheck,
-    Total,
-    close_to_total,
+    MeasuredTotal,
+    RidgeFit,
+    SamplePhaseCheck,
+    adjust_to_total,
+    check_sample_phase,
     measured_total,
-    phase_check,
     regress,
     sandwich,
 )
@@ -39,9 +45,9 @@ from stepscope.analysis.energy.scaled_rows import FEWEST, scaled_rows
 from stepscope.analysis.energy.sensor_model import (
     SHORTEST_RC,
     SensorModel,
-    covered,
     energy_through_rail,
-    predicted,
+    fully_covered_flags,
+    predict_readings,
 )
 from stepscope.analysis.energy.timeline import (
     Level,
@@ -54,10 +60,10 @@ from stepscope.analysis.energy.timeline import (
 from stepscope.analysis.energy.update_clocks import (
     NEAR_STATED,
     UpdateClock,
-    clock_of_residuals,
-    fit_clock,
+    fit_clock_to_residuals,
+    is_best_clock_clear,
     search_clock,
-    stands_out,
+    undelayed_stamps,
 )
 from stepscope.arrays import Floats
 
@@ -68,7 +74,7 @@ _CLOCKS_TRIED = 2  # other sensor models from which an unseen clock is looked fo
 
 
 @dataclass(frozen=True)
-class Options:
+class FitOptions:
     """`periodic`: the source has a clock of its own and late stamps. `width`: its window where that is certain, s.
 
     `refresh`: time between the updates of the source, s; `stated`: its averaging window as the channel has it.
@@ -111,10 +117,10 @@ class Attribution:
     before: Any  # (P, D), J, sparse: its product with itself is the covariance before any reading
     coarser: Floats
     sharper: Floats
-    total: Total
+    total: MeasuredTotal
     gap_before: float  # share of the total that the parts missed before they were made to add up
     known: SensorCalibration
-    phase: PhaseCheck
+    phase: SamplePhaseCheck
     explained: float  # share of the readings' variance
     negative: float  # energy that came out below 0, as a share of the total; it was set to 0
     others: tuple[
@@ -125,7 +131,7 @@ class Attribution:
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
 
     @property
-    def unexplained(self) -> float:
+    def unexplained_share(self) -> float:
         """Share of the readings' variance that the fit leaves."""
         return max(1 - self.explained, 1e-12)
 
@@ -143,10 +149,10 @@ class Attribution:
         return power
 
 
-def attribute(timeline: Timeline, readings: Readings, options: Options | None = None) -> Attribution | None:
+def attribute_energy(timeline: Timeline, readings: Readings, options: FitOptions | None = None) -> Attribution | None:
     """Fit the powers of all keys. None where there are too few readings over the steps, or all are the same."""
     with threadpool_limits(limits=1, user_api="blas"):  # many small products: threads would wait for one another
-        return _by_likeliest_clock(timeline, readings, options or Options())
+        return _attribute_by_best_clock(timeline, readings, options or FitOptions())
 
 
 _TWO_CLOCKS = (
@@ -155,7 +161,7 @@ _TWO_CLOCKS = (
 _TOLD_APART = 6.0  # log odds by which one clock must explain the readings better
 
 
-def _by_likeliest_clock(timeline: Timeline, readings: Readings, options: Options) -> Attribution | None:
+def _attribute_by_best_clock(timeline: Timeline, readings: Readings, options: FitOptions) -> Attribution | None:
     """The fit under the clock that explains the readings best, of those that explain which of them repeat."""
     ways = (replace(readings, also=()), *readings.also)
     if options.known is not None or len(ways) == 1:
@@ -164,23 +170,26 @@ def _by_likeliest_clock(timeline: Timeline, readings: Readings, options: Options
     fits = [(place, fit) for place, way in enumerate(ways) if (fit := _attribute(timeline, way, options)) is not None]
     if not fits:
         return None
-    fits.sort(key=lambda entry: entry[1].unexplained)
+    fits.sort(key=lambda entry: entry[1].unexplained_share)
     place, best = fits[0]
-    odds = [TEMPER / 2 * best.readings.count * np.log(other.unexplained / best.unexplained) for _, other in fits[1:]]
+    odds = [
+        TEMPER / 2 * best.readings.count * np.log(other.unexplained_share / best.unexplained_share)
+        for _, other in fits[1:]
+    ]
     tied = bool(odds and min(odds) < _TOLD_APART)
     found = replace(best, known=replace(best.known, place=place, tied=tied))
     return replace(found, misfit=replace(found.misfit, fatal=found.misfit.fatal or _TWO_CLOCKS)) if tied else found
 
 
-def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attribution | None:
+def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> Attribution | None:
     if options.periodic and readings.width is None and readings.mix is None:
-        readings = replace(readings, stamp=fit_clock(readings.stamp))
+        readings = replace(readings, stamp=undelayed_stamps(readings.stamp))
     readings = _near_steps(timeline, readings)
     if readings.count < FEWEST or readings.still:
         return None
-    readings, known = _calibrated(timeline, readings, options)
+    readings, known = _calibrate_source(timeline, readings, options)
     found = known.last
-    readings = readings.select(covered(timeline, readings, found.model))
+    readings = readings.select(fully_covered_flags(timeline, readings, found.model))
     if readings.count < FEWEST:
         return None
     rows, coarse = scaled_rows(timeline, readings, found.model)
@@ -202,7 +211,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: Options) -> Attr
     middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
     bare = left / (np.ones(len(left)) if rows.theta or rows.trust is None else rows.trust)
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
-    tested = misfit(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
+    tested = check_residuals(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
     tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, known, options, shape))
     tested = replace(tested, fatal=tested.fatal or reason_window_too_wide(timeline, readings, fit.watts))
     spread = spread * tested.factor**2
@@ -244,7 +253,7 @@ _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
 
 
 def _reason_filter_unknown(
-    readings: Readings, known: SensorCalibration, options: Options, shape: FilterShape | None
+    readings: Readings, known: SensorCalibration, options: FitOptions, shape: FilterShape | None
 ) -> str:
     """Return why it is not known how the sensor sees the past; empty where it is. shape: of its filter, if any."""
     if known.tied:
@@ -278,7 +287,7 @@ def _errors_of_weight(timeline: Timeline, readings: Readings, model: SensorModel
     powers = []
     for factor in (1 - _NUDGE, 1 + _NUDGE):
         other = _near_steps(timeline, readings.reweighted(factor))
-        other = other.select(covered(few, other, model)).first(COMPARED)
+        other = other.select(fully_covered_flags(few, other, model)).first(COMPARED)
         cut = few.until(float(other.stamp[-1]) + 0.3)
         powers.append(scaled_rows(cut, other, model)[1].watts)
     return np.asarray((powers[1] - powers[0])[new][None, :] * sd / (2 * _NUDGE))
@@ -291,57 +300,63 @@ def _near_steps(timeline: Timeline, readings: Readings) -> Readings:
     return readings.select((at >= timeline.begin) & (at <= timeline.end + slack))
 
 
-def _calibrated(timeline: Timeline, readings: Readings, options: Options) -> tuple[Readings, SensorCalibration]:
+def _calibrate_source(
+    timeline: Timeline, readings: Readings, options: FitOptions
+) -> tuple[Readings, SensorCalibration]:
     """Return the sensor model of a source, fitted anew or from what is known; and the readings by its unseen clock."""
     if options.known is not None:
-        return _read_by_clock(timeline, readings, options.known.clock), options.known
+        return _align_readings_to_clock(timeline, readings, options.known.clock), options.known
     near, sharp = options.near, _profiled_readings(timeline, readings)
     if near is not None and near.clock is None:
-        last = recalibrate(timeline, sharp, near.last)
+        last = refit_sensor_model(timeline, sharp, near.last)
         return readings, SensorCalibration(last, None, last)
     hold = _max_value_age_s(readings, options)
-    first = near.first if near is not None else calibrate(timeline, sharp, options.prior(hold))
+    first = near.first if near is not None else fit_sensor_model(timeline, sharp, options.prior(hold))
     shared = near.clock if near is not None and options.same_chip else None
     likely = [first.model, *(rival.model for rival in first.rivals[:_CLOCKS_TRIED])]
     clocks = (_infer_update_clock(timeline, readings, model, options, shared) for model in likely)
     clock = next((clock for clock in clocks if clock is not None), None)
-    ticked = _read_by_clock(timeline, readings, clock)
+    ticked = _align_readings_to_clock(timeline, readings, clock)
     if clock is None or ticked.count < FEWEST:
-        own = first if near is None else recalibrate(timeline, sharp, first)
+        own = first if near is None else refit_sensor_model(timeline, sharp, first)
         return readings, SensorCalibration(own, None, own)
     readings, sharp = ticked, _profiled_readings(timeline, ticked)
-    last = calibrate(timeline, sharp, options.prior(0.0)) if near is None else recalibrate(timeline, sharp, near.last)
+    last = (
+        fit_sensor_model(timeline, sharp, options.prior(0.0))
+        if near is None
+        else refit_sensor_model(timeline, sharp, near.last)
+    )
     return readings, SensorCalibration(first, clock, last)
 
 
-def _max_value_age_s(readings: Readings, options: Options) -> float:
+def _max_value_age_s(readings: Readings, options: FitOptions) -> float:
     """By how much older than its delay a value can be, s: of a gauge that is read on its updates, not at all."""
-    if readings.width is not None or readings.mix is not None or options.periodic or readings.ticked:
+    if readings.width is not None or readings.mix is not None or options.periodic or readings.has_update_times:
         return 0.0
     return min(options.refresh or readings.period, _MOST_HOLD)
 
 
-def _read_by_clock(timeline: Timeline, readings: Readings, clock: UpdateClock | None) -> Readings:
+def _align_readings_to_clock(timeline: Timeline, readings: Readings, clock: UpdateClock | None) -> Readings:
     """The readings as what the updates of an unseen clock tell; as they are without one."""
     if clock is None:
         return readings
     if readings.register is not None:
-        return _near_steps(timeline, by_clock(readings.register, clock))
-    return at_conversions(readings, clock) if readings.width is None else at_updates(readings, clock)
+        return _near_steps(timeline, readings_by_clock(readings.register, clock))
+    return move_to_conversions(readings, clock) if readings.width is None else move_to_updates(readings, clock)
 
 
 def _infer_update_clock(
-    timeline: Timeline, readings: Readings, model: SensorModel, options: Options, shared: UpdateClock | None
+    timeline: Timeline, readings: Readings, model: SensorModel, options: FitOptions, shared: UpdateClock | None
 ) -> UpdateClock | None:
     """The updates of a source that is read more slowly than it moves, from what a first fit leaves.
 
     None where the source is none such, or its updates keep to no clock. `shared`: that of another channel of its chip;
     a register that shows each conversion is converted at a phase of its own.
     """
-    inside = readings.select(covered(timeline, readings, model))
+    inside = readings.select(fully_covered_flags(timeline, readings, model))
     register, refresh = readings.register, options.refresh
     gauge = readings.width is None and readings.mix is None
-    if inside.count < FEWEST or readings.ticked or (refresh is None and register is None):
+    if inside.count < FEWEST or readings.has_update_times or (refresh is None and register is None):
         return None
     blurred = refresh is not None and _BLURRED * refresh < float(model.width or 0.0) + model.hold
     if register is None and readings.carry == 0 and not (gauge and blurred):
@@ -354,17 +369,17 @@ def _infer_update_clock(
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
         known = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
         window = options.stated or (model.width if model.hold and model.width else CONVERSION * refresh)
-        return clock_of_conversions(
+        return find_conversion_clock(
             timeline, inside, replace(model, width=window, lag=_end_lag(model, window)), fit.watts, *known
         )
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
         surprise, speed = prediction_errors(register, inside.stamp, fitted)
-        return clock_of_residuals(inside.stamp, surprise, speed, register.period)
+        return fit_clock_to_residuals(inside.stamp, surprise, speed, register.period)
     assert refresh is not None, "a counter's refresh is known here"
     assert inside.width is not None, "a counter has widths"
     surprise = (inside.watts - fitted) * inside.width
-    return clock_of_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
+    return fit_clock_to_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
 
 
 def _end_lag(model: SensorModel, window: float) -> float:
@@ -382,8 +397,8 @@ def _assemble(
     timeline: Timeline,
     readings: Readings,
     known: SensorCalibration,
-    fit: Fit,
-    coarse: Fit,
+    fit: RidgeFit,
+    coarse: RidgeFit,
     spread: Floats,
     errors: CalibrationErrorEffect,
     left: Floats,
@@ -398,15 +413,15 @@ def _assemble(
     total = measured_total(readings, width, readings.weight, timeline.end - timeline.begin)
     if total.joules <= 0:
         return None
-    adjusted, covariance_closed = close_to_total(joules, covariance, total)
-    coarser, _ = close_to_total(seconds * coarse.watts, covariance, total)
-    sharper, _ = close_to_total(joules + seconds * errors.without_smear, covariance, total)
+    adjusted, covariance_closed = adjust_to_total(joules, covariance, total)
+    coarser, _ = adjust_to_total(seconds * coarse.watts, covariance, total)
+    sharper, _ = adjust_to_total(joules + seconds * errors.without_smear, covariance, total)
     gap = (total.joules - joules.sum()) / total.joules
     if total.seen <= FULL_TIME:  # what it did not look at, the fit knows better; that they differ is an error too
         whole = float(adjusted.sum())
         errors_of_whole = max(float(covariance_closed.sum()), 0.0) ** 0.5, (whole - total.joules) / 2
         total = replace(total, joules=whole, sd=float(np.hypot(*errors_of_whole)))
-    phase = phase_check(timeline, readings, found.model.lag)
+    phase = check_sample_phase(timeline, readings, found.model.lag)
     negative = -float(np.minimum(joules, 0).sum()) / total.joules
     explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)
     return Attribution(
@@ -440,7 +455,7 @@ _FEWEST = 60
 
 
 @dataclass(frozen=True)
-class _Misfits:
+class _AgeErrors:
     """Squared error of each reading (ages, M), W^2, were it so old; `since`: stamps from the first on, s."""
 
     since: Floats
@@ -458,27 +473,27 @@ class _Misfits:
         return mean
 
 
-def clock_of_conversions(
+def find_conversion_clock(
     timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float, near: float = NEAR_STATED
 ) -> UpdateClock | None:
     """The clock, if one stands out. watts: (P,) of a first fit; model: as then found, a blur of about a period;
     nominal: period, s, and `near` how far it may be off, as a share."""
     if readings.count < _FEWEST:
         return None
-    misfits = _misfits(timeline, readings, model, watts, nominal)
+    misfits = _age_errors(timeline, readings, model, watts, nominal)
     usual = _YOUNGEST * nominal
 
     def error(period: float, phase: Floats, count: int) -> Floats:
         return misfits.of(period, phase, count, usual)
 
     period, phase, least = search_clock(error, misfits.since, nominal, near)
-    if not stands_out(error, len(misfits.since), nominal, least):
+    if not is_best_clock_clear(error, len(misfits.since), nominal, least):
         return None
     phase += _extra_delay(misfits, period, phase, usual)
     return UpdateClock.even(float(readings.stamp[0]) + phase, period)
 
 
-def _extra_delay(misfits: _Misfits, period: float, phase: float, usual: float) -> float:
+def _extra_delay(misfits: _AgeErrors, period: float, phase: float, usual: float) -> float:
     """By how much later than found the values come, s, with the conversions where they are.
 
     The first fit knows the mean age only roughly: what came a little before or after a wrong instant would be taken
@@ -491,7 +506,9 @@ def _extra_delay(misfits: _Misfits, period: float, phase: float, usual: float) -
     return float(shifts[int(np.argmin(errors))])
 
 
-def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float) -> _Misfits:
+def _age_errors(
+    timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats, nominal: float
+) -> _AgeErrors:
     """Of ages about the mean one, which the first fit has found: a period to either side and some more."""
     assert model.width is not None, "a gauge has one width"
     centre = model.lag + (model.width + model.hold) / 2 + model.rc
@@ -499,6 +516,6 @@ def _misfits(timeline: Timeline, readings: Readings, model: SensorModel, watts: 
     step = _REACH * nominal / _AGES
     window = min(model.width, nominal)
     sharp = [SensorModel(begin + (row + 0.5) * step - window / 2, window) for row in range(_AGES)]
-    error = np.array([(readings.watts - predicted(timeline, readings, other, watts)) ** 2 for other in sharp])
+    error = np.array([(readings.watts - predict_readings(timeline, readings, other, watts)) ** 2 for other in sharp])
     usual = float(np.median(error[round((0.5 + _YOUNGEST) / _REACH * _AGES)]))
-    return _Misfits(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)
+    return _AgeErrors(readings.stamp - readings.stamp[0], np.minimum(error, _CLIP * usual), step)

@@ -21,11 +21,11 @@ from stepscope.analysis.energy.sensor_model import (
     BLUR_SIGMAS,
     SHORTEST_RC,
     SensorModel,
-    covered,
     design,
-    predicted,
-    predicted_each,
-    shared_error,
+    fully_covered_flags,
+    neighbour_error_theta,
+    predict_for_models,
+    predict_readings,
     slow_gain,
     whitened,
 )
@@ -86,51 +86,53 @@ class Calibration:
     rivals: tuple[Rival, ...] = ()
 
 
-def calibrate(timeline: Timeline, readings: Readings, prior: Prior | None = None) -> Calibration:
+def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None = None) -> Calibration:
     """Fit the sensor model blindly, and look on purpose for others that explain the readings as well."""
     prior = prior or Prior()
     known_width = readings.width is not None or prior.width is not None
     free = np.array([True, not known_width, True, True])
     timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
-    thin = _thinned(timeline, readings)
+    thin = _thin_readings(timeline, readings)
     spread = thin.first(FIRST)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
     starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
-    few = _Problem.of(timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES))
-    tried = [_descend(few.holding(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
+    few = _CalibrationProblem.of(
+        timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES)
+    )
+    tried = [_descend(few.with_hold(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
-    more = [_filtered(few, start) for _, start in promising]
-    tried += [_descend(few.holding(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
+    more = [_start_with_best_filter(few, start) for _, start in promising]
+    tried += [_descend(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
     likely = _weigh_models(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
-    better = _distinct([_descend(few.holding(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
+    better = _distinct([_descend(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
     problem, more_readings = (
         few,
         _readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES),
     )
     if readings.count > 1.3 * few.readings.count and more_readings.count > few.readings.count:
-        larger = _Problem.of(timeline, more_readings)
+        larger = _CalibrationProblem.of(timeline, more_readings)
         if larger.timeline.steps >= few.timeline.steps:  # else many readings a step: the spread ones saw more
             problem = larger
     weighed = _weigh_models(few, better, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
-    last = _distinct([_descend_with_learnt_noise(problem.holding(descent.hold), descent.x, free) for descent in last])
+    last = _distinct([_descend_with_learnt_noise(problem.with_hold(descent.hold), descent.x, free) for descent in last])
     weighed = _weigh_models(problem, last, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
-    last = _distinct([_likeliest(problem.holding(descent.hold), descent, free) for descent in last])
+    last = _distinct([_refine_by_likelihood(problem.with_hold(descent.hold), descent, free) for descent in last])
     weighed = _weigh_models(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
-    own = problem.holding(best.hold)
+    own = problem.with_hold(best.hold)
     sd = _sd_of(own, best, free)
     rivals = tuple(
-        Rival(problem.holding(descent.hold).model(descent.x), log - weighed[0][0])
+        Rival(problem.with_hold(descent.hold).model(descent.x), log - weighed[0][0])
         for log, descent in others
         if log > weighed[0][0] - _STANDS and not _same_energies(problem, best, descent)
     )
     return Calibration(own.model(best.x), *sd, rivals=rivals)
 
 
-def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:
+def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration) -> Calibration:
     """Fit the model of a source that is like one already known: the same filter and width, read or converted later.
 
     Where its own readings do not tell clearly that it differs (a rail that hardly moves), the known model stands.
@@ -138,26 +140,26 @@ def recalibrate(timeline: Timeline, readings: Readings, near: Calibration) -> Ca
     free = np.array([True, readings.width is None, True, True])
     timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
     known = _vector(near.model, readings)
-    part = _readings_within_budget(timeline, _thinned(timeline, readings), float(known[1]), FIRST, _FIRST_PIECES)
-    problem = _Problem.of(timeline, part).holding(near.model.hold)
+    part = _readings_within_budget(timeline, _thin_readings(timeline, readings), float(known[1]), FIRST, _FIRST_PIECES)
+    problem = _CalibrationProblem.of(timeline, part).with_hold(near.model.hold)
     searched = condense(problem.timeline, _SEARCHED, 0)
     prior = Prior(width=near.model.width, hold=near.model.hold)
     starts = [start for start in coarse_search(searched, part, readings.period, prior) if start.hold == problem.hold]
     near_by = [start for start in starts if abs(start.centre - known[0]) < _APART]
     moved = [np.append(start.centre, known[1:]) for start in near_by[:_NEAR_STARTS]]
-    cost = problem.prepared(known).solved(known)[1]
-    best = min([known, *moved], key=lambda vector: problem.solved(vector)[1])
+    cost = problem.with_gain_and_theta(known).solve_powers(known)[1]
+    best = min([known, *moved], key=lambda vector: problem.solve_powers(vector)[1])
     found = _descend(problem, best, free, _ROUNDS_NEAR)
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
     if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
         return near
-    found = _likeliest(problem, _descend_with_learnt_noise(problem, found.x, free), free)
+    found = _refine_by_likelihood(problem, _descend_with_learnt_noise(problem, found.x, free), free)
     return Calibration(problem.model(found.x), *_sd_of(problem, found, free), rivals=near.rivals)
 
 
-def _sd_of(problem: _Problem, found: _Descent, free: Any) -> tuple[float, float, float]:
+def _sd_of(problem: _CalibrationProblem, found: _Descent, free: Any) -> tuple[float, float, float]:
     """Standard deviations of centre, width and rc, s."""
-    sd = problem.learnt(found.x).uncertainty(found.x, free)
+    sd = problem.with_learnt_noise(found.x).uncertainty(found.x, free)
     best = found.likeliest
     if best is None:
         return sd
@@ -216,16 +218,20 @@ def _distinct(found: list[_Descent]) -> list[_Descent]:
 
 
 def _weigh_models(
-    problem: _Problem, found: list[_Descent], prior: Prior, period: float
+    problem: _CalibrationProblem, found: list[_Descent], prior: Prior, period: float
 ) -> list[tuple[float, _Descent]]:
     """Logarithm of the weight of each model, best first, by readings that all of them cover."""
     if len(found) == 1:
         return [(0.0, found[0])]
-    models = [problem.holding(descent.hold).model(descent.x) for descent in found]
-    seen = np.all([covered(problem.timeline, problem.readings, model) for model in models], axis=0)
-    same = _Problem.of(problem.timeline, problem.readings.select(seen)) if seen.sum() >= _FEWEST_COMPARED else problem
+    models = [problem.with_hold(descent.hold).model(descent.x) for descent in found]
+    seen = np.all([fully_covered_flags(problem.timeline, problem.readings, model) for model in models], axis=0)
+    same = (
+        _CalibrationProblem.of(problem.timeline, problem.readings.select(seen))
+        if seen.sum() >= _FEWEST_COMPARED
+        else problem
+    )
     weighed = [
-        (TEMPER * same.holding(descent.hold).evidence(descent.x) + prior.weight(model, period), descent)
+        (TEMPER * same.with_hold(descent.hold).evidence(descent.x) + prior.weight(model, period), descent)
         for descent, model in zip(found, models, strict=True)
     ]
     return sorted(weighed, key=lambda pair: -pair[0])
@@ -235,11 +241,11 @@ _FEWEST_COMPARED = 20
 _ROUGH = 0.5  # of what a reading sees: where pieces lie by so much elsewhere, it says nothing of the sensor's delay
 
 
-def _same_energies(problem: _Problem, descent: _Descent, other: _Descent) -> bool:
+def _same_energies(problem: _CalibrationProblem, descent: _Descent, other: _Descent) -> bool:
     """Return whether two models give nearly the same energies, so that the choice does not matter."""
     seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
     first, second = (
-        np.bincount(kind, seconds * problem.holding(way.hold).prepared(way.x).solved(way.x)[0])
+        np.bincount(kind, seconds * problem.with_hold(way.hold).with_gain_and_theta(way.x).solve_powers(way.x)[0])
         for way in (descent, other)
     )
     return bool(np.abs(first - second).sum() < _SAME_ENERGIES * np.abs(first).sum())
@@ -258,16 +264,17 @@ def _vector_of(start: Start) -> Floats:
     return np.array([start.centre, start.width, 1e-8, 1e-8])
 
 
-def _filtered(problem: _Problem, start: Start) -> _Descent:
+def _start_with_best_filter(problem: _CalibrationProblem, start: Start) -> _Descent:
     """The start behind the analogue filter that explains the readings best: the descent finds none from nothing."""
     vectors = [np.append(_vector_of(start)[:3], rc**2) for rc in _GUESSED_RC]
-    held = problem.holding(start.hold)
+    held = problem.with_hold(start.hold)
     return min(
-        (_Descent(held.solved(vector)[1], vector, start.hold) for vector in vectors), key=lambda descent: descent.cost
+        (_Descent(held.solve_powers(vector)[1], vector, start.hold) for vector in vectors),
+        key=lambda descent: descent.cost,
     )
 
 
-def _typical_models(problem: _Problem, prior: Prior) -> list[_Descent]:
+def _typical_models(problem: _CalibrationProblem, prior: Prior) -> list[_Descent]:
     """The best of what sensors usually are: a known window behind a filter or none, up to one update late.
 
     Where a step is hardly longer than what the sensor sees, the error has a valley at every few ms of delay, and one
@@ -279,18 +286,18 @@ def _typical_models(problem: _Problem, prior: Prior) -> list[_Descent]:
             return []
         own = float(np.median(problem.readings.width))
         vectors = [np.array([late * refresh, own, 1e-8, 1e-8]) for late in _USUAL_DELAYS]
-        held = problem.holding(prior.hold)
-        return _distinct([_Descent(held.solved(x)[1], x, prior.hold) for x in vectors])
+        held = problem.with_hold(prior.hold)
+        return _distinct([_Descent(held.solve_powers(x)[1], x, prior.hold) for x in vectors])
     if prior.width is not None or problem.timeline.step_length > _SHORT * refresh:
         return []
-    few = _Problem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).holding(prior.hold)
+    few = _CalibrationProblem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).with_hold(prior.hold)
     chosen, sharp = [], 1e-4
     for rc in (sharp, *_GUESSED_RC, _SLOWEST):
         found = []
         for width in {prior.stated or refresh, refresh, refresh * _SPOT}:
             for late in _USUAL_DELAYS:
                 x = np.array([late * refresh + rc + (width + prior.hold) / 2, width, 1e-8, rc**2])
-                found.append(_Descent(few.solved(x)[1], x, prior.hold))
+                found.append(_Descent(few.solve_powers(x)[1], x, prior.hold))
         chosen += _distinct(found)[: _SHARP_STARTS if rc == sharp else 1]
     return chosen
 
@@ -301,7 +308,7 @@ _SHARP_STARTS = 4  # without a filter: each window has valleys of its own
 _SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
 
 
-def _thinned(timeline: Timeline, readings: Readings) -> Readings:
+def _thin_readings(timeline: Timeline, readings: Readings) -> Readings:
     """Return the readings, fewer where they come so fast that the first ones would see a few steps alone."""
     wanted = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
     stride = max(int(wanted / max(readings.period, 1e-9) / FIRST), 1)
@@ -313,7 +320,7 @@ def _readings_within_budget(timeline: Timeline, readings: Readings, width: float
 
     A filled-in step is blurred: a reading of it sees many times more pieces, and tells hardly anything of the sensor.
     """
-    blur = timeline.blur(readings.at)
+    blur = timeline.time_sd_at(readings.at)
     if blur is None:
         a_second = sum(len(lane.t0) for lane in timeline.lanes) / (timeline.end - timeline.begin)
         return readings.first(int(np.clip(pieces / max(a_second * width, 1), most // 5, most)))
@@ -332,7 +339,7 @@ COMPARED_KEYS = 24, 72  # kinds and signatures
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _CalibrationProblem:
     """The first readings of a run, and the penalties of the powers by signature."""
 
     timeline: Timeline
@@ -344,7 +351,7 @@ class _Problem:
     theta: float = 0.0
     hold: float = 0.0
 
-    def holding(self, hold: float) -> _Problem:
+    def with_hold(self, hold: float) -> _CalibrationProblem:
         """The same for values that are held for so long, s."""
         return replace(self, hold=hold)
 
@@ -356,7 +363,7 @@ class _Problem:
         return SensorModel(float(x[0] - (x[1] + self.hold) / 2) - rc, float(x[1]), rc, smear, self.hold)
 
     @classmethod
-    def of(cls, timeline: Timeline, part: Readings) -> _Problem:
+    def of(cls, timeline: Timeline, part: Readings) -> _CalibrationProblem:
         cut = timeline.until(float(part.stamp[-1]) + 0.3)
         shape = hierarchy(timeline.keys, "signature")
         mean = float(part.watts.mean())
@@ -364,21 +371,21 @@ class _Problem:
         penalty = (_NOISE / spread) ** 2
         return cls(cut, part, np.ones(part.count), sparse.csr_matrix(shape.mixing), shape.prior_mean(mean), penalty)
 
-    def prepared(self, x: Floats) -> _Problem:
+    def with_gain_and_theta(self, x: Floats) -> _CalibrationProblem:
         """The same with the slow gain, and with the shared error of neighbours, that show at these parameters."""
-        watts = self.solved(x)[0]
-        fitted = predicted(self.timeline, self.readings, self.model(x), watts)
+        watts = self.solve_powers(x)[0]
+        fitted = predict_readings(self.timeline, self.readings, self.model(x), watts)
         gain = slow_gain(self.readings.at, self.readings.watts, fitted, self.timeline.step_length)
         left = (self.readings.watts - gain * fitted) * self.readings.weight
-        return replace(self, gain=gain, theta=shared_error(left) if self.readings.carry else 0.0)
+        return replace(self, gain=gain, theta=neighbour_error_theta(left) if self.readings.carry else 0.0)
 
     def scale(self, x: Floats) -> Floats:
         """Weight of each row (M,); 0 for readings that reach beyond the steps."""
-        inside = covered(self.timeline, self.readings, self.model(x))
+        inside = fully_covered_flags(self.timeline, self.readings, self.model(x))
         weight: Floats = self.readings.weight * inside
         return weight
 
-    def solved(self, x: Floats) -> tuple[Floats, float, Floats, tuple[Floats, Floats]]:
+    def solve_powers(self, x: Floats) -> tuple[Floats, float, Floats, tuple[Floats, Floats]]:
         """Best powers (P,), cost, what is left of the readings (M,), and the rows and normal equations behind them."""
         scale = self.scale(x)
         plain = (design(self.timeline, self.readings, self.model(x)) @ self.mixing).toarray()
@@ -391,14 +398,14 @@ class _Problem:
         cost = float((left @ left + self.penalty @ moved**2) / max((scale > 0).sum(), 1))
         return self.mixing @ (self.prior + moved), cost, left, (rows, normal)
 
-    def slopes(self, x: Floats, watts: Floats, free: Any) -> Floats:
+    def row_derivatives(self, x: Floats, watts: Floats, free: Any) -> Floats:
         """Return the derivative of the fitted rows by each free parameter (M, free)."""
         steps = np.diag(_difference_steps(x))[free]
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         columns = np.zeros((self.readings.count, len(steps)))
         sharp = self.readings_for_filter
         seen = self.readings if sharp.all() else self.readings.select(sharp)
-        base, *moved = predicted_each(self.timeline, seen, models, watts)
+        base, *moved = predict_for_models(self.timeline, seen, models, watts)
         columns[sharp] = np.column_stack(
             [(other - base) / step.sum() for other, step in zip(moved, steps, strict=True)]
         )
@@ -407,20 +414,20 @@ class _Problem:
     @cached_property
     def readings_for_filter(self) -> Flags:
         """Readings (M,) that tell how the sensor sees the past: not those of steps that are filled in too roughly."""
-        blur, readings = self.timeline.blur(self.readings.at), self.readings
+        blur, readings = self.timeline.time_sd_at(self.readings.at), self.readings
         if blur is None:
             return np.ones(readings.count, dtype=bool)
         period = readings.period if readings.width is None else float(np.median(readings.width))
         sharp: Flags = blur < _ROUGH * period
         return sharp if sharp.sum() >= _FEWEST_COMPARED else np.ones(readings.count, dtype=bool)
 
-    def learnt(self, x: Floats) -> _Problem:
+    def with_learnt_noise(self, x: Floats) -> _CalibrationProblem:
         """The same with the noise, and the spread of the powers, that show at these parameters.
 
         A noise that is taken too large would have slow filters found too fast: they ask for powers that differ more.
         """
-        problem = self.prepared(x)
-        _, _, _, (rows, normal) = problem.solved(x)
+        problem = self.with_gain_and_theta(x)
+        _, _, _, (rows, normal) = problem.solve_powers(x)
         seen = whitened(self.readings.watts * self.scale(x), problem.theta)
         gram = normal - np.diag(self.penalty)
         shape = hierarchy(self.timeline.keys, "signature")
@@ -431,10 +438,10 @@ class _Problem:
 
     def uncertainty(self, x: Floats, free: Any) -> tuple[float, float, float]:
         """Standard deviations of centre, width and rc, s, whatever the errors within a step are."""
-        problem = self.prepared(x)
-        watts, cost, left, (rows, normal) = problem.solved(x)
+        problem = self.with_gain_and_theta(x)
+        watts, cost, left, (rows, normal) = problem.solve_powers(x)
         x = np.append(x[:3], max(x[3], 1e-8))
-        slopes = problem.slopes(x, watts, free)
+        slopes = problem.row_derivatives(x, watts, free)
         apart = slopes - rows @ np.linalg.solve(normal, rows.T @ slopes)
         curvature = np.maximum(np.diag(slopes.T @ apart), 1e-12)
         noise = cost * self.readings.count / max(self.readings.count - len(normal), self.readings.count // 3, 1)
@@ -448,7 +455,7 @@ class _Problem:
 
     def evidence(self, x: Floats) -> float:
         """Logarithm of how likely the readings are under a model, whatever the powers (up to a constant)."""
-        problem, coarse = self.prepared(x), condense(self.timeline, *COMPARED_KEYS)
+        problem, coarse = self.with_gain_and_theta(x), condense(self.timeline, *COMPARED_KEYS)
         readings, scale = self.readings, self.readings.weight * problem.gain
         rows = whitened(design(coarse, readings, self.model(x)).toarray() * scale[:, None], problem.theta)
         seen = whitened(readings.watts * readings.weight, problem.theta)
@@ -461,7 +468,7 @@ _SINGULAR = (
 )
 
 
-def _projected(slopes: Floats, rows: Floats, normal: Floats) -> Floats:
+def _parameter_curvature(slopes: Floats, rows: Floats, normal: Floats) -> Floats:
     """Curvature of the cost in the parameters, with the powers following (free, free)."""
     along = rows.T @ slopes
     curvature: Floats = slopes.T @ slopes - along.T @ np.linalg.solve(normal, along)
@@ -474,29 +481,29 @@ def _difference_steps(x: Floats) -> Floats:
     return np.array([fine, fine, 1e-8 + 0.02 * x[2], 1e-8 + 0.02 * x[3]])
 
 
-def _descend_with_learnt_noise(problem: _Problem, x: Floats, free: Any) -> _Descent:
+def _descend_with_learnt_noise(problem: _CalibrationProblem, x: Floats, free: Any) -> _Descent:
     """Where a descent ends once the noise and the spread of the powers are what they show to be.
 
     Faster and slower filters that begin when the found one does are tried too: the way to them is long and bent.
     """
     found = _descend(problem, x, free, _POLISH_ROUNDS)
-    learnt = problem.learnt(found.x)
+    learnt = problem.with_learnt_noise(found.x)
     found = _descend(learnt, found.x, free, _POLISH_ROUNDS)
     for _ in range(_MOST_FILTER_SCANS):
         rc = float(np.sqrt(max(found.x[3], 0.0)))
         if rc <= SHORTEST_RC or not free[3]:
             break
-        learnt = problem.learnt(found.x).prepared(found.x)
-        own = learnt.solved(found.x)[1]
+        learnt = problem.with_learnt_noise(found.x).with_gain_and_theta(found.x)
+        own = learnt.solve_powers(found.x)[1]
         tried = [_with_filter(found.x, rc * factor, smear) for factor in _FILTERS for smear in (1.0, 0.0)]
-        cost, best = min(((learnt.solved(x)[1], x) for x in tried), key=lambda pair: pair[0])
+        cost, best = min(((learnt.solve_powers(x)[1], x) for x in tried), key=lambda pair: pair[0])
         if cost > own * (1 - _BETTER):
             break
         found = _descend(learnt, best, free, _POLISH_ROUNDS)
     return found
 
 
-def _likeliest(problem: _Problem, found: _Descent, free: Any) -> _Descent:
+def _refine_by_likelihood(problem: _CalibrationProblem, found: _Descent, free: Any) -> _Descent:
     """The same with the filter, and then the window, under which the readings are likeliest whatever the powers."""
     found = _likeliest_filter(problem, found)
     seen, model = problem.readings, problem.model(found.x)
@@ -505,10 +512,10 @@ def _likeliest(problem: _Problem, found: _Descent, free: Any) -> _Descent:
         return found
     x = _vector(best.model, seen)
     x[2:] = found.x[2:]
-    return _Descent(problem.prepared(x).solved(x)[1], x, found.hold, best)
+    return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, found.hold, best)
 
 
-def _likeliest_filter(problem: _Problem, found: _Descent) -> _Descent:
+def _likeliest_filter(problem: _CalibrationProblem, found: _Descent) -> _Descent:
     """The same with the time constant under which the readings are likeliest whatever the powers, if it has a filter.
 
     A descent weighs the best powers alone: those behind a slower filter lie further apart, which the ridge holds
@@ -519,10 +526,10 @@ def _likeliest_filter(problem: _Problem, found: _Descent) -> _Descent:
         if rc <= SHORTEST_RC:
             return found
         tried = [_with_filter(found.x, rc * factor, 1.0) for factor in _LIKELY_FILTERS]
-        seen = covered(problem.timeline, problem.readings, problem.model(tried[-1]))
+        seen = fully_covered_flags(problem.timeline, problem.readings, problem.model(tried[-1]))
         if seen.sum() < _FEWEST_COMPARED:
             return found
-        same = _Problem.of(problem.timeline, problem.readings.select(seen)).holding(problem.hold)
+        same = _CalibrationProblem.of(problem.timeline, problem.readings.select(seen)).with_hold(problem.hold)
         log = [same.evidence(x) for x in tried]
         best = int(np.argmax(log))
         at_end = best in (0, len(log) - 1)
@@ -532,7 +539,7 @@ def _likeliest_filter(problem: _Problem, found: _Descent) -> _Descent:
         if not at_end:
             break
     x = _with_filter(found.x, rc, 1.0)
-    return _Descent(problem.prepared(x).solved(x)[1], x, found.hold)
+    return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, found.hold)
 
 
 _FILTERS_WEIGHED = 2
@@ -542,20 +549,20 @@ _MOST_FILTER_SCANS, _FILTERS, _BETTER = 3, (0.6, 0.75, 0.87, 0.95, 1.05, 1.15, 1
 
 def _with_filter(x: Floats, rc: float, smear: float) -> Floats:
     """The parameters with another time constant, s, for a window that ends when it did; smear: so much of it stays."""
-    return _within(np.array([x[0] - np.sqrt(x[3]) + rc, x[1], x[2] * smear**2, rc**2]))
+    return _clip_parameters(np.array([x[0] - np.sqrt(x[3]) + rc, x[1], x[2] * smear**2, rc**2]))
 
 
-def _descend(problem: _Problem, x: Floats, free: Any, rounds: int) -> _Descent:
+def _descend(problem: _CalibrationProblem, x: Floats, free: Any, rounds: int) -> _Descent:
     """Damped Gauss-Newton from a start, within bounds."""
-    problem = problem.prepared(x)
-    watts, cost, left, parts = problem.solved(x)
+    problem = problem.with_gain_and_theta(x)
+    watts, cost, left, parts = problem.solve_powers(x)
     damping = 1e-3
     for _ in range(rounds):
-        slopes = problem.slopes(x, watts, free)
+        slopes = problem.row_derivatives(x, watts, free)
         step = np.zeros(4)
-        step[free] = _bounded_step(_projected(slopes, *parts), slopes.T @ left, x[free], damping)
-        new = _within(x + step)
-        solved = problem.solved(new)
+        step[free] = _bounded_step(_parameter_curvature(slopes, *parts), slopes.T @ left, x[free], damping)
+        new = _clip_parameters(x + step)
+        solved = problem.solve_powers(new)
         if solved[1] < cost:
             gained = (cost - solved[1]) / cost
             x, damping = new, damping / 10
@@ -585,7 +592,7 @@ def _bounded_step(curvature: Floats, pull: Floats, x: Floats, damping: float) ->
     return step
 
 
-def _within(x: Floats) -> Floats:
+def _clip_parameters(x: Floats) -> Floats:
     """Widths from 50 us, squares from 0, all bounded."""
     bounded: Floats = np.clip(x, [-1e3, 5e-5, 0, 0], [1e3, _MOST_WIDTH, _MOST_SMEAR**2, _MOST_RC**2])
     return bounded

@@ -10,8 +10,8 @@ import numpy as np
 
 from stepscope.analysis.energy.calibration import Calibration
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.regression import Fit
-from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, predicted_each, unwhitened, whitened
+from stepscope.analysis.energy.regression import RidgeFit
+from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, predict_for_models, unwhitened, whitened
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats
 
@@ -30,7 +30,7 @@ class CalibrationErrorEffect:
 
 
 def calibration_error_effect(
-    timeline: Timeline, readings: Readings, fit: Fit, rows: Any, scale: Floats, theta: float, found: Calibration
+    timeline: Timeline, readings: Readings, fit: RidgeFit, rows: Any, scale: Floats, theta: float, found: Calibration
 ) -> CalibrationErrorEffect:
     """First-order effect of the calibration's error on the powers, W."""
     model = found.model
@@ -40,7 +40,7 @@ def calibration_error_effect(
     if model.smear:
         near.append((replace(model, smear=0.0), 1.0))
     moved = np.zeros((len(near), len(fit.watts)))
-    for row, seen in enumerate(predicted_each(timeline, readings, [other for other, _ in near], fit.watts)):
+    for row, seen in enumerate(predict_for_models(timeline, readings, [other for other, _ in near], fit.watts)):
         change = rows.T @ unwhitened(whitened(scale * seen - plain, theta), theta) * near[row][1]
         moved[row] = -(pull @ (fit.hierarchy.mixing.T @ change))
     return (

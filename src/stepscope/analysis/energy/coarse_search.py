@@ -82,9 +82,12 @@ class TimeByGroup:
     def shares(self, end: Floats, width: Floats, hold: float) -> Floats:
         """Share of each kind in windows that end so, or up to `hold` earlier at random (M, kinds)."""
         if not hold:
-            return (rows_at(self.grid, self.by, end) - rows_at(self.grid, self.by, end - width)) / width[:, None]
+            return (
+                interpolate_rows(self.grid, self.by, end) - interpolate_rows(self.grid, self.by, end - width)
+            ) / width[:, None]
         late, early = (
-            rows_at(self.grid, self.integral, end - old) - rows_at(self.grid, self.integral, end - width - old)
+            interpolate_rows(self.grid, self.integral, end - old)
+            - interpolate_rows(self.grid, self.integral, end - width - old)
             for old in (0.0, hold)
         )
         return np.asarray((late - early) / (width[:, None] * hold))
@@ -157,17 +160,19 @@ def _best_lags(readings: Readings, spent: TimeByGroup, width: float | None, hold
         low = np.argsort(errors)[:_LOW]
         for place in np.setdiff1d(np.clip(np.append(low - 1, low + 1), 0, len(lags) - 1), np.arange(0, len(lags), 2)):
             errors[place] = error(float(lags[place]), readings, own)
-    starts = _valleys(errors, lags, middle, hold)
+    starts = _starts_at_minima(errors, lags, middle, hold)
     last = far + whole / 2
     if readings.mix is None and last > lags[-1] + coarse:
         further = np.arange(lags[-1] + coarse, last, max(coarse, (last - lags[-1]) / _FAR_LAGS))
         few = readings.first(_FAR_READINGS)
-        found = _valleys(np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold)
+        found = _starts_at_minima(
+            np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold
+        )
         starts += [replace(start, error=error(start.centre, readings, own)) for start in found]
     return starts
 
 
-def _valleys(errors: Floats, lags: Floats, width: float, hold: float) -> list[Start]:
+def _starts_at_minima(errors: Floats, lags: Floats, width: float, hold: float) -> list[Start]:
     edged = np.concatenate([[np.inf], errors, [np.inf]])
     valleys = np.flatnonzero((errors <= edged[:-2]) & (errors <= edged[2:]))
     lowest = valleys[np.argsort(errors[valleys])[:_VALLEYS]]
@@ -192,7 +197,7 @@ def _search_error(readings: Readings, spent: TimeByGroup, centre: float, width: 
     return float(left @ left) / len(share)
 
 
-def rows_at(grid: Floats, spent: Floats, t: Floats) -> Floats:
+def interpolate_rows(grid: Floats, spent: Floats, t: Floats) -> Floats:
     """Rows of `spent` at any instant, linear between grid points."""
     place = np.clip((t - grid[0]) / (grid[1] - grid[0]), 0, len(grid) - 1.000001)
     below = place.astype(np.int64)

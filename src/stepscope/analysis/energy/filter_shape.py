@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.regression import Fit
-from stepscope.analysis.energy.sensor_model import SensorModel, covered, predicted_each, unwhitened, whitened
+from stepscope.analysis.energy.regression import RidgeFit
+from stepscope.analysis.energy.sensor_model import (
+    SensorModel,
+    fully_covered_flags,
+    predict_for_models,
+    unwhitened,
+    whitened,
+)
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats
 
@@ -41,7 +47,7 @@ class FilterShape:
 def filter_shape(
     timeline: Timeline,
     readings: Readings,
-    fit: Fit,
+    fit: RidgeFit,
     rows: Any,
     scale: Floats,
     theta: float,
@@ -62,9 +68,9 @@ def filter_shape(
     near += [replace(model, rc=factor * model.rc) for factor in _MIXED]
     units += [1.0] * len(_MIXED)
     priors += [_MOST_SHARE] * len(_MIXED)
-    base, *others = predicted_each(timeline, readings, [model, *near], fit.watts)
+    base, *others = predict_for_models(timeline, readings, [model, *near], fit.watts)
     slopes = np.column_stack([(other - base) / unit for other, unit in zip(others, units, strict=True)])
-    slopes[~covered(timeline, readings, near[-1]), -1] = 0.0  # the slow one sees what was before the steps
+    slopes[~fully_covered_flags(timeline, readings, near[-1]), -1] = 0.0  # the slow one sees what was before the steps
     slopes = whitened(slopes * scale[:, None], theta)
     mixing = fit.hierarchy.mixing
     along = mixing.T @ (rows.T @ unwhitened(slopes, theta))

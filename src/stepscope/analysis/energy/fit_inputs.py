@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.energy.attribution import CONVERSION, Options
+from stepscope.analysis.energy.attribution import CONVERSION, FitOptions
 from stepscope.analysis.energy.calibration_store import SensorCalibration, calibration_from_json, calibration_to_json
-from stepscope.analysis.energy.fit_span import Stretch, stretch_of
+from stepscope.analysis.energy.fit_span import RunSlice, slice_to_fit
 from stepscope.analysis.energy.power_sources import PowerSource, channel_readings, plausible_watts, power_sources
 from stepscope.analysis.energy.readings import (
     Readings,
+    fit_decay_time,
     from_counter,
     from_gauge,
     from_running_average,
     stuck_readings,
-    weight_of_decay,
 )
 from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprofiled
 from stepscope.analysis.energy.update_clocks import is_periodic
@@ -73,7 +73,7 @@ class RunTimelines:
     """The timelines of a run's ops by component: of a large run they cost seconds, so each is made once, when asked."""
 
     def __init__(self, run: RunReader) -> None:
-        self._run = stretch_of(run)
+        self._run = slice_to_fit(run)
         self._made: dict[str, RunTimeline | None] = {}
 
     @property
@@ -120,12 +120,12 @@ def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: st
     step_t0, step_t1 = ((steps[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
     recorded = (steps["recorded"] & steps["step"].is_in(pieces.steps.implode())).to_numpy()
     done = [fill_unprofiled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
-    parts = [_within(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
+    parts = [_clip_lane(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
     keyed = _timeline_with_keys(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
     return replace(keyed, timeline=replace(keyed.timeline, scatter=done[0][1]))
 
 
-def _within(lane: Lane, begin: float, end: float) -> Lane:
+def _clip_lane(lane: Lane, begin: float, end: float) -> Lane:
     inside: Flags = (lane.t1 > begin) & (lane.t0 < end)
     return Lane(np.maximum(lane.t0[inside], begin), np.minimum(lane.t1[inside], end), lane.key[inside])
 
@@ -135,12 +135,14 @@ def _timeline_with_keys(
 ) -> RunTimeline:
     """Number the keys: as fine as the regression can bear, the lanes after the first apart, the gap last."""
     between = Lane(step_t1[:-1], step_t0[1:], np.full(len(step_t0) - 1, _NO_OP))
-    waits, after = _waits(lanes[0], between, len(ops), float(step_t1[-1] - step_t0[0]))
-    lanes = [_ordered(lanes[0], Lane(waits.t0, waits.t1, waits.key + len(ops))), *lanes[1:]]
+    waits, after = _waiting_pieces(lanes[0], between, len(ops), float(step_t1[-1] - step_t0[0]))
+    lanes = [_add_idle_pieces(lanes[0], Lane(waits.t0, waits.t1, waits.key + len(ops))), *lanes[1:]]
     ops = pl.concat([ops, after], how="diagonal_relaxed")
-    long = pauses(step_t0, step_t1)
+    long = pause_flags(step_t0, step_t1)
     if long.any():
-        lanes[0] = _ordered(lanes[0], Lane(between.t0[long], between.t1[long], np.full(int(long.sum()), len(ops))))
+        lanes[0] = _add_idle_pieces(
+            lanes[0], Lane(between.t0[long], between.t1[long], np.full(int(long.sum()), len(ops)))
+        )
         ops = pl.concat([ops, _waiting_rows(PAUSES, 1)], how="diagonal_relaxed")
     count = len(ops)
     beside = np.zeros(count, dtype=bool)
@@ -148,10 +150,10 @@ def _timeline_with_keys(
         beside[np.unique(lane.key)] = True
     described = ops.with_columns(beside=pl.Series(beside))
     seconds = np.asarray(np.sum([np.bincount(lane.key, lane.t1 - lane.t0, count) for lane in lanes], axis=0))
-    key, keys = _columns(described, seconds)
+    key, keys = _number_keys(described, seconds)
     idle = Lane(between.t0[~long], between.t1[~long], np.full(int((~long).sum()), keys.count - 2))
     coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
-    coded[0] = _ordered(coded[0], idle)
+    coded[0] = _add_idle_pieces(coded[0], idle)
     if with_bytes:
         keys = Keys(keys.kind, keys.signature, keys.beside, _rates(described, lanes, key, keys.count, seconds))
     timeline = Timeline(tuple(coded), keys, step_t0, step_t1, recorded, STAMP_SD)
@@ -164,7 +166,7 @@ def _timeline_with_keys(
     return RunTimeline(timeline, whole, np.append(seconds, timeline.seconds[-2:]))
 
 
-def _columns(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
+def _number_keys(ops: pl.DataFrame, seconds: Floats) -> tuple[Ints, Keys]:
     """Key of each kind of instance, and what the keys are; two more follow: between steps, and the gap."""
     key = _limited_keys(ops, seconds)
     first = np.unique(key, return_index=True)[1]
@@ -183,7 +185,7 @@ def _limited_keys(ops: pl.DataFrame, seconds: Floats) -> Ints:
 
     A key that several modules share cannot tell them apart: only what is small may be put together.
     """
-    levels = [_dense(ops, [*names, "beside"]) for names in _FINER]
+    levels = [_number_distinct_rows(ops, [*names, "beside"]) for names in _FINER]
     finest = levels[0]
     if int(finest.max()) < MOST_COLUMNS:
         return finest
@@ -199,17 +201,17 @@ def _limited_keys(ops: pl.DataFrame, seconds: Floats) -> Ints:
     return np.asarray(np.unique(mixed, return_inverse=True)[1].reshape(-1), dtype=np.int64)
 
 
-def _dense(ops: pl.DataFrame, names: list[str]) -> Ints:
+def _number_distinct_rows(ops: pl.DataFrame, names: list[str]) -> Ints:
     """Numbers of the distinct rows of some columns, from 0."""
     return ops.select(pl.struct(names).rank("dense")).to_series().to_numpy().astype(np.int64) - 1
 
 
-def _waits(lane: Lane, between: Lane, ops: int, whole: float) -> tuple[Lane, pl.DataFrame]:
+def _waiting_pieces(lane: Lane, between: Lane, ops: int, whole: float) -> tuple[Lane, pl.DataFrame]:
     """Time between ops as pieces, keyed by the op that it follows where that adds up to much; and a row for each key.
 
     A program does one thing after one op and another after the next: their power is not the same.
     """
-    busy = _ordered(lane, between)
+    busy = _add_idle_pieces(lane, between)
     t0, t1, follows = busy.t1[:-1], busy.t0[1:], busy.key[:-1]
     some = t1 - t0 > _NEAR
     t0, t1, follows = t0[some], t1[some], follows[some] + 1  # 0 where a step begins
@@ -229,13 +231,13 @@ def _waiting_rows(name: str, count: int) -> pl.DataFrame:
     ).with_columns(flops=pl.lit(UNSTATED, pl.Int64), bytes=pl.lit(UNSTATED, pl.Int64), turn=pl.lit(0, pl.Int64))
 
 
-def pauses(step_t0: Floats, step_t1: Floats) -> Flags:
+def pause_flags(step_t0: Floats, step_t1: Floats) -> Flags:
     """Return the stretches between two steps that are pauses (S - 1,): so long that they are work of another kind."""
     long: Flags = step_t0[1:] - step_t1[:-1] > _PAUSE * float(np.median(step_t1 - step_t0))
     return long
 
 
-def _ordered(lane: Lane, idle: Lane) -> Lane:
+def _add_idle_pieces(lane: Lane, idle: Lane) -> Lane:
     """The lane with time that it leaves as pieces of their own."""
     some = idle.t1 - idle.t0 > _NEAR
     t0, t1, key = (np.concatenate([getattr(lane, name), getattr(idle, name)[some]]) for name in ("t0", "t1", "key"))
@@ -252,15 +254,15 @@ def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds:
     return np.asarray(np.where(time > 0, total / np.maximum(time, 1e-12), 0.0))
 
 
-def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[Readings, Options]:
+def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[Readings, FitOptions]:
     """Readings of a channel, and what is known of them."""
     channel, refresh = source.channel, source.refresh_ns / 1e9 or None
-    if isinstance(run, Stretch) and channel is not None:
+    if isinstance(run, RunSlice) and channel is not None:
         source = next((exact for exact in power_sources(run) if exact.id == source.id), source)
     if source.kind == "counter" or channel is None:
         t = (source.growth.t_ns - origin_ns) / 1e9
         gaps = (source.growth.gaps_ns - origin_ns) / 1e9
-        return from_counter(t, t, source.growth.grown, gaps, refresh), Options(refresh=refresh)
+        return from_counter(t, t, source.growth.known_growth, gaps, refresh), FitOptions(refresh=refresh)
     t0_ns, t1_ns, watts = channel_readings(run, channel)
     steps = steps_after_warmup(run)
     step = float(steps["length_ns"].cast(pl.Float64).median() or 0.0) / 1e9
@@ -270,7 +272,7 @@ def run_readings(run: RunReader, source: PowerSource, origin_ns: int) -> tuple[R
 
 def gauge_inputs(
     t0: Floats, t1: Floats, watts: Floats, source: PowerSource, step: float, end: float = np.inf
-) -> tuple[Readings, Options]:
+) -> tuple[Readings, FitOptions]:
     """Readings of a gauge, read between t0 and t1 (M,), s, and what is known of them.
 
     Times count from the begin of the first step. step: length of a typical one; end: of the last.
@@ -279,30 +281,30 @@ def gauge_inputs(
     still = stuck_readings(t0, watts, step)
     stuck_s = float((np.diff(t0) * still[1:] * still[:-1]).sum())
     watts = np.where(still | ~plausible_watts(watts, source.step_size), np.nan, watts)
-    floor = resolution_floor(watts[(t0 >= 0) & (t1 <= end)], source.step_size)
+    floor = resolution_error_w(watts[(t0 >= 0) & (t1 <= end)], source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
         known = ~np.isnan(watts)
         stamp, watts = (t0 + t1)[known] / 2, watts[known]
-        decay = weight_of_decay(stamp, watts, end, refresh / weight, source.step_size)
+        decay = fit_decay_time(stamp, watts, end, refresh / weight, source.step_size)
         weight_sd = _STATED_WEIGHT if decay is None else decay[1] / decay[0]
         weight = weight if decay is None else refresh / decay[0]
-        return from_running_average(stamp, watts, weight, refresh), Options(
+        return from_running_average(stamp, watts, weight, refresh), FitOptions(
             refresh=refresh, stated=CONVERSION * refresh, floor=floor, stuck_s=stuck_s, weight_sd=weight_sd
         )
     readings = from_gauge(t0, t1, watts, refresh)
     # Stamps of reads that are slower than the source are right as they are: what is late then is the value.
     own_pace = refresh is not None and readings.period >= _AS_READ * refresh
-    periodic = not own_pace and not readings.ticked and is_periodic(readings.stamp)
+    periodic = not own_pace and not readings.has_update_times and is_periodic(readings.stamp)
     window = float(channel.get("window_ns") or 0) / 1e9
     spot = str(channel.get("filter") or "").startswith("none") and refresh is not None
     stated = window or (CONVERSION * refresh if spot and refresh else None)
-    if readings.ticked and (refresh is None or abs(refresh / readings.tick - 1) > _AS_STATED):
+    if readings.has_update_times and (refresh is None or abs(refresh / readings.tick - 1) > _AS_STATED):
         refresh, stated = readings.tick, None  # whoever states a wrong pace does not know the sensor
-    return readings, Options(periodic=periodic, refresh=refresh, stated=stated, floor=floor, stuck_s=stuck_s)
+    return readings, FitOptions(periodic=periodic, refresh=refresh, stated=stated, floor=floor, stuck_s=stuck_s)
 
 
-def resolution_floor(watts: Floats, step: float) -> float:
+def resolution_error_w(watts: Floats, step: float) -> float:
     """Standard deviation of the error that steps so coarse leave in the mean of readings, W.
 
     Readings that wander over several steps average it out, by exp(-2 pi^2 (spread / step)^2) (Widrow and Kollar,

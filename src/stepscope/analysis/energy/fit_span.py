@@ -25,7 +25,7 @@ MOST_PIECES = 3_000_000  # of self time, filled-in steps among them
 _MARGIN_NS = 2_000_000_000  # of readings before the first and after the last step
 
 
-class Stretch(RunReader):
+class RunSlice(RunReader):
     """Some of the steps after warm-up of a run, with what was recorded and read meanwhile, each reading as it is."""
 
     def __init__(self, run: RunReader, steps: pl.DataFrame) -> None:
@@ -92,10 +92,10 @@ def _whole_stretches(run: RunReader, steps: pl.DataFrame) -> list[tuple[int, int
 
 
 @cached_per_run
-def stretch_of(run: RunReader) -> RunReader:
+def slice_to_fit(run: RunReader) -> RunReader:
     """Return what is fitted of a run: the run itself unless it is long."""
     chosen = _chosen_steps(run)
-    return run if chosen is None else Stretch(run, steps_after_warmup(run).slice(*chosen))
+    return run if chosen is None else RunSlice(run, steps_after_warmup(run).slice(*chosen))
 
 
 def stretch_sentence(run: RunReader) -> str:

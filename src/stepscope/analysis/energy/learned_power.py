@@ -42,7 +42,7 @@ _HINT = (
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _UseAndPower:
     """Mean use of each component (c,), and mean power of the device, W."""
 
     use: Floats
@@ -53,11 +53,11 @@ class _Stretch:
 class _Measured:
     """One run: its training, and where there was such a time, the device at rest before it."""
 
-    training: _Stretch
-    rest: _Stretch | None
+    training: _UseAndPower
+    rest: _UseAndPower | None
 
     @property
-    def stretches(self) -> list[_Stretch]:
+    def stretches(self) -> list[_UseAndPower]:
         return [self.training, *([self.rest] if self.rest else [])]
 
 
@@ -75,7 +75,7 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
         raise UsageError("these runs are of different devices", "name runs of the device that is to be estimated")
     gpu = len(readers) >= _GPU_RUNS and all(relative_use(reader, "gpu") is not None for reader in readers)
     components = COMPONENTS if gpu else COMPONENTS[:1]
-    runs = [_measured(reader, components) for reader in readers]
+    runs = [_measure_run(reader, components) for reader in readers]
     errors = np.array([_leave_one_out_error(runs, place) for place in range(len(runs))])
     share = float(special.stdtrit(len(runs) - 1, 0.975) * np.sqrt(np.mean(errors**2)))
     if not 0 < share <= 1:
@@ -83,7 +83,7 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
             f"each of these runs is predicted by the others to +-{share:.0%} only: that is no model",
             "power does not follow the use of processors here; measure it",
         )
-    watts = _fitted([stretch for run in runs for stretch in run.stretches])
+    watts = _fit_watts([stretch for run in runs for stretch in run.stretches])
     rest = [float(watts[0]), 0.0]  # what the device takes at rest is told of the CPU
     busy = [(name, rest[place], rest[place] + float(watts[1 + place])) for place, name in enumerate(components)]
     parts = tuple(ComponentPower(*part) for part in busy if part[-1] > 0)
@@ -91,7 +91,7 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
     return parse_power_model(str(PowerModel(parts, share, (min(use), max(use)))))  # as later runs are given it
 
 
-def _measured(reader: RunReader, components: Sequence[str]) -> _Measured:
+def _measure_run(reader: RunReader, components: Sequence[str]) -> _Measured:
     if reader.meta.get("simulated"):
         raise UsageError(f"{reader.path.name} has simulated sensors: nothing of this device is learned there", _HINT)
     tree, spans = rail_tree(reader), training_stretches(reader)
@@ -102,19 +102,19 @@ def _measured(reader: RunReader, components: Sequence[str]) -> _Measured:
     return _Measured(training, _stretch(reader, tree, rest, components) if len(rest) else None)
 
 
-def _stretch(reader: RunReader, tree: RailTree, spans: Floats, components: Sequence[str]) -> _Stretch | None:
+def _stretch(reader: RunReader, tree: RailTree, spans: Floats, components: Sequence[str]) -> _UseAndPower | None:
     watts = sum_energies([energy_over(line.best, spans) for line in tree.total or ()]).watts
     used = []
     for component in components:
         growth = relative_use(reader, component)
         if growth is None:
             return None
-        spent, known = (np.diff(growth.at(of, spans)).sum() for of in (growth.grown, growth.covered_ns))
+        spent, known = (np.diff(growth.at(of, spans)).sum() for of in (growth.known_growth, growth.covered_ns))
         used.append(1e9 * spent / known if known > 0 else np.nan)
-    return _Stretch(np.array(used), watts) if watts and np.isfinite(used).all() else None
+    return _UseAndPower(np.array(used), watts) if watts and np.isfinite(used).all() else None
 
 
-def _fitted(stretches: Sequence[_Stretch]) -> Floats:
+def _fit_watts(stretches: Sequence[_UseAndPower]) -> Floats:
     """Watts of the device at rest, and what each component adds when it is busy, (1 + c,), none below 0."""
     measured = np.array([stretch.watts for stretch in stretches])
     terms = np.array([[1.0, *stretch.use] for stretch in stretches])
@@ -125,5 +125,5 @@ def _leave_one_out_error(runs: Sequence[_Measured], place: int) -> float:
     """Return by what share the training of a run differs from what the others predict of it."""
     others = [stretch for other, run in enumerate(runs) if other != place for stretch in run.stretches]
     held_out = runs[place].training
-    predicted = float(_fitted(others) @ np.array([1.0, *held_out.use]))
+    predicted = float(_fit_watts(others) @ np.array([1.0, *held_out.use]))
     return held_out.watts / predicted - 1 if predicted > 0 else np.inf

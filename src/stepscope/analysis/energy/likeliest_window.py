@@ -15,8 +15,8 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.readings import Readings
 from stepscope.analysis.energy.regression import ANY_SPREAD, log_evidence, regress
-from stepscope.analysis.energy.scaled_rows import FEWEST, UNFILTERED, Rows, is_coarse, scaled_rows
-from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, covered, design, slow_gain
+from stepscope.analysis.energy.scaled_rows import FEWEST, UNFILTERED, RegressionRows, has_coarse_steps, scaled_rows
+from stepscope.analysis.energy.sensor_model import SHORTEST_RC, SensorModel, design, fully_covered_flags, slow_gain
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.arrays import Floats
 
@@ -49,18 +49,23 @@ def likeliest_window(
     The filter stays as it is; behind a slow one nothing is changed, since its window and its curve would be confused,
     nor where readings come in coarse steps.
     """
-    if readings.count > _MOST_READINGS or readings.mix is not None or start.rc > UNFILTERED or is_coarse(readings):
+    if (
+        readings.count > _MOST_READINGS
+        or readings.mix is not None
+        or start.rc > UNFILTERED
+        or has_coarse_steps(readings)
+    ):
         return None
     fine = float(np.clip(np.median(start.windows(readings)[1]) * _OF_WINDOW, *_FINE))
     count = 2 if free_width and start.width is not None else 1
     ends = [_moved(start, fine * sign * _REACH * side) for side in np.eye(count) for sign in (-1, 1)]
-    readings = readings.select(np.all([covered(timeline, readings, model) for model in ends], axis=0))
+    readings = readings.select(np.all([fully_covered_flags(timeline, readings, model) for model in ends], axis=0))
     if readings.count < FEWEST:
         return None
     simplex = np.vstack([np.zeros(count), np.eye(count)])
     options = {"initial_simplex": simplex, "xatol": 0.05, "fatol": 0.1, "maxfev": _MOST_TRIED}
     for attempt in range(_ROUNDS):
-        unlikely, begin = _unlikeliness(timeline, readings, start), start
+        unlikely, begin = _make_likelihood_cost(timeline, readings, start), start
 
         def cost(by: Floats, unlikely: _Cost = unlikely, begin: SensorModel = begin) -> float:
             return unlikely(_moved(begin, fine * by))
@@ -87,7 +92,7 @@ def _moved(model: SensorModel, by: Floats) -> SensorModel:
     return replace(model, lag=model.lag + float(by[0]) - (width - model.width) / 2, width=width)
 
 
-def _unlikeliness(timeline: Timeline, readings: Readings, start: SensorModel) -> _Cost:
+def _make_likelihood_cost(timeline: Timeline, readings: Readings, start: SensorModel) -> _Cost:
     """The negative logarithm of how likely the readings are under a model, with the weights of the start.
 
     Gains are each model's own, and strays have their full weight: else those of a wrong window would speak for it.
@@ -99,9 +104,11 @@ def _unlikeliness(timeline: Timeline, readings: Readings, start: SensorModel) ->
 
     def of(model: SensorModel) -> float:
         plain = sparse.diags(weight) @ design(timeline, readings, model)
-        fit = regress(Rows(plain, weight, seen, rows.theta).moments(power), first.hierarchy, near[0], ANY_SPREAD)
+        fit = regress(
+            RegressionRows(plain, weight, seen, rows.theta).moments(power), first.hierarchy, near[0], ANY_SPREAD
+        )
         gain = slow_gain(readings.at, seen, plain @ fit.watts, timeline.step_length)
-        moments = Rows(sparse.diags(gain) @ plain, gain * weight, seen, rows.theta).moments(power)
+        moments = RegressionRows(sparse.diags(gain) @ plain, gain * weight, seen, rows.theta).moments(power)
         near[0] = regress(moments, first.hierarchy, fit, ANY_SPREAD)
         return -log_evidence(moments, near[0])
 

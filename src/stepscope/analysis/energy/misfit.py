@@ -43,7 +43,9 @@ class Misfit:
 NOTHING_FAILED = Misfit()
 
 
-def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: float, explained: float) -> Misfit:
+def check_residuals(
+    timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: float, explained: float
+) -> Misfit:
     """Test residuals by phase of the step, by halves of the run, from step to step, and for strays.
 
     at: (M,) middle of each reading's window, s; left: (M,) readings less the fit, whitened and weighted; bare: without
@@ -53,13 +55,13 @@ def misfit(timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: fl
     step = timeline.step_of(at)
     phase = (at - timeline.step_t0[step]) / np.maximum(timeline.step_t1[step] - timeline.step_t0[step], 1e-12)
     tests = {
-        _PHASE: _by_bin(phase, left, np.ones(len(left), dtype=bool)),
-        "the halves of the run disagree": _halves(phase, left, np.arange(len(left)) < len(left) // 2),
-        "what the fit leaves goes on from step to step": _from_step_to_step(step, left),
+        _PHASE: _excess_of_bins(phase, left, np.ones(len(left), dtype=bool)),
+        "the halves of the run disagree": _excess_of_halves(phase, left, np.arange(len(left)) < len(left) // 2),
+        "what the fit leaves goes on from step to step": _step_correlation_factor(step, left),
     }
     failed = {name: min(excess, _MOST) for name, excess in tests.items() if excess > 1}
     fatal = ""
-    stray = float((_robust(bare, timeline.kind_of(at), moves) > _FAR).mean())
+    stray = float((_robust(bare, timeline.step_kind_at(at), moves) > _FAR).mean())
     if stray > _ASTRAY:
         fatal = (
             f"{stray:.0%} of the readings fit nothing that ran: values given out late or twice, or stamps that are off"
@@ -100,21 +102,21 @@ def _robust(left: Floats, group: Ints, moves: float) -> Floats:
     return off
 
 
-def _count(readings: int) -> int:
+def _bin_count(readings: int) -> int:
     return int(np.clip(readings // _A_BIN, *_BINS))
 
 
-def _by_bin(phase: Floats, left: Floats, chosen: Flags) -> float:
+def _excess_of_bins(phase: Floats, left: Floats, chosen: Flags) -> float:
     """Root of the excess of the bins' means over chance; 1 where there is none."""
-    bins = _count(int(chosen.sum()))
+    bins = _bin_count(int(chosen.sum()))
     place = np.clip((phase * bins).astype(np.int64), 0, bins - 1)[chosen]
     size, total = np.bincount(place, minlength=bins), np.bincount(place, left[chosen] - left.mean(), bins)
-    return _excess(total[size > 0] ** 2 / size[size > 0], float(left.var()))
+    return _excess_over_chance(total[size > 0] ** 2 / size[size > 0], float(left.var()))
 
 
-def _halves(phase: Floats, left: Floats, first: Flags) -> float:
+def _excess_of_halves(phase: Floats, left: Floats, first: Flags) -> float:
     """The same of the difference between two halves."""
-    bins = _count(len(left) // 2)
+    bins = _bin_count(len(left) // 2)
     place = np.clip((phase * bins).astype(np.int64), 0, bins - 1)
     size = [np.bincount(place[half], minlength=bins) for half in (first, ~first)]
     both = (size[0] > 0) & (size[1] > 0)
@@ -125,17 +127,17 @@ def _halves(phase: Floats, left: Floats, first: Flags) -> float:
         for half, n in zip((first, ~first), size, strict=True)
     ]
     chance = 1 / size[0][both] + 1 / size[1][both]
-    return _excess((means[0] - means[1]) ** 2 / chance, float(left.var()))
+    return _excess_over_chance((means[0] - means[1]) ** 2 / chance, float(left.var()))
 
 
-def _excess(squares: Floats, variance: float) -> float:
+def _excess_over_chance(squares: Floats, variance: float) -> float:
     if variance <= 0 or not len(squares):
         return 1.0
     ratio = float(squares.mean()) / variance
     return float(np.sqrt(ratio)) if ratio > 1 + _SIGMAS * np.sqrt(2 / len(squares)) else 1.0
 
 
-def _from_step_to_step(step: Ints, left: Floats) -> float:
+def _step_correlation_factor(step: Ints, left: Floats) -> float:
     """Growth of the error of means by errors of steps that go on in the next."""
     names, place, size = np.unique(step, return_inverse=True, return_counts=True)
     if len(names) < _FEWEST_STEPS:

@@ -12,11 +12,11 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.channels import Series, core_busy_time, series_of
 from stepscope.analysis.energy import rail_fits
-from stepscope.analysis.energy.attribution import Attribution, Options, attribute
+from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy
 from stepscope.analysis.energy.calibration import Calibration
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, Parts, RailFit, identifiability, parts
+from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, GroupEnergies, RailFit, group_energies, identifiability
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.process_scopes import WATCHED, writer_scope
@@ -93,7 +93,7 @@ def check_grouping(by: str, method: str) -> None:
         raise UnknownName("attribution method", method, METHODS)
 
 
-def resolution(rails: Sequence[RailFit]) -> pl.DataFrame:
+def resolution_table(rails: Sequence[RailFit]) -> pl.DataFrame:
     """Return the resolution of each rail, the sensor model that was fitted, and how many more steps would do."""
     rows = [_resolution_row(rail) for rail in rails if not rail.line.estimated]
     return pl.DataFrame(rows, schema=RESOLUTION_SCHEMA) if rows else pl.DataFrame(schema=RESOLUTION_SCHEMA)
@@ -104,8 +104,8 @@ def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
     if not_divided or len(rail.readings.watts) < 1 or (rail.fit is None and method == "fit"):
         return _rail_frame(rail, method, [_unknown_row(rail, not_divided or rail.reason)])
     if by == WHOLE:
-        return _rail_frame(rail, method, [_whole_row(rail, method)])
-    names, gather = groups(rail.ops, BY[by])
+        return _rail_frame(rail, method, [_measured_total_row(rail, method)])
+    names, gather = group_keys(rail.ops, BY[by])
     if method == "fit" and rail.fit is not None:
         return _fitted_rows(rail, names, gather)
     keys = rail.by_nearest() if method == "nearest" else rail.by_overlap()
@@ -113,7 +113,7 @@ def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
     return _rail_frame(rail, method, _plain_rows(rail, names, joules, gather, float(joules.sum())))
 
 
-def groups(ops: RunTimeline, columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], Any]:
+def group_keys(ops: RunTimeline, columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], Any]:
     """Names of the groups, and the share of each key that belongs to each (G, P): by time within the key."""
     table = ops.ops
     # The time between ops and between steps has no module and no phase: its own name stands for it everywhere.
@@ -139,7 +139,7 @@ def _group_name(row: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]
 def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.DataFrame:
     fit = rail.fit
     assert fit is not None, "only fitted rails come here"
-    whole = parts(fit, gather)
+    whole = group_energies(fit, gather)
     labels = [" ".join(str(value) for value in name.values() if value) for name in names]
     judged = rail_fits.part_verdicts(fit, whole, labels)
     steps, against = rail.ops.timeline.steps, rail_fits.reason_unresolvable(fit)
@@ -156,7 +156,7 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
     return _rail_frame(rail, "fit", [*rows, *_unattributed_row(rail, whole)])
 
 
-def _unattributed_row(rail: RailFit, whole: Parts) -> list[dict[str, Any]]:
+def _unattributed_row(rail: RailFit, whole: GroupEnergies) -> list[dict[str, Any]]:
     """Yield the unattributed part of the measured total, where there is any."""
     assert rail.fit is not None, "only fitted rails come here"
     left = rail.fit.total.joules - float(whole.joules.sum())
@@ -195,7 +195,7 @@ def _plain_rows(
     ]
 
 
-def _whole_row(rail: RailFit, method: str) -> dict[str, Any]:
+def _measured_total_row(rail: RailFit, method: str) -> dict[str, Any]:
     """The rail's measured total."""
     timeline = rail.ops.timeline
     span = timeline.end - timeline.begin
@@ -241,8 +241,8 @@ def _resolution_row(rail: RailFit) -> dict[str, Any]:
     }
     if rail.fit is None:
         return {**dict.fromkeys(RESOLUTION_SCHEMA), **shared, "note": rail.reason}
-    _, gather = groups(rail.ops, BY["kind"])
-    known = identifiability(rail.fit, parts(rail.fit, gather))
+    _, gather = group_keys(rail.ops, BY["kind"])
+    known = identifiability(rail.fit, group_energies(rail.fit, gather))
     model, phase = rail.fit.calibration.model, rail.fit.phase
     return {
         **shared,
@@ -310,11 +310,11 @@ def fit_utilisation(
         ops = of.for_component(component)
         if ops is None:
             continue
-        place = f"{quantity} of {series.scope}"
-        readings, options = _utilisation_readings(series, unit, of.origin_ns)
+        place, (readings, options) = f"{quantity} of {series.scope}", _utilisation_readings(series, unit, of.origin_ns)
         # The kernel books a process's time when it is asked: that counter is neither late nor filtered.
         sensor = _PROMPT if unit == "cores" else kept.get(place)
-        fit = attribute(ops.timeline, readings, replace(options, known=sensor)) if not ops.reason_not_divided else None
+        options = replace(options, known=sensor)
+        fit = None if ops.reason_not_divided else attribute_energy(ops.timeline, readings, options)
         few = f"{readings.count} readings are too few, or all the same: train more steps"
         reason = "" if fit is not None else ops.reason_not_divided or few
         bounds = {"cores": float(len(core_busy_time(run)) or np.inf), "1": 1.0}
@@ -340,14 +340,14 @@ def _utilisation_channels(run: RunReader) -> Iterator[tuple[str, str, str, Serie
                 yield quantity.name, quantity.unit, _EXPLAINED_BY.get(beside, "total"), series
 
 
-def _utilisation_readings(series: Series, unit: str, origin_ns: int) -> tuple[Readings, Options]:
+def _utilisation_readings(series: Series, unit: str, origin_ns: int) -> tuple[Readings, FitOptions]:
     """A counter of busy time as core-seconds; a share as it is."""
     t = (series.t_ns - origin_ns) / 1e9
     refresh = series.refresh_ns / 1e9 or None
     if unit == "cores":
         gaps: Floats = (series.gaps_ns - origin_ns) / 1e9
-        return from_counter(t, t, series.values / 1e9, gaps, refresh), Options(refresh=refresh)
-    return from_gauge(t, t, series.values, refresh), Options(refresh=refresh)
+        return from_counter(t, t, series.values / 1e9, gaps, refresh), FitOptions(refresh=refresh)
+    return from_gauge(t, t, series.values, refresh), FitOptions(refresh=refresh)
 
 
 def utilisation_by(uses: list[UtilisationFit], by: str = "kind") -> pl.DataFrame:
@@ -368,8 +368,8 @@ def _utilisation_rows(use: UtilisationFit, columns: tuple[str, ...]) -> list[dic
     empty = dict.fromkeys(UTILISATION_SCHEMA) | shared
     if use.fit is None:
         return [empty | {"name": "(whole)", "verdict": "not identifiable", "reason": use.reason}]
-    names, gather = groups(use.ops, columns)
-    whole = parts(use.fit, gather)
+    names, gather = group_keys(use.ops, columns)
+    whole = group_energies(use.fit, gather)
     labels = [" ".join(str(part) for part in name.values() if part) for name in names]
     judged = rail_fits.part_verdicts(use.fit, whole, labels)
     total, steps, against = use.fit.total.joules, use.ops.timeline.steps, rail_fits.reason_unresolvable(use.fit)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analysis.channels import Growth, Series, core_busy_time, resolved_ns, series_of, windows
+from stepscope.analysis.channels import Growth, Series, core_busy_time, growth_windows, series_of, shortest_window_ns
 from stepscope.analysis.energy.power_sources import PowerSource
 from stepscope.analysis.time.steps import span_ns
 from stepscope.arrays import Floats
@@ -110,7 +110,7 @@ def _extrapolation_note(run: RunReader, model: PowerModel) -> str:
     span, use = span_ns(run), relative_use(run, "cpu")
     if model.seen_use is None or span is None or use is None:
         return ""
-    spent, covered = (float(np.diff(use.at(of, np.array(span)))[0]) for of in (use.grown, use.covered_ns))
+    spent, covered = (float(np.diff(use.at(of, np.array(span)))[0]) for of in (use.known_growth, use.covered_ns))
     mean = 1e9 * spent / covered if covered > 0 else 0.0
     low, high = model.seen_use
     if low - _BEYOND <= mean <= high + _BEYOND:
@@ -184,10 +184,10 @@ def _cpu_use(run: RunReader) -> tuple[Floats, Floats]:
     if not cores:
         return np.empty(0), np.empty(0)
     begin, end = max(core.t_ns[0] for core in cores), min(core.t_ns[-1] for core in cores)
-    length = max(*(resolved_ns(core) for core in cores), (end - begin) / _MOST_WINDOWS)
+    length = max(*(shortest_window_ns(core) for core in cores), (end - begin) / _MOST_WINDOWS)
     if end - begin < length:
         return np.empty(0), np.empty(0)
-    parts = [windows(core, begin, end, length) for core in cores]
+    parts = [growth_windows(core, begin, end, length) for core in cores]
     return parts[0].edges_ns, np.clip(np.mean([part.rates for part in parts], axis=0), 0, 1)
 
 

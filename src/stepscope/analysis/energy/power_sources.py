@@ -16,8 +16,8 @@ from stepscope.analysis.channels import (
     CounterLimits,
     Growth,
     counter_growth,
-    cut_spans,
     spans_without_growth,
+    turn_spans_into_gaps,
 )
 from stepscope.analysis.time.steps import span_ns
 from stepscope.arrays import Flags, Floats, Ints
@@ -52,7 +52,7 @@ class PowerSource:
     uncertainty: float | None = None  # of an estimate: half of its 95 % CI over its value, where that is known
 
     @property
-    def resolved_ns(self) -> float:
+    def shortest_window_ns(self) -> float:
         """The shortest honest window: two refreshes, two readings, three constants of the filter."""
         return max(2.0 * self.refresh_ns, 2.0 * self.growth.period_ns, 3.0 * self.window_ns, 1.0)
 
@@ -70,7 +70,7 @@ class PowerSource:
 def power_sources(run: RunReader) -> list[PowerSource]:
     """Every channel of power or energy that was read at least twice; time in which a machine slept is a gap."""
     interrupted = interruptions_ns(run)
-    read = [replace(source, growth=cut_spans(source.growth, interrupted)) for source in _read_sources(run)]
+    read = [replace(source, growth=turn_spans_into_gaps(source.growth, interrupted)) for source in _read_sources(run)]
     return [_without_still_spans(source, read, run) for source in read]
 
 
@@ -184,7 +184,7 @@ def _without_still_spans(source: PowerSource, everything: list[PowerSource], run
     note = f"{source.id} stood still for {seconds:.3g} s while others went on: excluded as a gap"
     if not len(moves):
         note = f"{source.id} never moved: it is no meter here"
-    return replace(source, growth=cut_spans(growth, dark, known=True), notes=(*source.notes, note))
+    return replace(source, growth=turn_spans_into_gaps(growth, dark, known=True), notes=(*source.notes, note))
 
 
 def _is_part_of_another(source: PowerSource, everything: list[PowerSource]) -> bool:
@@ -195,7 +195,7 @@ def _is_part_of_another(source: PowerSource, everything: list[PowerSource]) -> b
 
 def _do_other_sources_grow(span: Floats, source: PowerSource, everything: list[PowerSource], run: RunReader) -> bool:
     for other in everything:
-        begin, end = other.growth.at(other.growth.grown, span)
+        begin, end = other.growth.at(other.growth.known_growth, span)
         if other.id != source.id and end > begin:
             return True
     steady = span_ns(run)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse, special  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.alternative_models import model_words
-from stepscope.analysis.energy.attribution import Attribution, Options, attribute
+from stepscope.analysis.energy.attribution import Attribution, FitOptions, attribute_energy
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.fit_inputs import (
     RunTimeline,
@@ -19,7 +19,7 @@ from stepscope.analysis.energy.fit_inputs import (
     store_calibrations,
     stored_calibrations,
 )
-from stepscope.analysis.energy.fit_span import scale_to_whole_run, stretch_of
+from stepscope.analysis.energy.fit_span import scale_to_whole_run, slice_to_fit
 from stepscope.analysis.energy.rails import (
     Energy,
     MeasuredRail,
@@ -106,7 +106,7 @@ class _RailInputs:
     line: MeasuredRail
     ops: RunTimeline
     readings: Readings
-    options: Options
+    options: FitOptions
     make: tuple[object, ...]
     chip: str
 
@@ -135,7 +135,7 @@ def _similar_source(
     return {"near": known[nearest.line.best.id], "same_chip": nearest.chip == rail.chip != ""}
 
 
-def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
+def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit:
     line, ops, readings = rail.line, rail.ops, rail.readings
     inside = readings.select(_within_steps(ops, readings))
     idle = idle_stretch(run, [line.best])
@@ -150,8 +150,8 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: Options) -> RailFit:
     elif ops.reason_not_divided:
         reason = ops.reason_not_divided
     else:
-        fit = attribute(ops.timeline, readings, options)
-        stretch = stretch_of(run)
+        fit = attribute_energy(ops.timeline, readings, options)
+        stretch = slice_to_fit(run)
         if fit is not None and stretch is not run:
             here, whole = _step_joules(line, stretch), _step_joules(line, run)
             fit = scale_to_whole_run(fit, whole / here) if here and whole else fit
@@ -187,7 +187,7 @@ _ALWAYS = 0.01  # of a part's energy: what no term below sees, as power that is 
 
 
 @dataclass(frozen=True)
-class Parts:
+class GroupEnergies:
     """Energies of groups over the run, J (G,): with intervals; `statistical` is the part of the sd that steps cure."""
 
     joules: Floats
@@ -231,7 +231,7 @@ class Parts:
         return np.asarray(self.relative <= within)
 
 
-def parts(found: Attribution, gather: Any) -> Parts:
+def group_energies(found: Attribution, gather: Any) -> GroupEnergies:
     """Energies of groups; gather: (G, P) sparse, the share of each key that belongs to each group."""
     joules, seconds = gather @ found.joules, gather @ found.timeline.seconds
     spread = np.asarray(gather @ (gather @ found.covariance).T)
@@ -247,7 +247,9 @@ def parts(found: Attribution, gather: Any) -> Parts:
     shown = np.maximum(np.diag(own), 0)
     before = sparse.csr_matrix(gather) @ found.before
     supposed = np.asarray(shown > _MADE_SMALLER * np.asarray(before.multiply(before).sum(axis=1)).ravel())
-    return Parts(joules, sd, np.sqrt(np.minimum(shown, variance)), seconds, _correlation(spread), meanwhile, supposed)
+    return GroupEnergies(
+        joules, sd, np.sqrt(np.minimum(shown, variance)), seconds, _correlation(spread), meanwhile, supposed
+    )
 
 
 def _correlation(spread: Floats) -> Floats:
@@ -300,7 +302,11 @@ class Identifiability:
 def reason_unresolvable(found: Attribution) -> str:
     """Return why nothing of this rail can be called resolved; empty where nothing stands against it."""
     if found.phase.wide:
-        return found.phase.locked_by_source if found.phase.locked and found.readings.ticked else found.phase.sentence
+        return (
+            found.phase.locked_by_source
+            if found.phase.locked and found.readings.has_update_times
+            else found.phase.sentence
+        )
     if found.misfit.fatal:
         return found.misfit.fatal
     timeline = found.timeline
@@ -331,7 +337,7 @@ def reason_unresolvable(found: Attribution) -> str:
     return ""
 
 
-def part_verdicts(found: Attribution, whole: Parts, names: Sequence[str]) -> PartVerdicts:
+def part_verdicts(found: Attribution, whole: GroupEnergies, names: Sequence[str]) -> PartVerdicts:
     """Verdict of each part by its interval, unless something stands against the whole rail."""
     against, relative = reason_unresolvable(found), whole.relative
     verdict: list[PartVerdict] = []
@@ -343,11 +349,11 @@ def part_verdicts(found: Attribution, whole: Parts, names: Sequence[str]) -> Par
             continue
         coarse = not against and relative[index] <= COARSE
         verdict.append("coarse" if coarse else "not identifiable")
-        reason.append(against or _reason(found, whole, index, names))
+        reason.append(against or _reason_for_wide_interval(found, whole, index, names))
     return PartVerdicts(verdict, reason)
 
 
-def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) -> str:
+def _reason_for_wide_interval(found: Attribution, whole: GroupEnergies, index: int, names: Sequence[str]) -> str:
     """The likeliest reason for a wide interval: always beside another part, or too short for the sensor."""
     if whole.joules[index] <= 0:
         return "no energy differs clearly from 0"
@@ -367,7 +373,7 @@ def _reason(found: Attribution, whole: Parts, index: int, names: Sequence[str]) 
     return f"{step_s * 1e3:.3g} ms a step, seen through windows of {float(np.median(width)) * 1e3:.3g} ms: more steps"
 
 
-def identifiability(found: Attribution, whole: Parts) -> Identifiability:
+def identifiability(found: Attribution, whole: GroupEnergies) -> Identifiability:
     """Report of a rail, from the parts that a reader asks for first (kinds)."""
     energy = max(float(whole.joules.sum()), 1e-30)
     against = reason_unresolvable(found)
@@ -380,7 +386,7 @@ def identifiability(found: Attribution, whole: Parts) -> Identifiability:
 
 def _shortest_resolved(found: Attribution) -> float | None:
     """Shortest length from which at least half of the places are within 10 %, weighted by their energy, s."""
-    single = parts(found, sparse.identity(found.timeline.keys.count, format="csr"))
+    single = group_energies(found, sparse.identity(found.timeline.keys.count, format="csr"))
     length = found.timeline.piece_seconds
     known = ~np.isnan(length)
     order = np.argsort(-length[known])
@@ -391,7 +397,7 @@ def _shortest_resolved(found: Attribution) -> float | None:
     return float(length[known][order][good & longest_first][-1])
 
 
-def _steps_needed(found: Attribution, whole: Parts) -> int | None:
+def _steps_needed(found: Attribution, whole: GroupEnergies) -> int | None:
     """Steps to add; the part of the error that no step cures stays."""
     energy = np.maximum(whole.joules, 1e-30)
     hidden = (found.floor * whole.seconds) ** 2

@@ -129,7 +129,7 @@ def _build_line(key: str, sources: list[PowerSource], board: Board, span: tuple[
     good = _AS_GOOD * max(covered.values())
     ranked = sorted(
         sources,
-        key=lambda other: (covered[other.id] < good, _is_coarse(other), _OF_KIND[other.kind], other.resolved_ns),
+        key=lambda other: (covered[other.id] < good, _is_coarse(other), _OF_KIND[other.kind], other.shortest_window_ns),
     )
     component = entry.component if entry else UNKNOWN
     return MeasuredRail(key, name, first.scope, component, entry, tuple(ranked))
@@ -250,7 +250,7 @@ def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
     covered_s = _growth_between(source.growth, source.growth.covered_ns, spans_ns) / 1e9
     if covered_s <= 0:
         return Energy(None, None, None, None, None, None, 0.0, lasted_s)
-    joules = _growth_between(source.growth, source.growth.grown, spans_ns)
+    joules = _growth_between(source.growth, source.growth.known_growth, spans_ns)
     rates_w = window_rates(source, spans_ns)
     watts = joules / covered_s
     peak_w = max(float(np.nanmax(rates_w)), watts) if np.isfinite(rates_w).any() else watts
@@ -263,7 +263,7 @@ def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
     return Energy(
         joules=joules,
         low_j=max(joules - systematic_j - sampling_j, 0.0),
-        high_j=joules + systematic_j + sampling_j + _gaps_j(source, spans_ns, gap_s, peak_w),
+        high_j=joules + systematic_j + sampling_j + _max_gap_energy_j(source, spans_ns, gap_s, peak_w),
         watts=watts,
         low_w=max(watts - half_w, 0.0),
         high_w=watts + half_w,
@@ -313,7 +313,7 @@ def _scale_to_covered_time(energy: Energy, covered_s: float) -> Energy:
     return replace(energy, joules=joules, low_j=low_j, high_j=high_j, covered_s=covered_s)
 
 
-def modelled_energy(energy: Energy, uncertainty: float | None) -> Energy:
+def with_model_interval(energy: Energy, uncertainty: float | None) -> Energy:
     """Return the energy with the CI of its power model, None for none: the spread of what a model gives is no error."""
     if energy.joules is None or energy.watts is None or uncertainty is None:
         return replace(energy, low_j=None, high_j=None, low_w=None, high_w=None)
@@ -333,7 +333,7 @@ def modelled_energy(energy: Energy, uncertainty: float | None) -> Energy:
 def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
     """Mean power of windows as short as the source resolves, W, NaN where a gap lies in one; at most a few hundred."""
     laid = np.append(0.0, np.cumsum(np.diff(spans_ns)))  # end to end: most may be shorter than a window
-    longest = max(source.resolved_ns, laid[-1] / _MOST_WINDOWS)
+    longest = max(source.shortest_window_ns, laid[-1] / _MOST_WINDOWS)
     edges = equal_window_edges(0.0, laid[-1], longest)
     if len(edges) < 2:
         return np.empty(0)
@@ -347,7 +347,7 @@ def window_rates(source: PowerSource, spans_ns: Floats) -> Floats:
         before = np.append(0.0, np.cumsum(ends - begins))
         return np.diff(before[place] + growth.at(running, t_ns) - begins[place])
 
-    return _mean_watts(grown(growth.grown), grown(growth.covered_ns), np.diff(edges))
+    return _mean_watts(grown(growth.known_growth), grown(growth.covered_ns), np.diff(edges))
 
 
 def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: float) -> tuple[Floats, Floats]:
@@ -356,7 +356,7 @@ def power_windows(source: PowerSource, t0_ns: float, t1_ns: float, length_ns: fl
     if len(edges) < 2:
         return edges, np.empty(0)
     growth = source.growth
-    joules, covered = (np.diff(growth.at(running, edges)) for running in (growth.grown, growth.covered_ns))
+    joules, covered = (np.diff(growth.at(running, edges)) for running in (growth.known_growth, growth.covered_ns))
     return edges, _mean_watts(joules, covered, np.diff(edges))
 
 
@@ -415,7 +415,7 @@ def _bracket_j(growth: Growth, edges: Floats) -> Floats:
     """The larger part of the growth between the two readings around each edge, J; 0 outside of all readings."""
     after = np.clip(np.searchsorted(growth.t_ns, edges), 1, len(growth.t_ns) - 1)
     inside = (edges > growth.t_ns[0]) & (edges < growth.t_ns[-1])
-    low, high, here = growth.grown[after - 1], growth.grown[after], growth.at(growth.grown, edges)
+    low, high, here = growth.known_growth[after - 1], growth.known_growth[after], growth.at(growth.known_growth, edges)
     on_a_reading = (edges == growth.t_ns[after]) | (edges == growth.t_ns[after - 1])
     return np.where(inside & ~on_a_reading, np.maximum(here - low, high - here), 0.0)
 
@@ -425,10 +425,10 @@ def _resolution_j(source: PowerSource, covered_s: float) -> float:
     return 0.0 if source.kind == "counter" else source.step_size / 2 * covered_s
 
 
-def _gaps_j(source: PowerSource, spans_ns: Floats, gap_s: float, peak_w: float) -> float:
+def _max_gap_energy_j(source: PowerSource, spans_ns: Floats, gap_s: float, peak_w: float) -> float:
     """The most that the gaps can have taken, J: what readings around them tell, else the highest power seen."""
     growth = source.growth
-    skipped_j = _growth_between(growth, growth.skipped, spans_ns)
+    skipped_j = _growth_between(growth, growth.growth_in_gaps, spans_ns)
     told_s = _growth_between(growth, _bridged_gap_time(growth), spans_ns) / 1e9
     return skipped_j + max(gap_s - told_s, 0.0) * peak_w
 
@@ -436,4 +436,4 @@ def _gaps_j(source: PowerSource, spans_ns: Floats, gap_s: float, peak_w: float) 
 def _bridged_gap_time(growth: Growth) -> Floats:
     """Time in gaps whose two ends tell what it grew by, ns, since the first reading."""
     total = growth.t_ns - growth.t_ns[0]
-    return np.asarray(total - growth.covered_ns - growth.dark_ns)
+    return np.asarray(total - growth.covered_ns - growth.unknown_ns)

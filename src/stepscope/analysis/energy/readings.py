@@ -10,12 +10,12 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.update_clocks import (
     UpdateClock,
-    clock_of_changes,
-    clocks_of_repeats,
     explains_repeats,
-    fit_clock,
+    fit_clock_to_changes,
+    fit_clocks_to_repeats,
     is_periodic,
     number_readings,
+    undelayed_stamps,
 )
 from stepscope.arrays import Flags, Floats
 
@@ -26,7 +26,7 @@ MOST_REPEATS = 0.25  # a share of equal neighbours above this means that the sou
 
 
 @dataclass(frozen=True)
-class Register:
+class RunningAverage:
     """A running average as it was read: at `stamp` it held `watts`; a conversion of `weight` comes each `period`, s."""
 
     stamp: Floats
@@ -61,7 +61,7 @@ class Readings:
     mix: Any = None
     carry: float = 0.0
     tick: float = 0.0  # s, from update to update: a gauge's values, each once, at the update that brought it; else 0
-    register: Register | None = None  # behind windows that could not be told conversion by conversion
+    register: RunningAverage | None = None  # behind windows that could not be told conversion by conversion
     conversions: Conversions | None = None  # of a running average that was told conversion by conversion
     also: tuple[Readings, ...] = ()  # the same reads by other clocks that explain their repeats about as well
 
@@ -70,7 +70,7 @@ class Readings:
         return len(self.watts)
 
     @property
-    def ticked(self) -> bool:
+    def has_update_times(self) -> bool:
         """Are these a gauge's values, each once, at the update that brought it?"""
         return self.tick > 0
 
@@ -151,11 +151,11 @@ def _clocks_of_gauge(stamp: Floats, watts: Floats, refresh: float | None) -> lis
     moved = np.append(False, np.diff(watts) != 0)
     if moved.sum() < _FEWEST_UPDATES:
         return []
-    clocks = clocks_of_repeats(stamp, watts, refresh)
+    clocks = fit_clocks_to_repeats(stamp, watts, refresh)
     seen = float(np.median(np.diff(stamp[moved])))
     if clocks or seen < _PER_UPDATE * float(stamp[-1] - stamp[0]) / (len(stamp) - 1):
         return clocks
-    clock = clock_of_changes(stamp, moved, refresh if refresh and abs(refresh / seen - 1) < 0.5 else seen)
+    clock = fit_clock_to_changes(stamp, moved, refresh if refresh and abs(refresh / seen - 1) < 0.5 else seen)
     return [clock] if clock is not None and explains_repeats(clock, stamp, watts) else []
 
 
@@ -220,7 +220,7 @@ def from_counter(
     if len(stamp) < 2:
         return Readings(stamp[:0], joules[:0], stamp[:0], carry=1.0)
     moved = np.append(False, np.diff(joules) > 0)
-    clock = clock_of_changes(stamp, moved, refresh)
+    clock = fit_clock_to_changes(stamp, moved, refresh)
     earlier = np.append(-np.inf, stamp[:-1])
     stamp, joules, before = stamp[moved], joules[moved], broken_before[moved]  # the first window began before it
     edges = stamp
@@ -228,7 +228,7 @@ def from_counter(
         # A read that falls on an update may show the one before; after a short wait there is no other it could show.
         clear = ~clock.is_near_update(stamp) | (stamp - earlier[moved] < 0.85 * clock.period)
         edges, stamp, joules, before, since = (x[clear] for x in (stamp, stamp, joules, before, earlier[moved]))
-        edges = clock.of_change(since, stamp)
+        edges = clock.change_times(since, stamp)
     apart = _edges_apart(edges, _SAME if clock is not None or refresh is None else _BLURRED * refresh)
     edges, stamp, joules, before = edges[apart], stamp[apart], joules[apart], before[apart]
     width, grown, whole = np.diff(edges), np.diff(joules), np.diff(before) == 0
@@ -249,7 +249,7 @@ def _edges_apart(edges: Floats, least: float) -> Flags:
     return taken
 
 
-def at_updates(readings: Readings, clock: UpdateClock) -> Readings:
+def move_to_updates(readings: Readings, clock: UpdateClock) -> Readings:
     """A counter's windows with both ends moved back to the updates; an end that is unsure joins two windows.
 
     Leaving such windows out would leave their energy out, and they are not like the others: a program that keeps the
@@ -271,7 +271,7 @@ def at_updates(readings: Readings, clock: UpdateClock) -> Readings:
     return Readings(at[1:][joined], np.diff(joules)[joined] / width, width)
 
 
-def at_conversions(readings: Readings, clock: UpdateClock) -> Readings:
+def move_to_conversions(readings: Readings, clock: UpdateClock) -> Readings:
     """A gauge's readings at the conversions that they show, each once; one read beside an update is excluded."""
     number = clock.number(readings.stamp)
     sure = np.flatnonzero(~clock.is_near_update(readings.stamp))
@@ -297,14 +297,14 @@ def from_running_average(stamp: Floats, watts: Floats, weight: float, period: fl
         return Readings(stamp[:0], watts[:0])
     distance = float(np.median(np.diff(stamp)))
     if distance < _POLLED_FASTER * period:
-        clock = clock_of_changes(stamp, np.append(False, np.diff(watts) != 0), period)
+        clock = fit_clock_to_changes(stamp, np.append(False, np.diff(watts) != 0), period)
         if clock is not None:
             number = clock.number(stamp)
             seen = np.append(True, np.diff(number) > 0)
             made = clock.last_update_times(stamp)
             return _by_conversions(made[seen], watts[seen], number[seen], weight, clock.period)
     if distance < _POLLED_SLOWER * period and is_periodic(stamp):
-        return _by_conversions(fit_clock(stamp), watts, number_readings(stamp), weight, distance)
+        return _by_conversions(undelayed_stamps(stamp), watts, number_readings(stamp), weight, distance)
     return _by_windows(stamp, watts, weight, period)
 
 
@@ -313,10 +313,10 @@ def _by_windows(stamp: Floats, watts: Floats, weight: float, period: float) -> R
     width = np.diff(stamp)
     kept = np.exp(np.log1p(-weight) * width / period)
     mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
-    return Readings(stamp[1:], mean, width, register=Register(stamp, watts, weight, period))
+    return Readings(stamp[1:], mean, width, register=RunningAverage(stamp, watts, weight, period))
 
 
-def by_clock(register: Register, clock: UpdateClock) -> Readings:
+def readings_by_clock(register: RunningAverage, clock: UpdateClock) -> Readings:
     """Return what the reads tell of the conversions between them, once it is known when those were."""
     number = clock.number(register.stamp)
     seen = np.append(True, np.diff(number) > 0) & ~clock.is_near_update(register.stamp)
@@ -324,7 +324,7 @@ def by_clock(register: Register, clock: UpdateClock) -> Readings:
     return _by_conversions(made[seen], register.watts[seen], number[seen], register.weight, clock.period)
 
 
-def prediction_errors(register: Register, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
+def prediction_errors(register: RunningAverage, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
     """By how much each reading is off what the one before and a first fit predict (M,), W; and its speed, W/s.
 
     end: (M,) stamps of the windows; fitted: (M,) mean power in each.
@@ -360,9 +360,7 @@ _PURE = 0.01  # of the height of a decay: what it may be off an exponential
 _LEAST_SD = 0.01  # of a time constant that a decay tells
 
 
-def weight_of_decay(
-    stamp: Floats, watts: Floats, end: float, nominal: float, step: float
-) -> tuple[float, float] | None:
+def fit_decay_time(stamp: Floats, watts: Floats, end: float, nominal: float, step: float) -> tuple[float, float] | None:
     """The time constant of a running average, s, and its standard deviation, from its fall after a load's end.
 
     None where what follows is no clean exponential: then the device did not rest at once. stamp, watts: (M,) as read;

@@ -38,13 +38,13 @@ class Moments:
     mean_power: float
 
     @property
-    def power(self) -> float:
+    def positive_mean_power(self) -> float:
         """Return the mean power, W, and a little where that is not above 0."""
         return max(self.mean_power, _LEAST_MEAN * float(np.sqrt(self.square / max(self.count, 1))), 1e-15)
 
 
 @dataclass(frozen=True)
-class Fit:
+class RidgeFit:
     """Coefficients (D,), their posterior covariance, the noise variance, and the prior's standard deviations (D,)."""
 
     hierarchy: Hierarchy
@@ -60,20 +60,22 @@ class Fit:
         return power
 
 
-def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: float = MOST_OF_KINDS) -> Fit:
+def regress(moments: Moments, shape: Hierarchy, near: RidgeFit | None = None, most: float = MOST_OF_KINDS) -> RidgeFit:
     """Posterior under learnt variances: MacKay's fixed point (Bayesian interpolation, Neural Computation 4, 1992).
 
     near: a fit of nearly the same moments, to start from: the variances of the levels that it has are nearly settled.
     most: that kinds can differ by, as a share of the mean power while something runs.
     """
     mixing, level = sparse.csr_matrix(shape.mixing), shape.level
-    prior = shape.prior_mean(moments.power)
-    spread = SPREAD * moments.power
+    prior = shape.prior_mean(moments.positive_mean_power)
+    spread = SPREAD * moments.positive_mean_power
     normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
     cross = mixing.T @ moments.cross - normal @ prior
     centred = moments.square - 2 * prior @ (mixing.T @ moments.cross) + prior @ normal @ prior
-    floor = 1e-12 * moments.power**2 + 1e-30
-    noise = max(0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.power**2, floor)
+    floor = 1e-12 * moments.positive_mean_power**2 + 1e-30
+    noise = max(
+        0.3 * (moments.square / moments.count - moments.mean_power**2), 1e-5 * moments.positive_mean_power**2, floor
+    )
     if near is not None:
         noise = max(near.noise, floor)
         spread[near.hierarchy.level] = near.spread
@@ -84,7 +86,7 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: f
         decided = 1 - variance / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
-        spread = _learnt_spread(spread, level, moved, decided, moments.power / busy, most)
+        spread = _learnt_spread(spread, level, moved, decided, moments.positive_mean_power / busy, most)
         if abs(noise / before[0] - 1) < _SETTLED and (
             attempt > 8 or (near is not None and _has_converged(before[1], spread))
         ):
@@ -92,14 +94,14 @@ def regress(moments: Moments, shape: Hierarchy, near: Fit | None = None, most: f
     sd = spread[level]
     covariance = _posterior(normal, sd, noise)
     mean = prior + covariance @ cross / noise
-    return Fit(shape, mean, covariance, noise, sd)
+    return RidgeFit(shape, mean, covariance, noise, sd)
 
 
 def _has_converged(before: Floats, spread: Floats) -> bool:
     return bool(np.abs(spread / before - 1).max() < _STILL)
 
 
-def _scaled(normal: Floats, sd: Floats, noise: float) -> Floats:
+def _precision_factor(normal: Floats, sd: Floats, noise: float) -> Floats:
     """Lower factor of X'X / noise + 1 / sd^2, scaled so that it can always be factored (D, D)."""
     scaled = normal * (sd / noise)
     scaled *= sd[:, None]
@@ -110,29 +112,29 @@ def _scaled(normal: Floats, sd: Floats, noise: float) -> Floats:
 
 def _moved_by_data(normal: Floats, sd: Floats, noise: float, cross: Floats) -> tuple[Floats, Floats]:
     """Return how far the data move the coefficients from their prior means (D,), and their variances (D,)."""
-    root, _ = lapack.dtrtri(_scaled(normal, sd, noise), lower=1, overwrite_c=1)
+    root, _ = lapack.dtrtri(_precision_factor(normal, sd, noise), lower=1, overwrite_c=1)
     moved: Floats = sd * ((root @ (sd * cross)) @ root) / noise
     return moved, sd**2 * np.einsum("ij,ij->j", root, root)
 
 
 def _posterior(normal: Floats, sd: Floats, noise: float) -> Floats:
     """Covariance (D, D): inverse of X'X / noise + 1 / sd^2."""
-    inverse, _ = lapack.dpotri(_scaled(normal, sd, noise), lower=1, overwrite_c=1)
+    inverse, _ = lapack.dpotri(_precision_factor(normal, sd, noise), lower=1, overwrite_c=1)
     whole = inverse + np.tril(inverse, -1).T
     covariance: Floats = sd[:, None] * whole * sd
     return covariance
 
 
-def log_evidence(moments: Moments, fit: Fit) -> float:
+def log_evidence(moments: Moments, fit: RidgeFit) -> float:
     """Logarithm of how likely the readings are under a fit's variances, whatever the powers; up to a constant."""
     shape = fit.hierarchy
     mixing = sparse.csr_matrix(shape.mixing)
-    prior = shape.prior_mean(moments.power)
+    prior = shape.prior_mean(moments.positive_mean_power)
     normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
     cross = mixing.T @ moments.cross
     moved = fit.mean - prior
     left = moments.square - 2 * fit.mean @ cross + fit.mean @ normal @ fit.mean
-    factor = np.diag(_scaled(normal, fit.spread, fit.noise))
+    factor = np.diag(_precision_factor(normal, fit.spread, fit.noise))
     misfit = left / fit.noise + float((moved**2 / fit.spread**2).sum())
     return float(-0.5 * (moments.count * np.log(fit.noise) + misfit) - np.log(np.abs(factor)).sum())
 
@@ -164,7 +166,7 @@ MOST_CLUSTERS = 1_000  # longer runs join neighbouring steps
 FEWEST_CLUSTERS = 20
 
 
-def sandwich(fit: Fit, rows: Any, left: Floats, theta: float, step: Ints) -> Floats:
+def sandwich(fit: RidgeFit, rows: Any, left: Floats, theta: float, step: Ints) -> Floats:
     """Covariance of the coefficients (D, D) whatever the errors within a step are; never below the model's own.
 
     rows: (M, P), left: the readings less the fit, whitened (M,), step: of each reading (M,), ascending.
@@ -203,7 +205,7 @@ _LEAST_MISSED = (
 )
 
 
-def leave_block_out(fit: Fit, rows: Any, left: Floats, theta: float, cluster: Ints) -> Floats:
+def leave_block_out(fit: RidgeFit, rows: Any, left: Floats, theta: float, cluster: Ints) -> Floats:
     """Readings less a fit without the block that each is in (M,).
 
     rows: (M, P) sparse, left: whitened residuals (M,), cluster: of each reading (M,), ascending; no block spans two.
@@ -214,13 +216,13 @@ def leave_block_out(fit: Fit, rows: Any, left: Floats, theta: float, cluster: In
     matrix.sum_duplicates()
     most = np.asarray(abs(matrix) @ np.sqrt(np.maximum(np.diag(hat), 0.0))) ** 2 / (1 - theta) ** 2
     alone: Floats = left.copy()
-    for begin, end in _reading_blocks(cluster):
+    for begin, end in _block_ranges(cluster):
         if float(most[begin:end].sum()) > _DECIDING:
             alone[begin:end] = _residuals_without(matrix, hat, left[begin:end], theta, begin)
     return alone
 
 
-def _reading_blocks(cluster: Ints) -> Iterator[tuple[int, int]]:
+def _block_ranges(cluster: Ints) -> Iterator[tuple[int, int]]:
     edges = np.append(np.flatnonzero(np.diff(cluster, prepend=cluster[:1] - 1)), len(cluster)).tolist()
     for first, last in pairwise(edges):
         for begin in range(first, last, _BLOCK_READINGS):
@@ -257,7 +259,7 @@ _TOTAL_ERROR = 5e-4  # of the total: rounding, ends of the run
 
 
 @dataclass(frozen=True)
-class Total:
+class MeasuredTotal:
     """Energy over the steps, J, its standard deviation, and the share of the time that the source looked at."""
 
     joules: float
@@ -265,7 +267,7 @@ class Total:
     seen: float
 
 
-def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: float) -> Total:
+def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: float) -> MeasuredTotal:
     """Mean power times the length of the steps; a source that looks at a part of the time has not seen all of it.
 
     width: (M,) of each reading's window, weight: (M,) of each reading.
@@ -283,10 +285,10 @@ def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: f
     seen *= max(1.0 - lost, 0.0)
     spread = float(np.std(readings.watts)) / np.sqrt(max(readings.count, 1)) * seconds
     variance = spread**2 * (1 - seen) + (_TOTAL_ERROR * mean * seconds) ** 2
-    return Total(mean * seconds, float(np.sqrt(variance)), seen)
+    return MeasuredTotal(mean * seconds, float(np.sqrt(variance)), seen)
 
 
-def close_to_total(joules: Floats, covariance: Floats, total: Total) -> tuple[Floats, Floats]:
+def adjust_to_total(joules: Floats, covariance: Floats, total: MeasuredTotal) -> tuple[Floats, Floats]:
     """Energies (P,) and covariance after the total was observed (a Kalman update), and after none can be below 0.
 
     What a source that looks all the time still leaves open, under 0.1 %, is handed out in proportion.
@@ -294,13 +296,13 @@ def close_to_total(joules: Floats, covariance: Floats, total: Total) -> tuple[Fl
     along = covariance.sum(axis=1)
     gain = along / (along.sum() + total.sd**2)
     closed = covariance - np.outer(gain, along)
-    updated = not_negative(joules + gain * (total.joules - joules.sum()), closed)
+    updated = remove_negative_energies(joules + gain * (total.joules - joules.sum()), closed)
     if total.seen > FULL_TIME and updated.sum() > 0:
         updated = updated * (total.joules / updated.sum())
     return updated, closed
 
 
-def not_negative(joules: Floats, covariance: Floats) -> Floats:
+def remove_negative_energies(joules: Floats, covariance: Floats) -> Floats:
     """Energies (P,) given that those below 0 are 0: what they lacked is taken from those that had it.
 
     To set them to 0 alone would leave it with the others, and their sum too large.
@@ -327,7 +329,7 @@ BY_CHANCE = 1e-3  # a stretch that is less likely than this among random phases 
 
 
 @dataclass(frozen=True)
-class PhaseCheck:
+class SamplePhaseCheck:
     """The longest stretch of the step in which no sample ends, s; `locked`: not by chance; `wide`: it hides ops."""
 
     unsampled: float
@@ -353,7 +355,7 @@ class PhaseCheck:
         )
 
 
-def phase_check(timeline: Timeline, readings: Readings, lag: float) -> PhaseCheck:
+def check_sample_phase(timeline: Timeline, readings: Readings, lag: float) -> SamplePhaseCheck:
     """Return the place in the step where each window ends. A stretch counts from 4 ms, or a typical op where that is
     longer.
     """
@@ -363,10 +365,10 @@ def phase_check(timeline: Timeline, readings: Readings, lag: float) -> PhaseChec
     inside = (t >= begin) & (t < begin + length)
     phase = np.sort((t - begin)[inside] / length[inside])
     if len(phase) == 0:
-        return PhaseCheck(timeline.step_length, wide=True, locked=False)
+        return SamplePhaseCheck(timeline.step_length, wide=True, locked=False)
     empty = float(np.diff(np.append(phase, phase[0] + 1)).max())
     unsampled = empty * timeline.step_length
     limit = max(WIDE, float(np.nanmedian(timeline.piece_seconds)))
     by_chance = len(phase) * np.exp(-len(phase) * empty)  # of the longest of so many random gaps
     wide = unsampled > limit
-    return PhaseCheck(unsampled, wide, bool(wide and by_chance < BY_CHANCE))
+    return SamplePhaseCheck(unsampled, wide, bool(wide and by_chance < BY_CHANCE))

@@ -10,12 +10,12 @@ from scipy import sparse  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.misfit import outlier_weights
 from stepscope.analysis.energy.readings import Readings
-from stepscope.analysis.energy.regression import MOST_OF_KINDS, Fit, Moments, regress
+from stepscope.analysis.energy.regression import MOST_OF_KINDS, Moments, RidgeFit, regress
 from stepscope.analysis.energy.sensor_model import (
     SensorModel,
     design,
-    predicted_each,
-    shared_error,
+    neighbour_error_theta,
+    predict_for_models,
     slow_gain,
     unwhitened,
     whitened,
@@ -28,7 +28,7 @@ FEWEST = 20  # readings; with fewer there is nothing to fit
 
 
 @dataclass(frozen=True)
-class Rows:
+class RegressionRows:
     """The regression's matrix (M, P), each row scaled by weight and gain, and the readings scaled alike.
 
     `theta` is the filter that makes the readings' errors independent (sensor_model.py); `spent` how many parameters
@@ -49,7 +49,7 @@ class Rows:
             whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen) - self.spent, mean_power
         )
 
-    def residuals(self, fit: Fit) -> Floats:
+    def residuals(self, fit: RidgeFit) -> Floats:
         """Readings less the fit, whitened, as large as they would be had they decided no gains (M,)."""
         grown = float(np.sqrt(len(self.watts) / (len(self.watts) - self.spent)))
         left: Floats = whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
@@ -58,7 +58,7 @@ class Rows:
 
 def scaled_rows(
     timeline: Timeline, readings: Readings, model: SensorModel, most: float = MOST_OF_KINDS
-) -> tuple[Rows, Fit]:
+) -> tuple[RegressionRows, RidgeFit]:
     """Rows with the gains and the weight of each reading in; and the fit by signature."""
     coarse = hierarchy(timeline.keys, "signature")
     mean = float(readings.watts.mean())
@@ -67,7 +67,7 @@ def scaled_rows(
     first = regress(plain.moments(mean), coarse, most=most)
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
     left = plain.residuals(first)
-    theta = shared_error(left) if readings.carry else 0.0
+    theta = neighbour_error_theta(left) if readings.carry else 0.0
     of_step, spent = _step_gain(timeline, readings, model, gain * (plain.matrix @ first.watts))
     gain = gain * of_step
     punctual, fit = np.ones(readings.count), first
@@ -100,18 +100,18 @@ def _can_tell_time_errors(timeline: Timeline, readings: Readings, model: SensorM
 
     Behind a filter what looks like them is that it falls along another curve, which must show.
     """
-    sharp = model.rc <= UNFILTERED and not is_coarse(readings)
+    sharp = model.rc <= UNFILTERED and not has_coarse_steps(readings)
     return sharp and readings.mix is None and not readings.carry and timeline.scatter is None
 
 
-def is_coarse(readings: Readings) -> bool:
+def has_coarse_steps(readings: Readings) -> bool:
     """Return whether the steps of a sensor's numbers are its noise: what they leave follows the power, not chance."""
     steps = np.diff(np.unique(readings.watts))
     return len(steps) == 0 or float(np.median(steps)) > _COARSE * float(readings.watts.std())
 
 
 def _time_weights(
-    timeline: Timeline, readings: Readings, model: SensorModel, rows: Rows, punctual: Floats, fit: Fit
+    timeline: Timeline, readings: Readings, model: SensorModel, rows: RegressionRows, punctual: Floats, fit: RidgeFit
 ) -> Floats:
     """Weight of each reading (M,), mean 1, by what an error of its time makes of it; 1 where none shows.
 
@@ -119,7 +119,7 @@ def _time_weights(
     these are alike. Weighted alike, the readings that are exact would count as little as those that are not.
     """
     ahead, behind = (replace(model, lag=model.lag + by) for by in (-_TIME_STEP / 2, _TIME_STEP / 2))
-    early, late = predicted_each(timeline, readings, [ahead, behind], fit.watts)
+    early, late = predict_for_models(timeline, readings, [ahead, behind], fit.watts)
     speed = ((late - early) * readings.weight) ** 2
     left = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _residual_shares(rows, fit)
     speed /= max(float(speed.mean()), 1e-30)
@@ -132,7 +132,7 @@ def _time_weights(
     return np.asarray(weight / weight.mean())
 
 
-def _residual_shares(rows: Rows, fit: Fit) -> Floats:
+def _residual_shares(rows: RegressionRows, fit: RidgeFit) -> Floats:
     """Share of each reading's error that is left of it in its residual (M,): the rest went into the powers."""
     if len(rows.watts) > _OWN_RESIDUALS * len(fit.mean):
         return np.ones(len(rows.watts))
@@ -176,7 +176,7 @@ def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, lef
     at = readings.at - model.lag
     recorded = timeline.recorded[timeline.step_of(at)]
     moves = float((readings.watts * readings.weight).std())
-    own = np.ones(readings.count) if readings.carry else outlier_weights(left, timeline.kind_of(at), moves)
+    own = np.ones(readings.count) if readings.carry else outlier_weights(left, timeline.step_kind_at(at), moves)
     if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
         return np.asarray(own / own.mean())
     ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))
@@ -184,7 +184,9 @@ def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, lef
     return np.asarray(weight / weight.mean())
 
 
-def weighted_rows(matrix: Any, readings: Readings, gain: Floats, theta: float, trust: Floats | None = None) -> Rows:
+def weighted_rows(
+    matrix: Any, readings: Readings, gain: Floats, theta: float, trust: Floats | None = None
+) -> RegressionRows:
     weight = readings.weight if trust is None else readings.weight * trust
     scale = weight * gain
-    return Rows(sparse.diags(scale) @ matrix, scale, readings.watts * weight, theta)
+    return RegressionRows(sparse.diags(scale) @ matrix, scale, readings.watts * weight, theta)

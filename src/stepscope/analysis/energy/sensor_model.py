@@ -123,7 +123,7 @@ BLUR_SIGMAS = 4.0  # as far as blurred pieces are looked for
 DENSE_FROM = 0.12  # share of non-zero weights from which a product of full blocks is the faster one
 
 
-def covered(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
+def fully_covered_flags(timeline: Timeline, readings: Readings, model: SensorModel) -> Flags:
     """Readings whose whole kernel lies within the steps (M,)."""
     end, width = model.windows(readings)
     back = width + model.tail + model.reach
@@ -138,9 +138,10 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
     """Weights (M, P) as a sparse matrix. Rows sum to 1 over the first lane and the gap; other lanes come on top."""
     end, width = model.windows(readings)
     count = timeline.keys.count
-    blur = timeline.blur(end)
+    blur = timeline.time_sd_at(end)
     blocks = [
-        _rows(lane, end, width, model, blur, count, tiled=number == 0) for number, lane in enumerate(timeline.lanes)
+        _lane_rows(lane, end, width, model, blur, count, tiled=number == 0)
+        for number, lane in enumerate(timeline.lanes)
     ]
     whole = blocks[0]
     for more in blocks[1:]:
@@ -148,12 +149,12 @@ def design(timeline: Timeline, readings: Readings, model: SensorModel) -> Any:
     return whole if readings.mix is None else (readings.mix @ whole).tocsr()
 
 
-def predicted(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
+def predict_readings(timeline: Timeline, readings: Readings, model: SensorModel, watts: Floats) -> Floats:
     """Return the readings (M,) if each key drew so much (P,); never builds the matrix."""
-    return predicted_each(timeline, readings, [model], watts)[0]
+    return predict_for_models(timeline, readings, [model], watts)[0]
 
 
-def predicted_each(
+def predict_for_models(
     timeline: Timeline, readings: Readings, models: Sequence[SensorModel], watts: Floats
 ) -> list[Floats]:
     """The same as each of several models would see it; sums over the pieces are made once for all."""
@@ -162,17 +163,20 @@ def predicted_each(
     for number, lane in enumerate(timeline.lanes):
         # In the first lane a piece takes the place of the gap; in the others its power comes on top.
         extra = watts - watts[timeline.keys.gap] if number == 0 else watts
-        seen = [total + part for total, part in zip(seen, _added(timeline, lane, models, windows, extra), strict=True)]
+        seen = [
+            total + part
+            for total, part in zip(seen, _power_added_by_lane(timeline, lane, models, windows, extra), strict=True)
+        ]
     return seen if readings.mix is None else [readings.mix @ values for values in seen]
 
 
-def _added(
+def _power_added_by_lane(
     timeline: Timeline, lane: Lane, models: Sequence[SensorModel], windows: list[tuple[Floats, Floats]], extra: Floats
 ) -> list[Floats]:
     """Mean power that one lane adds in each window, W, a model each; extra: of each key (P,)."""
-    blurs = [timeline.blur(end) for end, _ in windows]
+    blurs = [timeline.time_sd_at(end) for end, _ in windows]
     if models and len(lane.t0) and all(blur is None for blur in blurs) and not any(model.hold for model in models):
-        return _passed(lane, extra[lane.key], windows, models)
+        return _mean_lane_power(lane, extra[lane.key], windows, models)
     parts = []
     for (end, width), model, blur in zip(windows, models, blurs, strict=True):
         part = np.zeros(len(end))
@@ -182,7 +186,7 @@ def _added(
     return parts
 
 
-def _passed(
+def _mean_lane_power(
     lane: Lane, watts: Floats, windows: list[tuple[Floats, Floats]], models: Sequence[SensorModel]
 ) -> list[Floats]:
     """Mean power of one lane in each window, W, as the kernels weigh it; watts: of each piece."""
@@ -194,7 +198,7 @@ def _passed(
         for place in filtered:
             energy[place] = energy[place] - held[: len(edges[place])]
             held = held[len(edges[place]) :]
-    return [_mean(own, width, model) for own, (_, width), model in zip(energy, windows, models, strict=True)]
+    return [_window_means(own, width, model) for own, (_, width), model in zip(energy, windows, models, strict=True)]
 
 
 def _nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
@@ -206,14 +210,14 @@ def _edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
     return np.concatenate([end + node * model.smear - back for node, _ in _nodes(model) for back in (0.0, width)])
 
 
-def _mean(energy: Floats, width: Floats, model: SensorModel) -> Floats:
+def _window_means(energy: Floats, width: Floats, model: SensorModel) -> Floats:
     """Of the energy until the edges of windows: what came between, over the width."""
     between = energy.reshape(-1, 2, len(width))
     mean: Floats = np.array([weight for _, weight in _nodes(model)]) @ (between[:, 0] - between[:, 1]) / width
     return mean
 
 
-def _rows(
+def _lane_rows(
     lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None, count: int, tiled: bool
 ) -> Any:
     """One lane's weights; a tiled lane gives what is left of each row to the gap, as its last entry."""
@@ -354,7 +358,7 @@ _LEAST, _MOST = 0.05, 0.97
 _ROW_BLOCK = 4096
 
 
-def shared_error(left: Floats) -> float:
+def neighbour_error_theta(left: Floats) -> float:
     """Theta of the residuals of a fit (M,): 0 where neighbours do not oppose each other."""
     if len(left) < 3:
         return 0.0

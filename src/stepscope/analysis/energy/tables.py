@@ -13,21 +13,21 @@ from scipy import sparse  # type: ignore[import-untyped]
 from stepscope.analysis.energy.accuracy import meter_energy
 from stepscope.analysis.energy.attribution import Attribution
 from stepscope.analysis.energy.fit_span import long_run_notes
-from stepscope.analysis.energy.rail_fits import COARSE, RailFit, parts, reason_unresolvable
+from stepscope.analysis.energy.rail_fits import COARSE, RailFit, group_energies, reason_unresolvable
 from stepscope.analysis.energy.rails import (
     Energy,
     MeasuredRail,
     RailTree,
     energy_over,
     idle_stretch,
-    modelled_energy,
     power_windows,
     subtract_energies,
     sum_energies,
     training_stretches,
+    with_model_interval,
 )
 from stepscope.analysis.energy.timeline import Timeline
-from stepscope.analysis.energy.unread_phase import unread_phase
+from stepscope.analysis.energy.unread_phase import find_unread_phase
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
@@ -88,7 +88,7 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
     if not len(spans) or not tree.lines:
         return EnergyTables(pl.DataFrame(schema=TOTAL_SCHEMA), pl.DataFrame(schema=RAIL_SCHEMA), tree.notes)
     per = _MeanStep.of(run)
-    unread = {line.key: unread_phase(run, line.best) for line in tree.lines}
+    unread = {line.key: find_unread_phase(run, line.best) for line in tree.lines}
     of = {line.key: energy_over(line.best, spans) for line in tree.lines}
     of |= {key: phase.widened(of[key]) for key, phase in unread.items() if phase is not None}
     idle = _idle_power(run, tree)
@@ -129,7 +129,7 @@ def step_energy_table(run: RunReader, tree: RailTree) -> pl.DataFrame:
     simulated = run.meta.get("simulated") is not None
     frames = []
     for name, lines in tree.components():
-        resolved = edges[:, 1] - edges[:, 0] >= max(line.best.resolved_ns for line in lines)
+        resolved = edges[:, 1] - edges[:, 0] >= max(line.best.shortest_window_ns for line in lines)
         joules = np.sum([line.best.growth.between(edges[:, 0], edges[:, 1]) for line in lines], axis=0)
         columns: dict[str, Any] = {
             "step": steps["step"],
@@ -176,7 +176,7 @@ def _energy_row(
     kind = _source_kind(lines, simulated)
     if kind == ESTIMATED:
         stated = [line.best.uncertainty for line in lines]
-        energy = modelled_energy(energy, None if None in stated else max(filter(None, stated)))
+        energy = with_model_interval(energy, None if None in stated else max(filter(None, stated)))
     step_j = None if energy.watts is None else energy.watts * per.length_s
     return {
         "component": component,
@@ -344,11 +344,11 @@ def operator_power(run: RunReader, rails: list[RailFit], step: int) -> pl.DataFr
 
 def _rail_power(name: str, fit: Attribution, t0: float, t1: float) -> pl.DataFrame:
     timeline = fit.timeline
-    known = parts(fit, sparse.identity(timeline.keys.count, format="csr")).resolved(COARSE)
+    known = group_energies(fit, sparse.identity(timeline.keys.count, format="csr")).resolved(COARSE)
     edges = _piece_edges(timeline, t0, t1)
     keys = [_running_keys(timeline, lane, (edges[:-1] + edges[1:]) / 2) for lane in range(len(timeline.lanes))]
     watts, sure = _power_drawn(np.nan_to_num(fit.watts), known, keys, timeline.keys.gap)
-    edges, watts, sure = _thinned(edges, watts, sure)
+    edges, watts, sure = _thin_power(edges, watts, sure)
     at_ns = np.round((edges - t0) * 1e9).astype(np.int64)
     return pl.DataFrame(
         {"rail": [name] * len(watts), "start_ns": at_ns[:-1], "end_ns": at_ns[1:], "power_w": watts, "known": sure}
@@ -380,7 +380,7 @@ def _power_drawn(watts: Floats, known: Flags, keys: list[Ints], gap: int) -> tup
     return power, sure
 
 
-def _thinned(edges: Floats, watts: Floats, sure: Flags) -> tuple[Floats, Floats, Flags]:
+def _thin_power(edges: Floats, watts: Floats, sure: Flags) -> tuple[Floats, Floats, Flags]:
     """Neighbours that are alike as one; and where they are still too many, means over even windows."""
     new = np.append(True, (np.diff(watts) != 0) | (sure[1:] != sure[:-1]))
     at = np.append(edges[:-1][new], edges[-1])

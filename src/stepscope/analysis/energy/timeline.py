@@ -50,7 +50,7 @@ class PieceUncertainty:
     at: Floats
     sd: Floats
 
-    def of(self, t: Floats) -> Floats:
+    def sd_at(self, t: Floats) -> Floats:
         """The standard deviation at each instant, s; 0 in steps that were recorded."""
         sd: Floats = np.interp(t, self.at, self.sd)
         return sd
@@ -111,17 +111,17 @@ class Timeline:
         place: Ints = np.clip(np.searchsorted(self.step_t0, t, side="right") - 1, 0, self.steps - 1)
         return place
 
-    def kind_of(self, t: Floats) -> Ints:
+    def step_kind_at(self, t: Floats) -> Ints:
         """Return 0 for an instant outside all steps, 1 in a profiled step, 2 in one whose operators were filled in."""
         step = self.step_of(t)
         inside = (t >= self.step_t0[step]) & (t <= self.step_t1[step])
         return np.where(inside, np.where(self.recorded[step], 1, 2), 0)
 
-    def blur(self, t: Floats) -> Floats | None:
+    def time_sd_at(self, t: Floats) -> Floats | None:
         """Return the uncertainty of the pieces around each instant, s; None where all of them were profiled."""
         if self.scatter is None:
             return None
-        off = self.scatter.of(t)
+        off = self.scatter.sd_at(t)
         return off if off.any() else None
 
     def until(self, t: float) -> Timeline:
@@ -264,7 +264,7 @@ def join_uncertain_pieces(timeline: Timeline) -> Timeline:
 def _join_pieces_of_lane(timeline: Timeline, lane: Lane, scatter: PieceUncertainty) -> Lane:
     if not len(lane.key):
         return lane
-    step, reach, length = timeline.step_of(lane.t0), _SHUFFLED * scatter.of(lane.t0), lane.t1 - lane.t0
+    step, reach, length = timeline.step_of(lane.t0), _SHUFFLED * scatter.sd_at(lane.t0), lane.t1 - lane.t0
     alone = timeline.recorded[step] | (reach <= length)
     stretch = np.floor(np.cumsum(np.where(alone, 1.0, length / np.where(alone, 1.0, reach))))
     group = np.cumsum(np.append(0, (np.diff(stretch) > 0) | (np.diff(step) > 0) | alone[1:]))

@@ -51,7 +51,7 @@ class UnreadPhase:
         )
 
 
-def unread_phase(run: RunReader, source: PowerSource) -> UnreadPhase | None:
+def find_unread_phase(run: RunReader, source: PowerSource) -> UnreadPhase | None:
     """Return what the readings of a gauge leave out of the step; None where that may be chance, or nothing is."""
     steps = steps_after_warmup(run)
     if source.kind != "gauge" or steps.is_empty() or source.window_ns >= _AVERAGED * source.growth.period_ns:

@@ -54,7 +54,7 @@ class UpdateClock:
         """Return when the value that is read at each instant was made, s."""
         return self.update_times(self.number(t))
 
-    def of_change(self, before: Floats, after: Floats) -> Floats:
+    def change_times(self, before: Floats, after: Floats) -> Floats:
         """Return when a value was made that was absent at `before` and there at `after`: the update between, or the
         nearest.
 
@@ -70,7 +70,7 @@ class UpdateClock:
         return np.asarray(np.abs(turns - np.rint(turns)) < _PUNCTUAL)
 
 
-def clock_of_changes(stamp: Floats, moved: Flags, nominal: float | None) -> UpdateClock | None:
+def fit_clock_to_changes(stamp: Floats, moved: Flags, nominal: float | None) -> UpdateClock | None:
     """The clock behind the changes of a value that is read faster than it moves; None where they keep to none.
 
     stamp: (M,) of the readings, moved: (M,) does a reading differ from the one before; nominal: period, s, if stated.
@@ -102,7 +102,7 @@ def _drifting_clock(middle: Floats, period: float) -> UpdateClock | None:
     return UpdateClock(middle[rising], turns[rising], period)
 
 
-def clock_of_residuals(t: Floats, surprise: Floats, speed: Floats, nominal: float) -> UpdateClock | None:
+def fit_clock_to_residuals(t: Floats, surprise: Floats, speed: Floats, nominal: float) -> UpdateClock | None:
     """The clock behind what a value that is read more slowly than it moves lacks at each reading.
 
     surprise: (M,) growth since the reading before, less that of the fit; speed: (M,) of its growth, per second (power
@@ -167,7 +167,7 @@ def search_clock(error: ClockError, since: Floats, nominal: float, near: float) 
     return period, phase, least
 
 
-def stands_out(error: ClockError, count: int, nominal: float, least: float) -> bool:
+def is_best_clock_clear(error: ClockError, count: int, nominal: float, least: float) -> bool:
     """Is the best clock's error far below that of clocks at random?"""
     random = np.random.default_rng(0)
     others = [
@@ -258,7 +258,7 @@ def _mean_of_neighbours(values: Floats, span: int) -> Floats:
     return np.asarray((_smoothed(values, span) * size - values) / np.maximum(size - 1, 1))
 
 
-def clocks_of_repeats(stamp: Floats, value: Floats, nominal: float | None) -> list[UpdateClock]:
+def fit_clocks_to_repeats(stamp: Floats, value: Floats, nominal: float | None) -> list[UpdateClock]:
     """The clocks that explain which neighbouring reads are equal, best first; none where none stands out.
 
     Reads that nearly keep step with the updates fit several periods alike: what the values mean must then decide.
@@ -348,7 +348,7 @@ _OFF, _OFTEN = 0.3, 0.1  # of a period off a whole number of them; a share of th
 _LOST, _NEAR = 1.5, 9  # a distance of so many periods may mean lost readings; so many neighbours decide
 
 
-def fit_clock(stamp: Floats) -> Floats:
+def undelayed_stamps(stamp: Floats) -> Floats:
     """Stamps moved onto the source's own clock: a line under the lower envelope of (number, stamp), s.
 
     Where readings were lost the numbers skip. Fewer than 20 stamps are returned as they are.

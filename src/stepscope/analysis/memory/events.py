@@ -40,7 +40,7 @@ class Peak:
         return self.residual_bytes / self.bytes
 
 
-def on_one_device(events: pl.DataFrame, device: str | None = None) -> pl.DataFrame:
+def events_of_device(events: pl.DataFrame, device: str | None = None) -> pl.DataFrame:
     """The events of a device in order of time, texts as text; of the one that holds the most unless it is named."""
     plain = events.with_columns(pl.col(_TEXTS).cast(pl.String)).sort("t_ns", maintain_order=True)
     if device is None:
@@ -51,7 +51,7 @@ def on_one_device(events: pl.DataFrame, device: str | None = None) -> pl.DataFra
 
 def memory_over_time(events: pl.DataFrame, device: str | None = None) -> pl.DataFrame:
     """Live bytes after each event: step, t_ns, live, residual, and a column a category; categories add up to live."""
-    rows = on_one_device(events, device)
+    rows = events_of_device(events, device)
     of = [pl.when(pl.col("category") == name).then("bytes").otherwise(0).cum_sum().alias(name) for name in CATEGORIES]
     residual = pl.when(UNATTRIBUTED).then("bytes").otherwise(0).cum_sum().alias("residual")
     return rows.select("step", "t_ns", pl.col("bytes").cum_sum().alias("live"), residual, *of)
@@ -59,7 +59,7 @@ def memory_over_time(events: pl.DataFrame, device: str | None = None) -> pl.Data
 
 def peak(events: pl.DataFrame, device: str | None = None) -> Peak | None:
     """The peak of the profiled steps; None where no allocation was recorded."""
-    rows = on_one_device(events, device)
+    rows = events_of_device(events, device)
     if rows.is_empty():
         return None
     live = np.cumsum(rows["bytes"].to_numpy())
@@ -75,7 +75,7 @@ def peak(events: pl.DataFrame, device: str | None = None) -> Peak | None:
         op=reached["op"],
         module=reached["module"],
         phase=reached["phase"],
-        categories=_shares(tensors),
+        categories=_category_shares(tensors),
         tensors=tensors,
         residual_bytes=int(residual),
     )
@@ -105,7 +105,7 @@ def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
 
     Without what was there before the step.
     """
-    rows = on_one_device(events)
+    rows = events_of_device(events)
     found = peak(rows)
     if found is None:
         return pl.DataFrame(
@@ -121,7 +121,7 @@ def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
 
 def peak_by_module(events: pl.DataFrame) -> pl.DataFrame:
     """The most that each module held at once, its own tensors only: module, bytes, at_peak (of the step's peak)."""
-    rows = on_one_device(events)
+    rows = events_of_device(events)
     live = rows.with_columns(live=pl.col("bytes").cum_sum().over("module"))
     most = live.group_by("module").agg(bytes=pl.col("live").max())
     found = peak(rows)
@@ -131,7 +131,7 @@ def peak_by_module(events: pl.DataFrame) -> pl.DataFrame:
     return joined.sort("at_peak", "bytes", descending=True)
 
 
-def over_step(events: pl.DataFrame, step: int | None = None, points: int = 400) -> pl.DataFrame:
+def categories_over_step(events: pl.DataFrame, step: int | None = None, points: int = 400) -> pl.DataFrame:
     """Categories over one step, long: t (since its begin), category, bytes; the step of the peak unless it is named.
 
     Of more instants than `points` the one with the most live bytes of each stretch is kept, so that no peak is lost.
@@ -162,7 +162,7 @@ def _rows_in_step(rows: pl.DataFrame) -> int:
     return before if before else len(rows)
 
 
-def _shares(tensors: pl.DataFrame) -> pl.DataFrame:
+def _category_shares(tensors: pl.DataFrame) -> pl.DataFrame:
     """Bytes and share of every category that holds something, largest first."""
     total = tensors["bytes"].sum()
     return (

@@ -27,7 +27,7 @@ _SAID = {FITS: "fits", LIKELY_FITS: "likely fits", TOO_CLOSE: "too close to tell
 
 
 @dataclass(frozen=True)
-class Peak:
+class ResidentPeak:
     """The most resident memory of a training, B: least and most; held: what of it was the recorder's.
 
     several: the sum of several processes, in which a page that they share counts once at least, in each at most.
@@ -47,19 +47,19 @@ class Peak:
         return NO_FIT if self.low > size else TOO_CLOSE
 
 
-def training_peak(run: Run) -> Peak | None:
+def training_peak(run: Run) -> ResidentPeak | None:
     """Return the peak of the training alone, B; null where memory was not sampled."""
     metrics = run.metrics()
     if has_several_processes(run):
         found = _peaks(metrics, (ALL,))
         if not found:
             return None
-        return Peak(min(found.values()), max(found.values()), several=True, sure=False)
+        return ResidentPeak(min(found.values()), max(found.values()), several=True, sure=False)
     peak = _peak_without_recorder(metrics, run.meta, resident_before_profiling(run))
     return peak and replace(peak, sure=not run.samples("peak_rss").is_empty())
 
 
-def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> Peak | None:
+def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], before: float | None) -> ResidentPeak | None:
     """Return the peak of one process, without what the recorder held in it and what its heap grew by since.
 
     before: the most that was resident before any step was profiled, B.
@@ -71,9 +71,9 @@ def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], befor
     recorder = meta.get("recorder") or {}
     held = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
     if not 0 < held < high:
-        return Peak(high, high)
+        return ResidentPeak(high, high)
     without = high - held
-    return Peak(min(without, int(before or without)), high, held)
+    return ResidentPeak(min(without, int(before or without)), high, held)
 
 
 def _peaks(metrics: pl.DataFrame, scopes: tuple[str, ...]) -> dict[str, int]:
@@ -88,15 +88,15 @@ def fits_sentence(run: Run) -> str | None:
     peak = training_peak(run)
     if peak is None:
         return None
-    return f"{which_fit(peak)}: {_measured(run, peak)}"
+    return f"{size_verdicts_text(peak)}: {_measurement_text(run, peak)}"
 
 
-def which_fit(peak: Peak) -> str:
+def size_verdicts_text(peak: ResidentPeak) -> str:
     """Return the verdict on each common size of memory: "does not fit 2 GB; fits 4 and 8 GB"."""
     return "; ".join(_by_verdict(peak))
 
 
-def _by_verdict(peak: Peak) -> Iterator[str]:
+def _by_verdict(peak: ResidentPeak) -> Iterator[str]:
     for verdict, said in _SAID.items():
         sizes = [_gb(size) for size in SIZES if peak.verdict(size) == verdict]
         if sizes:
@@ -108,7 +108,7 @@ def _gb(size: int) -> str:
     return f"{size // GB}"
 
 
-def _measured(run: Run, peak: Peak) -> str:
+def _measurement_text(run: Run, peak: ResidentPeak) -> str:
     whose = "its processes" if peak.several else "the process"
     low, high = bytes_(peak.low), bytes_(peak.high)
     if peak.several:

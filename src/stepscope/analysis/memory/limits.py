@@ -84,7 +84,7 @@ class Allocator:
     how: str
     high_of_scripts: float = 0.0  # where sizes change from step to step, or models take turns; 0: as `high`
 
-    def of_script(self) -> Allocator:
+    def for_script(self) -> Allocator:
         """Return the allocator for a whole script, whose steps need not be alike."""
         return replace(self, high=max(self.high, self.high_of_scripts))
 

@@ -68,8 +68,8 @@ def collective_time(run: RunReader) -> CollectiveTime | None:
     rows = ops.join(wanted, on="step", how="semi", maintain_order="left").collect()  # a parent is a place in this order
     texts = [pl.col(name).cast(pl.String) for name in ("name", "module", "phase", "device")]
     rows = rows.with_columns(pl.col("step").cast(pl.Int64), *texts)
-    table = _Table.of(rows)
-    parts = [_step(table, *span) for span in steps.select("step", "t0_ns", "t1_ns").iter_rows()]
+    table = _StepRows.of(rows)
+    parts = [_measure_step(table, *span) for span in steps.select("step", "t0_ns", "t1_ns").iter_rows()]
     waits = pl.concat([pl.DataFrame(schema=WAIT_SCHEMA), *(part.waits for part in parts)])
     phases = sorted({phase for part in parts for phase in part.overlapped})
     overlapped = {phase: np.array([part.overlapped.get(phase, 0.0) for part in parts]) for phase in phases}
@@ -86,7 +86,7 @@ def collective_time(run: RunReader) -> CollectiveTime | None:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _StepRows:
     """Rows of all steps, and the pieces of the threads that train: where an operator runs, and where only a range."""
 
     rows: pl.DataFrame
@@ -98,7 +98,7 @@ class _Table:
     calls: pl.DataFrame  # starts of collectives
 
     @classmethod
-    def of(cls, rows: pl.DataFrame) -> _Table:
+    def of(cls, rows: pl.DataFrame) -> _StepRows:
         rows = rows.with_row_index("at")
         on_cpu = rows.filter(pl.col("device") == CPU)
         by_backend = pl.col("name").str.contains(COLLECTIVE)
@@ -108,7 +108,7 @@ class _Table:
         training = set(trained["thread"].unique().to_list())
         backend = sorted(set(on_cpu.filter(by_backend)["thread"].unique().to_list()) - training)
         parent = callers(rows)
-        pieces = [_pieces(rows, on_cpu, thread, parent) for thread in sorted(training)]
+        pieces = [_thread_pieces(rows, on_cpu, thread, parent) for thread in sorted(training)]
         found = np.concatenate([np.empty((0, 3), dtype=np.int64), *pieces])
         phases = rows["phase"].fill_null("other").unique().sort().to_list()
         names, in_phase = rows["name"].to_list(), rows["phase"].fill_null("other").to_list()
@@ -136,7 +136,7 @@ def _is_work(name: str, phase: str) -> bool:
     return _OPERATION.match(name) is not None and not name.startswith(_NO_OPERATION)
 
 
-def _pieces(rows: pl.DataFrame, on_cpu: pl.DataFrame, thread: int, parent: Ints) -> Ints:
+def _thread_pieces(rows: pl.DataFrame, on_cpu: pl.DataFrame, thread: int, parent: Ints) -> Ints:
     """Pieces of one thread, (n, 3): begin, end, row."""
     chosen = on_cpu.filter(pl.col("thread") == thread)["at"].to_numpy().astype(np.int64)
     place = np.full(len(rows), _NONE)
@@ -161,21 +161,21 @@ def _disjoint(busy: Ints) -> Ints:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepCollectives:
     times: tuple[float, float, float, float]
     overlapped: dict[str, float]
     waits: pl.DataFrame
     called: pl.DataFrame
 
 
-def _step(table: _Table, step: int, t0: int, t1: int) -> _Step:
+def _measure_step(table: _StepRows, step: int, t0: int, t1: int) -> _StepCollectives:
     """One step: its waits, and the time in flight by what overlapped it."""
-    busy = _within(table.busy, t0, t1)
+    busy = _clip_pieces(table.busy, t0, t1)
     calls, runs = (rows.filter(pl.col("step") == step) for rows in (table.calls, table.flights))
     flights, number = _spans_in_flight(calls, runs, t1)
     flying = _union(flights)
     opened = _complement(busy, t0, t1)
-    waits = _waits(opened, flights)
+    waits = _collective_waits(opened, flights)
     own = busy[:, 2] == (table.phases.index(COMMUNICATION) if COMMUNICATION in table.phases else _NONE)
     overlapped = {}
     covered = _overlap(busy[:, :2], flying)
@@ -189,7 +189,7 @@ def _step(table: _Table, step: int, t0: int, t1: int) -> _Step:
         overlapped[FRAMEWORK_OVERHEAD] = idle
     called = float((busy[own, 1] - busy[own, 0]).sum())
     apart = sum(overlapped.values())
-    awaited = _awaited(waits, flights)
+    awaited = _awaited_runs(waits, flights)
     names = runs["name"].to_list()
     frame = pl.DataFrame(
         {
@@ -204,7 +204,7 @@ def _step(table: _Table, step: int, t0: int, t1: int) -> _Step:
     starts = calls.select(
         pl.lit(step, pl.Int64).alias("step"), call=pl.int_range(pl.len(), dtype=pl.Int64), name="name", t_ns="t0_ns"
     )
-    return _Step((waited + called + apart, waited + called, waited, apart), overlapped, frame, starts)
+    return _StepCollectives((waited + called + apart, waited + called, waited, apart), overlapped, frame, starts)
 
 
 def _spans_in_flight(calls: pl.DataFrame, runs: pl.DataFrame, t1: int) -> tuple[Ints, Ints | None]:
@@ -218,7 +218,7 @@ def _spans_in_flight(calls: pl.DataFrame, runs: pl.DataFrame, t1: int) -> tuple[
     return times, number
 
 
-def _within(pieces: Ints, t0: int, t1: int) -> Ints:
+def _clip_pieces(pieces: Ints, t0: int, t1: int) -> Ints:
     """The pieces between two times, cut at them."""
     first, last = np.searchsorted(pieces[:, 1], t0, side="right"), np.searchsorted(pieces[:, 0], t1)
     cut: Ints = pieces[first:last].copy()
@@ -257,7 +257,7 @@ def _overlap(spans: Ints, union: Ints) -> Ints:
     return inside
 
 
-def _waits(opened: Ints, flights: Ints) -> Ints:
+def _collective_waits(opened: Ints, flights: Ints) -> Ints:
     """Parts of the stretches without an operator in which a collective was awaited, (n, 2)."""
     if len(opened) == 0 or len(flights) == 0:
         return np.empty((0, 2), dtype=np.int64)
@@ -269,12 +269,12 @@ def _waits(opened: Ints, flights: Ints) -> Ints:
     kept = kept[kept[:, 1] > kept[:, 0]]
     found = [np.empty((0, 2), dtype=np.int64)]
     for begin, end in kept.tolist():
-        inside = _within(np.column_stack([flying, flying[:, 0]]), begin, end)[:, :2]
+        inside = _clip_pieces(np.column_stack([flying, flying[:, 0]]), begin, end)[:, :2]
         found.append(inside[inside[:, 1] > inside[:, 0]])
     return np.concatenate(found)
 
 
-def _awaited(waits: Ints, flights: Ints) -> list[tuple[int, int, int]]:
+def _awaited_runs(waits: Ints, flights: Ints) -> list[tuple[int, int, int]]:
     """Return begin, end and run of each part of the waits; of several runs in flight, the first to end is awaited."""
     found: list[tuple[int, int, int]] = []
     edges = np.unique(flights)
@@ -290,7 +290,7 @@ def _awaited(waits: Ints, flights: Ints) -> list[tuple[int, int, int]]:
     return found
 
 
-def _wait_times_to_move(table: _Table, waits: pl.DataFrame) -> pl.DataFrame:
+def _wait_times_to_move(table: _StepRows, waits: pl.DataFrame) -> pl.DataFrame:
     """Ns by step and `PHASED` that waits take from the ranges around them and give to the collectives."""
     given = waits.select(
         "step",
@@ -309,7 +309,7 @@ def _wait_times_to_move(table: _Table, waits: pl.DataFrame) -> pl.DataFrame:
     return moved
 
 
-def _by_collective(table: _Table, waits: pl.DataFrame, steps: int) -> pl.DataFrame:
+def _by_collective(table: _StepRows, waits: pl.DataFrame, steps: int) -> pl.DataFrame:
     """Calls, bytes, total and exposed time of each kind of collective a step: on the backend, calling, on a device."""
     at_backend = table.flights.filter(pl.col("name").str.contains(COLLECTIVE))
     exposed = waits.group_by("name").agg(exposed_ns=(pl.col("t1_ns") - pl.col("t0_ns")).sum())
@@ -350,7 +350,7 @@ def _on_device(rows: pl.DataFrame, device: str) -> pl.DataFrame:
     return summed.with_columns(where=pl.lit(device))
 
 
-def shares_of_overlap(overlapped: dict[str, Floats]) -> Iterator[tuple[str, float]]:
+def overlap_by_phase(overlapped: dict[str, Floats]) -> Iterator[tuple[str, float]]:
     """Median ns a step of each phase that overlapped collectives, longest first."""
     medians = {phase: float(np.median(values)) for phase, values in overlapped.items()}
     yield from sorted(((phase, ns) for phase, ns in medians.items() if ns > 0), key=lambda entry: -entry[1])

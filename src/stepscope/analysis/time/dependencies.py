@@ -21,7 +21,14 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.time.idleness import IDLE, idle_causes
-from stepscope.analysis.time.schedule import Schedule, Tasks, bound_ns, heads, schedule, tails
+from stepscope.analysis.time.schedule import (
+    Schedule,
+    Tasks,
+    longest_paths_from_start,
+    longest_paths_to_end,
+    lower_bound_ns,
+    schedule,
+)
 from stepscope.analysis.time.step_units import StepUnits, kernels_by_unit, units_of, waits_for_device
 from stepscope.analysis.time.steps import shown_steps
 from stepscope.arrays import Flags, Floats, Ints
@@ -89,11 +96,11 @@ def dependencies(run: Run) -> Dependencies:
         path.add(float(own[unit]), WORK, before)
     return Dependencies(
         units=_unit_frame(middle, edges, path, scale),
-        overlap=_overlaps(steps, edges, step_ns, _cores(run)),
+        overlap=_overlap_table(steps, edges, step_ns, _cores(run)),
         idle=idle_causes(run, steps, step_ns),
         timeline=_timeline(middle, edges, scale, _cores(run)),
         step_ns=step_ns,
-        critical_path_ns=float(tails(path).max(initial=0.0)) * scale,
+        critical_path_ns=float(longest_paths_to_end(path).max(initial=0.0)) * scale,
         work_ns=sum(path.duration) * scale,
     )
 
@@ -171,7 +178,7 @@ def data_edges(units: StepUnits, accesses: pl.DataFrame) -> list[list[int]]:
 # Replay, and other schedules
 
 
-def replay(units: StepUnits, beside: Flags | None = None, waits: bool = True) -> tuple[Tasks, Ints]:
+def replay_tasks(units: StepUnits, beside: Flags | None = None, waits: bool = True) -> tuple[Tasks, Ints]:
     """Return the tasks of a step with the order and the delays that it had, and the task of each unit.
 
     beside: units that are taken out of the order of the host. waits: whether the host waits for kernels where it did.
@@ -216,13 +223,13 @@ def replay(units: StepUnits, beside: Flags | None = None, waits: bool = True) ->
 
 def replayed_ns(units: StepUnits) -> float:
     """Return how long the replay of a step takes, ns."""
-    tasks, _ = replay(units)
+    tasks, _ = replay_tasks(units)
     return earliest_end_ns(tasks)
 
 
 def earliest_end_ns(tasks: Tasks) -> float:
     """Return when the last task ends where each begins as soon as all that it waits for has ended."""
-    return float((heads(tasks) + np.array(tasks.duration)).max(initial=0.0))
+    return float((longest_paths_from_start(tasks) + np.array(tasks.duration)).max(initial=0.0))
 
 
 def tasks_with_host(units: StepUnits, edges: list[list[int]]) -> Tasks:
@@ -244,7 +251,7 @@ def tasks_with_host(units: StepUnits, edges: list[list[int]]) -> Tasks:
     return tasks
 
 
-def _overlaps(steps: list[StepUnits], edges: list[list[int]], step_ns: float, cores: int) -> pl.DataFrame:
+def _overlap_table(steps: list[StepUnits], edges: list[list[int]], step_ns: float, cores: int) -> pl.DataFrame:
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for units in steps:
         scale = step_ns / units.length_ns
@@ -267,21 +274,21 @@ def _savings(units: StepUnits, edges: list[list[int]], cores: int) -> Iterator[t
     loads = np.array([phase == "data" for phase in units.phase]) & ~kernel
     loading = float((units.t1 - units.t0)[loads].sum())
     if loading > 0:
-        rest = earliest_end_ns(replay(units, beside=loads)[0])
+        rest = earliest_end_ns(replay_tasks(units, beside=loads)[0])
         saved = whole - max(rest, loading)  # the next step's data are loaded meanwhile
         yield DATA_BESIDE, 1, max(saved, 0.0), min(loading, whole - loading)
     if kernel.any():
-        free = earliest_end_ns(replay(units, waits=False)[0])
+        free = earliest_end_ns(replay_tasks(units, waits=False)[0])
         busiest = max(_busy(units, lane) for lane in set(np.array(units.lane)[kernel]))
         yield NO_SYNC, 1, max(whole - free, 0.0), max(whole - busiest, 0.0)
         return
     tasks = tasks_with_host(units, edges)
     queue = schedule(tasks, {HOST: 1, WORK: 1}, in_order=True).length_ns
-    yield HOST_BESIDE, 1, max(whole - queue, 0.0), max(whole - bound_ns(tasks, {HOST: 1, WORK: 1}), 0.0)
+    yield HOST_BESIDE, 1, max(whole - queue, 0.0), max(whole - lower_bound_ns(tasks, {HOST: 1, WORK: 1}), 0.0)
     for lanes in sorted({2, max(cores, 2)}):
         groups = {HOST: 1, WORK: lanes}
         length = min(queue, schedule(tasks, groups).length_ns)
-        yield BRANCHES, lanes, max(whole - length, 0.0), max(whole - bound_ns(tasks, groups), 0.0)
+        yield BRANCHES, lanes, max(whole - length, 0.0), max(whole - lower_bound_ns(tasks, groups), 0.0)
 
 
 def _busy(units: StepUnits, lane: str) -> float:
@@ -294,7 +301,7 @@ def _busy(units: StepUnits, lane: str) -> float:
 
 def _unit_frame(units: StepUnits, edges: list[list[int]], path: Tasks, scale: float) -> pl.DataFrame:
     """A row a unit; critical: on the longest way along data."""
-    earliest, longest = heads(path), tails(path)
+    earliest, longest = longest_paths_from_start(path), longest_paths_to_end(path)
     whole = float(longest.max(initial=0.0))
     critical = (earliest + longest >= whole * (1 - 1e-9)) & (np.array(path.duration) > 0)
     return pl.DataFrame(

@@ -53,7 +53,7 @@ class LayerTimes:
     length_ns: Floats
     doubt_ns: Floats
 
-    def in_step_of(self, step_ns: float) -> LayerTimes:
+    def scaled_to_step(self, step_ns: float) -> LayerTimes:
         """Return the same for a step that takes `step_ns`, where these took longer, or less, than their looks cost.
 
         A layer lengthens with the step by as much as its times in these steps tell; one that they tell nothing of does
@@ -87,7 +87,7 @@ class LayerTimes:
         doubt: Floats = _NORMAL * np.sqrt(variance)
         return replace(self, ns=np.maximum(found[:, :-1], 1.0), doubt_ns=doubt)
 
-    def in_starved_step_of(self, step_ns: float, stretch: float) -> LayerTimes:
+    def scaled_to_starved_step(self, step_ns: float, stretch: float) -> LayerTimes:
         """Return the same for a step that waits for a core: each layer takes `stretch` times its CPU time.
 
         In these few steps the waits fall on this layer or that one, on a short one hardly ever. So a layer counts with

@@ -84,11 +84,11 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
         )
         .collect()
     )
-    table = table if collectives is None else _with_waits(table, collectives.moved)
-    return _with_shared_updates(table, run.model).sort("step", *_KEYS)
+    table = table if collectives is None else _move_waits(table, collectives.moved)
+    return _share_out_updates(table, run.model).sort("step", *_KEYS)
 
 
-def _with_shared_updates(table: pl.DataFrame, model: pl.DataFrame) -> pl.DataFrame:
+def _share_out_updates(table: pl.DataFrame, model: pl.DataFrame) -> pl.DataFrame:
     """The table with the time of updates that serve many layers at once shared out among them, by elements."""
     shares = model.select("module", "update_share").drop_nulls().unique("module", maintain_order=True)
     shared = (
@@ -136,7 +136,7 @@ def _with_profiling(ops: pl.LazyFrame, run: RunReader) -> pl.LazyFrame:
     )
 
 
-def _with_waits(table: pl.DataFrame, moved: pl.DataFrame) -> pl.DataFrame:
+def _move_waits(table: pl.DataFrame, moved: pl.DataFrame) -> pl.DataFrame:
     """The table with its waits, and collectives in their phase also where an older recorder had none for them."""
     shifts = moved.with_columns(pl.col("module").fill_null(OUTSIDE))
     whole = pl.concat([table, shifts], how="diagonal_relaxed")
@@ -174,10 +174,10 @@ class PerStep:
 
 def per_step(table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], value: str) -> PerStep:
     """Sum a column of `self_times` by step and keys; 0 in the steps that have none."""
-    return sums_per_step(table, steps, keys, (value,))[0]
+    return sum_columns_per_step(table, steps, keys, (value,))[0]
 
 
-def sums_per_step(
+def sum_columns_per_step(
     table: pl.DataFrame, steps: pl.Series, keys: tuple[str, ...], values: tuple[str, ...]
 ) -> list[PerStep]:
     """Sum several columns of `self_times` by step and the same keys, in one pass."""
@@ -308,7 +308,7 @@ def _track(chosen: Ints, rows: pl.DataFrame, origin_ns: int) -> Track:
     begin_ns, end_ns, running = innermost_pieces(t0, t1, parent)
     op = rows["op"].to_numpy()[chosen][running].astype(np.int64)
     begin, end = ((time - origin_ns) / 1e9 for time in (begin_ns, end_ns))
-    return Track(device, begin, end, op, _part(running, len(chosen)))
+    return Track(device, begin, end, op, _piece_positions(running, len(chosen)))
 
 
 def innermost_pieces(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints]:
@@ -324,7 +324,7 @@ def innermost_pieces(t0: Ints, t1: Ints, parent: Ints) -> tuple[Ints, Ints, Ints
     return time[piece], time[piece + 1], running[piece]
 
 
-def _part(instance: Ints, count: int) -> Ints:
+def _piece_positions(instance: Ints, count: int) -> Ints:
     """Return for each piece whether it is the first of its op call, the last, or one between."""
     place = np.arange(len(instance))
     first, last = np.full(count, len(instance)), np.full(count, _NONE)

@@ -25,14 +25,14 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_intervals, median_interval
 from stepscope.analysis.time.layers import WORKLOAD_DATA, LayerTimes, group_of_cells, layer_times
-from stepscope.analysis.time.operators import CPU, PerStep, replace_outliers_by_median, sums_per_step
+from stepscope.analysis.time.operators import CPU, PerStep, replace_outliers_by_median, sum_columns_per_step
 from stepscope.analysis.time.steps import (
     FEW,
+    are_steps_whole,
     layer_timed_steps,
     shown_steps,
     steps_after_warmup,
     timed_steps,
-    whole_steps,
 )
 from stepscope.arrays import Flags, Floats
 
@@ -77,11 +77,11 @@ class StepTimes:
         return self.table.is_empty() or len(self.steps) == 0
 
     @property
-    def beside_layers(self) -> Floats | None:
+    def outside_layers_ns(self) -> Floats | None:
         """Time of a step outside its layers, ns, in each step in which these alone were timed; None without such."""
         return None if self.layers is None else self.step_ns - self.layers.ns.sum(axis=1)
 
-    def estimates(
+    def means_with_intervals(
         self, values: Floats, profiling: Floats, doubt: Floats, of_layers: Floats | None = None
     ) -> tuple[Floats, Floats, Floats]:
         """Mean of each column with its 95 % CI, ns: (k,) each; NaN for the CI of fewer than 6 steps.
@@ -126,25 +126,25 @@ def step_times(run: Run) -> StepTimes:
         nothing = np.zeros(len(steps))
         return StepTimes(number, table, nothing, nothing, nothing, nothing, 0.0)
     on_cpu = table.filter(pl.col("device") == CPU)
-    cells, count, profiling = sums_per_step(on_cpu, number, _CELL, ("self_ns", "count", "profiling_ns"))
+    cells, count, profiling = sum_columns_per_step(on_cpu, number, _CELL, ("self_ns", "count", "profiling_ns"))
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
     rest = lengths - cells.values.sum(axis=1)
     rest = np.where(rest < 0, max(float(np.median(rest)), 0.0), rest)  # below 0 where threads overlap
-    outside, below = sums_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
+    outside, below = sum_columns_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
     rest_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
     unlike = _are_unlike(cells, regular)
     interrupted = rest[:, None] if unlike else replace_outliers_by_median(rest[:, None])
     raw = np.column_stack([replace_outliers_by_median(cells.values, regular), interrupted])
     cost = np.column_stack([profiling.values, rest_cost])
-    headline = _Headline.of(run, steps, unlike)
+    headline = _StatedStepTime.of(run, steps, unlike)
     more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
-    bare = _with_loading_of_run(run, cells, _scaled(bare, headline.step_ns, unlike))
+    bare = _limit_loading_time(run, cells, _scale_to_step_time(bare, headline.step_ns, unlike))
     doubt = np.zeros_like(bare)
     layers = _layers_in_step(run, cells, headline)
     if layers is not None:
-        bare, cost, doubt = _with_layers(bare, cost, count, layers, headline.step_ns)
+        bare, cost, doubt = _add_layer_times(bare, cost, count, layers, headline.step_ns)
         cells_cost = PerStep(cells.keys, cost[:, :-1])
         rows, columns = cells_cost.cells_of(on_cpu, number)
         on_cpu = on_cpu.with_columns(profiling_ns=pl.Series(cost[rows, columns]))
@@ -172,7 +172,7 @@ def step_times(run: Run) -> StepTimes:
 
 
 @dataclass(frozen=True)
-class _Headline:
+class _StatedStepTime:
     """The step time that is stated, ns, the relative half width of its CI, and the unprofiled steps' near ours, ns."""
 
     step_ns: float
@@ -180,16 +180,16 @@ class _Headline:
     near_ns: float | None
 
     @classmethod
-    def of(cls, run: Run, steps: pl.DataFrame, unlike: bool) -> _Headline:
+    def of(cls, run: Run, steps: pl.DataFrame, unlike: bool) -> _StatedStepTime:
         timed, which = timed_steps(run)
-        if timed.is_empty() or not whole_steps(run):
+        if timed.is_empty() or not are_steps_whole(run):
             return cls(float(steps["length_ns"].to_numpy().mean()), 0.0, None)
         median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
         doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
         return cls(median, doubt, _nearby_unprofiled_ns(run) if which == "unprofiled steps" and not unlike else None)
 
 
-def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes | None:
+def _layers_in_step(run: Run, cells: PerStep, headline: _StatedStepTime) -> LayerTimes | None:
     """The times of layers in a step of the stated length; None where no step tells them."""
     layers = layer_times(run, cells) if headline.near_ns is not None else None
     if layers is None:
@@ -198,7 +198,9 @@ def _layers_in_step(run: Run, cells: PerStep, headline: _Headline) -> LayerTimes
     layers = layers if most is None else layers.with_loading_up_to(most)
     stretch = _core_wait_factor(run, layers, headline.step_ns)
     starved = stretch > _STARVED
-    return layers.in_starved_step_of(headline.step_ns, stretch) if starved else layers.in_step_of(headline.step_ns)
+    return (
+        layers.scaled_to_starved_step(headline.step_ns, stretch) if starved else layers.scaled_to_step(headline.step_ns)
+    )
 
 
 def _are_unlike(cells: PerStep, regular: Flags) -> bool:
@@ -208,14 +210,14 @@ def _are_unlike(cells: PerStep, regular: Flags) -> bool:
     return bool(np.abs(apart).sum() > _UNLIKE * cells.values.sum())
 
 
-def _scaled(bare: Floats, step_ns: float, unlike: bool) -> Floats:
+def _scale_to_step_time(bare: Floats, step_ns: float, unlike: bool) -> Floats:
     """Return times whose steps take this long, ns: each of them, or the mean of steps of several kinds."""
     whole = np.maximum(bare.sum(axis=1, keepdims=True), 1.0)
     scaled: Floats = bare * (step_ns / (whole.mean() if unlike else whole))
     return scaled
 
 
-def _with_loading_of_run(run: Run, cells: PerStep, bare: Floats) -> Floats:
+def _limit_loading_time(run: Run, cells: PerStep, bare: Floats) -> Floats:
     """Cells and what is in no cell with no more loading in a step than all data loaders took of the run.
 
     What they took is known of every step, where a few profiled ones may hold the first batches of epochs, or were made
@@ -237,7 +239,7 @@ def _max_loading_time(run: Run) -> float | None:
     return loading_ns / (run.steps["step"][-1] + 1) if loading_ns else None
 
 
-def _with_layers(
+def _add_layer_times(
     bare: Floats, cost: Floats, count: PerStep, layers: LayerTimes, step_ns: float
 ) -> tuple[Floats, Floats, Floats]:
     """Cells and what is in no cell, (steps, cells + 1), with the times of layers; the recorder's cost in them; doubt.

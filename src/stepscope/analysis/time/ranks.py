@@ -121,17 +121,18 @@ def _group_rank(part: Run) -> int | None:
     return rank if isinstance(rank, int) and "process" not in part.meta else None
 
 
-def ranks(run: Run) -> Ranks:
+def compare_ranks(run: Run) -> Ranks:
     """Return all facts of the parts; one row for a training in a single process."""
     parts, missing = rank_runs(run)
     reason = _not_comparable(parts)
     endings = tuple(_endings(parts, one_clock=not reason))
     notes = [*missing, *endings]
-    compared = _Comparison.of(parts) if len(parts) > 1 and not reason else _Comparison.without_data()
+    compared = _RankTimings.of(parts) if len(parts) > 1 and not reason else _RankTimings.without_data()
     if len(parts) > 1:
         notes += [f"the ranks are not compared with each other: {reason}"] if reason else compared.notes
     used = _usage_by_process(run) if len(parts) > 1 else {}
-    rows = [_rank_row(part) | compared.row(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts)]
+    known = (compared.columns_of(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts))
+    rows = [_rank_row(part) | more for part, more in zip(parts, known, strict=True)]
     return Ranks(parts, pl.DataFrame(rows, schema=RANK_SCHEMA, orient="row"), compared.skew, tuple(notes), endings)
 
 
@@ -247,7 +248,7 @@ def _wall_minus_monotonic(clock: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _RankTimings:
     """Relations between the parts: skew; lateness and waiting by step of each part, ns (parts, steps)."""
 
     skew: pl.DataFrame
@@ -256,11 +257,11 @@ class _Comparison:
     notes: list[str]
 
     @classmethod
-    def without_data(cls) -> _Comparison:
+    def without_data(cls) -> _RankTimings:
         return cls(pl.DataFrame(schema=SKEW_SCHEMA), np.empty((0, 0)), [], [])
 
     @classmethod
-    def of(cls, parts: list[Run]) -> _Comparison:
+    def of(cls, parts: list[Run]) -> _RankTimings:
         arrivals, notes = _arrivals(parts)
         paused = {step for part in parts for step in _after_pauses(part)}
         clean = [step for step in arrivals if step not in paused]
@@ -277,14 +278,14 @@ class _Comparison:
             notes.append("what of the exposed time was waiting for other ranks is open: calls and runs do not pair")
         return cls(_skew(parts, arrivals, paused), late, waiting, notes)
 
-    def row(self, at: int) -> dict[str, Any]:
+    def columns_of(self, at: int) -> dict[str, Any]:
         """Columns of the table for one part."""
         if self.late.size == 0:
             return {}
         waited = self.waiting[at]
         last = self.late.argmax(axis=0) == at
-        found = {} if waited is None else _estimate("waiting", waited)
-        return {**found, **_estimate("late", self.late[at]), "last_share": float(last.mean())}
+        found = {} if waited is None else _median_columns("waiting", waited)
+        return {**found, **_median_columns("late", self.late[at]), "last_share": float(last.mean())}
 
 
 def _arrivals(parts: list[Run]) -> tuple[dict[int, Floats], list[str]]:
@@ -385,12 +386,12 @@ def _rank_row(part: Run) -> dict[str, Any]:
     if taken:
         row |= {"step_ns": taken[0].value, "step_low_ns": taken[0].low, "step_high_ns": taken[0].high}
     if time is not None:
-        row |= _estimate("exposed", time.steps["exposed_ns"].to_numpy())
+        row |= _median_columns("exposed", time.steps["exposed_ns"].to_numpy())
         row["overlapped_ns"] = float(np.median(time.steps["overlapped_ns"].to_numpy()))
     return row
 
 
-def _estimate(name: str, values: Floats) -> dict[str, float | None]:
+def _median_columns(name: str, values: Floats) -> dict[str, float | None]:
     """Median and 95 % CI, ns."""
     if len(values) == 0:
         return {}

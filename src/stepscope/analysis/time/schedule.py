@@ -2,7 +2,7 @@
 
 A lane runs one task at a time. Of the tasks that are ready, the one with the longest way to the end comes first (R. L.
 Graham, Bell System Technical Journal 45, 1966; T. C. Hu, 1961). No order of these tasks on these
-lanes ends before `bound_ns`, so the best one lies between the two.
+lanes ends before `lower_bound_ns`, so the best one lies between the two.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Schedule:
         return float(self.end.max(initial=0.0))
 
 
-def tails(tasks: Tasks) -> Floats:
+def longest_paths_to_end(tasks: Tasks) -> Floats:
     """Return the longest way from the beginning of each task to the end of all, ns."""
     longest = np.zeros(len(tasks.duration))
     for task in range(len(tasks.duration) - 1, -1, -1):
@@ -57,7 +57,7 @@ def tails(tasks: Tasks) -> Floats:
     return longest
 
 
-def heads(tasks: Tasks) -> Floats:
+def longest_paths_from_start(tasks: Tasks) -> Floats:
     """Return the longest way from the beginning of all to the beginning of each task, ns."""
     earliest = np.zeros(len(tasks.duration))
     for task, before in enumerate(tasks.after):
@@ -65,18 +65,20 @@ def heads(tasks: Tasks) -> Floats:
     return earliest
 
 
-def bound_ns(tasks: Tasks, lanes: dict[Any, int]) -> float:
+def lower_bound_ns(tasks: Tasks, lanes: dict[Any, int]) -> float:
     """Return the length that no schedule is below: the critical path, or the work of a group over its lanes."""
     work: dict[Any, float] = {}
     for duration, lane in zip(tasks.duration, tasks.lane, strict=True):
         work[lane] = work.get(lane, 0.0) + duration
-    return float(max(tails(tasks).max(initial=0.0), *(ns / lanes[lane] for lane, ns in work.items()), 0.0))
+    return float(
+        max(longest_paths_to_end(tasks).max(initial=0.0), *(ns / lanes[lane] for lane, ns in work.items()), 0.0)
+    )
 
 
 def schedule(tasks: Tasks, lanes: dict[Any, int], in_order: bool = False) -> Schedule:
     """Return a schedule on so many lanes of each group; in_order: tasks start in their order, as in a queue."""
     count = len(tasks.duration)
-    rank = -np.arange(count, dtype=np.float64) if in_order else tails(tasks)
+    rank = -np.arange(count, dtype=np.float64) if in_order else longest_paths_to_end(tasks)
     waits = [len(before) for before in tasks.after]
     followers: list[list[int]] = [[] for _ in range(count)]
     for task, before in enumerate(tasks.after):

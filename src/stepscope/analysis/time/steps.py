@@ -104,7 +104,7 @@ def partly_profiled_steps(run: RunReader) -> pl.DataFrame:
     return kept.with_columns(recorded=pl.lit(True)).select(*run.steps.columns, "length_ns")
 
 
-def whole_steps(run: RunReader) -> bool:
+def are_steps_whole(run: RunReader) -> bool:
     """Return whether what is said of layers, operators and phases is of whole steps, not of parts of too large ones."""
     return bool(run.steps["recorded"].any()) or profiled_parts(run).is_empty()
 
@@ -168,7 +168,7 @@ def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
     newest = {folder: _newest_part(folder) for folder in warmups}
     closed = [folder for folder, part in newest.items() if part == "steps.parquet" and _can_be_read(folder / part)]
     frames = [
-        *_all_at_once(closed),
+        *_read_closed_runs(closed),
         *(_last_rows(folder, newest[folder]) for folder in warmups if folder not in set(closed)),
     ]
     known = [frame for frame in frames if frame is not None and len(frame)]
@@ -186,7 +186,7 @@ def _can_be_read(file: Path) -> bool:
         return False
 
 
-def _all_at_once(folders: list[Path]) -> list[pl.DataFrame]:
+def _read_closed_runs(folders: list[Path]) -> list[pl.DataFrame]:
     """The steps of closed runs in one pass; where a file among them is damaged, one by one."""
     if not folders:
         return []
@@ -198,7 +198,7 @@ def _all_at_once(folders: list[Path]) -> list[pl.DataFrame]:
         return [found.select("step", *_typed_columns(), run=run, total=pl.len().over("file"))]
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         halves = (folders[: len(folders) // 2], folders[len(folders) // 2 :])
-        return [] if len(folders) == 1 else [frame for half in halves for frame in _all_at_once(half)]
+        return [] if len(folders) == 1 else [frame for half in halves for frame in _read_closed_runs(half)]
 
 
 def _newest_part(folder: Path) -> str:

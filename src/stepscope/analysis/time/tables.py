@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.time.layers import UPDATE, sources_of_modules, sources_of_operators, with_sources
-from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, per_step, sums_per_step
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, per_step, sum_columns_per_step
 from stepscope.analysis.time.overhead_correction import StepTimes
-from stepscope.analysis.time.steps import shown_steps, whole_steps
+from stepscope.analysis.time.steps import are_steps_whole, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import MODULE_CALL, OPS, PHASES, RunReader
 
@@ -77,12 +77,12 @@ def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) 
 
     Reports and comparisons have the times of operators and phases from here; of modules by the same sums.
     """
-    spent, profiling, doubt, recorded = sums_per_step(table, times.steps, keys, ("self_ns", *_RECORDED))
+    spent, profiling, doubt, recorded = sum_columns_per_step(table, times.steps, keys, ("self_ns", *_RECORDED))
     of_layers = None
     if times.layers is not None and keys == ("phase",):
         phases = spent.keys["phase"].to_numpy()
         of_layers = times.layers.ns @ (times.layers.keys["phase"].to_numpy()[:, None] == phases)
-    value, low, high = times.estimates(spent.values, profiling.values, doubt.values, of_layers)
+    value, low, high = times.means_with_intervals(spent.values, profiling.values, doubt.values, of_layers)
     return spent.keys.with_columns(
         ns=pl.Series(value),
         low_ns=pl.Series(low),
@@ -95,8 +95,8 @@ def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) 
 def framework_overhead_of_step(times: StepTimes) -> dict[str, list[float]]:
     """Return the same columns of framework overhead, one row."""
     rest, profiling, doubt = (part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
-    beside = None if times.beside_layers is None else times.beside_layers[:, None]
-    value, low, high = times.estimates(rest, profiling, doubt, beside)
+    beside = None if times.outside_layers_ns is None else times.outside_layers_ns[:, None]
+    value, low, high = times.means_with_intervals(rest, profiling, doubt, beside)
     recorded, share = [float(times.rest_recorded_ns.mean())], [float(value[0]) / times.step_ns]
     return {"ns": value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
 
@@ -241,7 +241,7 @@ def module_table(run: Run) -> pl.DataFrame:
     table, number = times.table, times.steps
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
     own = _ModuleTimes.of(on_cpu, number, tree)
-    of_layers = own.of_layers(times, tree)
+    of_layers = own.layer_timed_values(times, tree)
     calls = _step_matrix(table, number, tree, "calls")
     columns: dict[str, Any] = {
         **_identity(tree),
@@ -253,10 +253,10 @@ def module_table(run: Run) -> pl.DataFrame:
         "flops": _module_flops(table, number, tree),
         "optimizer_shared": [*(module.facts.get("update_share") is not None for module in tree), None, None],
     }
-    ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.has_run()
+    ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.seen_flags()
     below = _subtree_sums(ran[None, :].astype(np.float64), tree)[0] > 0
     for prefix, known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
-        module_times.hide(columns, prefix, ~known)
+        module_times.null_unseen_columns(columns, prefix, ~known)
         columns[f"{prefix}backward_ns"][:-2][~_any_backward(own, tree)] = np.nan
     columns["calls"][:-1][~ran] = np.nan
     split = [f"{prefix}{phase}_ns" for prefix in ("", "tree_") for phase in _SPLIT]
@@ -271,7 +271,9 @@ def _any_backward(own: _ModuleTimes, tree: list[Module]) -> Flags:
 
 def _without_unseen(run: Run, frame: pl.DataFrame, split: list[str]) -> pl.DataFrame:
     """Return times by phase; null, not 0, where nothing was seen in a step too large to be profiled whole."""
-    return frame if whole_steps(run) else frame.with_columns(pl.when(pl.col(name) != 0).then(name) for name in split)
+    return (
+        frame if are_steps_whole(run) else frame.with_columns(pl.when(pl.col(name) != 0).then(name) for name in split)
+    )
 
 
 def _module_frame(columns: dict[str, Any]) -> pl.DataFrame:
@@ -305,18 +307,18 @@ class _ModuleTimes:
             split, *(_subtree_sums(own_ns, tree) for own_ns in (self.total, self.profiling, self.doubt, self.recorded))
         )
 
-    def has_run(self) -> Flags:
+    def seen_flags(self) -> Flags:
         """Return of which modules anything was seen in forward or backward, (modules + 1,)."""
         seen: Flags = sum(self.split[phase].sum(axis=0) for phase in ("forward", "backward")) > 0
         return seen
 
-    def hide(self, columns: dict[str, Any], prefix: str, unseen: Flags) -> None:
+    def null_unseen_columns(self, columns: dict[str, Any], prefix: str, unseen: Flags) -> None:
         """Make null what is not known of modules that were not seen: all but their updates."""
         nothing = unseen & (self.total.sum(axis=0) == 0)
         for name in ("forward_ns", "backward_ns", "optimizer_ns", "total_ns", "low_ns", "high_ns", "mean_ns", "share"):
             columns[f"{prefix}{name}"][:-1][unseen if name in ("forward_ns", "backward_ns") else nothing] = np.nan
 
-    def of_layers(self, times: StepTimes, tree: list[Module]) -> Floats | None:
+    def layer_timed_values(self, times: StepTimes, tree: list[Module]) -> Floats | None:
         """Return what the steps whose layers alone were timed know of each module, (those steps, modules + 1), ns."""
         if times.layers is None:
             return None
@@ -336,10 +338,10 @@ class _ModuleTimes:
         named = {f"{prefix}{phase}_ns": np.append(ns.mean(axis=0), np.nan) for phase, ns in self.split.items()}
         own = (self.total, self.profiling, self.doubt)
         rest = (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns)
-        if of_layers is not None and times.beside_layers is not None:
-            of_layers = np.column_stack([of_layers, times.beside_layers])
+        if of_layers is not None and times.outside_layers_ns is not None:
+            of_layers = np.column_stack([of_layers, times.outside_layers_ns])
         values, profiling, doubt = (np.column_stack(pair) for pair in zip(own, rest, strict=True))
-        found = times.estimates(values, profiling, doubt, of_layers)
+        found = times.means_with_intervals(values, profiling, doubt, of_layers)
         totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), found, strict=True))
         recorded = np.append(self.recorded.mean(axis=0), times.rest_recorded_ns.mean())
         shares = totals[f"{prefix}total_ns"] / times.step_ns
@@ -354,7 +356,7 @@ def _step_matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], valu
 def _step_matrices(table: pl.DataFrame, steps: pl.Series, tree: list[Module], values: tuple[str, ...]) -> list[Floats]:
     place = {module.name: column for column, module in enumerate(tree)} | {OUTSIDE: len(tree)}
     matrices: list[Floats] = []
-    for known in sums_per_step(table, steps, ("module",), values):
+    for known in sum_columns_per_step(table, steps, ("module",), values):
         matrix = np.zeros((len(steps), len(tree) + 1))
         matrix[:, [place[name] for name in known.keys["module"]]] = known.values
         matrices.append(matrix)
@@ -466,7 +468,7 @@ def _ordered_tree(children: dict[str | None, list[str]], facts: dict[str, Any]) 
 _TOP = -1
 
 
-def anatomy(run: Run) -> pl.DataFrame:
+def median_step_ops(run: Run) -> pl.DataFrame:
     """The op calls, as recorded, of the profiled step nearest to the step time, columns as `runfolder.OPS`.
 
     And: source (the line of code that calls it), row (what `parent` counts), depth in the tree of calls, start_ns and

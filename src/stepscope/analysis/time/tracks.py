@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import channel_timeline, core_busy_time, resolved_ns, windows
+from stepscope.analysis.channels import channel_timeline, core_busy_time, growth_windows, shortest_window_ns
 from stepscope.analysis.energy.rails import power_windows
 from stepscope.analysis.estimate import LevelChange, change_points, median_interval
-from stepscope.analysis.memory.events import over_step
+from stepscope.analysis.memory.events import categories_over_step
 from stepscope.analysis.process_scopes import WATCHED
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import FEW, profiled_steps, timed_steps
 from stepscope.arrays import Floats
-from stepscope.quantities import find
+from stepscope.quantities import find_quantity
 from stepscope.runfolder import RunReader
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _operator_power(run: Run, step: int) -> pl.DataFrame:
 
 def _core_use(run: Run, t0_ns: int, t1_ns: int) -> Iterator[pl.DataFrame]:
     for series in core_busy_time(run):
-        shortest_ns = resolved_ns(series)
-        busy = windows(series, *_window_span(t0_ns, t1_ns, shortest_ns), shortest_ns)
+        shortest_ns = shortest_window_ns(series)
+        busy = growth_windows(series, *_window_span(t0_ns, t1_ns, shortest_ns), shortest_ns)
         yield _track_frame("core", series.scope, "1", busy.edges_ns - t0_ns, np.clip(busy.rates, 0, 1), "measured")
 
 
@@ -152,7 +152,7 @@ def _live_memory(run: Run, step: int) -> Iterator[pl.DataFrame]:
     if chosen is None:
         return
     length = run.steps.filter(pl.col("step") == chosen).select(pl.col("t1_ns") - pl.col("t0_ns")).item()
-    series = over_step(events, chosen, points=_MOST_POINTS).sort("category", "t", maintain_order=True)
+    series = categories_over_step(events, chosen, points=_MOST_POINTS).sort("category", "t", maintain_order=True)
     until = pl.col("t").shift(-1).over("category").fill_null(pl.max_horizontal("t", pl.lit(length)))
     held = series.with_columns(end=until, most=pl.col("bytes").max().over("category")).filter(pl.col("most") > 0)
     yield held.select(
@@ -248,7 +248,7 @@ def clocks_and_heat(run: RunReader) -> pl.DataFrame:
 
 
 def _is_clock_or_heat(channel: dict[str, Any]) -> bool:
-    return find(str(channel.get("quantity"))).group in ("Temperature", "Frequency")
+    return find_quantity(str(channel.get("quantity"))).group in ("Temperature", "Frequency")
 
 
 def _channel_frame(run: RunReader, channel: dict[str, Any]) -> pl.DataFrame:
@@ -298,7 +298,11 @@ def _lines(run: Run, steps: pl.DataFrame) -> Iterator[Line]:
     found = [("step time", "measured", t0[known], (t1 - t0)[known] / 1e6)]
     found += [
         (quantity, kind, (frame["t0_ns"].to_numpy() + frame["t1_ns"].to_numpy()) / 2, _values(frame) / scale)
-        for quantity, kind, frame, scale in (*_power(run, int(t0[0]), int(t1[-1])), *_memory(run), *_clock(run))
+        for quantity, kind, frame, scale in (
+            *_power_series(run, int(t0[0]), int(t1[-1])),
+            *_memory_series(run),
+            *_clock_series(run),
+        )
     ]
     for quantity, kind, at, values in found:
         inside = (at >= t0[0]) & (at <= t1[-1])
@@ -314,7 +318,7 @@ def _values(frame: pl.DataFrame) -> Floats:
     return values
 
 
-def _power(run: Run, start_ns: int, end_ns: int) -> Iterator[tuple[str, str, pl.DataFrame, float]]:
+def _power_series(run: Run, start_ns: int, end_ns: int) -> Iterator[tuple[str, str, pl.DataFrame, float]]:
     totals = run.energy_totals()
     if totals.is_empty():
         return
@@ -323,14 +327,14 @@ def _power(run: Run, start_ns: int, end_ns: int) -> Iterator[tuple[str, str, pl.
     yield "power", str(main["kind"]), windows.rename({"watts": "value"}), 1.0
 
 
-def _memory(run: Run) -> Iterator[tuple[str, str, pl.DataFrame, float]]:
+def _memory_series(run: Run) -> Iterator[tuple[str, str, pl.DataFrame, float]]:
     """Resident memory of the training process."""
     frame = run.samples("rss").filter(pl.col("scope") == WATCHED)
     if not frame.is_empty():
         yield "memory", "measured", frame, 1e6
 
 
-def _clock(run: Run) -> Iterator[tuple[str, str, pl.DataFrame, float]]:
+def _clock_series(run: Run) -> Iterator[tuple[str, str, pl.DataFrame, float]]:
     """Mean of the cores; of an accelerator where no core's is known."""
     for quantity in _FREQUENCIES:
         frame = run.samples(quantity)

@@ -21,7 +21,7 @@ from stepscope.experiments.engine.engine import Plan
 from stepscope.experiments.sweeps import INFERENCE, TRAINING, TrainingSetting
 from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 from stepscope.footprint.chart_data import TRAINING as DRY_TRAINING
-from stepscope.footprint.chart_data import inference, step_series
+from stepscope.footprint.chart_data import inference_job, step_series
 from stepscope.record.dry import Job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.workspaces import Workspaces, this_platform
@@ -49,7 +49,7 @@ def breakdown_plan(request: Breakdown, jobs: Mapping[str, Job]) -> Plan:
     settings = [TrainingSetting(model, **base, kind=kind) for model in request.models for kind in _kinds(jobs[model])]
 
     def judge(runs: list[TrainingRun]) -> Findings:
-        return build_findings(_evidence(runs, jobs, request), request)
+        return build_findings(_gather_evidence(runs, jobs, request), request)
 
     return training_plan([] if request.memory_only else settings, request.rules, _label, judge)
 
@@ -74,7 +74,7 @@ def _label(setting: TrainingSetting) -> str:
     return f"{setting.workload}, {setting.kind}"
 
 
-def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], request: Breakdown) -> Evidence:
+def _gather_evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], request: Breakdown) -> Evidence:
     times: dict[Key, list[Mapping[str, float]]] = {}
     energy: dict[Key, FamilyEnergy] = {}
     lacking: dict[Key, str] = {}
@@ -90,7 +90,7 @@ def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], request: Bre
             times.setdefault(key, []).append(spent)
         else:  # nothing recorded is no step of 0 ms
             notes.append(f"{_label(single.setting)}, repeat {single.repeat + 1}: no operators were recorded")
-        measured, lacking[key] = (energy[key], "") if key in energy else _joules(run)
+        measured, lacking[key] = (energy[key], "") if key in energy else _energy_or_reason(run)
         if measured is not None:
             energy[key] = measured
     notes += [
@@ -99,11 +99,11 @@ def _evidence(runs: Sequence[TrainingRun], jobs: Mapping[str, Job], request: Bre
         if (model, kind) not in energy
     ]
     notes += [f"{name} has a step of its own: it has no inference" for name, job in jobs.items() if job.loss is None]
-    peaks, series, parameters, stopped = _memory(jobs, request)
+    peaks, series, parameters, stopped = _count_memory_on_dry_runs(jobs, request)
     return Evidence(times, energy, peaks, series, parameters, (*notes, *stopped))
 
 
-def _joules(run: Run) -> tuple[FamilyEnergy | None, str]:
+def _energy_or_reason(run: Run) -> tuple[FamilyEnergy | None, str]:
     """The energy of a run by family, or why there is none."""
     try:
         return family_joules(run), "no power that could be attributed to operators was read"
@@ -111,7 +111,7 @@ def _joules(run: Run) -> tuple[FamilyEnergy | None, str]:
         return None, str(error)
 
 
-def _memory(
+def _count_memory_on_dry_runs(
     jobs: Mapping[str, Job], request: Breakdown
 ) -> tuple[dict[Key, Mapping[tuple[str, str], int]], pl.DataFrame, dict[str, int], list[str]]:
     """Dry runs of every model and kind: bytes at the peak, memory over the step, parameters, and what stopped."""
@@ -121,7 +121,7 @@ def _memory(
     for model, job in jobs.items():
         for kind in _kinds(job):
             try:
-                done = dry_run(job if kind == TRAINING else inference(job), request.batch, hidden)
+                done = dry_run(job if kind == TRAINING else inference_job(job), request.batch, hidden)
             except DryRunStopped as stopped:
                 notes.append(f"memory of {model}, {kind}: fake tensors stopped at {stopped}")
                 continue
@@ -279,7 +279,7 @@ def family_milliseconds(run: Run) -> dict[str, float]:
         spent = (row["share"] or 0.0) * step_ms
         updating = _share_of_optimizer(row)
         found[OPTIMIZER] += spent * updating
-        found[family(row["name"])] += spent * (1 - updating)
+        found[op_family(row["name"])] += spent * (1 - updating)
     return {name: ms for name, ms in found.items() if ms > 0}
 
 
@@ -297,7 +297,7 @@ def family_joules(run: Run) -> FamilyEnergy | None:
     half: dict[str, float | None] = {}
     rows = known.filter(pl.col("component") == component)
     for row in rows.filter(pl.col("rail") == rows["rail"][0]).iter_rows(named=True):  # two meters are not added
-        name = OPTIMIZER if row["phase"] == "optimizer" else family(row["name"])
+        name = OPTIMIZER if row["phase"] == "optimizer" else op_family(row["name"])
         found[name] += row["joules_per_step"]
         own = _half_interval(row)
         before = half.get(name, 0.0)
@@ -311,7 +311,7 @@ def bytes_at_peak(events: pl.DataFrame) -> dict[tuple[str, str], int]:
     found: dict[tuple[str, str], int] = defaultdict(int)
     if reached is not None:
         for row in reached.tensors.iter_rows(named=True):
-            made = family(row["op"]) if row["category"] in ("saved", "temporary", "workspace") else ""
+            made = op_family(row["op"]) if row["category"] in ("saved", "temporary", "workspace") else ""
             found[row["category"], made] += row["bytes"]
     return dict(found)
 
@@ -352,7 +352,7 @@ FAMILY_NAMES = (*_FAMILIES, OTHER, BETWEEN)
 OPERATORS = frozenset(FAMILY_NAMES) - {"data", "code of the layers", OPTIMIZER, BETWEEN}
 
 
-def family(op: str | None) -> str:
+def op_family(op: str | None) -> str:
     """The family of an op such as `aten::mkldnn_convolution` or `aten.native_batch_norm.default`."""
     if op is None:
         return OTHER

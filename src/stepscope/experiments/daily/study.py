@@ -26,7 +26,7 @@ from stepscope.experiments.engine.engine import (
     mean_of,
     overlap,
     plan_of_seeds,
-    trained_settings,
+    split_trained_and_failed,
     value_and_bounds,
 )
 from stepscope.units import estimate
@@ -52,7 +52,7 @@ def daily_plan(request: DailyTraining) -> Plan:
 
 def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request: DailyTraining) -> Findings:
     """The findings from the results of the seeds of each setting."""
-    cells, failures = trained_settings(of_setting, "day", "setting")
+    cells, failures = split_trained_and_failed(of_setting, "day", "setting")
     made = [setting_outcome(setting, of, request.days) for setting, of in cells.items()]
     tables = [accuracy_table(made), cost_table(made, request), *failures]
     return Findings(
@@ -60,7 +60,7 @@ def build_findings(of_setting: Mapping[DailySetting, Sequence[Result]], request:
         answer=_answer(made, request),
         tables=tuple(tables),
         notes=tuple(_notes(made, request)),
-        frames=frames(made, request),
+        frames=figure_frames(made, request),
     )
 
 
@@ -286,10 +286,10 @@ _DAY = {"title": pl.String, "setting": pl.String, "batch": pl.String, "replay": 
 )
 
 
-def frames(made: Sequence[SettingOutcome], request: DailyTraining) -> dict[str, pl.DataFrame]:
+def figure_frames(made: Sequence[SettingOutcome], request: DailyTraining) -> dict[str, pl.DataFrame]:
     """Return the frames by figure name; nothing for what was not measured."""
     found = {
-        figure: pl.DataFrame(list(_by_day(made, name, first, request.days)), schema=_DAY)
+        figure: pl.DataFrame(list(_rows_by_day(made, name, first, request.days)), schema=_DAY)
         for figure, name, first in (
             ("accuracy-by-day", "accuracy", 0),
             ("time-by-day", "time_s", 1),
@@ -306,15 +306,15 @@ _TITLES = {
 }
 
 
-def _titled(name: str, outcome: SettingOutcome) -> str:
+def _axis_title(name: str, outcome: SettingOutcome) -> str:
     """The title of the axis: energy that is not measured says so."""
     return _TITLES[name].replace("energy", energy_name(outcome.energy_kind))
 
 
-def _by_day(made: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
+def _rows_by_day(made: Sequence[SettingOutcome], name: str, first: int, days: int) -> Iterator[dict[str, Any]]:
     for outcome in made:
         about = {
-            "title": _titled(name, outcome),
+            "title": _axis_title(name, outcome),
             "setting": outcome.setting.name,
             "batch": str(outcome.setting.batch),
             "replay": outcome.setting.replay,

@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.daily.study import PATIENCE, RISE, DailyTrainingOrders
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
-    Environment,
+    TrainingEnvironment,
     TrainingRecord,
     accuracy_of,
     refuse_without_accuracy,
@@ -43,7 +43,7 @@ def train_point(orders: Orders) -> dict[str, Any]:
 
 
 def train_all_days(
-    workload: Workload, routine: DailyTrainingOrders, seed: int, environment: Environment
+    workload: Workload, routine: DailyTrainingOrders, seed: int, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """The cell of one seed: accuracy, time and energy by day. UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(routine.batch, routine.optimizer, routine.device, seed, routine.lr, routine.data)
@@ -51,7 +51,7 @@ def train_all_days(
     shipped = _shipped(training, routine)
     before, days = _deal_images(training, routine, seed, 0.0 if shipped else _SHARE_BEFORE)
     pretrained = (
-        _load_shipped(training, shipped) if shipped else _load_pretrained(training, before, routine, environment)
+        _load_shipped(training, shipped) if shipped else _load_or_pretrain(training, before, routine, environment)
     )
     torch.manual_seed(seed)  # the same dropout, whether it was pre-trained here or before
     lessons = _images_to_train_by_day(days, routine, seed)
@@ -72,7 +72,7 @@ def _shipped(training: Training, routine: DailyTrainingOrders) -> Weights | None
 
 def _load_shipped(training: Training, shipped: Weights) -> dict[str, Any]:
     """Load them; what is said of a pre-training here is said of theirs."""
-    training.model.load_state_dict(packaged.weights(training.workload.name))
+    training.model.load_state_dict(packaged.shipped_weights(training.workload.name))
     return {"shipped": shipped.trained_on, "accuracy": shipped.accuracy, "looked_at": training.data.test_size}
 
 
@@ -135,7 +135,7 @@ def _train_days(
     lessons: Sequence[Sequence[int]],
     ends: Sequence[int],
     routine: DailyTrainingOrders,
-    environment: Environment,
+    environment: TrainingEnvironment,
 ) -> TrainingRecord:
     images = _images(training)
 
@@ -170,8 +170,8 @@ def _evaluation_rows(
         }
 
 
-def _load_pretrained(
-    training: Training, images: Sequence[int], routine: DailyTrainingOrders, environment: Environment
+def _load_or_pretrain(
+    training: Training, images: Sequence[int], routine: DailyTrainingOrders, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """Pre-train with the workload's own batch, once for all settings of a seed, and load that model.
 

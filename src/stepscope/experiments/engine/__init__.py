@@ -103,7 +103,7 @@ def pinned_data(workload: str, data: str | None) -> str:
     from stepscope import workloads
 
     found = workloads.find(workload)
-    found.loader_of(data)
+    found.loading_function(data)
     return found.data.name if data is None else data
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError, UsageError
 from stepscope.files import replace_json
-from stepscope.privacy import without_secrets
+from stepscope.privacy import clean_and_redact
 
 if TYPE_CHECKING:
     from stepscope.record.settings import Settings
@@ -78,12 +78,12 @@ _REFUSALS = ((MissingDependency, "not installed"), (DataUnavailable, "no data"),
 def main(orders: Orders) -> None:
     """Run the task and write its outcome: status, reason and result."""
     die_with_parent(orders["parent"])
-    result = dict(perform(orders))
-    ended = {"status": result.pop("status", "ok"), "reason": without_secrets(result.pop("reason", None))}
+    result = dict(run_task(orders))
+    ended = {"status": result.pop("status", "ok"), "reason": clean_and_redact(result.pop("reason", None))}
     replace_json(Path(orders["ended"]), {**ended, "result": result}, durable=True)
 
 
-def perform(orders: Orders) -> Mapping[str, Any]:
+def run_task(orders: Orders) -> Mapping[str, Any]:
     """Return the result of the task; an error is a result with its status, and its traceback is printed."""
     import traceback
 
@@ -123,7 +123,7 @@ def session_settings(orders: Orders) -> Iterator[Settings]:
         yield replace(settings, root=str(simulation.root), metering=metering)
 
 
-def ended_run(path: str | Path) -> dict[str, Any]:
+def run_status_and_reason(path: str | Path) -> dict[str, Any]:
     """Return the status and reason of a run folder, as a task returns them."""
     from stepscope.runfolder import RunReader
 

@@ -26,7 +26,7 @@ from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
 from stepscope.experiments.engine.process import Tick, UntimedWork, run_child
-from stepscope.experiments.engine.sweep_points import in_rounds, sources_of
+from stepscope.experiments.engine.sweep_points import in_rounds, training_file_digests
 from stepscope.privacy import redacted_texts
 from stepscope.record.device import describe_device, usable_cores
 from stepscope.record.empty_process import installed_version
@@ -158,7 +158,7 @@ def plan_of_seeds(
     return Plan(points, judge_settings, time_limit_s=request.time_limit)
 
 
-def trained_settings(
+def split_trained_and_failed(
     results: Mapping[AnySetting, Sequence[Result]], noun: str, column: str
 ) -> tuple[dict[AnySetting, list[Cell]], list[ResultTable]]:
     """Return the cells of each setting that was trained, and a table of the failures where there are any.
@@ -220,7 +220,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Watch:
+class ProgressCallbacks:
     """Progress of an experiment: about to measure (point, place, count), a second has passed, how it ended."""
 
     begins: Callable[[Any, int, int], None] = lambda point, place, count: None
@@ -299,7 +299,7 @@ def answer_study(
     out: str | Path,
     *,
     child: Sequence[str] = CHILD,
-    watch: Watch | None = None,
+    watch: ProgressCallbacks | None = None,
     command: str = "",
     plan: Plan | None = None,
 ) -> Findings:
@@ -310,7 +310,7 @@ def answer_study(
     folder holds another request, or where training, device or versions have changed since.
     """
 
-    plan, watch = plan or request.plan(), watch or Watch()
+    plan, watch = plan or request.plan(), watch or ProgressCallbacks()
     folder = StudyFolder(Path(out), request.study, request.to_dict(), _sources(request.trainings), measured_on())
 
     def measure(point: Point, _: Mapping[str, Result]) -> Result:
@@ -320,7 +320,7 @@ def answer_study(
                 untimed.begin(other.id, partial(_measure_ahead, folder, other, plan, child))
             return untimed.result(point.id, watch.ticks)
         if plan.measure is None or point.task:
-            return _measure_apart(folder, point, plan, child, watch.ticks)
+            return _measure_in_child(folder, point, plan, child, watch.ticks)
         began_ns = monotonic_ns()
         result = dict(plan.measure(point))
         return {"status": "ok", "reason": None, "wall_s": (monotonic_ns() - began_ns) / 1e9, **result}
@@ -344,7 +344,7 @@ def _sources(targets: Sequence[str]) -> dict[str, str]:
     """Return the files of trainings of the user's own; of two with the same name the second by its target."""
     found = dict[str, str]()
     for target in targets:
-        for name, digest in sources_of(target).items():
+        for name, digest in training_file_digests(target).items():
             found[name if found.get(name, digest) == digest else target] = digest
     return found
 
@@ -353,7 +353,7 @@ def measure_points(
     folder: ResultFolder,
     points: Sequence[AnyPoint],
     measure: Callable[[AnyPoint, Mapping[str, Result]], Result],
-    watch: Watch,
+    watch: ProgressCallbacks,
     again: Callable[[Result], bool] | None = None,
 ) -> dict[str, Result]:
     """Return the result of each point by its id, stored or measured now; `measure` is given those so far.
@@ -391,12 +391,12 @@ def _untimed_from(point: Point, points: Sequence[Point], folder: StudyFolder) ->
 
 def _measure_ahead(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
     """Measure a point before its turn; the result is kept at once, should the study be interrupted before that."""
-    result = _measure_apart(folder, point, plan, child, tick)
+    result = _measure_in_child(folder, point, plan, child, tick)
     folder.store_result(point.id, result)
     return result
 
 
-def _measure_apart(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
+def _measure_in_child(folder: StudyFolder, point: Point, plan: Plan, child: Sequence[str], tick: Tick) -> Result:
     orders = {**point.orders, "task": point.task, "study": str(folder.path.absolute())}
     where = (folder.path / "runs" / point.id).absolute()
     outcome = run_child(child, orders, where, plan.time_limit_s, tick)

@@ -32,11 +32,11 @@ from typing import Any, ClassVar
 from stepscope.analysis.result_cache import user_seal
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
-from stepscope.experiments.engine.sweep_points import Entry, SweepPoint
-from stepscope.files import atomic_write, replace_json, unsealed
+from stepscope.experiments.engine.sweep_points import SweepPoint, WorkloadEntry
+from stepscope.files import atomic_write, check_and_strip_checksum, replace_json
 from stepscope.privacy import redacted_text, redacted_texts
 from stepscope.runfolder.pack import disk_errors
-from stepscope.runfolder.validation import FileName, Row, Within, clean_text, parse, read_regular
+from stepscope.runfolder.validation import Fields, FileName, IntegerRange, clean_text, parse, read_regular
 
 STUDY_SCHEMA = 1
 SWEEP_SCHEMA = 2  # since 2 a sweep may hold trainings of the user's own, whose batch is null
@@ -68,10 +68,10 @@ class ResultFolder:
         content = dict(result)
         if isinstance(content.get("reason"), str):  # the last words of a process that died
             content["reason"] = redacted_text(content["reason"])
-        with self.writing():
+        with self.translate_write_errors():
             replace_json(self.path / self.results_folder / f"{name}.json", content, durable=True)
 
-    def writing(self) -> AbstractContextManager[None]:
+    def translate_write_errors(self) -> AbstractContextManager[None]:
         """Return a context in which a disk that takes nothing is a refusal that says how to go on."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class ResultFolder:
         RunDamaged for a folder with links, pipes or devices: what is written would go elsewhere, or wait for ever.
         """
         _refuse_links(self.path)
-        with self.writing():
+        with self.translate_write_errors():
             file = (self.path / ".lock").open("a")
         with file:
             if not _lock(file.fileno()):
@@ -145,15 +145,15 @@ class StudyFolder(ResultFolder):
                 _refuse_other_sources(path, stored.get("sources"), sources)
             _refuse_other_device(path, stored, where or {})
             return
-        with self.writing():
+        with self.translate_write_errors():
             for name in (self.results_folder, "runs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
             began = {"began_unix_ms": time.time_ns() // 1_000_000, "sources": dict(sources or {}), **(where or {})}
             replace_json(path / _REQUEST_FILE, {**request, **began}, durable=True)
 
-    def conclude(self, findings: Findings) -> None:
+    def store_findings(self, findings: Findings) -> None:
         """Write the findings and the numbers behind the figures."""
-        with self.writing():
+        with self.translate_write_errors():
             (self.path / "data").mkdir(exist_ok=True)
             for name, frame in findings.frames.items():
                 with atomic_write(self.path / "data" / f"{name}.parquet", whole=True) as part, disk_errors():
@@ -161,12 +161,12 @@ class StudyFolder(ResultFolder):
             with atomic_write(self.path / "findings.json", durable=True) as part:
                 part.write_text(findings.to_json(), encoding="utf-8")
 
-    def writing(self) -> AbstractContextManager[None]:
-        return writing_study(self.path)
+    def translate_write_errors(self) -> AbstractContextManager[None]:
+        return translate_study_write_errors(self.path)
 
 
 @contextlib.contextmanager
-def writing_study(path: Path) -> Iterator[None]:
+def translate_study_write_errors(path: Path) -> Iterator[None]:
     """A disk that takes nothing, as a refusal that says how to go on."""
     try:
         yield
@@ -179,7 +179,7 @@ def writing_study(path: Path) -> Iterator[None]:
 
 def _stored_request(path: Path) -> dict[str, Any] | None:
     try:
-        stored = _content(path / _REQUEST_FILE)
+        stored = _read_json_cleaned(path / _REQUEST_FILE)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -251,7 +251,7 @@ class SweepFolder(ResultFolder):
         self.plan = _read_plan(path)
 
     @classmethod
-    def create(cls, path: Path, plan: dict[str, Any], entries: Sequence[Entry]) -> SweepFolder:
+    def create(cls, path: Path, plan: dict[str, Any], entries: Sequence[WorkloadEntry]) -> SweepFolder:
         """Begin a sweep; refused where there is one already."""
         if (path / _PLAN_FILE).exists():
             raise UsageError(
@@ -261,7 +261,7 @@ class SweepFolder(ResultFolder):
             entry.name: {"definition": dict(entry.definition), "about": dict(entry.about), "source": f"{index}.py"}
             for index, entry in enumerate(entries)
         }
-        with writing_sweep(path, _too_full_to_begin):
+        with translate_sweep_write_errors(path, _too_full_to_begin):
             for name in ("points", "runs", "sources"):
                 (path / name).mkdir(parents=True, exist_ok=True)
             for index, entry in enumerate(entries):
@@ -279,7 +279,7 @@ class SweepFolder(ResultFolder):
         stated = super().result(name)
         if stated is None:
             return None
-        kept, _ = parse(json.dumps(stated).encode(), Row(dict(_RESULT), ("status",)))
+        kept, _ = parse(json.dumps(stated).encode(), Fields(dict(_RESULT), ("status",)))
         point = (kept or {}).get("point")
         if kept is None or ("point" in stated and (point is None or SweepPoint(**{**_UNSET, **point}).id != name)):
             return None
@@ -293,12 +293,12 @@ class SweepFolder(ResultFolder):
 
     def refuse_programs_of_others(self, named: Collection[str] = ()) -> None:
         """UsageError where going on would run programs of somebody else's: the plan names them, and is not ours."""
-        others = [name for name in _programs(self.plan) if name not in named]
+        others = [name for name in _user_program_names(self.plan) if name not in named]
         if others and (self.plan.get("seal") is None or self.plan["seal"] != _seal(self.plan)):
             text = f"the sweep in '{self.path}', which somebody else may have made, would run {', '.join(others[:3])}"
             raise UsageError(text, f"name what you trust: stepscope suite run {others[0]} --resume --out DIR")
 
-    def refuse_changes(self, entries: Sequence[Entry]) -> None:
+    def refuse_changes(self, entries: Sequence[WorkloadEntry]) -> None:
         """UsageError with the difference where a workload is no longer the one that this sweep began with."""
         now = {entry.name: entry for entry in entries}
         parts = []
@@ -314,10 +314,10 @@ class SweepFolder(ResultFolder):
                 "bring back the version that it began with, or begin a new sweep with another --out",
             )
 
-    def writing(self) -> AbstractContextManager[None]:
-        return writing_sweep(self.path)
+    def translate_write_errors(self) -> AbstractContextManager[None]:
+        return translate_sweep_write_errors(self.path)
 
-    def _difference(self, name: str, kept: dict[str, Any], entry: Entry) -> Iterator[str]:
+    def _difference(self, name: str, kept: dict[str, Any], entry: WorkloadEntry) -> Iterator[str]:
         before, after = kept["definition"], dict(entry.definition)
         for key in sorted({*before, *after}):
             if before.get(key) != json.loads(json.dumps(after.get(key))):
@@ -330,7 +330,7 @@ class SweepFolder(ResultFolder):
         yield from (f"  {line}" for line, _ in zip(lines, range(_MOST_LINES), strict=False))
 
 
-def _programs(plan: Mapping[str, Any]) -> list[str]:
+def _user_program_names(plan: Mapping[str, Any]) -> list[str]:
     """Return the trainings of a plan that are files or modules, and no workloads."""
     names = {*plan["workloads"], *(point["workload"] for point in plan["order"])}
     return sorted(
@@ -340,11 +340,11 @@ def _programs(plan: Mapping[str, Any]) -> list[str]:
 
 def _seal(plan: Mapping[str, Any]) -> str | None:
     """Return the seal of this user for the programs of a plan; None where there are none, or no key."""
-    programs = _programs(plan)
+    programs = _user_program_names(plan)
     return user_seal("sweep", json.dumps(programs).encode()) if programs else None
 
 
-def disk_full(path: Path) -> OutputNotWritable:
+def disk_full_error(path: Path) -> OutputNotWritable:
     """The refusal with which a sweep stops in its midst; what has ended stays."""
     return OutputNotWritable(
         f"the disk of '{path}' is full: the sweep has stopped, and every run that has ended is kept",
@@ -357,7 +357,9 @@ def _too_full_to_begin(path: Path) -> OutputNotWritable:
 
 
 @contextlib.contextmanager
-def writing_sweep(path: Path, full: Callable[[Path], OutputNotWritable] = disk_full) -> Iterator[None]:
+def translate_sweep_write_errors(
+    path: Path, full: Callable[[Path], OutputNotWritable] = disk_full_error
+) -> Iterator[None]:
     """A full disk, or one that takes nothing, as a refusal that says how to go on."""
     try:
         yield
@@ -372,7 +374,7 @@ def writing_sweep(path: Path, full: Callable[[Path], OutputNotWritable] = disk_f
 
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        plan = _content(path / _PLAN_FILE)
+        plan = _read_json_cleaned(path / _PLAN_FILE)
     except FileNotFoundError:
         raise RunNotFound(f"no sweep in '{path}'", "give the folder of a sweep, see: stepscope suite list") from None
     except (OSError, ValueError) as error:
@@ -395,49 +397,51 @@ _RULES = {
 }
 _POINT = {
     **dict.fromkeys(("workload", "optimizer", "precision", "device"), str),
-    "batch": Within(1, 1 << 40), "threads": Within(1, 4096), "repeat": Within(0, 1_000_000),
+    "batch": IntegerRange(1, 1 << 40), "threads": IntegerRange(1, 4096), "repeat": IntegerRange(0, 1_000_000),
 }  # fmt: skip
-_WHOLE_POINT = Row(_POINT, ("workload", "optimizer", "precision", "device", "repeat"))
+_WHOLE_POINT = Fields(_POINT, ("workload", "optimizer", "precision", "device", "repeat"))
 _UNSET = {"batch": None, "threads": None}
 _NEVER_NULL = {"numbers", "flags", "cooled", "versions"}
 _NEEDED = ("order", "rules", "workloads")
 _PLAN = {
     "order": [_WHOLE_POINT],
     "rules": dict.fromkeys(_RULES, float) | {"seed": int, "steps": int, "memory_bytes": int},
-    "workloads": {...: Row({"definition": {}, "about": {}, "source": FileName}, ("definition", "about", "source"))},
+    "workloads": {...: Fields({"definition": {}, "about": {}, "source": FileName}, ("definition", "about", "source"))},
     **dict.fromkeys(("name", "created", "tier"), str), "argv": [str], "versions": {...: str},
     "device": {}, "limits": {},
 }  # fmt: skip
 _RESULT = {
     "point": _WHOLE_POINT, **dict.fromkeys(("status", "reason", "run"), str), "flags": [str],
     **dict.fromkeys(("wall_s", "total_s", "train_s", "flops_forward", "flops_backward"), float),
-    **dict.fromkeys(("ended_unix_ms", "parameters", "steps", "warmup_steps"), int), "threads": Within(1, 4096),
+    **dict.fromkeys(("ended_unix_ms", "parameters", "steps", "warmup_steps"), int), "threads": IntegerRange(1, 4096),
     "input_shape": [int], "versions": {...: str}, "numbers": {...: {...: float}}, "data": {},
     "at_start": {}, "at_end": {},
-    "cooled": Row({"waited_s": float, "from_celsius": float, "to_celsius": float, "reached": bool}, ("reached",)),
+    "cooled": Fields({"waited_s": float, "from_celsius": float, "to_celsius": float, "reached": bool}, ("reached",)),
 }  # fmt: skip
 
 
-def _content(path: Path) -> Any:
+def _read_json_cleaned(path: Path) -> Any:
     """Return the JSON of a plain file, its texts cleaned; OSError or ValueError where there is none."""
     try:
-        return _cleaned(json.loads(unsealed(read_regular(path, _MOST_BYTES))[0].decode("utf-8", errors="replace")))
+        return _clean_texts(
+            json.loads(check_and_strip_checksum(read_regular(path, _MOST_BYTES))[0].decode("utf-8", errors="replace"))
+        )
     except RecursionError:
         raise ValueError("objects within objects without end") from None
 
 
-def _cleaned(content: Any) -> Any:
+def _clean_texts(content: Any) -> Any:
     """Return it without what charts and terminals cannot bear; numbers stay, also those that are none."""
     if isinstance(content, str):
         return clean_text(content)
     if isinstance(content, dict):
-        return {clean_text(key): _cleaned(value) for key, value in content.items()}
-    return [_cleaned(value) for value in content] if isinstance(content, list) else content
+        return {clean_text(key): _clean_texts(value) for key, value in content.items()}
+    return [_clean_texts(value) for value in content] if isinstance(content, list) else content
 
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = _content(path)
+        content = _read_json_cleaned(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -446,7 +450,7 @@ def _object(path: Path) -> dict[str, Any]:
 def _check_plan(plan: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a plan; RunDamaged where a part is none, or the name of a run would be that of another folder."""
     stated = {name: plan[name] for name in _PLAN if name in plan}
-    kept, dropped = parse(json.dumps(stated).encode(), Row(dict(_PLAN), _NEEDED))
+    kept, dropped = parse(json.dumps(stated).encode(), Fields(dict(_PLAN), _NEEDED))
     if dropped:
         raise RunDamaged(f"'{path}' is not the plan of a sweep: {dropped[0] or 'a part of it is missing'}")
     for number, point in enumerate(kept["order"]):

@@ -71,10 +71,10 @@ def run_child(
             _kill_child(child)
     wall_s = (monotonic_ns() - began_ns) / 1e9
     if not in_time:
-        return Outcome(*_timeout_status(folder, time_limit_s), run_in(folder), wall_s)
+        return Outcome(*_timeout_status(folder, time_limit_s), run_folder_in(folder), wall_s)
     ended = _reported_end(folder)
     if ended is None:
-        return Outcome(*_status_from_exit(child.returncode, folder), run_in(folder), wall_s)
+        return Outcome(*_status_from_exit(child.returncode, folder), run_folder_in(folder), wall_s)
     return replace(ended, wall_s=wall_s)
 
 
@@ -112,14 +112,14 @@ class UntimedWork:
 
 def finished_outcome(folder: Path) -> Outcome | None:
     """A run that ended although the sweep was no longer there to write it down; None where there is none."""
-    ended, run = _reported_end(folder), run_in(folder)
+    ended, run = _reported_end(folder), run_folder_in(folder)
     if ended is None and run is not None and RunReader(run).status in _FINISHED:
         meta = RunReader(run).meta
         return Outcome(str(meta["status"]), meta.get("reason"), run, None)
     return ended
 
 
-def run_in(folder: Path) -> Path | None:
+def run_folder_in(folder: Path) -> Path | None:
     """The run folder that a child has made; None where it made none."""
     for header in sorted(folder.glob("*/run.json")):
         with contextlib.suppress(RunError):
@@ -166,7 +166,9 @@ def _kill_child(child: subprocess.Popen[bytes]) -> None:
 def _reported_end(folder: Path) -> Outcome | None:
     try:
         ended = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
-        return Outcome(str(ended["status"]), ended["reason"], run_in(folder), None, dict(ended.get("result") or {}))
+        return Outcome(
+            str(ended["status"]), ended["reason"], run_folder_in(folder), None, dict(ended.get("result") or {})
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -175,7 +177,7 @@ def _timeout_status(folder: Path, time_limit_s: float) -> tuple[str, str]:
     """A library that is refused memory may stand still instead of ending."""
     late = f"did not end within {time_limit_s:g} s"
     printed = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace")
-    starved = starved_line(printed)
+    starved = memory_refusal_line(printed)
     return ("timeout", late) if starved is None else ("oom", f"{starved}, and then {late}")
 
 
@@ -185,7 +187,7 @@ def last_line(folder: Path) -> str:
     return printed.splitlines()[-1][-300:] if printed else "it printed nothing"
 
 
-def starved_line(printed: str) -> str | None:
+def memory_refusal_line(printed: str) -> str | None:
     """Return the line in which a process said that memory was refused; None where it said nothing of that."""
     return next((line for line in printed.splitlines() if any(word in line for word in _STARVED)), None)
 
@@ -193,7 +195,7 @@ def starved_line(printed: str) -> str | None:
 def _status_from_exit(code: int, folder: Path) -> tuple[str, str]:
     """Return the status of a child that wrote no outcome, from its exit code and last output."""
     last = last_line(folder)
-    starved = starved_line((folder / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
+    starved = memory_refusal_line((folder / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
     if starved is not None:
         return "oom", starved[-300:]
     if code == -signal.SIGKILL:

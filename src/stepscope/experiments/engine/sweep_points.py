@@ -35,7 +35,7 @@ def in_rounds(settings: Iterable[Setting], repeats: int, seed: int) -> list[tupl
     return order
 
 
-def sources_of(target: str) -> dict[str, str]:
+def training_file_digests(target: str) -> dict[str, str]:
     """Return the file of a training of the user's own with the SHA-256 of its text; empty of a shipped workload."""
     module, colon, _ = target.rpartition(":")
     path: Path | None = Path(module if colon and module.endswith(".py") else target)
@@ -59,7 +59,7 @@ def find_module(module: str) -> ModuleSpec | None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class WorkloadEntry:
     """A workload as a sweep knows it: names and facts alone, so that a sweep is read where there is no torch.
 
     `definition` is what two measurements must have in common; `about` is for the reader.
@@ -131,23 +131,23 @@ class Grid:
     device: str = "cpu"
     repeats: int = 3
 
-    def settings(self, entries: Sequence[Entry]) -> list[SweepPoint]:
+    def settings(self, entries: Sequence[WorkloadEntry]) -> list[SweepPoint]:
         """The first repeat of every combination in order, each once."""
-        found = [point for entry in entries for point in self._of(entry)]
+        found = [point for entry in entries for point in self._points_of_workload(entry)]
         return list(dict.fromkeys(found))
 
-    def duplicates(self, entries: Sequence[Entry]) -> int:
+    def duplicates(self, entries: Sequence[WorkloadEntry]) -> int:
         """Return how many combinations were given more than once."""
-        return sum(1 for entry in entries for _ in self._of(entry)) - len(self.settings(entries))
+        return sum(1 for entry in entries for _ in self._points_of_workload(entry)) - len(self.settings(entries))
 
-    def points(self, entries: Sequence[Entry], seed: int) -> list[SweepPoint]:
+    def points(self, entries: Sequence[WorkloadEntry], seed: int) -> list[SweepPoint]:
         """Every run, shuffled within each round of repeats, so that repeats lie far apart in time."""
         return [
             SweepPoint(*point.setting, repeat)
             for point, repeat in in_rounds(self.settings(entries), self.repeats, seed)
         ]
 
-    def _of(self, entry: Entry) -> Iterator[SweepPoint]:
+    def _points_of_workload(self, entry: WorkloadEntry) -> Iterator[SweepPoint]:
         for batch in self.batches or (entry.default_batch,):
             for optimizer in self.optimizers or (entry.default_optimizer,):
                 if optimizer not in entry.optimizers:
@@ -174,7 +174,7 @@ def names_of_tier(names: Mapping[str, Iterable[str]], tier: str | None, wanted: 
     return list(dict.fromkeys(wanted))
 
 
-def workload_entries(names: Sequence[str]) -> list[Entry]:
+def find_entries(names: Sequence[str]) -> list[WorkloadEntry]:
     """The workloads of these names, in this order; UnknownName where there is none."""
     from stepscope import workloads
 
@@ -188,9 +188,9 @@ def workload_tiers() -> dict[str, tuple[str, ...]]:
     return {workload.name: tuple(workload.tiers) for workload in workloads.every()}
 
 
-def _entry(name: str, workload: Workload) -> Entry:
+def _entry(name: str, workload: Workload) -> WorkloadEntry:
     source = _source(name, workload)
-    return Entry(
+    return WorkloadEntry(
         name=name,
         tiers=tuple(workload.tiers),
         default_batch=workload.default_batch,
@@ -200,8 +200,8 @@ def _entry(name: str, workload: Workload) -> Entry:
             "input_shape": list(workload.input_shape),
             "hyperparameters": {name: dict(values) for name, values in workload.hyperparameters.items()},
             "loss": workload.loss_name,
-            "data": _data(workload),
-            **_model(workload),
+            "data": _data_set_name(workload),
+            **_model_fingerprint(workload),
             "source_sha256": hashlib.sha256(source.encode()).hexdigest(),
         },
         about={
@@ -229,7 +229,7 @@ def _module_workloads(module: object) -> Collection[object]:
     return offered if isinstance(offered, (tuple, list)) else ()
 
 
-def _data(workload: Workload) -> str | None:
+def _data_set_name(workload: Workload) -> str | None:
     """Return the data it would be trained on now; a data set that arrives during a sweep would change it."""
     from stepscope.errors import DataUnavailable
 
@@ -239,7 +239,7 @@ def _data(workload: Workload) -> str | None:
         return None
 
 
-def _model(workload: Workload) -> dict[str, Any]:
+def _model_fingerprint(workload: Workload) -> dict[str, Any]:
     """Parameters, and a hash of the module tree as torch prints it; built without memory for the parameters."""
     import torch
 

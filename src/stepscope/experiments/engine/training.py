@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Environment:
+class TrainingEnvironment:
     """Places of runs and pre-trained weights, and whose sensors are read (a simulated board's, or this machine's)."""
 
     runs: Path
@@ -46,11 +46,11 @@ class Environment:
 
 
 @contextlib.contextmanager
-def training_environment(orders: Orders) -> Iterator[Environment]:
+def training_environment(orders: Orders) -> Iterator[TrainingEnvironment]:
     """Yield the environment of the training that a task is ordered to make."""
     with session_settings(orders) as settings:
         weights = Path(orders["study"]) / "pretrained"
-        yield Environment(Path(settings.out), weights, settings.root, settings.metering.simulated)
+        yield TrainingEnvironment(Path(settings.out), weights, settings.root, settings.metering.simulated)
 
 
 Evaluate = Callable[[], Mapping[str, float]]

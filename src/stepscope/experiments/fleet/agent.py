@@ -23,7 +23,7 @@ def main(orders: Mapping[str, Any]) -> None:
         _run_service(orders)
         return
     try:
-        answer = _answer(orders)
+        answer = _carry_out_orders(orders)
     except StepscopeError as error:
         answer = {"refused": str(error), "hint": error.hint}
     sys.stdout.write(json.dumps(answer, default=str) + "\n")
@@ -36,7 +36,7 @@ def _run_service(orders: Mapping[str, Any]) -> None:
     (run_worker if orders["do"] == "work" else run_scheduler)(orders)
 
 
-def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
+def _carry_out_orders(orders: Mapping[str, Any]) -> dict[str, Any]:
     from stepscope.experiments.fleet.certificates import device_public_key
     from stepscope.experiments.fleet.hosts import require_libraries
     from stepscope.experiments.fleet.processes import start_worker, stop_worker
@@ -59,10 +59,10 @@ def _about() -> dict[str, Any]:
     from stepscope.experiments.engine.engine import installed_versions
     from stepscope.record.device import describe_device
     from stepscope.record.sampler.characterise import measures_power
-    from stepscope.record.sensors import survey
+    from stepscope.record.sensors import survey_sensors
     from stepscope.record.sensors.contract import Target
 
-    seen = survey(Path("/"), Target(os.getpid()))
+    seen = survey_sensors(Path("/"), Target(os.getpid()))
     power = [name for name, found in seen.found.items() if measures_power(found)]
     for found in seen.found.values():
         found.close()

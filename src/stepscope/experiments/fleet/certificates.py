@@ -58,7 +58,7 @@ def make_certificates(folder: Path, rotate: bool = False) -> bool:
     try:
         if rotate:
             (folder / CA).unlink(missing_ok=True)
-        authority = _authority(folder)
+        authority = _load_or_make_authority(folder)
         new = [
             role
             for role in (SCHEDULER, GATHERER)
@@ -74,7 +74,7 @@ def make_certificates(folder: Path, rotate: bool = False) -> bool:
     return SCHEDULER in new
 
 
-def admit(folder: Path, device: Identity, public_key: str) -> str:
+def issue_or_reuse_certificate(folder: Path, device: Identity, public_key: str) -> str:
     """Return the certificate of a device's public key (PEM both): the one that it has, or a new one in its place.
 
     NotAdmitted where the device was revoked.
@@ -91,7 +91,7 @@ def admit(folder: Path, device: Identity, public_key: str) -> str:
         raise NotAdmitted(f"{device.name} sent no public key: {error}", "look at the device") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise NotAdmitted(f"{device.name} sent a key of another kind", "look at the device")
-    authority, signer = _authority(folder)
+    authority, signer = _load_or_make_authority(folder)
     if _is_current_certificate(own, device, authority):
         stated = _read_certificate(own / CERTIFICATE).public_key()
         form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -180,7 +180,7 @@ def sign(folder: Path, content: bytes) -> bytes:
     return key.sign(content, ec.ECDSA(_hash()))
 
 
-def signed_by(authority: Path, certificate: str, signature: bytes, content: bytes) -> Identity:
+def verify_signature(authority: Path, certificate: str, signature: bytes, content: bytes) -> Identity:
     """Return who signed a content; NotAdmitted where the signature or the certificate (PEM) does not hold."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
@@ -216,7 +216,7 @@ def _identity(certificate: Certificate) -> Identity:
     return Identity(found[1], found[2] or "", found[3] or "")
 
 
-def _authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
+def _load_or_make_authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

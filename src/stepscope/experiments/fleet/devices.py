@@ -12,12 +12,19 @@ from typing import Any
 
 from stepscope import __version__
 from stepscope.errors import FleetError, MissingDependency, OutputNotWritable, StepscopeError, UnknownName, UsageError
-from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, admit, make_certificates, revoke
+from stepscope.experiments.fleet.certificates import (
+    CA,
+    DEVICE,
+    Identity,
+    issue_or_reuse_certificate,
+    make_certificates,
+    revoke,
+)
 from stepscope.experiments.fleet.gatherer import Device, DeviceInfo, connect
 from stepscope.experiments.fleet.hosts import TLS_FOLDER, Host, Hosts, SchedulerAddress, scheduler_of_hosts
 from stepscope.experiments.fleet.processes import AGENT, running_pid, start_process, stop_process
 from stepscope.experiments.fleet.protocol import with_timeout
-from stepscope.liveness import identity, is_running
+from stepscope.liveness import is_running, process_identity
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
 from stepscope.runfolder.validation import parse
 
@@ -56,9 +63,9 @@ def up(
     """
     if lives_with is not None and not is_running(lives_with):
         raise UsageError(f"there is no process {lives_with} to live with", "give the number of one that runs")
-    tied = None if lives_with is None else identity(lives_with)
-    tls, folder = hosts.state / TLS_FOLDER, hosts.state / _SCHEDULER
-    _make_folder(hosts.state)
+    tied = None if lives_with is None else process_identity(lives_with)
+    tls, folder = hosts.state_folder / TLS_FOLDER, hosts.state_folder / _SCHEDULER
+    _make_folder(hosts.state_folder)
     if make_certificates(tls, rotate):
         stop_process(folder)
     if running_pid(folder) is None:
@@ -73,7 +80,7 @@ def revoke_host(hosts: Hosts, name: str) -> bool:
     known = [host.name for host in hosts.hosts]
     if name not in known:
         raise UnknownName("host", name, known)
-    return revoke(hosts.state / TLS_FOLDER, name)
+    return revoke(hosts.state_folder / TLS_FOLDER, name)
 
 
 def down(hosts: Hosts, says: Callable[[HostState], None] = lambda state: None) -> list[HostState]:
@@ -83,11 +90,11 @@ def down(hosts: Hosts, says: Callable[[HostState], None] = lambda state: None) -
         return await send_orders(host, {"do": "stop", "folder": _folder(hosts, host)})
 
     states = asyncio.run(_on_every_host(hosts, end, says))
-    stop_process(hosts.state / _SCHEDULER)
+    stop_process(hosts.state_folder / _SCHEDULER)
     return states
 
 
-def devices(where: SchedulerAddress, patience_s: float = 5.0) -> list[DeviceState]:
+def query_device_states(where: SchedulerAddress, patience_s: float = 5.0) -> list[DeviceState]:
     """The devices that the scheduler knows now; one that does not answer in time is at work."""
     return asyncio.run(_device_states(where, patience_s))
 
@@ -120,10 +127,10 @@ async def _on_every_host(hosts: Hosts, do: Any, says: Callable[[HostState], None
 
 async def _bring_up(hosts: Hosts, host: Host, rotate: bool, lives_with: Mapping[str, Any] | None) -> dict[str, Any]:
     """The host looks at its version and sensors first, and starts nothing that cannot be used."""
-    tls, folder = hosts.state / TLS_FOLDER, _folder(hosts, host)
+    tls, folder = hosts.state_folder / TLS_FOLDER, _folder(hosts, host)
     order = {"version": __version__, "folder": folder}
     about = await send_orders(host, {"do": "meet", **order, "rotate": rotate})
-    certificate = admit(tls, Identity(DEVICE, host.name, host.board), str(about.get("public_key")))
+    certificate = issue_or_reuse_certificate(tls, Identity(DEVICE, host.name, host.board), str(about.get("public_key")))
     place = {"scheduler": scheduler_of_hosts(hosts).url, "name": host.name, "board": host.board}
     pems = {"ca": (tls / CA).read_text(encoding="ascii"), "certificate": certificate}
     ends = {"alone_s": hosts.alone_s, "lives_with": lives_with if host.local else None}
@@ -136,7 +143,7 @@ def _folder(hosts: Hosts, host: Host) -> str:
     """Return the folder on the device; every fleet uses the same one, so that only one worker runs at a time."""
     if host.folder is not None:
         return host.folder
-    return str((hosts.state / "devices" / host.name).resolve()) if host.local else "~/.cache/stepscope/fleet"
+    return str((hosts.state_folder / "devices" / host.name).resolve()) if host.local else "~/.cache/stepscope/fleet"
 
 
 def _make_folder(folder: Path) -> None:

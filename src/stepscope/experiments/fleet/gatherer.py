@@ -15,24 +15,24 @@ from typing import Any
 from stepscope import __version__
 from stepscope.clock import monotonic_ns
 from stepscope.errors import FleetError, RunDamaged
-from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, NotAdmitted, signed_by
+from stepscope.experiments.fleet.certificates import CA, DEVICE, Identity, NotAdmitted, verify_signature
 from stepscope.experiments.fleet.hosts import SchedulerAddress
 from stepscope.experiments.fleet.protocol import BadMessage, Head, Link, open_link, parse_message, with_timeout
 from stepscope.experiments.fleet.worker import Piece, clock_ns
 from stepscope.runfolder.validation import DEVICE as DEVICE_SHAPE
-from stepscope.runfolder.validation import FileName, Row, Within
+from stepscope.runfolder.validation import Fields, FileName, IntegerRange
 
 _ANSWERS_WITHIN_S = 30.0
 ASKED_WITHIN_S = 120.0  # for what takes a device no time; it may be at a run of an earlier connection
 _MOST_ERROR = 300  # characters
-_DEVICES = {"devices": [Row(dict.fromkeys(("name", "board", "address"), str), ("name", "board", "address"))]}
+_DEVICES = {"devices": [Fields(dict.fromkeys(("name", "board", "address"), str), ("name", "board", "address"))]}
 _FACTS = {"device": DEVICE_SHAPE, "versions": {...: str}, "unix_ns": int, "pid": int}
 _SIGNED = dict.fromkeys(("signed", "signature", "certificate"), str)
-_FILE = Row({"name": str, "size_bytes": Within(0, 1 << 50), "sha256": str}, ("name", "size_bytes", "sha256"))
+_FILE = Fields({"name": str, "size_bytes": IntegerRange(0, 1 << 50), "sha256": str}, ("name", "size_bytes", "sha256"))
 _COOLED = {"waited_s": float, "from_celsius": float, "to_celsius": float, "reached": bool}
 _ENDED = {
     "sweep": FileName, "name": FileName, "status": str, "reason": str, "wall_s": float, "run": str,
-    "cooled": Row(_COOLED, ("waited_s", "reached")), "slept_s": float, "disk_full": bool, "files": [_FILE],
+    "cooled": Fields(_COOLED, ("waited_s", "reached")), "slept_s": float, "disk_full": bool, "files": [_FILE],
 }  # fmt: skip
 _STATUSES = (
     "ok", "oom", "killed", "crashed", "timeout", "failed", "interrupted", "not installed", "no data", "refused",
@@ -90,7 +90,7 @@ class Gatherer:
         self._waiting: dict[int, asyncio.Future[tuple[Head, bytes]]] = {}
         self._lost: SchedulerLost | None = None
 
-    async def listen(self) -> None:
+    async def dispatch_answers(self) -> None:
         """Hand each answer to who waits for it, until the scheduler goes away."""
         try:
             while True:
@@ -166,13 +166,13 @@ class Gatherer:
             there_ns = parse_message(body, {"unix_ns": int}, ("unix_ns",))["unix_ns"]
         return clock_offset(here_ns, there_ns, monotonic_ns() - sent_ns)
 
-    async def make(self, device: Device, within_s: float, sweep: str, name: str, **orders: Any) -> EndedRun:
+    async def request_run(self, device: Device, within_s: float, sweep: str, name: str, **orders: Any) -> EndedRun:
         """Have a run made; DeviceUnfit where the answer is not signed by this device and for this run."""
         body = await self.ask(device, "make", within_s, sweep=sweep, name=name, **orders)
         with _reject_false_answers(device):
-            signed = checked_text(body)
+            signed = parse_signed_answer(body)
             text, signature = signed["signed"].encode(), base64.b64decode(signed["signature"], validate=True)
-            holder = signed_by(self._tls / CA, signed["certificate"], signature, text)
+            holder = verify_signature(self._tls / CA, signed["certificate"], signature, text)
             if holder != Identity(DEVICE, device.name, device.board):
                 raise BadMessage(f"it is signed by {holder.name or holder.role}")
             needs = ("sweep", "name", "status", "wall_s", "cooled", "slept_s", "disk_full", "files")
@@ -202,16 +202,16 @@ async def connect(where: SchedulerAddress) -> AsyncIterator[Gatherer]:
     """Connect as the gatherer; FleetUnreachable where the scheduler does not answer, or not to this TLS material."""
     link, _ = await open_link(where.url, where.tls)
     gatherer = Gatherer(link, where.tls)
-    listening = asyncio.ensure_future(gatherer.listen())
+    listening = asyncio.ensure_future(gatherer.dispatch_answers())
     try:
         yield gatherer
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        await link.closed()
+        await link.close_and_wait()
 
 
-def checked_text(body: bytes) -> dict[str, str]:
+def parse_signed_answer(body: bytes) -> dict[str, str]:
     """Return the signed text of an answer as it was signed, with signature and certificate; BadMessage otherwise."""
     try:
         content = json.loads(body)

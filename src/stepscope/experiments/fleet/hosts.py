@@ -45,7 +45,7 @@ def scheduler_address(text: str, tls: Path | None = None) -> SchedulerAddress:
 def scheduler_of_hosts(hosts: Hosts) -> SchedulerAddress:
     """The scheduler that `stepscope fleet up` starts for these hosts."""
     url = f"tls://{_bracketed(hosts.scheduler)}:{hosts.port}"
-    return SchedulerAddress(url, hosts.state / TLS_FOLDER / GATHERER, hosts)
+    return SchedulerAddress(url, hosts.state_folder / TLS_FOLDER / GATHERER, hosts)
 
 
 def require_libraries() -> None:
@@ -99,7 +99,7 @@ class Hosts:
     alone_s: float
 
     @property
-    def state(self) -> Path:
+    def state_folder(self) -> Path:
         """The folder beside it with certificates, logs and the scheduler's address."""
         return self.path.with_suffix(".fleet")
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from stepscope.errors import FleetError, UsageError
 from stepscope.experiments.fleet.certificates import keep_certificate
-from stepscope.files import read_object, replace_json
-from stepscope.liveness import runs_still
+from stepscope.files import read_json_object, replace_json
+from stepscope.liveness import is_process_of_run_alive
 
 _LOCK, _STATE, _LOG = "process.lock", "state.json", "log.txt"
 _POLL_S = 0.05
@@ -53,7 +53,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-async def watch_over(folder: Path, lives_with: Mapping[str, Any] | None, end: asyncio.Event) -> None:
+async def set_event_when_unneeded(folder: Path, lives_with: Mapping[str, Any] | None, end: asyncio.Event) -> None:
     """Set `end` once nobody has a use for the process of this folder any more.
 
     That is: the folder has been removed, or the process that it `lives_with` (`liveness.identity`) has ended.
@@ -65,7 +65,7 @@ async def watch_over(folder: Path, lives_with: Mapping[str, Any] | None, end: as
             mine = (folder / _LOCK).stat().st_ino == lock
         except OSError:
             mine = False
-        if not mine or (lives_with is not None and not runs_still(lives_with)):
+        if not mine or (lives_with is not None and not is_process_of_run_alive(lives_with)):
             end.set()
 
 
@@ -87,7 +87,7 @@ def running_pid(folder: Path) -> int | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Return the last state that the process of this folder wrote; empty where there is none."""
-    return read_object(folder / _STATE)
+    return read_json_object(folder / _STATE)
 
 
 def start_process(module: str, orders: Mapping[str, Any], folder: Path, within_s: float) -> dict[str, Any]:

@@ -23,14 +23,14 @@ from urllib.parse import urlsplit
 
 from stepscope.errors import FleetError
 from stepscope.experiments.fleet.certificates import SCHEDULER, tls_context
-from stepscope.runfolder.validation import Row, Within, parse
+from stepscope.runfolder.validation import Fields, IntegerRange, parse
 
 MOST_HEAD_BYTES = 4096
 MOST_BODY_BYTES = 8 << 20
 _STALL_S = 60.0  # for the rest of a message that has begun, and until a peer has taken one
 _TRY_S = 10.0
 _SIZES = struct.Struct("!II")
-_ID = Within(0, 1 << 53)
+_ID = IntegerRange(0, 1 << 53)
 _HEAD = {
     **dict.fromkeys(("id", "cancel"), _ID),
     **dict.fromkeys(("do", "to", "hello"), str),
@@ -116,7 +116,7 @@ class Link:
         """End the connection at once."""
         self._writer.transport.abort()
 
-    async def closed(self) -> None:
+    async def close_and_wait(self) -> None:
         """End the connection, and wait until it is."""
         self._writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -153,7 +153,7 @@ def parse_message(
 ) -> dict[str, Any]:
     """Return what of the JSON of a body has this shape; BadMessage without these keys, and if strict for any other."""
     try:
-        content, dropped = parse(body, Row(dict(shape), needs))
+        content, dropped = parse(body, Fields(dict(shape), needs))
     except ValueError as error:
         raise BadMessage(f"an answer that is no JSON: {error}") from error
     if not isinstance(content, dict):

@@ -25,7 +25,7 @@ from stepscope.experiments.fleet.certificates import (
     tls_context,
     verify_peer,
 )
-from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
+from stepscope.experiments.fleet.processes import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.protocol import BadMessage, Link
 
 _MOST_CONNECTIONS = 512
@@ -51,7 +51,7 @@ async def _serve_until_signal(folder: Path, orders: Mapping[str, Any]) -> None:
     scheduler = Scheduler(Path(orders["tls"]), float(orders["forget_after_s"]))
     async with scheduler.listening(orders["host"], orders["port"]):
         publish_state(folder, {"address": f"tls://{orders['host']}:{orders['port']}"})
-        watch = asyncio.ensure_future(watch_over(folder, orders.get("lives_with"), end))
+        watch = asyncio.ensure_future(set_event_when_unneeded(folder, orders.get("lives_with"), end))
         await end.wait()
         watch.cancel()
 
@@ -141,7 +141,7 @@ class Scheduler:
             raise NotAdmitted(f"{holder.name} is connected already")
         device = _Device(link, holder, f"{holder.name}#{next(self._numbers)}")
         self._devices[device.address] = device
-        parts = [self._receive_answers(device), self._send_orders(device), self._watch(device)]
+        parts = [self._receive_answers(device), self._send_orders(device), self._ping_until_lost(device)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             await link.send({"hello": DEVICE, "ping_s": self._ping_s})
@@ -180,7 +180,7 @@ class Scheduler:
                 await order.answer({"ok": ok}, body)
             device.current = None
 
-    async def _watch(self, device: _Device) -> None:
+    async def _ping_until_lost(self, device: _Device) -> None:
         while True:
             await asyncio.sleep(self._ping_s)
             if verify_peer(self._tls, device.link.certificate) != device.holder:

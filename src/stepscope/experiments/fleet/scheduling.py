@@ -21,9 +21,9 @@ from typing import Any
 import polars as pl
 
 from stepscope.errors import FleetError, OutputNotWritable, RunDamaged, SchemaTooNew, UnknownName, UsageError
-from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
+from stepscope.experiments.engine.folder import SweepFolder, translate_sweep_write_errors
 from stepscope.experiments.engine.process import Outcome
-from stepscope.experiments.engine.sweep_points import Entry, SweepPoint, workload_entries
+from stepscope.experiments.engine.sweep_points import SweepPoint, WorkloadEntry, find_entries
 from stepscope.experiments.fleet.gatherer import (
     Device,
     DeviceInfo,
@@ -41,7 +41,7 @@ from stepscope.experiments.fleet.worker import Piece, gather_run, path_inside
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.plan import LONGEST_COOLING_S, chosen_entries, sweep_grid, sweep_plan
 from stepscope.experiments.suite.results import results_of_folder, settings_table
-from stepscope.experiments.suite.sweep import adopt_finished, orders_of, result_of, skip_result, with_cooling
+from stepscope.experiments.suite.sweep import add_cooling_facts, adopt_finished, orders_of, result_of, skip_result
 from stepscope.files import replace_json
 from stepscope.units import plural
 
@@ -58,7 +58,7 @@ class FleetIncomplete(FleetError):
 
 
 @dataclass(frozen=True)
-class FleetWatch:
+class FleetCallbacks:
     """Events of a fleet: a device begins a run, a run of a board has ended, something happened."""
 
     begins: Callable[[Device, SweepPoint], None] = lambda device, point: None
@@ -66,11 +66,11 @@ class FleetWatch:
     says: Callable[[str], None] = lambda line: None
 
 
-def fleet_sweep(
+def run_fleet_sweep(
     folder: FleetFolder,
     where: SchedulerAddress,
     child: Sequence[str],
-    watch: FleetWatch | None = None,
+    watch: FleetCallbacks | None = None,
     wait_s: float = 300.0,
 ) -> None:
     """Make every run that has not ended on a device of its board.
@@ -78,11 +78,11 @@ def fleet_sweep(
     child: what follows Python in the command of a run. A board of which no device is there for `wait_s` is given up,
     and so is a scheduler; the rest goes on. FleetIncomplete where runs were not made.
     """
-    watch = watch or FleetWatch()
+    watch = watch or FleetCallbacks()
     with contextlib.ExitStack() as locks:
         for sweep in folder.boards.values():
             locks.enter_context(sweep.locked())
-        boards = {name: Board(name, sweep) for name, sweep in folder.boards.items()}
+        boards = {name: BoardQueue(name, sweep) for name, sweep in folder.boards.items()}
         asyncio.run(_FleetRunner(folder, boards, tuple(child), watch, wait_s).work(where))
     left = {name: len(board.remaining()) for name, board in boards.items() if board.remaining()}
     if left:
@@ -95,7 +95,12 @@ class _FleetRunner:
     """The devices that are there, and what each is doing."""
 
     def __init__(
-        self, folder: FleetFolder, boards: Mapping[str, Board], child: Sequence[str], watch: FleetWatch, wait_s: float
+        self,
+        folder: FleetFolder,
+        boards: Mapping[str, BoardQueue],
+        child: Sequence[str],
+        watch: FleetCallbacks,
+        wait_s: float,
     ) -> None:
         self._folder, self._boards, self._child, self._watch, self._wait_s = folder, boards, child, watch, wait_s
         self._at_work: dict[Device, asyncio.Task[None]] = {}
@@ -137,7 +142,7 @@ class _FleetRunner:
                 continue
             self._seen_s[device.board] = monotonic()
             if board.waiting and device not in self._at_work:
-                self._at_work[device] = asyncio.create_task(self._serve(gatherer, device, board))
+                self._at_work[device] = asyncio.create_task(self._run_board_on_device(gatherer, device, board))
 
     def _has_work_left(self) -> bool:
         """Return whether something is left to do for a board that is there, or was a short while ago."""
@@ -158,7 +163,7 @@ class _FleetRunner:
             if isinstance(answer, Exception) and not isinstance(answer, SchedulerLost):
                 raise answer
 
-    async def _serve(self, gatherer: Gatherer, device: Device, board: Board) -> None:
+    async def _run_board_on_device(self, gatherer: Gatherer, device: Device, board: BoardQueue) -> None:
         """Run after run, as long as its board has some waiting."""
         try:
             met = await gatherer.query_device_info(device, _longest_s(board))
@@ -175,7 +180,7 @@ class _FleetRunner:
         except DeviceLost as error:
             self._watch.says(str(error))
 
-    async def _make_next_run(self, gatherer: Gatherer, device: Device, board: Board, met: DeviceInfo) -> None:
+    async def _make_next_run(self, gatherer: Gatherer, device: Device, board: BoardQueue, met: DeviceInfo) -> None:
         """The run that is first in the line; it waits again unless it ends."""
         point = board.waiting.popleft()
         try:
@@ -183,14 +188,14 @@ class _FleetRunner:
             if result is None:
                 self._watch.begins(device, point)
                 result = await self._run(gatherer, device, board, point, met)
-            board.end(point, result)
+            board.record_result(point, result)
         except BaseException as error:
             why = self._loss_reason(device, error)
             result = None if why is None else board.count_failure(point, why)
             if result is None:
                 board.give_back(point)
             else:
-                board.end(point, result)
+                board.record_result(point, result)
                 self._watch.ends(board.name, device, point, result)
             if not isinstance(error, RunDamaged):
                 raise
@@ -206,7 +211,7 @@ class _FleetRunner:
         return str(error) if isinstance(error, (DeviceLost, RunDamaged)) else None
 
     async def _run(
-        self, gatherer: Gatherer, device: Device, board: Board, point: SweepPoint, met: DeviceInfo
+        self, gatherer: Gatherer, device: Device, board: BoardQueue, point: SweepPoint, met: DeviceInfo
     ) -> dict[str, Any]:
         """Have it made, and bring it home."""
         plan, name = board.sweep.plan, (self._folder.id, point.id)
@@ -215,7 +220,7 @@ class _FleetRunner:
             "spec": orders_of(point, plan["rules"]),
             "source": _script_text(board, point),
         }
-        made = await gatherer.make(device, _longest_s(board), *name, **orders)
+        made = await gatherer.request_run(device, _longest_s(board), *name, **orders)
         if made.ended["disk_full"]:
             with contextlib.suppress(DeviceLost):
                 await gatherer.forget(device, *name)
@@ -231,7 +236,7 @@ class _FleetRunner:
         return {**result, "flags": [*result.get("flags", []), *slept], "made_by": device.name, "clock": clock}
 
     async def _fetch_run_files(
-        self, gatherer: Gatherer, device: Device, board: Board, point: SweepPoint, made: EndedRun
+        self, gatherer: Gatherer, device: Device, board: BoardQueue, point: SweepPoint, made: EndedRun
     ) -> dict[str, Any]:
         """Fetch the files that the device has signed for, and keep what it signed."""
         ended, where = made.ended, board.sweep.run_folder(point)
@@ -246,21 +251,21 @@ class _FleetRunner:
         except asyncio.TimeoutError as error:
             raise DeviceUnfit(f"{device.name}: its files did not come within {within_s:.0f} s") from error
         signatures = board.sweep.path / "signatures"
-        with writing_sweep(board.sweep.path):
+        with translate_sweep_write_errors(board.sweep.path):
             signatures.mkdir(exist_ok=True)
             replace_json(signatures / f"{point.id}.json", dict(made.signed), durable=True)
         run = None if ended["run"] is None else path_inside(where, ended["run"])
         outcome = Outcome(ended["status"], ended["reason"], run, ended["wall_s"])
-        return with_cooling(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
+        return add_cooling_facts(await asyncio.to_thread(result_of, board.sweep, point, outcome), ended["cooled"])
 
 
-def _longest_s(board: Board) -> float:
+def _longest_s(board: BoardQueue) -> float:
     """How long a device may be silent about an order: a run of before it, its own, and their pauses, s."""
     rules = board.sweep.plan.get("rules") or {}
     return 2 * (float(rules.get("time_limit_s", 0)) + float(rules.get("pause_s", 0)) + LONGEST_COOLING_S) + _SPARE_S
 
 
-def _script_text(board: Board, point: SweepPoint) -> str | None:
+def _script_text(board: BoardQueue, point: SweepPoint) -> str | None:
     """The text of a workload that is a file of the user's own: the devices do not have it."""
     path = point.workload.rpartition(":")[0]
     if not path.endswith(".py"):
@@ -282,7 +287,7 @@ LOST = "lost"  # the run was begun, and its device went away, each time
 TRIES = 3
 
 
-class Board:
+class BoardQueue:
     """Work to do for one board; runs that were lost in an earlier sweep are made anew."""
 
     def __init__(self, name: str, sweep: SweepFolder) -> None:
@@ -303,7 +308,7 @@ class Board:
         """Return a point to the front of the queue."""
         self.waiting.appendleft(point)
 
-    def end(self, point: SweepPoint, result: Mapping[str, Any]) -> None:
+    def record_result(self, point: SweepPoint, result: Mapping[str, Any]) -> None:
         """Write down what became of it."""
         self.sweep.store_result(point.id, dict(result))
         self.ended[point.id] = dict(result)
@@ -341,7 +346,7 @@ class FleetFolder:
 
     @classmethod
     def create(
-        cls, path: Path, boards: Sequence[str], plan: Mapping[str, Any], entries: Sequence[Entry]
+        cls, path: Path, boards: Sequence[str], plan: Mapping[str, Any], entries: Sequence[WorkloadEntry]
     ) -> FleetFolder:
         """Begin a sweep; refused where there is one. Device and versions are noted when a board is first met."""
         if is_fleet(path) or (path / "sweep.json").exists():
@@ -350,7 +355,7 @@ class FleetFolder:
         for board in boards:
             own = {**plan, "name": f"{plan['name']} on {board}", "device": {}, "versions": {}}
             SweepFolder.create(path / "boards" / check_name("board", board), own, entries)
-        with writing_sweep(path):
+        with translate_sweep_write_errors(path):
             fleet = {"schema": FLEET_SCHEMA, "id": secrets.token_hex(8), "boards": list(boards)}
             replace_json(path / _FLEET_FILE, fleet, durable=True)
         return cls(path)
@@ -360,7 +365,7 @@ class FleetFolder:
         sweep = self.boards[board]
         if not sweep.plan["device"]:
             sweep.plan.update(device=about["device"], versions=about["versions"])
-            with writing_sweep(self.path):
+            with translate_sweep_write_errors(self.path):
                 replace_json(sweep.path / "sweep.json", sweep.plan, durable=True)
 
 
@@ -407,13 +412,13 @@ def new_fleet(request: SuiteRun, out: Path, where: SchedulerAddress, says: Calla
 
 def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
     """Resume a sweep as it was begun, with all its boards; refused where a workload has changed."""
-    if request.given or request.boards is not None:
+    if request.given_options or request.boards is not None:
         raise UsageError("a fleet's sweep goes on as it was begun", "leave out all but --fleet, --resume and --out")
     folder = FleetFolder(out)
     for sweep in folder.boards.values():
         sweep.refuse_programs_of_others()
     names = list(next(iter(folder.boards.values())).plan["workloads"])
-    now = workload_entries(names)
+    now = find_entries(names)
     for sweep in folder.boards.values():
         sweep.refuse_changes(now)
     return folder
@@ -421,9 +426,9 @@ def resume_fleet(request: SuiteRun, out: Path) -> FleetFolder:
 
 def _chosen_boards(named: Sequence[str] | None, where: SchedulerAddress) -> Sequence[str]:
     """Return the boards of hosts.toml, or those that the scheduler knows now, restricted to the requested ones."""
-    from stepscope.experiments.fleet.devices import devices
+    from stepscope.experiments.fleet.devices import query_device_states
 
-    there = list(dict.fromkeys(device.device.board for device in devices(where)))
+    there = list(dict.fromkeys(device.device.board for device in query_device_states(where)))
     known = there if where.hosts is None else where.hosts.boards
     if not known:
         raise UsageError(

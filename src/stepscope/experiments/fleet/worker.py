@@ -23,13 +23,13 @@ from typing import Any
 
 from stepscope.errors import OutputNotWritable, RunDamaged, StepscopeError
 from stepscope.experiments.engine.engine import installed_versions
-from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
+from stepscope.experiments.engine.folder import SweepFolder, translate_sweep_write_errors
 from stepscope.experiments.engine.process import disk_was_full, run_child
 from stepscope.experiments.fleet.certificates import CERTIFICATE, sign
-from stepscope.experiments.fleet.processes import hold_folder, publish_state, watch_over
+from stepscope.experiments.fleet.processes import hold_folder, publish_state, set_event_when_unneeded
 from stepscope.experiments.fleet.protocol import BadMessage, Link, open_link, with_timeout
-from stepscope.experiments.suite.plan import Rules, cool_down
-from stepscope.files import read_object, replace_json, sync
+from stepscope.experiments.suite.plan import RunRules, cool_down
+from stepscope.files import read_json_object, replace_json, sync
 
 _AGAIN_S = 0.5  # grows to
 _AGAIN_MOST_S = 10.0
@@ -55,7 +55,7 @@ async def _worker_loop(folder: Path, orders: Mapping[str, Any]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, end.set)
     wait_s = _AGAIN_S
     work = ThreadPoolExecutor(1)  # one run at a time, also from one connection to the next
-    watch = asyncio.ensure_future(watch_over(folder, orders.get("lives_with"), end))
+    watch = asyncio.ensure_future(set_event_when_unneeded(folder, orders.get("lives_with"), end))
     alone_s, alone_since = float(orders.get("alone_s") or math.inf), time.monotonic()
     while not end.is_set() and (time.monotonic() - alone_since < alone_s or _is_run_in_progress()):
         try:
@@ -163,9 +163,9 @@ def make_run(
     """
     with _hold_device():
         folder = _run_folder(sweep, name)
-        if ended := read_object(folder / _ENDED):
+        if ended := read_json_object(folder / _ENDED):
             return ended
-        ended = _make(folder, child, _with_source(folder.parent, spec, source))
+        ended = _run_child_and_list_files(folder, child, _with_source(folder.parent, spec, source))
         replace_json(folder / _ENDED, ended, durable=True)
         return ended
 
@@ -194,8 +194,8 @@ _ORDERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _make(folder: Path, child: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
-    rules, where = Rules(**spec["rules"]), folder / "run"
+def _run_child_and_list_files(folder: Path, child: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
+    rules, where = RunRules(**spec["rules"]), folder / "run"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     cooled, asleep_ns = cool_down(rules), _asleep_ns()
@@ -273,7 +273,7 @@ async def gather_run(folder: SweepFolder, where: Path, offered: Sequence[Mapping
     """
     files = check_files(offered)
     coming = folder.path / "runs" / f".coming-{where.name}"
-    with writing_sweep(folder.path, _no_room):
+    with translate_sweep_write_errors(folder.path, _no_room):
         _prepare(coming, files)
         free, offered_bytes = shutil.disk_usage(folder.path).free, sum(file.size_bytes for file in files)
         if free < offered_bytes + _LEAST_FREE_BYTES:
@@ -283,9 +283,9 @@ async def gather_run(folder: SweepFolder, where: Path, offered: Sequence[Mapping
         missing = list(_batches(_missing(coming / "files", files)))
     for batch in missing:
         contents = await fetch(batch)
-        with writing_sweep(folder.path, _no_room):
+        with translate_sweep_write_errors(folder.path, _no_room):
             _write_pieces(coming / "files", batch, contents)
-    with writing_sweep(folder.path, _no_room):
+    with translate_sweep_write_errors(folder.path, _no_room):
         _verify(coming, files)
         for file in files:  # the device forgets the run once it is here: no loss of power may take it
             sync(coming / "files" / file.name)
@@ -305,7 +305,7 @@ def _no_room(path: Path) -> OutputNotWritable:
 def _prepare(coming: Path, files: Sequence[FileEntry]) -> None:
     """Check that the device still offers what was begun, else refuse to go on with it."""
     wanted = {"files": [asdict(file) for file in files]}
-    if read_object(coming / "offered.json") == wanted:
+    if read_json_object(coming / "offered.json") == wanted:
         return
     shutil.rmtree(coming, ignore_errors=True)
     (coming / "files").mkdir(parents=True)

@@ -15,7 +15,7 @@ from stepscope.request import option
 
 if TYPE_CHECKING:
     from stepscope.experiments.engine.engine import Plan
-    from stepscope.experiments.kernels.shapes import Sweep
+    from stepscope.experiments.kernels.shapes import KernelAxes
 
 
 OPS = ("conv", "depthwise", "linear", "lstm", "attention", "batch_norm", "optimizer")
@@ -71,11 +71,11 @@ class Kernels(StudyRequest):
         return self.of or ""
 
     @property
-    def sweep(self) -> Sweep:
+    def sweep(self) -> KernelAxes:
         """The axes along which kernels are timed."""
-        from stepscope.experiments.kernels.shapes import Sweep
+        from stepscope.experiments.kernels.shapes import KernelAxes
 
-        return Sweep(self.kernel, self.batch, self.channels, self.sizes, self.parameters)
+        return KernelAxes(self.kernel, self.batch, self.channels, self.sizes, self.parameters)
 
     def __post_init__(self) -> None:
         if self.of is not None:

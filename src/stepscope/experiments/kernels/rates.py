@@ -17,7 +17,7 @@ import polars as pl
 from stepscope.analysis.estimate import mean_interval, median_interval, null_if_nan
 from stepscope.arrays import Floats
 from stepscope.errors import UsageError
-from stepscope.experiments.kernels.shapes import Kernel, middle
+from stepscope.experiments.kernels.shapes import Kernel, axis_centre
 from stepscope.experiments.kernels.timing import median_ratio, time_in_turn
 from stepscope.record.ops.costs import convolution_flops
 
@@ -46,15 +46,15 @@ class Cliff:
 class BestKernel:
     """The kernel of an op and part that takes least time for a useful FLOP, and the one that takes most."""
 
-    best: Row
-    worst: Row
+    best: KernelRate
+    worst: KernelRate
     alike: int  # others whose interval reaches into that of the best
     of: int
 
 
-def cliffs(rows: Sequence[Row]) -> list[Cliff]:
+def cliffs(rows: Sequence[KernelRate]) -> list[Cliff]:
     """Jumps by JUMP or more between neighbours on an axis that their intervals do not explain, highest first."""
-    lines: dict[tuple[str, str, str, str, str], dict[int, Row]] = defaultdict(dict)
+    lines: dict[tuple[str, str, str, str, str], dict[int, KernelRate]] = defaultdict(dict)
     for row in rows:
         for axis, at in row.kernel.place.items():
             if isinstance(at, int):
@@ -63,15 +63,15 @@ def cliffs(rows: Sequence[Row]) -> list[Cliff]:
     return sorted(found, key=lambda cliff: -cliff.jump)
 
 
-def best_kernels(rows: Sequence[Row]) -> list[BestKernel]:
+def best_kernels(rows: Sequence[KernelRate]) -> list[BestKernel]:
     """One for each op and part of this device and of every imported source."""
-    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[KernelRate]] = defaultdict(list)
     for row in rows:
         groups[row.source, row.kernel.op, row.part].append(row)
     return [_best_kernel(group) for group in groups.values()]
 
 
-def verdict(ratio: Mapping[str, Any]) -> str:
+def below_one_verdict(ratio: Mapping[str, Any]) -> str:
     """Return whether a ratio is surely below 1."""
     if ratio["low"] is None or ratio["high"] is None:
         return OPEN
@@ -121,7 +121,7 @@ def conv_5_vs_3_places(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     return [places[where] for where, has in sizes.items() if {_SMALL, _MIDDLE, _LARGE} <= has]
 
 
-def _cliffs_along_axis(key: tuple[str, str, str, str, str], line: Mapping[int, Row]) -> Iterator[Cliff]:
+def _cliffs_along_axis(key: tuple[str, str, str, str, str], line: Mapping[int, KernelRate]) -> Iterator[Cliff]:
     source, op, part, axis, others = key
     ordered = sorted(line)
     for before, after in itertools.pairwise(ordered):
@@ -132,7 +132,7 @@ def _cliffs_along_axis(key: tuple[str, str, str, str, str], line: Mapping[int, R
             yield Cliff(source, op, part, axis, before, after, others, jump, low if has_interval else None)
 
 
-def _best_kernel(rows: Sequence[Row]) -> BestKernel:
+def _best_kernel(rows: Sequence[KernelRate]) -> BestKernel:
     ordered = sorted(rows, key=lambda row: row.ps_per_flop)
     best = ordered[0]
     alike = sum(row.bound("low") <= best.bound("high") for row in ordered[1:])
@@ -149,7 +149,7 @@ SCHEMA = {
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRate:
     """Median ns of one call of a part, with its interval where there is one; useful FLOPs and bytes of the call."""
 
     source: str
@@ -180,7 +180,7 @@ class Row:
         return (self.ns if ns is None else ns) * 1e3 / self.flops
 
 
-def frame(rows: Sequence[Row]) -> pl.DataFrame:
+def rates_frame(rows: Sequence[KernelRate]) -> pl.DataFrame:
     """A row a measurement, and again for each axis of the sweep that it lies on; columns as SCHEMA.
 
     central: whether it lies at the centre of the other axes.
@@ -207,14 +207,14 @@ def frame(rows: Sequence[Row]) -> pl.DataFrame:
     return pl.DataFrame(found, schema=SCHEMA)
 
 
-def _centres(rows: Sequence[Row]) -> dict[tuple[str, str, str], int]:
+def _centres(rows: Sequence[KernelRate]) -> dict[tuple[str, str, str], int]:
     """Return where an axis is while another is gone through, by source, op and axis."""
     places: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for row in rows:
         for axis, at in row.kernel.place.items():
             if isinstance(at, int):
                 places[row.source, row.kernel.op, axis].add(at)
-    return {key: middle(key[2], tuple(sorted(values))) for key, values in places.items()}
+    return {key: axis_centre(key[2], tuple(sorted(values))) for key, values in places.items()}
 
 
 def other_axes(kernel: Kernel, axis: str) -> str:
@@ -262,7 +262,7 @@ class ProfilerTables:
     refused: tuple[str, ...]
     unnamed: tuple[str, ...] = ()  # folders whose device nobody named
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[KernelRate]:
         """Median over the repeats of each kernel and part."""
         return [_row_of_tables(tables) for tables in self._groups().values()]
 
@@ -365,7 +365,7 @@ def _times(words: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield match[1], match[2]
 
 
-def _row_of_tables(tables: list[ProfilerTable]) -> Row:
+def _row_of_tables(tables: list[ProfilerTable]) -> KernelRate:
     first = tables[0]
     ms, low, high = median_interval(np.array([table.ms for table in tables]))
     sizes = {
@@ -381,4 +381,4 @@ def _row_of_tables(tables: list[ProfilerTable]) -> Row:
     moved = 4 * (images + math.prod(weight))
     kernel = Kernel("conv", sizes, place)
     bounds = [None if null_if_nan(float(ns)) is None else float(ns) * 1e6 for ns in (low, high)]
-    return Row(first.source, kernel, first.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)
+    return KernelRate(first.source, kernel, first.part, float(ms) * 1e6, bounds[0], bounds[1], flops, moved)

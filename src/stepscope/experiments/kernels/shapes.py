@@ -65,7 +65,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class KernelAxes:
     """The axes; each op takes those it has. Every axis goes through its values with the others at their centre.
 
     The sizes of kernels are crossed with the batches, as in the second paper. `size` is the side of an image, or the
@@ -94,7 +94,7 @@ class Sweep:
             return
         along = {"kernel": self.kernels, "batch": self.batches, "channels": self.channels, "size": self.sizes}
         axes = {axis: along[axis] for axis in AXES[op]}
-        centre = {axis: middle(axis, values) for axis, values in axes.items()}
+        centre = {axis: axis_centre(axis, values) for axis, values in axes.items()}
         places = [{**centre, axis: value} for axis, values in axes.items() for value in values]
         if "kernel" in axes:
             places += [{**centre, "kernel": k, "batch": b} for k in self.kernels for b in self.batches]
@@ -102,7 +102,7 @@ class Sweep:
             yield _BUILT[op](place)
 
 
-def sweep_kernels(ops: tuple[str, ...], sweep: Sweep) -> list[Kernel]:
+def sweep_kernels(ops: tuple[str, ...], sweep: KernelAxes) -> list[Kernel]:
     """All kernels of a sweep over these ops; UsageError where nothing is left of it."""
     found = [kernel for op in ops for kernel in sweep.of(op)]
     if not found:
@@ -110,7 +110,7 @@ def sweep_kernels(ops: tuple[str, ...], sweep: Sweep) -> list[Kernel]:
     return found
 
 
-def square(place: Mapping[str, int], groups: int = 1) -> dict[str, int]:
+def same_padding_conv_sizes(place: Mapping[str, int], groups: int = 1) -> dict[str, int]:
     """The sizes of a convolution that keeps the size of its image: as many channels out as in."""
     kernel, channels, size = place["kernel"], place["channels"], place["size"]
     return {
@@ -121,11 +121,11 @@ def square(place: Mapping[str, int], groups: int = 1) -> dict[str, int]:
 
 
 def _conv(place: dict[str, int]) -> Kernel:
-    return Kernel("conv", square(place), place)
+    return Kernel("conv", same_padding_conv_sizes(place), place)
 
 
 def _depthwise(place: dict[str, int]) -> Kernel:
-    return Kernel("depthwise", square(place, place["channels"]), place)
+    return Kernel("depthwise", same_padding_conv_sizes(place, place["channels"]), place)
 
 
 def _linear(place: dict[str, int]) -> Kernel:
@@ -156,7 +156,7 @@ _BUILT = {
 }  # fmt: skip
 
 
-def middle(axis: str, values: tuple[int, ...]) -> int:
+def axis_centre(axis: str, values: tuple[int, ...]) -> int:
     """Return the place of an axis while another is gone through: 3 for kernels where it is given, else the middle."""
     return 3 if axis == "kernel" and 3 in values else values[len(values) // 2]
 
@@ -204,10 +204,10 @@ def _without_numbers(value: Any) -> Any:
 def _read_conv2d(
     x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Iterable[tuple[str, dict[str, int]]]:
-    steps, holes = _both(stride), _both(dilation)
+    steps, holes = _height_and_width(stride), _height_and_width(dilation)
     if x.dim() != 4 or isinstance(padding, str) or steps[0] != steps[1] or holes[0] != holes[1]:
         return
-    pads = _both(padding)
+    pads = _height_and_width(padding)
     sizes = {
         "batch": x.shape[0], "inputs": x.shape[1], "height": x.shape[2], "width": x.shape[3], "outputs": w.shape[0],
         "kernel_height": w.shape[2], "kernel_width": w.shape[3], "stride": steps[0], "padding_height": pads[0],
@@ -242,7 +242,7 @@ def _read_lstm(x: Tensor, _state: Any, weights: Sequence[Tensor], *rest: Any) ->
         yield "lstm", {"batch": batch, "length": length, "inputs": first.shape[1], "hidden": hidden}
 
 
-def _both(value: Any) -> tuple[int, int]:
+def _height_and_width(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 

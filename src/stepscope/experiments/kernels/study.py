@@ -26,18 +26,18 @@ from stepscope.experiments.kernels.rates import (
     HOLDS,
     JUMP,
     OPEN,
+    KernelRate,
     ProfilerTables,
-    Row,
+    below_one_verdict,
     best_kernels,
     cliffs,
     conv_5_vs_3_places,
-    frame,
     imported_conv_5_vs_3,
     measured_five_three,
-    verdict,
+    rates_frame,
 )
-from stepscope.experiments.kernels.shapes import Kernel, kernels_of, square, sweep_kernels
-from stepscope.experiments.kernels.timing import FORWARD, against_bare_loop, parts_of, time_call
+from stepscope.experiments.kernels.shapes import Kernel, kernels_of, same_padding_conv_sizes, sweep_kernels
+from stepscope.experiments.kernels.timing import FORWARD, time_call, timed_calls_of, timer_to_bare_loop_ratio
 from stepscope.record.ceilings import ceilings
 from stepscope.record.train import torch_threads
 from stepscope.units import plural
@@ -53,8 +53,8 @@ def kernel_plan(request: Kernels) -> Plan:
     order = list(todo)
     random.Random(request.seed).shuffle(order)
     tasks: dict[str, tuple[str, Callable[[], Mapping[str, Any]]]] = {
-        "ceilings": ("the ceilings of this device", lambda: _reached(request)),
-        **{kernel.id: (kernel.called, partial(_cell, kernel, request)) for kernel in order},
+        "ceilings": ("the ceilings of this device", lambda: _reached_ceilings(request)),
+        **{kernel.id: (kernel.called, partial(_time_kernel, kernel, request)) for kernel in order},
         **{
             _pair_id(where): (f"5x5 then 3x3 against 7x7, {name}", partial(_compare_convolutions, where, request))
             for name, where in places.items()
@@ -63,7 +63,7 @@ def kernel_plan(request: Kernels) -> Plan:
     }
 
     def judge(results: Mapping[str, Result]) -> Findings:
-        rows = [row for kernel in todo for row in _rows(kernel, results[kernel.id])]
+        rows = [row for kernel in todo for row in _rate_rows(kernel, results[kernel.id])]
         skipped = {point.called: results[point.id]["skipped"] for point in todo if "skipped" in results[point.id]}
         pairs = {name: results[_pair_id(where)] for name, where in places.items()}
         bare = {op: timed for op, timed in results["bare-loop"].items() if isinstance(timed, dict)}
@@ -90,7 +90,7 @@ def _pair_id(where: Mapping[str, Any]) -> str:
     return "five-three-" + "-".join(f"{axis}{at}" for axis, at in where.items())
 
 
-def _cell(kernel: Kernel, request: Kernels) -> dict[str, Any]:
+def _time_kernel(kernel: Kernel, request: Kernels) -> dict[str, Any]:
     """The parts of a kernel with their times; or why it was not timed."""
     why = _does_not_fit(kernel, request.device)
     if why is not None:
@@ -100,7 +100,7 @@ def _cell(kernel: Kernel, request: Kernels) -> dict[str, Any]:
             "parts": {
                 name: {**time_call(part.call, request.seconds, request.threads).to_dict(), "flops": part.flops,
                        "bytes": part.bytes}
-                for name, part in parts_of(kernel, request.device).items()
+                for name, part in timed_calls_of(kernel, request.device).items()
             }
         }  # fmt: skip
     except (RuntimeError, MemoryError) as error:  # a kernel that this build lacks, or memory that ran out
@@ -109,7 +109,7 @@ def _cell(kernel: Kernel, request: Kernels) -> dict[str, Any]:
 
 def _does_not_fit(kernel: Kernel, device: str) -> str | None:
     """Before anything is allocated: on tensors without numbers."""
-    needs = max(part.bytes for part in parts_of(kernel, "meta").values())
+    needs = max(part.bytes for part in timed_calls_of(kernel, "meta").values())
     free = torch.cuda.mem_get_info()[0] if device != "cpu" else limit_of_this_machine().bytes
     if needs <= _MOST * free:
         return None
@@ -118,13 +118,16 @@ def _does_not_fit(kernel: Kernel, device: str) -> str | None:
 
 def _compare_convolutions(where: Mapping[str, Any], request: Kernels) -> dict[str, Any]:
     """5x5 then 3x3 against 7x7 at a place, measured in turn."""
-    made = {size: Kernel("conv", square({**where, "kernel": size}), {**where, "kernel": size}) for size in (3, 5, 7)}
+    made = {
+        size: Kernel("conv", same_padding_conv_sizes({**where, "kernel": size}), {**where, "kernel": size})
+        for size in (3, 5, 7)
+    }
     for kernel in made.values():
         why = _does_not_fit(kernel, request.device)
         if why is not None:
             return {"skipped": why}
     calls = {
-        size: {name: part.call for name, part in parts_of(kernel, request.device).items()}
+        size: {name: part.call for name, part in timed_calls_of(kernel, request.device).items()}
         for size, kernel in made.items()
     }
     return {"parts": measured_five_three(calls, 3 * request.seconds)}
@@ -136,17 +139,17 @@ def _timer_against_bare_loop(todo: Sequence[Kernel], request: Kernels) -> dict[s
     for kernel in todo:
         if kernel.op in result or _does_not_fit(kernel, request.device) is not None:
             continue
-        parts = parts_of(kernel, request.device)
+        parts = timed_calls_of(kernel, request.device)
         name = FORWARD if FORWARD in parts else next(iter(parts))
         with contextlib.suppress(RuntimeError, MemoryError):  # as in its cell: another of the op may run
-            timed = against_bare_loop(parts[name].call, request.threads)
+            timed = timer_to_bare_loop_ratio(parts[name].call, request.threads)
             result[kernel.op] = {"called": kernel.called, "part": name, **timed}
     return result
 
 
-def _rows(kernel: Kernel, cell: Mapping[str, Any]) -> Iterator[Row]:
+def _rate_rows(kernel: Kernel, cell: Mapping[str, Any]) -> Iterator[KernelRate]:
     for part, of in cell.get("parts", {}).items():
-        yield Row(HERE, kernel, part, of["ns"], of["low_ns"], of["high_ns"], of["flops"], of["bytes"])
+        yield KernelRate(HERE, kernel, part, of["ns"], of["low_ns"], of["high_ns"], of["flops"], of["bytes"])
 
 
 _WITHIN = 0.03  # that the timer and a bare loop may differ
@@ -158,7 +161,7 @@ _WHOLE_PARTS = ("forward and both", "update")  # the parts that add up to a trai
 class Evidence:
     """Results of this device: rows, roofs, 5x5 then 3x3 by place, timer against bare loop, and what was not timed."""
 
-    rows: Sequence[Row]
+    rows: Sequence[KernelRate]
     roofs: Mapping[str, Any]
     pairs: Mapping[str, Mapping[str, Any]]
     bare: Mapping[str, Mapping[str, Any]]
@@ -190,10 +193,10 @@ def _pairs(evidence: Evidence, brought: ProfilerTables | None) -> list[dict[str,
         for part, ratio in cell.get("parts", {}).items()
     ]
     there = list(imported_conv_5_vs_3(brought.by_size())) if brought else []
-    return [{**row, "verdict": verdict(row)} for row in here + there]
+    return [{**row, "verdict": below_one_verdict(row)} for row in here + there]
 
 
-def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
+def _answer(rows: Sequence[KernelRate], pairs: Sequence[Mapping[str, Any]], roofs: Mapping[str, Any]) -> str:
     gflops, gbytes = roofs["flops_per_s"] / 1e9, roofs["bytes_per_s"] / 1e9
     parts = [f"At its best this device did {gflops:.3g} GFLOP/s and {gbytes:.3g} GB/s."]
     own = [row for row in rows if row.source == HERE]
@@ -220,7 +223,7 @@ def _answer(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], roofs: Mapp
     return " ".join(parts)
 
 
-def _reached(request: Kernels) -> dict[str, Any]:
+def _reached_ceilings(request: Kernels) -> dict[str, Any]:
     """Return the FLOP/s and B/s that this device reached at the most with these threads, and by what."""
     stated = ceilings(request.device, threads=request.threads)
     if stated is None:
@@ -234,7 +237,7 @@ def _reached(request: Kernels) -> dict[str, Any]:
     }
 
 
-def _sweet_table(rows: Sequence[Row]) -> ResultTable:
+def _sweet_table(rows: Sequence[KernelRate]) -> ResultTable:
     columns = (
         "source", "op", "part", "sweet spot", "ps/FLOP", "low", "high", "GFLOP/s", "dearest", "relative cost",
         "as good",
@@ -251,7 +254,7 @@ def _sweet_table(rows: Sequence[Row]) -> ResultTable:
     return ResultTable("sweet-spots", "Where a useful FLOP takes least time", columns, tuple(body), note)
 
 
-def _most_expensive_op(own: Sequence[Row]) -> tuple[str, float, float]:
+def _most_expensive_op(own: Sequence[KernelRate]) -> tuple[str, float, float]:
     """The op on which a step of the model spends most, ns of it and of all; forward and backward."""
     spent: dict[str, float] = defaultdict(float)
     for row in own:
@@ -261,7 +264,7 @@ def _most_expensive_op(own: Sequence[Row]) -> tuple[str, float, float]:
     return op, spent[op], sum(spent.values())
 
 
-def _step_table(rows: Sequence[Row]) -> ResultTable:
+def _step_table(rows: Sequence[KernelRate]) -> ResultTable:
     """Return the time that a step of a model spends in each op, from the calls and times of its kernels."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
@@ -273,7 +276,7 @@ def _step_table(rows: Sequence[Row]) -> ResultTable:
     return ResultTable("step", "What a step spends", ("op", "part", "ms a step", "GFLOP/s", "GB/s"), body, note)
 
 
-def _cliff_table(rows: Sequence[Row]) -> ResultTable:
+def _cliff_table(rows: Sequence[KernelRate]) -> ResultTable:
     columns = ("source", "op", "part", "axis", "from", "to", "beside", "slowdown", "at least")
     body = tuple(
         (c.source, c.op, c.part, c.axis, c.before, c.after, c.beside, c.jump, c.low)
@@ -309,7 +312,7 @@ def _bare_table(bare: Mapping[str, Mapping[str, Any]]) -> ResultTable:
     return ResultTable("bare-loop", "The timer against a bare loop", columns, body, note)
 
 
-def _imported_table(rows: Sequence[Row]) -> ResultTable:
+def _imported_table(rows: Sequence[KernelRate]) -> ResultTable:
     """Self times for a useful FLOP beside imported ones of the same sizes."""
     own = {
         (row.part, tuple(sorted(row.kernel.place.items()))): row
@@ -327,7 +330,7 @@ def _imported_table(rows: Sequence[Row]) -> ResultTable:
     return ResultTable("imported", "Against the imported tables", columns, tuple(body), note)
 
 
-def _every(rows: Sequence[Row]) -> ResultTable:
+def _every(rows: Sequence[KernelRate]) -> ResultTable:
     columns = ("source", "kernel", "part", "times a step", "us", "low", "high", "GFLOP/s", "GB/s", "FLOP/B")
     body = tuple(
         (
@@ -362,10 +365,10 @@ def _notes(evidence: Evidence, brought: ProfilerTables | None, pairs: Sequence[M
             yield f"{len(brought.refused)} files were not: {'; '.join(brought.refused[:3])}"
 
 
-def _frames(rows: Sequence[Row], roofs: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
+def _frames(rows: Sequence[KernelRate], roofs: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
     if not rows:
         return {}
-    every = frame(rows)
+    every = rates_frame(rows)
     own = every.filter(pl.col("source") == HERE).unique("kernel_id", keep="first", maintain_order=True)
     whole = every.filter(pl.col("source") == HERE).unique(["kernel_id", "part"], keep="first", maintain_order=True)
     spent = pl.col("ns") * pl.col("count")
@@ -388,7 +391,7 @@ def _agreement(of: Mapping[str, Any]) -> str:
     return "no"
 
 
-def _end(row: Row, side: str) -> float | None:
+def _end(row: KernelRate, side: str) -> float | None:
     return None if row.low_ns is None else row.bound(side)
 
 

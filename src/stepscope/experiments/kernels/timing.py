@@ -60,7 +60,9 @@ def bare_loop_s(call: Call, calls: int) -> float:
     return float(benchmark.timer() - began) / calls
 
 
-def against_bare_loop(call: Call, threads: int = 1, clock: Callable[[], float] = benchmark.timer) -> dict[str, Any]:
+def timer_to_bare_loop_ratio(
+    call: Call, threads: int = 1, clock: Callable[[], float] = benchmark.timer
+) -> dict[str, Any]:
     """The timer's seconds over those of a bare loop, alternated: ratio, low, high of the median over the rounds.
 
     clock: what both read, for a test that counts the time of the processor.
@@ -122,7 +124,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedCall:
     """One call that is timed, with its useful FLOPs and the bytes that it cannot do without."""
 
     call: Callable[[], Any]
@@ -130,10 +132,10 @@ class Part:
     bytes: int
 
 
-Parts = dict[str, Part]
+Parts = dict[str, TimedCall]
 
 
-def parts_of(kernel: Kernel, device: str = "cpu") -> Parts:
+def timed_calls_of(kernel: Kernel, device: str = "cpu") -> Parts:
     """Tensors of a kernel on a device, random and of float32, and its parts; on "meta" they need no memory."""
     with torch.device(device):
         return _MAKERS[kernel.op](kernel.sizes)
@@ -157,10 +159,10 @@ def _convolution(of: Mapping[str, int]) -> Parts:
 
     flops = convolution_flops(of["batch"], g.shape[2:], w.shape)
     return _whole(
-        Part(forward, flops, _bytes(x, w, g)),
-        Part(backward([False, True, False]), flops, _bytes(g, x, w)),
-        Part(backward([True, False, False]), flops, _bytes(g, w, x)),
-        Part(backward([True, True, False]), 2 * flops, _bytes(g, x, w, w, x)),
+        TimedCall(forward, flops, _bytes(x, w, g)),
+        TimedCall(backward([False, True, False]), flops, _bytes(g, x, w)),
+        TimedCall(backward([True, False, False]), flops, _bytes(g, w, x)),
+        TimedCall(backward([True, True, False]), 2 * flops, _bytes(g, x, w, w, x)),
     )
 
 
@@ -169,10 +171,10 @@ def _linear(of: Mapping[str, int]) -> Parts:
     g = torch.randn(of["batch"], of["outputs"])
     flops = product_flops(of["batch"], of["inputs"], of["outputs"])
     return _whole(
-        Part(lambda: functional.linear(x, w), flops, _bytes(x, w, g)),
-        Part(lambda: torch.mm(g.t(), x), flops, _bytes(g, x, w)),
-        Part(lambda: torch.mm(g, w), flops, _bytes(g, w, x)),
-        Part(lambda: (torch.mm(g.t(), x), torch.mm(g, w)), 2 * flops, _bytes(g, x, w, w, x)),
+        TimedCall(lambda: functional.linear(x, w), flops, _bytes(x, w, g)),
+        TimedCall(lambda: torch.mm(g.t(), x), flops, _bytes(g, x, w)),
+        TimedCall(lambda: torch.mm(g, w), flops, _bytes(g, w, x)),
+        TimedCall(lambda: (torch.mm(g.t(), x), torch.mm(g, w)), 2 * flops, _bytes(g, x, w, w, x)),
     )
 
 
@@ -187,10 +189,10 @@ def _lstm(of: Mapping[str, int]) -> Parts:
     flops, through_time = (product_flops(rows, n, gates) for n in (of["inputs"] + of["hidden"], of["hidden"]))
     held = _bytes(*weights)
     return _whole(
-        Part(lambda: module(x), flops, _bytes(x, out) + held),
-        Part(_gradient(out, weights, g), flops + through_time, _bytes(g, x) + 2 * held),
-        Part(_gradient(out, [x], g), flops, _bytes(g, x) + held),
-        Part(_gradient(out, [*weights, x], g), 2 * flops, _bytes(g, x, x) + 2 * held),
+        TimedCall(lambda: module(x), flops, _bytes(x, out) + held),
+        TimedCall(_gradient(out, weights, g), flops + through_time, _bytes(g, x) + 2 * held),
+        TimedCall(_gradient(out, [x], g), flops, _bytes(g, x) + held),
+        TimedCall(_gradient(out, [*weights, x], g), 2 * flops, _bytes(g, x, x) + 2 * held),
     )
 
 
@@ -206,9 +208,9 @@ def _attention(of: Mapping[str, int]) -> Parts:
     product = of["batch"] * of["heads"] * product_flops(of["length"], of["head"], of["length"])
     backward = _gradient(out, [q, k, v], g)
     return {
-        FORWARD: Part(forward, 2 * product, _bytes(q, k, v, out)),
-        INPUT: Part(backward, 4 * product, _bytes(g, q, k, v, q, k, v)),
-        WHOLE: Part(lambda: (forward(), backward()), 6 * product, _bytes(q, k, v, out, g, q, k, v, q, k, v)),
+        FORWARD: TimedCall(forward, 2 * product, _bytes(q, k, v, out)),
+        INPUT: TimedCall(backward, 4 * product, _bytes(g, q, k, v, q, k, v)),
+        WHOLE: TimedCall(lambda: (forward(), backward()), 6 * product, _bytes(q, k, v, out, g, q, k, v, q, k, v)),
     }
 
 
@@ -228,10 +230,10 @@ def _batch_norm(of: Mapping[str, int]) -> Parts:
 
     size = x.numel()
     return _whole(
-        Part(forward, _NORM_FORWARD * size, _bytes(x, x)),
-        Part(backward([False, True, True]), _NORM_WEIGHT * size, _bytes(g, x)),
-        Part(backward([True, False, False]), _NORM_INPUT * size, _bytes(g, x, x)),
-        Part(backward([True, True, True]), _NORM_INPUT * size, _bytes(g, x, x)),
+        TimedCall(forward, _NORM_FORWARD * size, _bytes(x, x)),
+        TimedCall(backward([False, True, True]), _NORM_WEIGHT * size, _bytes(g, x)),
+        TimedCall(backward([True, False, False]), _NORM_INPUT * size, _bytes(g, x, x)),
+        TimedCall(backward([True, True, True]), _NORM_INPUT * size, _bytes(g, x, x)),
     )
 
 
@@ -240,15 +242,15 @@ def _optimizer(of: Mapping[str, Any]) -> Parts:
     parameter.grad = torch.randn(of["parameters"])
     optimizer = _OPTIMIZERS[of["rule"]]([parameter])
     flops, moved = _UPDATE[of["rule"]]
-    return {UPDATE: Part(optimizer.step, flops * of["parameters"], moved * parameter.nbytes)}
+    return {UPDATE: TimedCall(optimizer.step, flops * of["parameters"], moved * parameter.nbytes)}
 
 
-def _whole(forward: Part, weight: Part, inputs: Part, both: Part) -> Parts:
+def _whole(forward: TimedCall, weight: TimedCall, inputs: TimedCall, both: TimedCall) -> Parts:
     def all_of_it() -> None:
         forward.call()
         both.call()
 
-    whole = Part(all_of_it, forward.flops + both.flops, forward.bytes + both.bytes)
+    whole = TimedCall(all_of_it, forward.flops + both.flops, forward.bytes + both.bytes)
     return {FORWARD: forward, WEIGHT: weight, INPUT: inputs, BOTH: both, WHOLE: whole}
 
 

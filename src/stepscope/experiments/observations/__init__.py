@@ -65,7 +65,7 @@ class ModelVerdict:
 
 
 @dataclass(frozen=True)
-class Part:
+class JudgedClaim:
     """One claim of an observation: the test, the effect with its interval, the limits, and what follows.
 
     models: the same claim for each model where it is one about all of them; it holds only if it holds for each.
@@ -91,10 +91,10 @@ class Verdict:
     reading: str
     outcome: Outcome
     why: str
-    parts: tuple[Part, ...]
+    parts: tuple[JudgedClaim, ...]
 
     @property
-    def deciding(self) -> Part:
+    def deciding(self) -> JudgedClaim:
         """The part that made the outcome what it is; the first where all agree."""
         return next((part for part in self.parts if part.outcome == self.outcome), self.parts[0])
 
@@ -111,28 +111,28 @@ class Observation:
     judge: Callable[[Evidence], Verdict]
 
 
-def judge_claim(claim: str, test: str, effect: str, found: Interval, limits: Limits, of: str) -> Part:
+def judge_claim(claim: str, test: str, effect: str, found: Interval, limits: Limits, of: str) -> JudgedClaim:
     """A claim judged: it holds where the whole interval lies within the limits, and not where none of it does."""
     facts = (claim, test, effect, found, limits, of)
     if math.isnan(found.value):
-        return Part(*facts, UNKNOWN, f"nothing to take it from: {of}")
+        return JudgedClaim(*facts, UNKNOWN, f"nothing to take it from: {of}")
     if math.isnan(found.low) or math.isnan(found.high):
-        return Part(*facts, UNKNOWN, f"too few for an interval: {of}; make more repeats")
+        return JudgedClaim(*facts, UNKNOWN, f"too few for an interval: {of}; make more repeats")
     if found.low > limits.least and found.high < limits.most:
-        return Part(*facts, HOLDS, f"{interval_text(found)}, {limits}")
+        return JudgedClaim(*facts, HOLDS, f"{interval_text(found)}, {limits}")
     if found.high <= limits.least or found.low >= limits.most:
-        return Part(*facts, FAILS, f"{interval_text(found)}, not {limits}")
-    return Part(
+        return JudgedClaim(*facts, FAILS, f"{interval_text(found)}, not {limits}")
+    return JudgedClaim(
         *facts, UNKNOWN, f"{interval_text(found)} spans the limit ({limits}), more or longer runs would tell: {of}"
     )
 
 
-def undecidable_claim(claim: str, test: str, why: str) -> Part:
+def undecidable_claim(claim: str, test: str, why: str) -> JudgedClaim:
     """A claim that nothing here can decide."""
-    return Part(claim, test, "", None, None, "", UNKNOWN, why)
+    return JudgedClaim(claim, test, "", None, None, "", UNKNOWN, why)
 
 
-def verdict(observation: Observation, parts: list[Part], reading: str = AS_THE_PAPER) -> Verdict:
+def verdict_from_claims(observation: Observation, parts: list[JudgedClaim], reading: str = AS_THE_PAPER) -> Verdict:
     """All parts must hold; one that does not is enough against the whole."""
     outcomes = [result.outcome for result in parts]
     outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
@@ -156,15 +156,19 @@ _NOT_OBSERVATIONS = frozenset({"study"})
 
 
 @cache
-def discovered() -> Discovery:
+def discover_observation_files() -> Discovery:
     """Every file of this folder and of plug-ins, and a sentence for each that could not be imported."""
     return discover(sys.modules[__name__], ENTRY_POINTS, skip=_NOT_OBSERVATIONS)
 
 
 def all_observations() -> list[Observation]:
     """All observations, in order of their numbers."""
-    found: list[object] = [entry for module in discovered().modules for entry in getattr(module, "OBSERVATIONS", ())]
-    found += [getattr(module, "OBSERVATION", None) for module in discovered().modules]  # of a plug-in with one
+    found: list[object] = [
+        entry for module in discover_observation_files().modules for entry in getattr(module, "OBSERVATIONS", ())
+    ]
+    found += [
+        getattr(module, "OBSERVATION", None) for module in discover_observation_files().modules
+    ]  # of a plug-in with one
     return sorted((entry for entry in found if isinstance(entry, Observation)), key=lambda entry: entry.number)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import Series, core_busy_time, resolved_ns, series_of, windows
-from stepscope.analysis.device.occupancy import wait_for_cores
+from stepscope.analysis.channels import Series, core_busy_time, growth_windows, series_of, shortest_window_ns
+from stepscope.analysis.device.occupancy import core_wait_sentence
 from stepscope.analysis.energy.rails import MeasuredRail
 from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
@@ -75,7 +75,7 @@ class TimedRuns:
     reading: str = AS_THE_PAPER
     disturbed: dict[str, str] = field(default_factory=dict)
 
-    def lacking(self, known: Sequence[str], why: str) -> dict[str, str]:
+    def why_lacking(self, known: Sequence[str], why: str) -> dict[str, str]:
         """Return why models with runs are not among the `known`: their runs were disturbed, or `why`."""
         every = [*self.runs["workload"].unique(maintain_order=True), *self.disturbed]
         return {name: self.disturbed.get(name, why) for name in dict.fromkeys(every) if name not in set(known)}
@@ -108,16 +108,16 @@ class Evidence:
         return self.runs.filter(pl.col("background").is_null() | (pl.col("device") == BOARDS_GPU))
 
     @property
-    def disturbed(self) -> str:
+    def why_all_disturbed(self) -> str:
         """Return why there is no undisturbed run; "" where there is one, or none at all."""
         return self._all_disturbed(self.undisturbed)
 
     @property
-    def disturbed_times(self) -> str:
+    def why_all_times_disturbed(self) -> str:
         """Return why there is no calm run; "" where there is one, or none at all."""
         return self._all_disturbed(self.runs_without_load)
 
-    def lacking(self, known: Iterable[str], why: str, kind: str | None = None) -> dict[str, str]:
+    def why_lacking(self, known: Iterable[str], why: str, kind: str | None = None) -> dict[str, str]:
         """Return why models with runs (of a kind) are not among the `known`: all of them were disturbed, or `why`."""
         runs = self.runs if kind is None else self.runs.filter(kind=kind)
         return why_not_judged(runs, self.undisturbed["run"], known, why)
@@ -162,8 +162,8 @@ def gather_evidence(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: 
     """The evidence of some runs, with `memory` and `days` where they were made."""
     rows: dict[str, list[dict[str, Any]]] = {"runs": [], "cores": [], "rhythm": [], "power": []}
     for run in runs:
-        use, about, metrics = use_of(run), _about(run), run.metrics()
-        rows["runs"].append({**about, **_numbers(run, metrics), **_window_comparison(use, about["threads"])})
+        use, about, metrics = read_processor_use(run), _run_facts(run), run.metrics()
+        rows["runs"].append({**about, **_run_metric_columns(run, metrics), **_window_comparison(use, about["threads"])})
         rows["cores"] += _cores(run, about, metrics)
         rows["rhythm"] += [{**_key(about, "run", "workload"), **row} for row in channel_rhythms(run, use)]
         rows["power"] += _power(run, about)
@@ -174,7 +174,7 @@ def gather_evidence(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: 
     return Evidence(**frames, **given, absent=said)
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _run_facts(run: Run) -> dict[str, Any]:
     workload = run.meta.get("workload") or {}
     words = [str(workload.get(name)) for name in ("optimizer", "precision")]
     return {
@@ -218,7 +218,7 @@ def _key(about: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: about[name] for name in names}
 
 
-def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
+def _run_metric_columns(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     wanted = {
         "step_ms": ("step_time", "run", 1e-6),
@@ -227,11 +227,11 @@ def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
         "trainer_cores": ("process_cpu_utilisation", "process", 1.0),
     }
     for column, (metric, scope, factor) in wanted.items():
-        _take(found, column, metrics.filter(metric=metric, scope=scope), factor)
-    _take(found, "accelerator_use", metrics.filter(metric="accelerator_utilisation"))
+        _store_value_and_bounds(found, column, metrics.filter(metric=metric, scope=scope), factor)
+    _store_value_and_bounds(found, "accelerator_use", metrics.filter(metric="accelerator_utilisation"))
     kind = "simulated" if run.simulated else "measured"
     energy = "simulated_energy_per_step" if run.simulated else "energy_per_step"
-    _take(found, "energy_per_step_j", metrics.filter(metric=energy, scope="total"))
+    _store_value_and_bounds(found, "energy_per_step_j", metrics.filter(metric=energy, scope="total"))
     found["energy_kind"] = kind if found.get("energy_per_step_j") is not None else None
     found["flop_per_s"] = _flop_rate(run, found.get("samples_per_s"))
     found["cores"] = len(metrics.filter(metric="core_utilisation"))
@@ -240,11 +240,11 @@ def _numbers(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
         f"background CPU load of {number(background[0].value, 2)} cores" if background_warning(background) else None
     )
     if run.board_computes:
-        found["background"] = wait_for_cores(run) or None
+        found["background"] = core_wait_sentence(run) or None
     return {name: found.get(name) for name in RUNS if name in found}
 
 
-def _take(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
+def _store_value_and_bounds(found: dict[str, Any], column: str, rows: pl.DataFrame, factor: float = 1.0) -> None:
     known = rows.drop_nulls("value").head(1)
     for end, name in (("", "value"), ("_low", "low"), ("_high", "high")):
         if not known.is_empty() and f"{column}{end}" in RUNS:
@@ -260,18 +260,18 @@ def _flop_rate(run: Run, samples_per_s: float | None) -> float | None:
     return None if not forward or not backward else (forward + backward) * samples_per_s
 
 
-def _window_comparison(use: Use | None, threads: int | None) -> dict[str, Any]:
+def _window_comparison(use: ProcessorUse | None, threads: int | None) -> dict[str, Any]:
     """Return what comes of comparing cores and accelerator window by window."""
     if use is None:
         return {}
     mean = use.cores.mean(axis=0)
-    found: dict[str, Any] = {"core_spread": spread(use)}
+    found: dict[str, Any] = {"core_spread": busiest_to_idlest_gap(use)}
     if use.source:
         found["alternation"] = correlation(use.accelerator, mean)
         known = use.accelerator[np.isfinite(use.accelerator)]
         if len(known):  # of the same windows as the CPU's, warm-up excluded
             found |= {"accelerator_use": float(known.mean()), "accelerator_use_low": None, "accelerator_use_high": None}
-    parted = halves(use, threads or 0)
+    parted = busiest_and_other_cores_use(use, threads or 0)
     if parted is not None:
         ours, others = parted
         found["training_cores_use"], found["other_cores_use"] = (float(np.nanmean(part)) for part in parted)
@@ -316,7 +316,7 @@ _FEWEST = 16  # windows, for a correlation
 
 
 @dataclass(frozen=True)
-class Use:
+class ProcessorUse:
     """Shares of time, NaN where not read: cores (cores, n) and accelerator (n,), in windows with edges (n + 1,), ns."""
 
     edges_ns: Floats
@@ -326,22 +326,22 @@ class Use:
     source: str  # of the accelerator's use; "" where there is none
 
 
-def use_of(run: Run) -> Use | None:
+def read_processor_use(run: Run) -> ProcessorUse | None:
     """The steady part of a run in windows that every counter resolves; None where no core's busy time was read."""
     span, cores = span_ns(run), core_busy_time(run)
     if span is None or not cores:
         return None
     gauge = accelerator_gauge(run)
-    length = max(*(resolved_ns(core) for core in cores), 2 * gauge.period_ns if gauge else 0.0, 1.0)
+    length = max(*(shortest_window_ns(core) for core in cores), 2 * gauge.period_ns if gauge else 0.0, 1.0)
     length = max(length, (span[1] - span[0]) / _MOST)
-    seen = [windows(core, *span, length) for core in cores]
+    seen = [growth_windows(core, *span, length) for core in cores]
     edges = seen[0].edges_ns
     busy = np.clip(np.stack([series.rates for series in seen]), 0, 1)
     names = tuple(core.scope for core in cores)
     if gauge is not None:
-        return Use(edges, names, busy, _gauge_use(gauge, edges), gauge.source)
+        return ProcessorUse(edges, names, busy, _gauge_use(gauge, edges), gauge.source)
     kernels = _kernel_use(run, edges)
-    return Use(edges, names, busy, kernels, "" if np.isnan(kernels).all() else "kernels of the profiled steps")
+    return ProcessorUse(edges, names, busy, kernels, "" if np.isnan(kernels).all() else "kernels of the profiled steps")
 
 
 def accelerator_gauge(run: Run) -> Series | None:
@@ -358,7 +358,7 @@ def correlation(ours: Floats, others: Floats) -> float | None:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def halves(use: Use, count: int) -> tuple[Floats, Floats] | None:
+def busiest_and_other_cores_use(use: ProcessorUse, count: int) -> tuple[Floats, Floats] | None:
     """Mean use (n,) of the `count` cores that were busiest in the first half and of the others, in the second half.
 
     Chosen in one half and measured in the other: of cores that are all alike, the busiest would else seem busier.
@@ -371,7 +371,7 @@ def halves(use: Use, count: int) -> tuple[Floats, Floats] | None:
     return second[order[:count]].mean(axis=0), second[order[count:]].mean(axis=0)
 
 
-def spread(use: Use) -> float | None:
+def busiest_to_idlest_gap(use: ProcessorUse) -> float | None:
     """Return how much busier the busiest core is than the idlest, chosen in the first half, measured in the second."""
     middle = use.cores.shape[1] // 2
     first, second = use.cores[:, :middle], use.cores[:, middle:]
@@ -426,7 +426,7 @@ _MOST_PHASES = 20
 RhythmRow = dict[str, float | str | None]
 
 
-def channel_rhythms(run: Run, use: Use | None) -> Iterator[RhythmRow]:
+def channel_rhythms(run: Run, use: ProcessorUse | None) -> Iterator[RhythmRow]:
     """A row a channel: what, of (use or power), step_ms, readings_per_step, period_steps, correlation, explained, flat.
 
     period_steps: the period in steps, null where the samples show none; explained: the share of the variance of the
@@ -488,7 +488,7 @@ def phases_within_steps(series: Series, edges_ns: Floats) -> tuple[np.ndarray[tu
     return np.where(inside, held, -1).astype(np.int64), phase
 
 
-def _channels(run: Run, use: Use | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
+def _channels(run: Run, use: ProcessorUse | None, edges: Floats) -> Iterator[tuple[str, str, Series, float]]:
     span = float(edges[0, 0]), float(edges[-1, 1])
     if use is not None:
         middle = (use.edges_ns[1:] + use.edges_ns[:-1]) / 2
@@ -500,7 +500,7 @@ def _channels(run: Run, use: Use | None, edges: Floats) -> Iterator[tuple[str, s
         yield "use", "accelerator", gauge, 0.0
     for own in series_of(run, "process_cpu_time"):
         if own.scope == "process":
-            seen = windows(own, *span, resolved_ns(own))
+            seen = growth_windows(own, *span, shortest_window_ns(own))
             yield "use", "trainer", _series("process", (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2, seen.rates), 0.0
     for name, lines in run.rails.components():
         if len(lines) == 1 and not lines[0].estimated:

@@ -15,7 +15,7 @@ from stepscope.analysis.run import Run
 from stepscope.errors import RunError, RunNotFound
 from stepscope.experiments.daily.study import TASK as DAYS
 from stepscope.experiments.daily.study import DailyTrainingOrders
-from stepscope.experiments.engine.child import Orders, ended_run, session_settings
+from stepscope.experiments.engine.child import Orders, run_status_and_reason, session_settings
 from stepscope.experiments.engine.engine import Point, Result
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint, in_rounds
@@ -125,18 +125,18 @@ _MOST_STEPS = 100_000
 def train_run(orders: Orders) -> dict[str, Any]:
     """Train a workload for so many steps, and so long; returns how the run ended."""
     from stepscope import workloads
-    from stepscope.record.train import Choices, train_workload
+    from stepscope.record.train import TrainingChoices, train_workload
 
     with session_settings(orders) as settings:
         path, _ = train_workload(
             workloads.find(orders["workload"]),
             _MOST_STEPS,
             settings,
-            Choices(orders["batch"], device=orders["device"], seed=orders["seed"]),
+            TrainingChoices(orders["batch"], device=orders["device"], seed=orders["seed"]),
             evaluate=False,
             stop=_stop_condition(orders["steps"], orders["seconds"]),
         )
-    return ended_run(path)
+    return run_status_and_reason(path)
 
 
 def _stop_condition(steps: int, seconds: float) -> Callable[[], bool]:

@@ -25,10 +25,10 @@ from stepscope.experiments.observations import (
     HOLDS,
     UNKNOWN,
     Interval,
+    JudgedClaim,
     Limits,
     ModelVerdict,
     Outcome,
-    Part,
     interval_text,
     undecidable_claim,
 )
@@ -64,7 +64,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Cells:
+class BatchMeans:
     """One model: batch sizes in order, the mean of its runs at each with its standard error, and degrees of freedom.
 
     freedom: 0 where no batch size was run twice; errors are then NaN.
@@ -78,7 +78,7 @@ class Cells:
     runs: int
 
 
-def cells_of(runs: pl.DataFrame, value: pl.Expr, within: pl.Expr | None = None) -> list[Cells]:
+def batch_means_of_models(runs: pl.DataFrame, value: pl.Expr, within: pl.Expr | None = None) -> list[BatchMeans]:
     """Return the cells of each model: `value` of each run by batch, and where known its standard error within the run.
 
     runs: workload, batch and what the expressions need. The standard error of a mean is the one from the scatter
@@ -93,7 +93,7 @@ def cells_of(runs: pl.DataFrame, value: pl.Expr, within: pl.Expr | None = None) 
     return [_cells(name, batches) for name, batches in models.items()]
 
 
-def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> Cells:
+def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> BatchMeans:
     order = sorted(batches)
     values, inside = zip(*(np.array(batches[batch]).T for batch in order), strict=True)
     runs = sum(map(len, values))
@@ -104,10 +104,10 @@ def _cells(model: str, batches: dict[int, list[tuple[float, float]]]) -> Cells:
         max(scatter / math.sqrt(len(x)), math.sqrt(float((is_inside**2).sum())) / len(x)) if freedom else math.nan
         for x, is_inside in zip(values, inside, strict=True)
     )
-    return Cells(model, tuple(order), tuple(float(x.mean()) for x in values), tuple(errors), freedom, runs)
+    return BatchMeans(model, tuple(order), tuple(float(x.mean()) for x in values), tuple(errors), freedom, runs)
 
 
-def mean_over_batches(cells: Cells) -> list[Comparison]:
+def mean_over_batches(cells: BatchMeans) -> list[Comparison]:
     """The mean over a model's batch sizes; the mean of each of them must not speak against it."""
     count = len(cells.batches)
     error = math.sqrt(sum(error**2 for error in cells.errors)) / count
@@ -117,7 +117,7 @@ def mean_over_batches(cells: Cells) -> list[Comparison]:
     return found + comparisons if count > 1 else found
 
 
-def exponents(cells: Cells) -> list[Comparison]:
+def exponents(cells: BatchMeans) -> list[Comparison]:
     """The exponent of the batch from the smallest to the largest, and strictly from each batch size to the next.
 
     The cells hold logarithms. Nothing where there is one batch size.
@@ -136,7 +136,7 @@ def exponents(cells: Cells) -> list[Comparison]:
     return found
 
 
-def growth(cells: Cells) -> list[Comparison]:
+def growth(cells: BatchMeans) -> list[Comparison]:
     """The change from the smallest batch to the largest; from no batch size to the next may it clearly fall."""
     found = _changes(cells, list(pairwise(range(len(cells.batches)))), strict=False)
     ends = _changes(cells, [(0, len(cells.batches) - 1)], strict=True)
@@ -144,12 +144,12 @@ def growth(cells: Cells) -> list[Comparison]:
     return [*ends, *falls] if found else []
 
 
-def changes_from_smallest_batch(cells: Cells) -> list[Comparison]:
+def changes_from_smallest_batch(cells: BatchMeans) -> list[Comparison]:
     """The change from the smallest batch to each other one, the largest first; each must lie within the limits."""
     return _changes(cells, [(0, place) for place in range(len(cells.batches) - 1, 0, -1)], strict=True)
 
 
-def _changes(cells: Cells, pairs: Iterable[tuple[int, int]], strict: bool) -> list[Comparison]:
+def _changes(cells: BatchMeans, pairs: Iterable[tuple[int, int]], strict: bool) -> list[Comparison]:
     return [
         Comparison(
             f"from batch {cells.batches[a]} to {cells.batches[b]}",
@@ -163,7 +163,7 @@ def _changes(cells: Cells, pairs: Iterable[tuple[int, int]], strict: bool) -> li
 
 
 def compare_model_pairs(
-    pairs: Iterable[tuple[Cells, Cells]],
+    pairs: Iterable[tuple[BatchMeans, BatchMeans]],
 ) -> tuple[list[tuple[str, int, list[Comparison]]], dict[str, str]]:
     """Return each model against another, as `judge_models` takes them, and why some cannot be compared."""
     known = [(f"{a.model} over {b.model}", a.runs + b.runs, difference_between_models(a, b)) for a, b in pairs]
@@ -171,7 +171,7 @@ def compare_model_pairs(
     return [entry for entry in known if entry[2]], apart
 
 
-def difference_between_models(ours: Cells, others: Cells) -> list[Comparison]:
+def difference_between_models(ours: BatchMeans, others: BatchMeans) -> list[Comparison]:
     """Mean of one model less that of another over the batch sizes of both; at none of them may it be the other way.
 
     Nothing where they share none: what the batch does would pass for what the model does.
@@ -184,7 +184,7 @@ def difference_between_models(ours: Cells, others: Cells) -> list[Comparison]:
     return [Comparison(a.what, a.value - b.value, math.hypot(a.error, b.error), _welch(a, b)) for a, b in pairs]
 
 
-def _select_batches(cells: Cells, batches: Sequence[int]) -> Cells:
+def _select_batches(cells: BatchMeans, batches: Sequence[int]) -> BatchMeans:
     places = [cells.batches.index(batch) for batch in batches]
     means, errors = (tuple(values[place] for place in places) for values in (cells.means, cells.errors))
     return replace(cells, batches=tuple(batches), means=means, errors=errors)
@@ -205,7 +205,7 @@ def judge_models(
     models: Sequence[tuple[str, int, list[Comparison]]],
     shown: Callable[[float], float] = float,
     lacking: dict[str, str] | None = None,
-) -> Part:
+) -> JudgedClaim:
     """A claim about all models, judged for each; it holds only if it holds for each, and one is enough against it.
 
     models: the name of a model, its runs, and its comparisons, the headline first; of `limits` and intervals `shown`
@@ -221,7 +221,7 @@ def judge_models(
 
 def combine_verdicts(
     claim: str, test: str, effect: str, limits: Limits, verdicts: Sequence[ModelVerdict], runs: int
-) -> Part:
+) -> JudgedClaim:
     """The verdict on a claim about all models from those on each; the number is that of the model that decides."""
     outcomes = {verdict.outcome for verdict in verdicts}
     outcome: Outcome = FAILS if FAILS in outcomes else UNKNOWN if UNKNOWN in outcomes else HOLDS
@@ -234,7 +234,7 @@ def combine_verdicts(
         why = f"for each of {plural(len(verdicts), 'model')}; nearest to the limit {worst.model}: {worst.why}"
     else:
         why = "; ".join(f"{model_result.model}: {model_result.why}" for model_result in deciding) + held
-    return Part(claim, test, effect, worst.found, limits, of, outcome, why, tuple(verdicts))
+    return JudgedClaim(claim, test, effect, worst.found, limits, of, outcome, why, tuple(verdicts))
 
 
 def _margin(found: Interval | None, limits: Limits) -> float:
@@ -279,7 +279,7 @@ def _outcome(found: Interval, limits: Limits, strict: bool) -> Outcome:
     return HOLDS if low > limits.least and high < limits.most else UNKNOWN
 
 
-def shares_of(
+def judge_run_shares(
     models: Sequence[tuple[str, int, int]], limits: Limits, lacking: dict[str, str] | None = None
 ) -> list[ModelVerdict]:
     """The share of the runs of each model (name, hits, count) with Wilson's interval, which hold together."""
@@ -340,7 +340,7 @@ FOLD_TEST = (
 )
 
 
-def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name: str) -> list[Part]:
+def judge_periodicity(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name: str) -> list[JudgedClaim]:
     """Two claims on one channel: the samples alone show the step as their period; one step predicts another."""
     found, predicted = f"the {name} has the step as its period", f"one step predicts the {name} of another"
     rows = rhythm.filter(of=of, what=what).join(runs.select("run", "batch"), on="run", how="left")
@@ -356,8 +356,8 @@ def periodic(rhythm: pl.DataFrame, runs: pl.DataFrame, of: str, what: str, name:
         if model not in set(counted["workload"])
     }
     lacking |= why_not_judged(runs, rhythm["run"], rows["workload"].unique(), f"the {name} was not read")
-    shares = shares_of(list(counted.iter_rows()), Limits(least=MOST_RUNS), lacking)
-    cells = cells_of(known, pl.col("explained"))
+    shares = judge_run_shares(list(counted.iter_rows()), Limits(least=MOST_RUNS), lacking)
+    cells = batch_means_of_models(known, pl.col("explained"))
     return [
         combine_verdicts(found, PERIOD_TEST, "share of the runs", Limits(least=MOST_RUNS), shares, len(known)),
         judge_models(

@@ -21,21 +21,21 @@ import polars as pl
 from stepscope.experiments.observations import (
     AS_THE_PAPER,
     Interval,
+    JudgedClaim,
     Limits,
     Observation,
-    Part,
     Verdict,
     judge_claim,
     undecidable_claim,
-    verdict,
+    verdict_from_claims,
 )
 from stepscope.experiments.observations._evidence import Evidence, TimedRuns
 from stepscope.experiments.observations._statistics import (
     ONCE,
     TOGETHER,
-    Cells,
+    BatchMeans,
     Comparison,
-    cells_of,
+    batch_means_of_models,
     changes_from_smallest_batch,
     exponents,
     growth,
@@ -57,36 +57,36 @@ def judge_use_follows_batch(evidence: Evidence) -> Verdict:
         ("CPU", "cpu_use", AS_THE_PAPER) if evidence.accelerated else ("training threads", "use", _READING)
     )
     claim = f"the use of the {what} stays"
-    if evidence.disturbed:
-        cpu = undecidable_claim(claim, _USE_TEST, evidence.disturbed)
+    if evidence.why_all_disturbed:
+        cpu = undecidable_claim(claim, _USE_TEST, evidence.why_all_disturbed)
     else:
-        cpu = _change(evidence, own.with_columns(value=pl.col(column)), claim, stays, changes_from_smallest_batch)
+        cpu = _judge_change(evidence, own.with_columns(value=pl.col(column)), claim, stays, changes_from_smallest_batch)
     if not evidence.accelerated:
-        return verdict(USE_FOLLOWS_BATCH, [cpu], reading)
+        return verdict_from_claims(USE_FOLLOWS_BATCH, [cpu], reading)
     claim = "the use of the accelerator grows"
-    if evidence.disturbed:
-        follows = undecidable_claim(claim, _USE_TEST, evidence.disturbed)
+    if evidence.why_all_disturbed:
+        follows = undecidable_claim(claim, _USE_TEST, evidence.why_all_disturbed)
     else:
         used = runs.with_columns(value=pl.col("accelerator_use"))
-        follows = _change(evidence, used, claim, Limits(least=FOLLOWS), growth)
-    return verdict(USE_FOLLOWS_BATCH, [follows, cpu], reading)
+        follows = _judge_change(evidence, used, claim, Limits(least=FOLLOWS), growth)
+    return verdict_from_claims(USE_FOLLOWS_BATCH, [follows, cpu], reading)
 
 
-def _change(
+def _judge_change(
     evidence: Evidence,
     runs: pl.DataFrame,
     claim: str,
     limits: Limits,
-    compared: Callable[[Cells], list[Comparison]],
-) -> Part:
+    compared: Callable[[BatchMeans], list[Comparison]],
+) -> JudgedClaim:
     """A claim on the column `value` of these runs."""
-    known = cells_of(runs, pl.col("value"))
+    known = batch_means_of_models(runs, pl.col("value"))
     if not any(len(cells.batches) > 1 for cells in known):
         why = "not read in any run" if runs["value"].null_count() == len(runs) else "no model ran with two batch sizes"
         return undecidable_claim(claim, _USE_TEST, why)
     effect = "change of the share of busy time from the smallest batch to the largest"
     models = [(cells.model, cells.runs, compared(cells)) for cells in known]
-    lacking = evidence.lacking([cells.model for cells in known], "its use was not read")
+    lacking = evidence.why_lacking([cells.model for cells in known], "its use was not read")
     return judge_models(claim, _USE_TEST, effect, limits, models, lacking=lacking)
 
 
@@ -118,7 +118,7 @@ def judge_growth_differs(evidence: Evidence) -> Verdict:
     if len(rows) < 2:
         why = f"{len(rows)} models ran with two batch sizes and repeats; it takes two"
         why = "; ".join(dict.fromkeys([why, *timed.disturbed.values(), *([ONCE] if len(known) > len(rows) else [])]))
-        return verdict(GROWTH_DIFFERS, [undecidable_claim(_GROWTH_CLAIM, _GROWTH_TEST, why)], timed.reading)
+        return verdict_from_claims(GROWTH_DIFFERS, [undecidable_claim(_GROWTH_CLAIM, _GROWTH_TEST, why)], timed.reading)
     (low, least), (high, most) = rows[0], rows[-1]
     pairs = len(rows) * (len(rows) - 1) // 2
     gap = Comparison("", high.value - low.value, math.hypot(high.error, low.error), min(high.freedom, low.freedom))
@@ -127,7 +127,7 @@ def judge_growth_differs(evidence: Evidence) -> Verdict:
     grown = f"16 times the batch: {most} {16**high.value:.2g} times, {least} {16**low.value:.2g}"
     of = f"{plural(len(rows), 'model')}; {grown}"
     found = judge_claim(_GROWTH_CLAIM, _GROWTH_TEST, "ratio of the growths", ratio, Limits(least=APART), of)
-    return verdict(GROWTH_DIFFERS, [found], timed.reading)
+    return verdict_from_claims(GROWTH_DIFFERS, [found], timed.reading)
 
 
 GROWTH_DIFFERS = Observation(
@@ -152,12 +152,12 @@ def judge_throughput_grows(evidence: Evidence) -> Verdict:
     """Judge each model's throughput from each batch size to the next: any fall is evidence against it."""
     timed = evidence.timed
     found = _judge_exponents(timed, "samples_per_s", [(_THROUGHPUT_CLAIM, Limits(least=0.0))], _THROUGHPUT_TEST)
-    return verdict(THROUGHPUT_GROWS, found, timed.reading)
+    return verdict_from_claims(THROUGHPUT_GROWS, found, timed.reading)
 
 
 def _judge_exponents(
     timed: TimedRuns, column: str, claims: list[tuple[str, Limits]], test: str, why: str = ""
-) -> list[Part]:
+) -> list[JudgedClaim]:
     """Claims about the exponent of the batch for each model: on its whole range, and on every stretch of it."""
     known = _logarithms(timed.runs, column)
     if not any(len(cells.batches) > 1 for cells in known):
@@ -167,12 +167,12 @@ def _judge_exponents(
             for claim, _ in claims
         ]
     models = [(cells.model, cells.runs, exponents(cells)) for cells in known]
-    lacking = timed.lacking([cells.model for cells in known], "it was not measured")
+    lacking = timed.why_lacking([cells.model for cells in known], "it was not measured")
     return [judge_models(claim, test, _EXPONENT, limits, models, lacking=lacking) for claim, limits in claims]
 
 
-def _logarithms(runs: pl.DataFrame, column: str) -> list[Cells]:
-    return cells_of(runs.filter(pl.col(column) > 0), pl.col(column).log(), log_within(column))
+def _logarithms(runs: pl.DataFrame, column: str) -> list[BatchMeans]:
+    return batch_means_of_models(runs.filter(pl.col(column) > 0), pl.col(column).log(), log_within(column))
 
 
 THROUGHPUT_GROWS = Observation(
@@ -202,7 +202,7 @@ def judge_energy_grows_less(evidence: Evidence) -> Verdict:
     left = evidence.runs.filter(pl.col("background").is_not_null())["workload"].unique(maintain_order=True)
     alone = timed.disturbed or dict.fromkeys(left, "its runs were disturbed and are not judged")
     claims = [(_GROWS, Limits(least=0.0)), (_LESS, Limits(most=1.0))]
-    return verdict(
+    return verdict_from_claims(
         ENERGY_GROWS_LESS,
         _judge_exponents(TimedRuns(quiet, disturbed=alone), "energy_per_step_j", claims, _ENERGY_TEST, why),
     )
@@ -236,7 +236,9 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
     first, last = ends.first(), ends.last()
     if first.is_empty():
         why = evidence.absent.get("memory", "no model was counted with two batch sizes")
-        return verdict(MEMORY_BY_BATCH, [undecidable_claim("only intermediate data grow", _MEMORY_TEST, why)])
+        return verdict_from_claims(
+            MEMORY_BY_BATCH, [undecidable_claim("only intermediate data grow", _MEMORY_TEST, why)]
+        )
     of = f"models: {', '.join(first['workload'])}"
     change = {name: (last[name] - first[name]).cast(pl.Float64) for name in PARTS}
     all_of_it = sum(change.values(), start=pl.Series([0.0] * len(first)))
@@ -259,7 +261,7 @@ def judge_memory_by_batch(evidence: Evidence) -> Verdict:
             )
         )
     refused = evidence.absent.get("memory")
-    return verdict(
+    return verdict_from_claims(
         MEMORY_BY_BATCH, [*parts, *([undecidable_claim("of every model", _MEMORY_TEST, refused)] if refused else [])]
     )
 

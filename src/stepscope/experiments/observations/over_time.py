@@ -6,16 +6,16 @@ import numpy as np
 
 from stepscope.experiments.observations import (
     Interval,
+    JudgedClaim,
     Limits,
     Observation,
-    Part,
     Verdict,
     judge_claim,
     undecidable_claim,
-    verdict,
+    verdict_from_claims,
 )
 from stepscope.experiments.observations._evidence import Evidence
-from stepscope.experiments.observations._statistics import FOLD_TEST, mean_of, periodic
+from stepscope.experiments.observations._statistics import FOLD_TEST, judge_periodicity, mean_of
 
 # Observations of what repeats with the step: use and power.
 #
@@ -29,17 +29,19 @@ _READING = "counterpart on a CPU: the use of the training process itself"
 def judge_use_is_periodic(evidence: Evidence) -> Verdict:
     """Accelerator and mean of the cores; on the CPU alone the cores that the training process keeps busy."""
     if not evidence.accelerated:
-        return verdict(USE_IS_PERIODIC, _periodic(evidence, "use", "trainer", "use of the training process"), _READING)
+        return verdict_from_claims(
+            USE_IS_PERIODIC, _periodic(evidence, "use", "trainer", "use of the training process"), _READING
+        )
     parts = _periodic(evidence, "use", "accelerator", "use of the accelerator")
-    return verdict(USE_IS_PERIODIC, [*parts, *_periodic(evidence, "use", "CPU", "use of the CPU")])
+    return verdict_from_claims(USE_IS_PERIODIC, [*parts, *_periodic(evidence, "use", "CPU", "use of the CPU")])
 
 
-def _periodic(evidence: Evidence, of: str, what: str, name: str) -> list[Part]:
+def _periodic(evidence: Evidence, of: str, what: str, name: str) -> list[JudgedClaim]:
     """Return the parts on a channel, from runs that had the machine to themselves: a scheduler has a rhythm, too."""
-    if evidence.disturbed_times:
-        return [undecidable_claim(f"{name} periodic", FOLD_TEST, evidence.disturbed_times)]
+    if evidence.why_all_times_disturbed:
+        return [undecidable_claim(f"{name} periodic", FOLD_TEST, evidence.why_all_times_disturbed)]
     alone = evidence.rhythm.join(evidence.runs_without_load.select("run"), on="run", how="semi")
-    return periodic(alone, evidence.runs, of, what, name)
+    return judge_periodicity(alone, evidence.runs, of, what, name)
 
 
 USE_IS_PERIODIC = Observation(
@@ -57,9 +59,9 @@ def judge_power_is_periodic(evidence: Evidence) -> Verdict:
     measured = evidence.rhythm.filter(of="power")["what"].unique(maintain_order=True).to_list()
     if not measured:
         why = evidence.absent.get("power", "no power sensor was read")
-        return verdict(POWER_IS_PERIODIC, [undecidable_claim("the power is periodic", FOLD_TEST, why)])
+        return verdict_from_claims(POWER_IS_PERIODIC, [undecidable_claim("the power is periodic", FOLD_TEST, why)])
     what = "total" if "total" in measured else measured[0]
-    return verdict(POWER_IS_PERIODIC, _periodic(evidence, "power", what, f"power ({what})"))
+    return verdict_from_claims(POWER_IS_PERIODIC, _periodic(evidence, "power", what, f"power ({what})"))
 
 
 POWER_IS_PERIODIC = Observation(
@@ -82,7 +84,7 @@ def judge_days(evidence: Evidence) -> Verdict:
     """Seeds are what repeats: days of one seed hang together. Several batch sizes of a seed count as their mean."""
     if evidence.days.is_empty():
         why = evidence.absent.get("days", "no daily training was made")
-        return verdict(DAILY_TRAINING, [undecidable_claim(_CLAIM, _TEST, why)])
+        return verdict_from_claims(DAILY_TRAINING, [undecidable_claim(_CLAIM, _TEST, why)])
     slopes, gains = [], []
     for _, seed in evidence.days.group_by("seed", maintain_order=True):
         of_seed = [frame.sort("day") for _, frame in seed.group_by("batch", maintain_order=True)]
@@ -93,7 +95,7 @@ def judge_days(evidence: Evidence) -> Verdict:
     first, last = np.mean(gains, axis=0)
     days = int(evidence.days.select("day").to_series().max())  # type: ignore[arg-type]
     of = f"{len(slopes)} seeds, {days} days: {first:.1%} to {last:.1%}"
-    return verdict(
+    return verdict_from_claims(
         DAILY_TRAINING, [judge_claim(_CLAIM, _TEST, "points of accuracy a day", slope, Limits(least=0.0), of)]
     )
 

@@ -19,17 +19,17 @@ import polars as pl
 
 from stepscope.experiments.observations import (
     AS_THE_PAPER,
+    JudgedClaim,
     Limits,
     Observation,
-    Part,
     Verdict,
     undecidable_claim,
-    verdict,
+    verdict_from_claims,
 )
 from stepscope.experiments.observations._evidence import CONVOLUTIONAL, RECURRENT, Evidence
 from stepscope.experiments.observations._statistics import (
     TOGETHER,
-    cells_of,
+    batch_means_of_models,
     compare_model_pairs,
     judge_models,
     mean_over_batches,
@@ -43,22 +43,25 @@ _IN_TURN = f"Pearson's correlation between windows, mean over a model's batch si
 
 def judge_accelerator_against_cpu(evidence: Evidence) -> Verdict:
     """Judge accelerator against CPU; without an accelerator, the cores that train against the other cores."""
-    if evidence.disturbed:
-        why = f"the use of the cores is not this training's: {evidence.disturbed}"
-        return verdict(
+    if evidence.why_all_disturbed:
+        why = f"the use of the cores is not this training's: {evidence.why_all_disturbed}"
+        return verdict_from_claims(
             ACCELERATOR_AGAINST_CPU,
             [undecidable_claim("busier", _BUSIER, why)],
             AS_THE_PAPER if evidence.accelerated else _OTHER_CORES,
         )
     if evidence.accelerated:
-        return verdict(
-            ACCELERATOR_AGAINST_CPU, _parts(evidence, "accelerator_use", "cpu_use", "alternation", "accelerator", "CPU")
+        return verdict_from_claims(
+            ACCELERATOR_AGAINST_CPU,
+            _judge_busier_and_in_turn(evidence, "accelerator_use", "cpu_use", "alternation", "accelerator", "CPU"),
         )
     names = ("training_cores_use", "other_cores_use", "core_alternation", "training cores", "other cores")
-    return verdict(ACCELERATOR_AGAINST_CPU, _parts(evidence, *names), _OTHER_CORES)
+    return verdict_from_claims(ACCELERATOR_AGAINST_CPU, _judge_busier_and_in_turn(evidence, *names), _OTHER_CORES)
 
 
-def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str, other: str) -> list[Part]:
+def _judge_busier_and_in_turn(
+    evidence: Evidence, ours: str, others: str, together: str, name: str, other: str
+) -> list[JudgedClaim]:
     runs = evidence.undisturbed.filter(pl.col(ours).is_not_null() & pl.col(others).is_not_null())
     busier, in_turn = f"the {name} busier than the {other}", f"{name} and {other} busy in turn"
     if runs.is_empty():
@@ -69,7 +72,7 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
     ratio = pl.col(ours) / pl.col(others).clip(lower_bound=_LEAST)
     effect = f"use of the {name} / use of the {other}"
     stated = (busier, _BUSIER, effect, Limits(least=MUCH))
-    parts = [_of_each(evidence, evidence.undisturbed, ratio.log(), stated, math.exp)]
+    parts = [_judge_model_means(evidence, evidence.undisturbed, ratio.log(), stated, math.exp)]
     if runs[together].null_count() == len(runs):
         return [
             *parts,
@@ -77,21 +80,21 @@ def _parts(evidence: Evidence, ours: str, others: str, together: str, name: str,
         ]
     turned = pl.col(together).clip(-0.999999, 0.999999).arctanh()
     stated = (in_turn, _IN_TURN, "correlation of their use", Limits(most=0.0))
-    return [*parts, _of_each(evidence, evidence.undisturbed, turned, stated, math.tanh)]
+    return [*parts, _judge_model_means(evidence, evidence.undisturbed, turned, stated, math.tanh)]
 
 
-def _of_each(
+def _judge_model_means(
     evidence: Evidence,
     runs: pl.DataFrame,
     value: pl.Expr,
     stated: tuple[str, str, str, Limits],
     shown: Callable[[float], float] = float,
     kind: str | None = None,
-) -> Part:
+) -> JudgedClaim:
     """A claim (with test, effect and limits) on the mean of each model's runs, for all models (of a kind) with runs."""
     claim, test, effect, limits = stated
-    known = cells_of(runs, value)
-    lacking = evidence.lacking([cells.model for cells in known], "it was not read in its runs", kind)
+    known = batch_means_of_models(runs, value)
+    lacking = evidence.why_lacking([cells.model for cells in known], "it was not read in its runs", kind)
     return judge_models(
         claim,
         test,
@@ -132,18 +135,18 @@ def judge_use_differs_by_domain(evidence: Evidence) -> Verdict:
     if evidence.accelerated:
         runs, value, limit, shown = evidence.undisturbed, pl.col("accelerator_use"), DOMAINS_APART, float
         test, effect, reading = _SHARE, _APART, AS_THE_PAPER
-        disturbed = evidence.lacking(runs["workload"].unique(), "it was not read in its runs")
-    ours, others = (cells_of(runs.filter(kind=kind), value) for kind in _KINDS)
+        disturbed = evidence.why_lacking(runs["workload"].unique(), "it was not read in its runs")
+    ours, others = (batch_means_of_models(runs.filter(kind=kind), value) for kind in _KINDS)
     if not ours or not others:
         absent = " and ".join(kind for kind, found in zip(_KINDS, (ours, others), strict=True) if not found)
         why = "; ".join([f"no {absent} network was measured: name one with --workloads", *disturbed.values()])
-        return verdict(USE_DIFFERS_BY_DOMAIN, [undecidable_claim(_CLAIM, test, why)], reading)
+        return verdict_from_claims(USE_DIFFERS_BY_DOMAIN, [undecidable_claim(_CLAIM, test, why)], reading)
     pairs, apart = compare_model_pairs(product(ours, others))
     every = evidence.runs.filter(pl.col("kind").is_in(_KINDS))["workload"].unique(maintain_order=True)
     known = {cells.model for cells in (*ours, *others)}
     lacking = {str(name): disturbed.get(name, "it was not read in its runs") for name in every if name not in known}
     found = judge_models(_CLAIM, test, effect, Limits(least=limit), pairs, shown, {**apart, **lacking})
-    return verdict(USE_DIFFERS_BY_DOMAIN, [found], reading)
+    return verdict_from_claims(USE_DIFFERS_BY_DOMAIN, [found], reading)
 
 
 USE_DIFFERS_BY_DOMAIN = Observation(
@@ -174,21 +177,23 @@ def judge_cores_differ(evidence: Evidence) -> Verdict:
     """
     clusters = evidence.cores["cluster"].n_unique()
     reading = AS_THE_PAPER if clusters > 1 else _ALIKE
-    if evidence.disturbed:
-        return verdict(CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, evidence.disturbed)], reading)
+    if evidence.why_all_disturbed:
+        return verdict_from_claims(
+            CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, evidence.why_all_disturbed)], reading
+        )
     runs = evidence.undisturbed
     known = runs["core_spread"].drop_nulls()
     if known.is_empty():
         single_core = not runs.is_empty() and runs["cores"].max() == 1
         why = "there is one core" if single_core else "the busy time of the cores was not read for long enough"
-        return verdict(CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, why)], reading)
+        return verdict_from_claims(CORES_DIFFER, [undecidable_claim("the cores differ", _CORES, why)], reading)
     effect = "difference of the shares of busy time"
     stated = ("the cores differ", _CORES, effect, Limits(least=CORES_APART))
-    parts = [_of_each(evidence, runs, pl.col("core_spread"), stated)]
-    return verdict(CORES_DIFFER, [*parts, *_by_cluster(evidence, runs)] if clusters > 1 else parts, reading)
+    parts = [_judge_model_means(evidence, runs, pl.col("core_spread"), stated)]
+    return verdict_from_claims(CORES_DIFFER, [*parts, *_by_cluster(evidence, runs)] if clusters > 1 else parts, reading)
 
 
-def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
+def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[JudgedClaim]:
     cores = evidence.cores.join(runs.select("run"), on="run", how="semi").drop_nulls("idle_ratio")
     idle = cores.group_by("run", "cluster").agg(pl.col("idle_ratio").mean())
     order = idle.group_by("cluster").agg(pl.col("idle_ratio").mean()).sort("idle_ratio")["cluster"].to_list()
@@ -199,7 +204,7 @@ def _by_cluster(evidence: Evidence, runs: pl.DataFrame) -> list[Part]:
     apart = pl.col("idle_ratio") - pl.col("idle_ratio_right")
     effect = "difference of the idle residencies"
     stated = (f"{order[-1]} idler than {order[0]}", _CLUSTERS, effect, Limits(least=CORES_APART))
-    return [_of_each(evidence, pairs, apart, stated)]
+    return [_judge_model_means(evidence, pairs, apart, stated)]
 
 
 CORES_DIFFER = Observation(
@@ -227,8 +232,8 @@ def judge_component_power(evidence: Evidence) -> Verdict:
     wide = _by_component(evidence)
     lacking = [name for name in dict.fromkeys((worker, "cpu", "memory")) if name not in wide.columns]
     if lacking:
-        why = _why(evidence, lacking)
-        return verdict(
+        why = _why_no_power(evidence, lacking)
+        return verdict_from_claims(
             COMPONENT_POWER, [undecidable_claim(most, _TEST, why), undecidable_claim(least, _TEST, why)], reading
         )
     others = [name for name in _RIVALS if name != worker and name in wide.columns]
@@ -238,7 +243,7 @@ def judge_component_power(evidence: Evidence) -> Verdict:
         _part(evidence, ours, most, f"power of the {worker} / that of the next", CONVOLUTIONAL),
         _part(evidence, theirs, least, f"power of the memory / that of the {worker}", RECURRENT),
     ]
-    return verdict(COMPONENT_POWER, parts, reading)
+    return verdict_from_claims(COMPONENT_POWER, parts, reading)
 
 
 def _by_component(evidence: Evidence) -> pl.DataFrame:
@@ -249,16 +254,16 @@ def _by_component(evidence: Evidence) -> pl.DataFrame:
     return rows.pivot(on="component", index=index, values="watts", aggregate_function="first")
 
 
-def _part(evidence: Evidence, rows: pl.DataFrame, claim: str, effect: str, kind: str) -> Part:
+def _part(evidence: Evidence, rows: pl.DataFrame, claim: str, effect: str, kind: str) -> JudgedClaim:
     if rows["ratio"].drop_nulls().is_empty():
         return undecidable_claim(claim, _TEST, f"no {kind} network was measured: name one with --workloads")
     stated = (claim, _TEST, effect, Limits(least=1.0))
-    return _of_each(evidence, rows, pl.col("ratio").log(), stated, math.exp, kind)
+    return _judge_model_means(evidence, rows, pl.col("ratio").log(), stated, math.exp, kind)
 
 
-def _why(evidence: Evidence, lacking: list[str]) -> str:
-    if not evidence.power.is_empty() and evidence.disturbed:
-        return f"the power is not this training's alone: {evidence.disturbed}"
+def _why_no_power(evidence: Evidence, lacking: list[str]) -> str:
+    if not evidence.power.is_empty() and evidence.why_all_disturbed:
+        return f"the power is not this training's alone: {evidence.why_all_disturbed}"
     if evidence.power.is_empty():
         return evidence.absent.get("power", "no power sensor was read")
     seen = ", ".join(sorted(evidence.power["component"].unique()))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import Series, resolved_ns, series_of, windows
+from stepscope.analysis.channels import Series, growth_windows, series_of, shortest_window_ns
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import steps_after_warmup
@@ -22,9 +22,9 @@ from stepscope.experiments.observations import (
     HOLDS,
     UNKNOWN,
     Interval,
+    JudgedClaim,
     Limits,
     Observations,
-    Part,
     Verdict,
     all_observations,
     undecidable_claim,
@@ -35,12 +35,12 @@ from stepscope.experiments.observations._evidence import (
     accelerator_gauge,
     gather_evidence,
     phases_within_steps,
-    use_of,
+    read_processor_use,
 )
 from stepscope.experiments.observations._measurements import Measurements, gather_measurements, planned_measurements
 from stepscope.experiments.observations._statistics import (
     TOGETHER,
-    cells_of,
+    batch_means_of_models,
     compare_model_pairs,
     judge_models,
     why_not_judged,
@@ -116,11 +116,11 @@ _LEAST = "SqueezeNet takes the least energy of the networks that see"
 _TEST = f"energy of a sample over that of each other network, geometric mean over the batch sizes of both; {TOGETHER}"
 
 
-def judge_rankings(evidence: Evidence) -> list[Part]:
+def judge_rankings(evidence: Evidence) -> list[JudgedClaim]:
     """The paper's rankings by energy, each against every other convolutional network that was measured."""
     seeing = evidence.runs.filter(kind=CONVOLUTIONAL)
     runs = evidence.runs_without_load.filter(pl.col("kind") == CONVOLUTIONAL, pl.col("energy_per_step_j") > 0)
-    known = cells_of(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
+    known = batch_means_of_models(runs, (pl.col("energy_per_step_j") / pl.col("batch")).log())
     names = [cells.model for cells in known]
     lacking = why_not_judged(seeing, evidence.runs_without_load["run"], names, "its energy was not measured")
     found = []
@@ -160,7 +160,7 @@ def observation_plan(request: Observations) -> Plan:
 
     def judge(results: Mapping[str, Result]) -> Findings:
         gathered = gather_measurements(request, results)
-        runs, notes = _comparable(gathered)
+        runs, notes = _select_comparable_runs(gathered)
         evidence = gather_evidence(runs, gathered.frames, {**_not_requested(request), **gathered.absent})
         return build_findings(evidence, runs, request, notes)
 
@@ -170,7 +170,7 @@ def observation_plan(request: Observations) -> Plan:
 def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observations, notes: Sequence[str]) -> Findings:
     """The findings from evidence that has been gathered."""
     verdicts = judge_all(evidence, request.only)
-    drawn = frames(evidence, runs)
+    drawn = figure_frames(evidence, runs)
     simulated = next((run.simulated for run in runs if run.simulated), None)
     return Findings(
         title=TITLE,
@@ -182,10 +182,10 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
             _paper_table(verdicts, drawn),
             *([ranking_table(evidence), point_table(drawn)] if request.all_of_runs else []),
             _method_table(verdicts),
-            _run_table(evidence),
+            _means_by_workload_table(evidence),
         ),
         device=_device(runs),
-        notes=(*notes, *_limits(evidence)),
+        notes=(*notes, *_limit_notes(evidence)),
         simulated=simulated,
         frames=drawn,
     )
@@ -196,7 +196,7 @@ def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
     return [observation.judge(evidence) for observation in all_observations() if not only or observation.number in only]
 
 
-def _comparable(result: Measurements) -> tuple[list[Run], list[str]]:
+def _select_comparable_runs(result: Measurements) -> tuple[list[Run], list[str]]:
     """Return the runs of each model with one setting on one device, so that only the batch differs.
 
     Of several devices it is an accelerator where there is one, and then the one with the most runs.
@@ -308,7 +308,7 @@ def _method_table(verdicts: Sequence[Verdict]) -> ResultTable:
     return ResultTable("methods", "How each was tested", ("no.", "claim", "number", "test"), rows)
 
 
-def _run_table(evidence: Evidence) -> ResultTable:
+def _means_by_workload_table(evidence: Evidence) -> ResultTable:
     columns = (
         "workload",
         "batch",
@@ -334,7 +334,7 @@ def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:
     return known[0], known[1], known[2]
 
 
-def _limits(evidence: Evidence) -> Iterator[str]:
+def _limit_notes(evidence: Evidence) -> Iterator[str]:
     disturbed = evidence.runs["background"].drop_nulls()
     if len(disturbed):
         which = f"{len(disturbed)} of {len(evidence.runs)} runs were disturbed (the first: {disturbed[0]})"
@@ -365,7 +365,7 @@ _WHOLES = ("total", "device", "carrier")
 Frames = dict[str, pl.DataFrame]
 
 
-def frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
+def figure_frames(evidence: Evidence, runs: Sequence[Run]) -> Frames:
     """Frames by figure; a figure without data has none."""
     shown = _illustrated_run(evidence, runs)
     found: Frames = {
@@ -392,7 +392,7 @@ def _illustrated_run(evidence: Evidence, runs: Sequence[Run]) -> Run | None:
     return next((named[name] for name in order["run"] if name in named), None)
 
 
-def stretch(run: Run, window_ns: float) -> pl.DataFrame:
+def middle_steps(run: Run, window_ns: float) -> pl.DataFrame:
     """Three steps from the middle of the steady part, or as many as it takes for some windows."""
     steps = steps_after_warmup(run)
     if steps.is_empty():
@@ -403,8 +403,8 @@ def stretch(run: Run, window_ns: float) -> pl.DataFrame:
 
 
 def _use_over_steps(run: Run) -> Frames:
-    use = use_of(run)
-    steps = pl.DataFrame() if use is None else stretch(run, float(np.diff(use.edges_ns).mean()))
+    use = read_processor_use(run)
+    steps = pl.DataFrame() if use is None else middle_steps(run, float(np.diff(use.edges_ns).mean()))
     if use is None or steps.is_empty():
         return {}
     t0_ns, t1_ns = float(steps["t0_ns"][0]), float(steps["t1_ns"][-1])
@@ -426,7 +426,7 @@ def _process_use(run: Run, t0_ns: float, t1_ns: float) -> tuple[Floats, Floats]:
     """CPU utilisation of the training process, as a share of its threads."""
     for own in series_of(run, "process_cpu_time"):
         if own.scope == "process":
-            seen = windows(own, t0_ns, t1_ns, resolved_ns(own))
+            seen = growth_windows(own, t0_ns, t1_ns, shortest_window_ns(own))
             return seen.edges_ns, np.clip(seen.rates / max(run.meta.get("threads") or 1, 1), 0, 1)
     return np.array([t0_ns, t1_ns]), np.array([np.nan])
 
@@ -480,7 +480,7 @@ def _power_over_steps(evidence: Evidence, runs: Sequence[Run]) -> Frames:
     if run is None:
         return {}
     slowest = max(max(line.best.refresh_ns, line.best.growth.period_ns) for line in run.rails.lines)
-    steps = stretch(run, 2 * slowest)
+    steps = middle_steps(run, 2 * slowest)
     if steps.is_empty():
         return {}
     t0_ns = int(steps["t0_ns"][0])
@@ -535,7 +535,7 @@ def _processor_use(run: Run, accelerated: bool) -> Series | None:
     for own in series_of(run, "process_cpu_time"):
         steps = steps_after_warmup(run)
         if own.scope == "process" and not steps.is_empty():
-            seen = windows(own, float(steps["t0_ns"][0]), float(steps["t1_ns"][-1]), resolved_ns(own))
+            seen = growth_windows(own, float(steps["t0_ns"][0]), float(steps["t1_ns"][-1]), shortest_window_ns(own))
             read, middle = np.isfinite(seen.rates), (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2
             return Series("trainer", own.source, own.refresh_ns, middle[read], seen.rates[read], np.empty((0, 2)))
     return None

@@ -70,7 +70,7 @@ class PaperP744(StudyRequest):
         return {LENET: "lenet", RESNET: f"resnet18-{size}", MOBILENET: f"mobilenet-v1-{size}"}
 
     @property
-    def breakdown(self) -> Breakdown:
+    def breakdown_request(self) -> Breakdown:
         """Figure 1: the time of operators of the two networks."""
         return Breakdown(
             models=("mobilenet-v1-c32", "resnet18-c32"), repeats=3, threads=self.threads, device=self.device,
@@ -78,14 +78,14 @@ class PaperP744(StudyRequest):
         )  # fmt: skip
 
     @property
-    def kernels(self) -> Kernels:
+    def kernels_request(self) -> Kernels:
         """Figures 7 to 9: convolutions by the side of their kernel and by batch."""
         shared: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed}
         brought: dict[str, Any] = {"import_": self.import_, "import_device": self.import_device}
         return Kernels(**_CONVOLUTIONS, batch=_BATCHES[self.plan_], seconds=self.seconds, **brought, **shared)
 
     @property
-    def partial(self) -> dict[str, PartialTraining]:
+    def partial_requests(self) -> dict[str, PartialTraining]:
         """Figures 10 to 12 by name: LeNet with the project's settings, transfer, and with the plan "night" ResNet18."""
         shared: dict[str, Any] = {"threads": self.threads, "simulate": self.simulate, "seeds": self.seeds}
         found = {
@@ -106,7 +106,7 @@ class PaperP744(StudyRequest):
         check_device(self.device)
         if self.plan_ == "dry":
             return self
-        for part in (self.breakdown, self.kernels, *self.partial.values()):
+        for part in (self.breakdown_request, self.kernels_request, *self.partial_requests.values()):
             part.checked()
         return replace(self, import_=None if self.import_ is None else self.import_.absolute())
 
@@ -116,7 +116,11 @@ class PaperP744(StudyRequest):
 
         parts = {"heap": Plan(self.points(), lambda results: heap_findings(self, results))}
         if self.plan_ != "dry":
-            studies = {"figure-1": self.breakdown, "figures-7-to-9": self.kernels, **self.partial}
+            studies = {
+                "figure-1": self.breakdown_request,
+                "figures-7-to-9": self.kernels_request,
+                **self.partial_requests,
+            }
             parts |= {name: request.checked().plan() for name, request in studies.items()}
         return joined_plan(parts, lambda found: project_findings(self, found))
 

@@ -9,13 +9,13 @@ from typing import Any
 import polars as pl
 
 from stepscope import workloads
-from stepscope.analysis.memory.events import live_tensors, on_one_device
+from stepscope.analysis.memory.events import events_of_device, live_tensors
 from stepscope.analysis.results import Findings, ResultTable, Value
-from stepscope.experiments.breakdown.study import OPERATORS, family
+from stepscope.experiments.breakdown.study import OPERATORS, op_family
 from stepscope.experiments.engine.engine import Result
 from stepscope.experiments.kernels.rates import HERE
 from stepscope.experiments.paper_p744 import LENET, MOBILENET, RESNET, PaperP744
-from stepscope.footprint.chart_data import INFERENCE, TRAINING, inference
+from stepscope.footprint.chart_data import INFERENCE, TRAINING, inference_job
 from stepscope.footprint.jobs import workload_job
 from stepscope.record.dry.dry_run import DryRunStopped, dry_run
 from stepscope.record.dry.workspaces import Workspaces, this_platform
@@ -31,7 +31,7 @@ def count_heap(orders: Mapping[str, Any]) -> dict[str, Any]:
 
     job, hidden = workload_job(workloads.find(orders["workload"])), Workspaces(this_platform())
     found: dict[str, Any] = {}
-    for kind, of in ((TRAINING, job), (INFERENCE, inference(job))):
+    for kind, of in ((TRAINING, job), (INFERENCE, inference_job(job))):
         try:
             events = dry_run(of, orders["batch"], hidden).events()
         except DryRunStopped as stopped:
@@ -41,9 +41,9 @@ def count_heap(orders: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heap_of(events: pl.DataFrame) -> dict[str, Any]:
-    rows = on_one_device(events)
+    rows = events_of_device(events)
     made = rows.filter(pl.col("bytes") > 0).unique("tensor", keep="first")
-    sites = {op: family(op) for op in made["op"].unique() if op is not None}
+    sites = {op: op_family(op) for op in made["op"].unique() if op is not None}
     built = pl.col("op").is_null() | pl.col("category").is_in(("parameter", "buffer", "input"))
     site = pl.when(built).then(pl.lit(_BUILT)).otherwise(pl.col("op").replace_strict(sites, default=_BUILT))
     rows = rows.join(made.select("tensor", site.alias("site")), on="tensor", maintain_order="left")
@@ -102,7 +102,7 @@ def heap_findings(request: PaperP744, results: Mapping[str, Result]) -> Findings
 def _site_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> ResultTable:
     rows: list[tuple[Value, ...]] = []
     for network, kind, heap in heaps:
-        live, allocated = by_site(heap["live"]), by_site(heap["allocated"])
+        live, allocated = sum_by_site(heap["live"]), sum_by_site(heap["allocated"])
         whole, churn = sum(live.values()), sum(allocated.values())
         for site in sorted({*live, *allocated}, key=lambda name: (-live.get(name, 0), -allocated.get(name, 0))):
             size, made = live.get(site, 0), allocated.get(site, 0)
@@ -132,7 +132,7 @@ def _holder_table(heaps: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Result
     return ResultTable("heap-by-holder", "The heap by category of tensor", columns, tuple(rows), note)
 
 
-def by_site(sums: Sequence[Sequence[Any]]) -> dict[str, int]:
+def sum_by_site(sums: Sequence[Sequence[Any]]) -> dict[str, int]:
     """Bytes by call site, of the lists that `count_heap` returns."""
     found: dict[str, int] = {}
     for site, _, size in sums:
@@ -148,7 +148,7 @@ def _heap_answer(counted: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Judgement:
     """A statement of the project, what it printed for it, and the verdict here with its evidence."""
 
     where: str
@@ -165,7 +165,8 @@ _TITLE = "The 2020 project P744 on this device"
 
 def project_findings(request: PaperP744, found: Mapping[str, Findings]) -> Findings:
     """Join the findings of all parts, and judge the project's statements by their tables."""
-    parts = [*_of_heap(found["heap"]), *_of_operators(found), *_of_convolutions(found), *_of_parts(request, found)]
+    parts = [*_judge_heap(found["heap"]), *_judge_operators(found)]
+    parts += [*_judge_convolutions(found), *_judge_partial(request, found)]
     rows = tuple((made.where, made.says, made.printed, made.verdict, made.because) for made in parts)
     columns = ("of it", "the project says", "it printed", "here", "because")
     note = "What it printed is from its text; its pictures were not measured. Verdicts follow from the tables below."
@@ -201,23 +202,23 @@ _NOTES = (
 )
 
 
-def _of_heap(heap: Findings) -> Iterator[Statement]:
+def _judge_heap(heap: Findings) -> Iterator[Judgement]:
     """Judge the statements of figures 2 to 6."""
     sites: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
-    for row in _rows(heap, "heap-by-site"):
+    for row in _table_rows(heap, "heap-by-site"):
         if row["call site"] != _BUILT:
             sizes = (row[_AT_PEAK], row[_ALLOCATED])
             sites.setdefault((row["network"], row["mode"]), {})[row["call site"]] = sizes
-    holders = _rows(heap, "heap-by-holder")
+    holders = _table_rows(heap, "heap-by-holder")
     peaks = {(row["network"], row["mode"]): row[_AT_PEAK] for row in holders if row["category"] == "whole peak"}
     for kind, printed in ((TRAINING, "4.4 and 3.0 GB (CPU), 4.0 and 3.3 GB (GPU)"), (INFERENCE, "")):
         mobile, res = peaks.get((MOBILENET, kind)), peaks.get((RESNET, kind))
         says = f"MobileNetV1 holds more than ResNet18 in {kind}"
         if mobile is None or res is None:
-            yield Statement("figures 2 to 6", says, printed, UNMEASURED, "a network could not be counted")
+            yield Judgement("figures 2 to 6", says, printed, UNMEASURED, "a network could not be counted")
             continue
         verdict = HOLDS if mobile > res else FAILS
-        yield Statement("figures 2 to 6", says, printed, verdict, f"{mobile:.4g} and {res:.4g} MB at the peak")
+        yield Judgement("figures 2 to 6", says, printed, verdict, f"{mobile:.4g} and {res:.4g} MB at the peak")
     both = {key: of for key, of in sites.items() if key[0] != LENET}
     for says, place, name, column in (
         ("convolutions allocate the most memory, at the peak", 0, "convolution", 0),
@@ -225,15 +226,15 @@ def _of_heap(heap: Findings) -> Iterator[Statement]:
         ("batch norm allocates the second most, over the whole step", 1, "batch norm", 1),
     ):
         by_network = {key: {site: pair[column] for site, pair in of.items()} for key, of in both.items()}
-        yield _for_each("figures 2 to 5", says, by_network, place, name)
+        yield _judge_site_rank("figures 2 to 5", says, by_network, place, name)
 
 
-def _for_each(
+def _judge_site_rank(
     where: str, says: str, sizes: Mapping[tuple[str, str], Mapping[str, float]], place: int, name: str
-) -> Statement:
+) -> Judgement:
     """Whether a call site has this place (0: the most) in each network and kind of step; what is equal shares one."""
     if not sizes:
-        return Statement(where, says, "", UNMEASURED, "no network could be counted")
+        return Judgement(where, says, "", UNMEASURED, "no network could be counted")
     others, ties = [], []
     for key, of in sizes.items():
         own = of.get(name, 0.0)
@@ -242,26 +243,26 @@ def _for_each(
             others.append(f"{', '.join(key)}: {order[place] if len(order) > place else 'nothing'}")
         ties += [f"{', '.join(key)}: as much as {site}" for site in of if site != name and of[site] == own > 0]
     if others:
-        return Statement(where, says, "", FAILS, "; ".join(others))
-    return Statement(where, says, "", HOLDS, "; ".join([f"in each of {len(sizes)} (network and kind of step)", *ties]))
+        return Judgement(where, says, "", FAILS, "; ".join(others))
+    return Judgement(where, says, "", HOLDS, "; ".join([f"in each of {len(sizes)} (network and kind of step)", *ties]))
 
 
-def _of_operators(found: Mapping[str, Findings]) -> Iterator[Statement]:
+def _judge_operators(found: Mapping[str, Findings]) -> Iterator[Judgement]:
     says, printed = "convolution takes at least twice the time of the next operator", "factor 2 (figure 1)"
-    rows = _rows(found.get("figure-1"), "time")
+    rows = _table_rows(found.get("figure-1"), "time")
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if (row["model"], row["mode"]) == (model, TRAINING)]
         times = {row["operator"]: _estimate(row, "ms a step") for row in own if row["operator"] in OPERATORS}
         if "convolution" not in times or len(times) < 2:
             continue
         second = max((name for name in times if name != "convolution"), key=lambda name: times[name][0])
-        verdict, ratio = _ratio(times["convolution"], times[second], 2.0)
-        yield Statement("figure 1", f"{model}: {says}", printed, verdict, f"{ratio} of {second}")
+        verdict, ratio = _judge_time_ratio(times["convolution"], times[second], 2.0)
+        yield Judgement("figure 1", f"{model}: {says}", printed, verdict, f"{ratio} of {second}")
     if not rows:
-        yield Statement("figure 1", says, printed, UNMEASURED, _why(found, "figure-1"))
+        yield Judgement("figure 1", says, printed, UNMEASURED, _why(found, "figure-1"))
 
 
-def _ratio(above: Sequence[Any], below: Sequence[Any], least: float) -> tuple[str, str]:
+def _judge_time_ratio(above: Sequence[Any], below: Sequence[Any], least: float) -> tuple[str, str]:
     """Verdict whether a time is at least so many times another, by the ends of both 95 % CIs, and the ratio as text."""
     ratio = above[0] / below[0]
     if None in (*above, *below):
@@ -271,7 +272,7 @@ def _ratio(above: Sequence[Any], below: Sequence[Any], least: float) -> tuple[st
     return (HOLDS if low >= least else FAILS if high < least else OPEN), f"{text} the time"
 
 
-def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
+def _judge_convolutions(found: Mapping[str, Findings]) -> Iterator[Judgement]:
     """Judge the statements of figures 7 to 9, by the times along each axis and the table of 5x5 with 3x3."""
     part = found.get("figures-7-to-9")
     axes = None if part is None else part.frames.get("axes")
@@ -279,17 +280,17 @@ def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
     if part is None or axes is None:
         why = _why(found, "figures-7-to-9")
         for where, what in (("figure 7", says), ("figure 7", _FIVE_THREE), ("figures 8, 9", _BATCH)):
-            yield Statement(where, what, "", UNMEASURED, why)
+            yield Judgement(where, what, "", UNMEASURED, why)
         return
     for which, batch, name in (("forward", 4, INFERENCE), ("forward and both", 32, TRAINING)):
         line = _line(axes, "kernel", which, f"batch {batch}, channels 32, size 256")
         what = f"{name}, batch {batch}: {says}"
         if {5, 7} <= set(line):
-            verdict, ratio = _ratio(line[7], line[5], 1.0)
-            yield Statement("figure 7", what, "steeper from 5 to 7", verdict, ratio)
+            verdict, ratio = _judge_time_ratio(line[7], line[5], 1.0)
+            yield Judgement("figure 7", what, "steeper from 5 to 7", verdict, ratio)
         else:
-            yield Statement("figure 7", what, "steeper from 5 to 7", UNMEASURED, "7x7 or 5x5 was not timed")
-    for row in _rows(part, "five-three"):
+            yield Judgement("figure 7", what, "steeper from 5 to 7", UNMEASURED, "7x7 or 5x5 was not timed")
+    for row in _table_rows(part, "five-three"):
         printed = "less on the Jetson, less so on a P100"
         source, where, which = row["source"], row["where"], row["part"]
         ratio, low, high = _estimate(row, "(5x5 + 3x3) / 7x7")
@@ -297,16 +298,16 @@ def _of_convolutions(found: Mapping[str, Findings]) -> Iterator[Statement]:
             continue
         text = f"{ratio:.3g}" if low is None else f"{ratio:.3g} [{low:.3g}, {high:.3g}]"
         verdict = OPEN if row["holds"] == "cannot be judged" else row["holds"]
-        yield Statement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{text} of 7x7")
+        yield Judgement("figure 7", f"{source}, {where}, {which}: {_FIVE_THREE}", printed, verdict, f"{text} of 7x7")
     for side in (3, 5, 7):
         for which, name in (("forward", INFERENCE), ("forward and both", TRAINING)):
             line = _line(axes, "batch", which, f"kernel {side}, channels 32, size 256")
             if len(line) < 2:
                 continue
             few, many = min(line), max(line)
-            verdict, ratio = _ratio(line[few], line[many], 1.05)
+            verdict, ratio = _judge_time_ratio(line[few], line[many], 1.05)
             what = f"{side}x{side}, {name}: {_BATCH}"
-            yield Statement(
+            yield Judgement(
                 "figures 8, 9", what, "yes on the GPU, no on the CPU", verdict, f"batch {few}: {ratio} of batch {many}"
             )
 
@@ -327,30 +328,30 @@ def _line(axes: pl.DataFrame, axis: str, part: str, beside: str) -> dict[int, tu
     }
 
 
-def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Statement]:
+def _judge_partial(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Judgement]:
     """Judge the statements of figures 10 to 12, by the tables of accuracy and of savings."""
     easy, way = found.get("figure-10"), "filters 60 %"
     where, says = "figure 10", "LeNet: training 60 % of the filters"
-    if _rows(easy, "ways"):
+    if _table_rows(easy, "ways"):
         yield _judge_loss(easy, where, f"{says} loses little accuracy", "2 to 3 points", way, 5.0)
-        savings = {row["way"]: row for row in _rows(easy, "savings")}
+        savings = {row["way"]: row for row in _table_rows(easy, "savings")}
         if {"all", way} <= set(savings):
             whole, own = (_estimate(savings[name], "ms a step") for name in ("all", way))
-            verdict, ratio = _ratio(whole, own, 2.0)
-            yield Statement(where, f"{says} takes at most half of the time", "", verdict, f"training all takes {ratio}")
+            verdict, ratio = _judge_time_ratio(whole, own, 2.0)
+            yield Judgement(where, f"{says} takes at most half of the time", "", verdict, f"training all takes {ratio}")
             saved = savings[way]["of peak saved %"]
             if saved is not None:
                 verdict = HOLDS if saved < _MODEST else FAILS
                 because = f"{round(saved, 1) + 0:g} % of the peak of live tensors, bar {_MODEST} %"
-                yield Statement(where, f"{says} saves only little memory", "14 %", verdict, because)
+                yield Judgement(where, f"{says} saves only little memory", "14 %", verdict, because)
     else:
-        yield Statement(where, f"{says} loses little accuracy", "2 to 3 points", UNMEASURED, _why(found, "figure-10"))
+        yield Judgement(where, f"{says} loses little accuracy", "2 to 3 points", UNMEASURED, _why(found, "figure-10"))
     for name, where, subject, printed in (
         ("figure-11", "figure 11", "ResNet18: training 20 or 40 % of the filters loses much", "10 to 15 points"),
         ("figure-12", "figure 12", "transfer: training 20 or 60 % of the filters loses much", "a significant drop"),
     ):
         part = found.get(name)
-        ways = [row["way"] for row in _rows(part, "ways") if row["way"].startswith(("filters", "cumulative"))]
+        ways = [row["way"] for row in _table_rows(part, "ways") if row["way"].startswith(("filters", "cumulative"))]
         for way in ways:
             as_is = "as its code does" if way.startswith("cumulative") else "as it describes"
             loss = _judge_loss(part, where, f"{subject} ({way}, {as_is})", printed, way, 5.0)
@@ -358,30 +359,30 @@ def _of_parts(request: PaperP744, found: Mapping[str, Findings]) -> Iterator[Sta
             yield replace(loss, verdict=opposite)
         if not ways:
             longer = "--plan night trains it" if name == "figure-11" and request.plan_ != "night" else ""
-            yield Statement(where, subject, printed, UNMEASURED, longer or _why(found, name))
+            yield Judgement(where, subject, printed, UNMEASURED, longer or _why(found, name))
 
 
-def _judge_loss(part: Findings | None, where: str, says: str, printed: str, way: str, little: float) -> Statement:
+def _judge_loss(part: Findings | None, where: str, says: str, printed: str, way: str, little: float) -> Judgement:
     """Whether a way of training a part loses at most so many points of accuracy against training all.
 
     The interval is the widest that those of the two accuracies allow.
     """
-    ways = {row["way"]: _estimate(row, "accuracy %") for row in _rows(part, "ways")}
+    ways = {row["way"]: _estimate(row, "accuracy %") for row in _table_rows(part, "ways")}
     data = next((note for note in part.notes if note.startswith("data: ")), "") if part is not None else ""
     if way not in ways or "all" not in ways:
-        return Statement(where, says, printed, UNMEASURED, "no training of it ended well")
+        return Judgement(where, says, printed, UNMEASURED, "no training of it ended well")
     whole, own = ways["all"], ways[way]
     lost = whole[0] - own[0]
     if None in (*whole, *own):
-        return Statement(where, says, printed, OPEN, f"{lost:.3g} points (one seed gives no CI); {data}")
+        return Judgement(where, says, printed, OPEN, f"{lost:.3g} points (one seed gives no CI); {data}")
     low, high = whole[1] - own[2], whole[2] - own[1]
     verdict = HOLDS if high <= little else FAILS if low > little else OPEN
-    return Statement(
+    return Judgement(
         where, says, printed, verdict, f"{lost:.3g} points [{low:.3g}, {high:.3g}], bar {little:g}; {data}"
     )
 
 
-def _rows(part: Findings | None, name: str) -> list[dict[str, Any]]:
+def _table_rows(part: Findings | None, name: str) -> list[dict[str, Any]]:
     """Return the rows of a table by the names of its columns; none where it is missing."""
     tables = () if part is None else part.tables
     return [dict(zip(table.columns, row, strict=True)) for table in tables if table.name == name for row in table.rows]

@@ -85,7 +85,7 @@ class PartialTraining(StudyRequest):
 
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset in PRESETS:
-            self._take(self.preset, PRESETS[self.preset])
+            self._apply_preset(self.preset, PRESETS[self.preset])
         super().__post_init__()
         if not self.ways or not self.fractions:
             raise UsageError("no way or no fraction is asked for", "leave --ways and --fractions out for all of them")
@@ -93,16 +93,16 @@ class PartialTraining(StudyRequest):
             text = "--transfer pre-trains here, --checkpoint and --pretrained bring weights"
             raise UsageError(text, "give one of them; all are transfer")
 
-    def _take(self, preset: str, fixed: Mapping[str, Any]) -> None:
+    def _apply_preset(self, preset: str, fixed: Mapping[str, Any]) -> None:
         """Fill in what the preset fixes; UsageError where something else was given."""
-        other = [name for name in sorted(fixed) if not self._free(name, fixed[name])]
+        other = [name for name in sorted(fixed) if not self._is_unset_or_equal(name, fixed[name])]
         if other:
             options = ", ".join(f"--{name}" for name in other)
             raise UsageError(f"--preset {preset} fixes {options}", "leave them out, or leave the preset out")
         for name, value in fixed.items():
             object.__setattr__(self, name, value)
 
-    def _free(self, name: str, value: Any) -> bool:
+    def _is_unset_or_equal(self, name: str, value: Any) -> bool:
         given = getattr(self, name)
         return given is None or parameters(type(self))[name].parse(given) == value
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrainedParameters:
     """Parameters that are trained, by name; of those in `held`, the filters of these numbers are not."""
 
     trained: frozenset[str]
@@ -35,7 +35,7 @@ class Choice:
         return kept / sum(sizes.values())
 
 
-def freeze(model: nn.Module, choice: Choice) -> None:
+def freeze(model: nn.Module, choice: TrainedParameters) -> None:
     """Require gradients of the trained parameters only; drop the gradients of the others."""
     for name, parameter in model.named_parameters():
         wanted = name in choice.trained
@@ -46,7 +46,7 @@ def freeze(model: nn.Module, choice: Choice) -> None:
 
 
 @contextlib.contextmanager
-def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: Choice) -> Iterator[None]:
+def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: TrainedParameters) -> Iterator[None]:
     """The filters that are held stay as they are in every update that is made inside."""
     if not choice.held:
         yield
@@ -57,7 +57,7 @@ def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: 
     handles = []
     for optimizer in optimizers:
         own = [(p, rows.to(p.device)) for p, rows in pairs if owner.get(id(p)) is optimizer]
-        handles += _update_hooks(optimizer, own)
+        handles += _register_filter_hooks(optimizer, own)
     try:
         yield
     finally:
@@ -65,7 +65,7 @@ def freeze_filters(model: nn.Module, optimizers: tuple[Optimizer, ...], choice: 
             handle.remove()
 
 
-def _update_hooks(
+def _register_filter_hooks(
     optimizer: Optimizer, own: list[tuple[nn.Parameter, Tensor]]
 ) -> list[torch.utils.hooks.RemovableHandle]:
     kept: list[tuple[nn.Parameter, Tensor, Tensor]] = []
@@ -147,11 +147,11 @@ def _adapter(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
 
 
 ALL = "all"
-Plan = Callable[[int], Choice]  # of the number of a step, from 0
+Plan = Callable[[int], TrainedParameters]  # of the number of a step, from 0
 
 
 @dataclass(frozen=True)
-class Terms:
+class PlanSettings:
     """Parameters of a plan: the fraction, the steps of the whole training and between two draws, and the seed.
 
     gradients: those of one batch for all parameters, by name; computed only where they are asked for.
@@ -171,7 +171,7 @@ class TrainingMethod:
     name: str
     trains: str
     saves: str
-    plan: Callable[[nn.Module, Terms], Plan]
+    plan: Callable[[nn.Module, PlanSettings], Plan]
     missing: Callable[[nn.Module], str | None] = lambda model: None
     setup: Callable[[nn.Module], None] = lambda model: None
     drawn: bool = False
@@ -182,7 +182,7 @@ def _names(model: nn.Module) -> frozenset[str]:
 
 
 def _constant_plan(trained: Iterable[str]) -> Plan:
-    choice = Choice(frozenset(trained))
+    choice = TrainedParameters(frozenset(trained))
     return lambda step: choice
 
 
@@ -191,30 +191,30 @@ def _count(fraction: float, of: int) -> int:
     return max(1, math.floor(fraction * of + 1e-9))
 
 
-def _layers(model: nn.Module, terms: Terms) -> Plan:
-    groups = layers(model)
+def _random_layer_plan(model: nn.Module, terms: PlanSettings) -> Plan:
+    groups = parameters_by_layer(model)
 
-    def plan(step: int) -> Choice:
+    def plan(step: int) -> TrainedParameters:
         draw = random.Random(f"{terms.seed}:layers:{step // terms.draw_every}")
         chosen = draw.sample(list(groups), _count(terms.fraction, len(groups)))
-        return Choice(frozenset(name for layer in chosen for name in groups[layer]))
+        return TrainedParameters(frozenset(name for layer in chosen for name in groups[layer]))
 
     return plan
 
 
-def _drawn_filters(model: nn.Module, terms: Terms, number: int) -> dict[str, set[int]]:
+def _drawn_filters(model: nn.Module, terms: PlanSettings, number: int) -> dict[str, set[int]]:
     """Return the filters of each convolution that draw `number` freezes."""
     draw = random.Random(f"{terms.seed}:filters:{number}")
     frozen = {}
-    for layer in convolutions(model):
+    for layer in convolution_parameters(model):
         count = len(model.get_submodule(layer).get_parameter("weight"))
         frozen[layer] = set(range(count)) - set(draw.sample(range(count), _count(terms.fraction, count)))
     return frozen
 
 
-def _choice_without_filters(model: nn.Module, frozen: dict[str, set[int]]) -> Choice:
+def _choice_without_filters(model: nn.Module, frozen: dict[str, set[int]]) -> TrainedParameters:
     """Everything but these filters; a convolution that has none left needs no gradient at all."""
-    own, named = convolutions(model), dict(model.named_parameters())
+    own, named = convolution_parameters(model), dict(model.named_parameters())
     gone, held = set[str](), {}
     for layer, rows in frozen.items():
         for name in own[layer]:
@@ -222,18 +222,18 @@ def _choice_without_filters(model: nn.Module, frozen: dict[str, set[int]]) -> Ch
                 gone.add(name)
             elif rows:
                 held[name] = tuple(sorted(rows))
-    return Choice(_names(model) - gone, held)
+    return TrainedParameters(_names(model) - gone, held)
 
 
-def _filter_plan(model: nn.Module, terms: Terms) -> Plan:
+def _filter_plan(model: nn.Module, terms: PlanSettings) -> Plan:
     return lambda step: _choice_without_filters(model, _drawn_filters(model, terms, step // terms.draw_every))
 
 
-def _cumulative_filter_plan(model: nn.Module, terms: Terms) -> Plan:
+def _cumulative_filter_plan(model: nn.Module, terms: PlanSettings) -> Plan:
     """Every draw freezes more: what was frozen once stays so."""
     frozen: list[dict[str, set[int]]] = []
 
-    def plan(step: int) -> Choice:
+    def plan(step: int) -> TrainedParameters:
         number = step // terms.draw_every
         while len(frozen) <= number:
             drawn = _drawn_filters(model, terms, len(frozen))
@@ -244,29 +244,29 @@ def _cumulative_filter_plan(model: nn.Module, terms: Terms) -> Plan:
     return plan
 
 
-def _last_layer_plan(model: nn.Module, terms: Terms) -> Plan:
-    return _constant_plan(list(layers(model).values())[-1])
+def _last_layer_plan(model: nn.Module, terms: PlanSettings) -> Plan:
+    return _constant_plan(list(parameters_by_layer(model).values())[-1])
 
 
-def _bias_plan(model: nn.Module, terms: Terms) -> Plan:
+def _bias_plan(model: nn.Module, terms: PlanSettings) -> Plan:
     return _constant_plan(biases(model))
 
 
-def _batch_norm_plan(model: nn.Module, terms: Terms) -> Plan:
+def _batch_norm_plan(model: nn.Module, terms: PlanSettings) -> Plan:
     return _constant_plan(name for own in batch_norms(model).values() for name in own)
 
 
-def _lora_plan(model: nn.Module, terms: Terms) -> Plan:
-    return _constant_plan([*adapter_parameters(model), *list(layers(model).values())[-1]])
+def _lora_plan(model: nn.Module, terms: PlanSettings) -> Plan:
+    return _constant_plan([*adapter_parameters(model), *list(parameters_by_layer(model).values())[-1]])
 
 
-def _sparse_update_plan(model: nn.Module, terms: Terms) -> Plan:
+def _sparse_update_plan(model: nn.Module, terms: PlanSettings) -> Plan:
     """Weights by their squared gradient in one batch over their number of elements, until the fraction is spent.
 
     After J. Lin et al., "On-Device Training Under 256KB Memory", NeurIPS 2022: there the contribution of each tensor is
     measured by training it alone; biases after the first trained weight are updated too, since they cost no memory.
     """
-    named, groups = dict(model.named_parameters()), layers(model)
+    named, groups = dict(model.named_parameters()), parameters_by_layer(model)
     last = list(groups.values())[-1]
     gradients = terms.gradients()
     worth = {name: float(gradient.square().mean()) for name, gradient in gradients.items() if gradient.dim() > 1}
@@ -280,22 +280,22 @@ def _sparse_update_plan(model: nn.Module, terms: Terms) -> Plan:
     return _constant_plan({*chosen, *(name for name in biases(model) if order.index(name) > first)})
 
 
-def _gradual_unfreezing_plan(model: nn.Module, terms: Terms) -> Plan:
+def _gradual_unfreezing_plan(model: nn.Module, terms: PlanSettings) -> Plan:
     """The last layer first, then one more at equal distances, until all are trained in the last stretch.
 
     After J. Howard and S. Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018.
     """
-    groups = list(layers(model).values())
+    groups = list(parameters_by_layer(model).values())
 
-    def plan(step: int) -> Choice:
+    def plan(step: int) -> TrainedParameters:
         count = 1 + min(step * len(groups) // max(terms.steps, 1), len(groups) - 1)
-        return Choice(frozenset(name for own in groups[-count:] for name in own))
+        return TrainedParameters(frozenset(name for own in groups[-count:] for name in own))
 
     return plan
 
 
 def _no_filters(model: nn.Module) -> str | None:
-    return None if convolutions(model) else "it has no convolution, so no filters"
+    return None if convolution_parameters(model) else "it has no convolution, so no filters"
 
 
 def _no_biases(model: nn.Module) -> str | None:
@@ -315,7 +315,7 @@ WAYS = {
     way.name: way
     for way in (
         TrainingMethod(ALL, "everything", "nothing", lambda model, terms: _constant_plan(_names(model))),
-        TrainingMethod("layers", "layers drawn anew", _INPUTS, _layers, drawn=True),
+        TrainingMethod("layers", "layers drawn anew", _INPUTS, _random_layer_plan, drawn=True),
         TrainingMethod(
             "filters",
             "filters of each convolution drawn anew, other layers whole",
@@ -370,7 +370,7 @@ WAYS = {
 Layers = dict[str, tuple[str, ...]]
 
 
-def layers(model: nn.Module) -> Layers:
+def parameters_by_layer(model: nn.Module) -> Layers:
     """Names of the parameters of each layer by the layer's name; a parameter that layers share counts once."""
     seen: set[int] = set()
     found: Layers = {}
@@ -388,10 +388,10 @@ def layers(model: nn.Module) -> Layers:
 def parameters_of(model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> Layers:
     """Return the parameters of layers of these kinds."""
     modules = dict(model.named_modules())
-    return {name: own for name, own in layers(model).items() if isinstance(modules[name], kinds)}
+    return {name: own for name, own in parameters_by_layer(model).items() if isinstance(modules[name], kinds)}
 
 
-def convolutions(model: nn.Module) -> Layers:
+def convolution_parameters(model: nn.Module) -> Layers:
     """The layers that have filters: convolutions whose weight has a filter in each row."""
     modules = dict(model.named_modules())
     return {name: own for name, own in parameters_of(model, _ConvNd).items() if not _transposed(modules[name])}
@@ -404,7 +404,7 @@ def batch_norms(model: nn.Module) -> Layers:
 def biases(model: nn.Module) -> tuple[str, ...]:
     """Biases of layers that also have a weight of more than one dimension: not the shifts of a normalisation."""
     named = dict(model.named_parameters())
-    deep = [own for own in layers(model).values() if any(named[name].dim() > 1 for name in own)]
+    deep = [own for own in parameters_by_layer(model).values() if any(named[name].dim() > 1 for name in own)]
     return tuple(name for own in deep for name in own if name.rpartition(".")[2].startswith("bias"))
 
 

@@ -22,7 +22,7 @@ from stepscope.experiments.engine.engine import (
     evaluated_samples_text,
     mean_of,
     plan_of_seeds,
-    trained_settings,
+    split_trained_and_failed,
     value_and_bounds,
 )
 from stepscope.experiments.partial import PartialTraining
@@ -103,12 +103,12 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
     """The findings from the results of the seeds of each setting."""
     from stepscope.experiments.partial.methods import WAYS
 
-    cells, failures = trained_settings(of_setting, "way", "way")
+    cells, failures = split_trained_and_failed(of_setting, "way", "way")
     outcomes = [setting_outcome(setting, of) for setting, of in cells.items()]
     kinds = {cell["energy_kind"] for outcome in outcomes for cell in outcome.cells}
     kind = next(iter(kinds)) if len(kinds) == 1 else None
     tables = [way_table(outcomes, kind), saving_table(outcomes)]
-    before = before_table(outcomes)
+    before = pretrained_loss_table(outcomes)
     tables += [before] if before is not None else []
     tables += [reference_table(outcomes)] if request.preset else []
     tables += failures
@@ -119,7 +119,7 @@ def build_findings(of_setting: Mapping[PartialSetting, Sequence[Result]], reques
         answer=_answer(outcomes),
         tables=(*tables, ResultTable("meaning", "What each way trains", ("way", "trains", "can save"), meaning)),
         notes=tuple(_notes(outcomes, request)),
-        frames=frames(outcomes),
+        frames=figure_frames(outcomes),
     )
 
 
@@ -131,7 +131,7 @@ def _answer(outcomes: Sequence[SettingOutcome]) -> str:
         names = [outcome for outcome in outcomes if outcome.setting.name in pareto_front(outcomes, cost)]
         if names:
             listed = ", ".join(f"{name.setting.name} ({name.accuracy.value:.1f} %)" for name in names)
-            unsure = undecided(outcomes, cost) if names[0].accuracy.low is not None else []
+            unsure = maybe_unbeaten(outcomes, cost) if names[0].accuracy.low is not None else []
             others = f"; by the intervals perhaps also {', '.join(unsure)}" if unsure else ""
             said.append(f"For its {word} unbeaten: {listed}{others}.")
     return " ".join(said)
@@ -182,7 +182,7 @@ def pareto_front(outcomes: Sequence[SettingOutcome], cost: str) -> set[str]:
     )
 
 
-def undecided(outcomes: Sequence[SettingOutcome], cost: str) -> list[str]:
+def maybe_unbeaten(outcomes: Sequence[SettingOutcome], cost: str) -> list[str]:
     """Settings that others beat in accuracy and this cost, but none of them beyond the intervals."""
     known = [outcome for outcome in outcomes if cost in costs_by_axis(outcome)]
     best = pareto_front(outcomes, cost)
@@ -244,12 +244,12 @@ def saving_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     rows: list[Row] = [
         (
             outcome.setting.name,
-            _scaled(outcome.flops_forward, 1e-6),
-            _scaled(outcome.flops_backward, 1e-6),
+            _scale_or_none(outcome.flops_forward, 1e-6),
+            _scale_or_none(outcome.flops_backward, 1e-6),
             _saved(outcome, whole, "flops_backward"),
             *value_and_bounds(outcome.step_ms),
             _step_saved(outcome, whole),
-            _scaled(outcome.saved_bytes, 1e-6),
+            _scale_or_none(outcome.saved_bytes, 1e-6),
             _saved(outcome, whole, "saved_bytes"),
             _saved(outcome, whole, "peak_bytes"),
         )
@@ -263,7 +263,7 @@ def saving_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     return ResultTable("savings", "What freezing saves", SAVING_COLUMNS, tuple(rows), note)
 
 
-def before_table(outcomes: Sequence[SettingOutcome]) -> ResultTable | None:
+def pretrained_loss_table(outcomes: Sequence[SettingOutcome]) -> ResultTable | None:
     """Return how much of what was pre-trained remains."""
     rows = tuple(
         (
@@ -301,7 +301,7 @@ def reference_table(outcomes: Sequence[SettingOutcome]) -> ResultTable:
     return ResultTable("reference", "Beside the known points", columns, tuple(rows), note)
 
 
-def frames(outcomes: Sequence[SettingOutcome]) -> dict[str, pl.DataFrame]:
+def figure_frames(outcomes: Sequence[SettingOutcome]) -> dict[str, pl.DataFrame]:
     """Return the frames by figure name."""
     found = {"accuracy-over-time": _curves(outcomes, "time_s"), "accuracy-over-energy": _curves(outcomes, "energy_j")}
     found["accuracy-and-cost"] = pl.DataFrame(list(_points(outcomes)), schema=_POINT)
@@ -386,7 +386,7 @@ def _step_saved(outcome: SettingOutcome, whole: SettingOutcome | None) -> float 
     return None if whole is None else 100 * (1 - outcome.step_ms.value / whole.step_ms.value)
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
+def _scale_or_none(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 

@@ -23,8 +23,8 @@ from stepscope.errors import UsageError
 from stepscope.experiments.engine import TEST_SAMPLES
 from stepscope.experiments.engine.child import Orders
 from stepscope.experiments.engine.training import (
-    Environment,
     Evaluate,
+    TrainingEnvironment,
     TrainingRecord,
     accuracy_of,
     refuse_without_accuracy,
@@ -33,13 +33,13 @@ from stepscope.experiments.engine.training import (
 )
 from stepscope.experiments.partial.methods import (
     WAYS,
-    Choice,
     Plan,
-    Terms,
+    PlanSettings,
+    TrainedParameters,
     TrainingMethod,
     freeze,
     freeze_filters,
-    layers,
+    parameters_by_layer,
 )
 from stepscope.files import atomic_write
 from stepscope.record.dry import Job, Optimizers
@@ -86,7 +86,7 @@ def train_point(orders: Orders) -> dict[str, Any]:
 
 
 def train_one_seed(
-    workload: Workload, lesson: PartialTrainingOrders, seed: int, environment: Environment
+    workload: Workload, lesson: PartialTrainingOrders, seed: int, environment: TrainingEnvironment
 ) -> dict[str, Any]:
     """The cell of one seed: its curve, its cost, notes. Absent, UsageError or DataUnavailable where it cannot be."""
     training = workload.prepare(lesson.batch, lesson.optimizer, lesson.device, seed, lesson.lr, lesson.data)
@@ -95,13 +95,13 @@ def train_one_seed(
     why = way.missing(training.model)
     if why is not None:
         raise NoSuchLayers(f"'{workload.name}' cannot be trained so ({lesson.way}): {why}")
-    rule = _rule(workload, lesson)
+    rule = _optimizer_rule(workload, lesson)
     training, before, note = _start_training(training, lesson, rule, environment)
     torch.manual_seed(seed)  # the same adapters and dropout, however the training was begun
     way.setup(training.model)
     training = replace(training, optimizers=optimizers_of(workload, training.model, rule))
-    steps = steps_of(lesson, training)
-    plan = way.plan(training.model, _terms(training, lesson, steps, seed))
+    steps = training_step_count(lesson, training)
+    plan = way.plan(training.model, _plan_settings(training, lesson, steps, seed))
     looking = _evaluation(training, before, lesson.test_samples)
     done = _run_training(training, plan, steps, looking, environment)
     cost = step_cost(training, way, [plan(step) for step in probe_steps(steps)], rule)
@@ -114,12 +114,12 @@ def train_one_seed(
     }  # fmt: skip
 
 
-def steps_of(lesson: PartialTrainingOrders, training: Training) -> int:
+def training_step_count(lesson: PartialTrainingOrders, training: Training) -> int:
     """Steps of the whole training."""
-    return lesson.epochs * epoch_of(training) if lesson.steps is None else lesson.steps
+    return lesson.epochs * steps_per_epoch(training) if lesson.steps is None else lesson.steps
 
 
-def epoch_of(training: Training) -> int:
+def steps_per_epoch(training: Training) -> int:
     """Steps of an epoch; a rest smaller than a batch is dropped, as the batches do."""
     if training.data.train_size < training.batch_size:
         size, batch = training.data.train_size, training.batch_size
@@ -127,12 +127,12 @@ def epoch_of(training: Training) -> int:
     return training.data.train_size // training.batch_size
 
 
-def _rule(workload: Workload, lesson: PartialTrainingOrders) -> OptimizerRule:
+def _optimizer_rule(workload: Workload, lesson: PartialTrainingOrders) -> OptimizerRule:
     name = lesson.optimizer or workload.default_optimizer
     return OptimizerRule(name, {**workload.hyperparameters[name], **({} if lesson.lr is None else {"lr": lesson.lr})})
 
 
-def _terms(training: Training, lesson: PartialTrainingOrders, steps: int, seed: int) -> Terms:
+def _plan_settings(training: Training, lesson: PartialTrainingOrders, steps: int, seed: int) -> PlanSettings:
     def gradients() -> dict[str, Tensor]:
         """Of the first batch, on a copy: the training begins as if it had never been seen."""
         seen = replace(training, model=copy.deepcopy(training.model))
@@ -141,13 +141,15 @@ def _terms(training: Training, lesson: PartialTrainingOrders, steps: int, seed: 
         named = seen.model.named_parameters()
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
-    return Terms(lesson.fraction, steps, 1 if lesson.each == "step" else epoch_of(training), seed, gradients)
+    return PlanSettings(
+        lesson.fraction, steps, 1 if lesson.each == "step" else steps_per_epoch(training), seed, gradients
+    )
 
 
 def _run_training(
-    training: Training, plan: Plan, steps: int, looking: Evaluate, environment: Environment
+    training: Training, plan: Plan, steps: int, looking: Evaluate, environment: TrainingEnvironment
 ) -> TrainingRecord:
-    frozen_as: list[Choice] = []
+    frozen_as: list[TrainedParameters] = []
 
     def step(number: int, batch: Batch) -> Tensor:
         choice = plan(number)
@@ -185,12 +187,12 @@ def _median(done: TrainingRecord) -> Any:
 
 
 def _start_training(
-    training: Training, lesson: PartialTrainingOrders, rule: OptimizerRule, environment: Environment
+    training: Training, lesson: PartialTrainingOrders, rule: OptimizerRule, environment: TrainingEnvironment
 ) -> tuple[Training, Training | None, str | None]:
     """The training as it begins, the one that it was pre-trained in (null: not here), and what to know of it."""
     if lesson.pretrained:
         name = training.workload.name
-        training.model.load_state_dict(packaged.weights(name))
+        training.model.load_state_dict(packaged.shipped_weights(name))
         text = f"begins with the weights that ship, trained on {packaged.WEIGHTS[name].trained_on}"
         return (_with_classes(training, lesson.classes) if lesson.classes else training), None, text
     if lesson.checkpoint is not None:
@@ -207,7 +209,7 @@ def _start_training(
     if not known:
         raise UsageError("no class is left to pre-train on", "give fewer --classes")
     before = _with_classes(training, known)
-    _load_pretrained(before, lesson, environment)
+    _load_or_pretrain(before, lesson, environment)
     fresh = replace(training, optimizers=optimizers_of(training.workload, training.model, rule))
     return _with_classes(fresh, new), before, None
 
@@ -221,13 +223,13 @@ def _train_data(splits: Splits) -> Any:
     return splits.train
 
 
-def _load_pretrained(before: Training, lesson: PartialTrainingOrders, environment: Environment) -> None:
+def _load_or_pretrain(before: Training, lesson: PartialTrainingOrders, environment: TrainingEnvironment) -> None:
     """Train all on the known classes, as long as the lesson; all ways of a seed begin with the same weights."""
     file = environment.weights / f"{before.seed}.pt"
     if file.exists():
         before.model.load_state_dict(torch.load(file, map_location=before.device, weights_only=True))
         return
-    for batch in itertools.islice(before.batches(), steps_of(lesson, before)):
+    for batch in itertools.islice(before.batches(), training_step_count(lesson, before)):
         before.step(batch)
     environment.weights.mkdir(exist_ok=True)
     with atomic_write(file) as part:
@@ -268,7 +270,9 @@ def probe_steps(steps: int) -> list[int]:
     return sorted({round(place * (steps - 1) / max(_PROBES - 1, 1)) for place in range(_PROBES)})
 
 
-def step_cost(training: Training, way: TrainingMethod, choices: Sequence[Choice], rule: OptimizerRule) -> StepCost:
+def step_cost(
+    training: Training, way: TrainingMethod, choices: Sequence[TrainedParameters], rule: OptimizerRule
+) -> StepCost:
     """The cost of a step with these choices; the model is left with the last of them."""
     share = sum(choice.share(training.model) for choice in choices) / len(choices)
     flops, not_counted = _flops(training, choices)
@@ -276,14 +280,16 @@ def step_cost(training: Training, way: TrainingMethod, choices: Sequence[Choice]
     memory: tuple[int | None, float | None] = (None, None)
     stopped = None
     try:
-        memory = _memory(job, training.batch_size, len(choices))
+        memory = _peak_and_activations(job, training.batch_size, len(choices))
     except DryRunStopped as error:
         stopped = f"memory not counted: fake tensors stopped at {error}"
     notes = tuple(note for note in (not_counted, stopped) if note)
     return StepCost(*flops, *memory, share, notes)
 
 
-def _flops(training: Training, choices: Sequence[Choice]) -> tuple[tuple[float | None, float | None], str | None]:
+def _flops(
+    training: Training, choices: Sequence[TrainedParameters]
+) -> tuple[tuple[float | None, float | None], str | None]:
     """Means over the choices, of a batch, forward and backward; a reason where they cannot be counted."""
     workload, found = training.workload, []
     for choice in choices:
@@ -296,7 +302,7 @@ def _flops(training: Training, choices: Sequence[Choice]) -> tuple[tuple[float |
     return (forward, backward), None
 
 
-def _memory(job: Job, batch: int, steps: int) -> tuple[int, float]:
+def _peak_and_activations(job: Job, batch: int, steps: int) -> tuple[int, float]:
     """(peak of live bytes, activations) over all steps but the first, which makes the state."""
     held = memory_over_time(dry_run(job, batch, steps=steps + 1).events())
     later = held.filter(pl.col("step") > 0)
@@ -304,9 +310,9 @@ def _memory(job: Job, batch: int, steps: int) -> tuple[int, float]:
     return int(later["live"].to_numpy().max()), float(kept.mean())
 
 
-def _job(workload: Workload, way: TrainingMethod, choices: Sequence[Choice], rule: OptimizerRule) -> Job:
+def _job(workload: Workload, way: TrainingMethod, choices: Sequence[TrainedParameters], rule: OptimizerRule) -> Job:
     """The training of a way without its data; its first step trains all that any of the choices does."""
-    everything = Choice(frozenset(name for choice in choices for name in choice.trained))
+    everything = TrainedParameters(frozenset(name for choice in choices for name in choice.trained))
     order = iter((everything, *choices))
     no_data = Splits(None, None, DataFacts("none", "synthetic", "", "", "", 0, 0))
 
@@ -360,7 +366,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> str | None:
     """Load them into the model; a last layer of another size stays as it is, and is said. UsageError on others."""
     own = model.state_dict()
-    groups = layers(model)
+    groups = parameters_by_layer(model)
     last = set(list(groups.values())[-1]) if groups else set()
     other = {name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
     wrong = [
@@ -405,11 +411,11 @@ def split_classes(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, .
 
 def splits_of_classes(splits: Splits, classes: Sequence[int]) -> Splits:
     """The samples of these classes; UsageError where there are none of one of them."""
-    train, test = (_part(data, classes) for data in (splits.train, splits.test))
+    train, test = (_subset_of_classes(data, classes) for data in (splits.train, splits.test))
     return Splits(train, test, replace(splits.facts, train_size=len(train or ()), test_size=len(test or ())))
 
 
-def _part(data: Dataset[Batch] | None, classes: Sequence[int]) -> Subset[Batch] | None:
+def _subset_of_classes(data: Dataset[Batch] | None, classes: Sequence[int]) -> Subset[Batch] | None:
     if data is None:
         return None
     labels = labels_of(data)

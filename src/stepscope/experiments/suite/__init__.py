@@ -76,13 +76,13 @@ class SuiteRun(Request):
             raise UsageError("--boards and --tls belong to --fleet", "name the fleet: --fleet hosts.toml")
 
     @property
-    def given(self) -> list[str]:
+    def given_options(self) -> list[str]:
         """The options that say what is run, of those that were given."""
         about = ("out", "resume", "fleet", "boards", "tls", "wait")
         known = parameters(type(self)).items()
         return [parameter.flag for name, parameter in known if name not in about and getattr(self, name) is not None]
 
     @property
-    def name(self) -> str | None:
+    def tier_name(self) -> str | None:
         """The tier; null where workloads were named instead."""
         return self.tier or ("smoke" if self.workloads is None else None)

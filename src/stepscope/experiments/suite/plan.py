@@ -20,13 +20,13 @@ from stepscope.arrays import Floats
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.errors import RunNotFound, UsageError
 from stepscope.experiments.engine import check_device
-from stepscope.experiments.engine.child import Orders, ended_run, limit_accelerator, limit_memory
+from stepscope.experiments.engine.child import Orders, limit_accelerator, limit_memory, run_status_and_reason
 from stepscope.experiments.engine.folder import SweepFolder
-from stepscope.experiments.engine.sweep_points import Entry, Grid, names_of_tier, workload_entries, workload_tiers
+from stepscope.experiments.engine.sweep_points import Grid, WorkloadEntry, find_entries, names_of_tier, workload_tiers
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.user_entries import is_user_training, refuse_fixed_axes, run_user_training, user_entry
-from stepscope.privacy import cleaned_fields, redacted
-from stepscope.record.device import changing_facts
+from stepscope.privacy import cleaned_fields, redact_command_line
+from stepscope.record.device import temperatures_and_clocks
 from stepscope.request import parse_amount
 from stepscope.run_paths import NEWEST
 
@@ -39,7 +39,7 @@ LONGEST_COOLING_S = 900.0
 
 
 @dataclass(frozen=True)
-class Rules:
+class RunRules:
     """Rules of every run of a sweep; what is null does not end a run."""
 
     steps: int | None = None
@@ -58,7 +58,7 @@ class Rules:
 class StopCondition:
     """Asked after each step whether the run has steps enough; keeps the ends of the steps for that."""
 
-    def __init__(self, rules: Rules, clock: Clock = monotonic_ns) -> None:
+    def __init__(self, rules: RunRules, clock: Clock = monotonic_ns) -> None:
         self._rules, self._clock = rules, clock
         self._ends_ns: list[int] = []
 
@@ -93,7 +93,7 @@ def steady_start(lengths: Floats, fewest: int = WARMUP) -> int:
 
 
 def cool_down(
-    rules: Rules,
+    rules: RunRules,
     root: Path = Path("/"),
     sleep: Callable[[float], None] = time.sleep,
     clock: Clock = monotonic_ns,
@@ -116,7 +116,7 @@ def cool_down(
 
 def hottest_celsius(root: Path) -> float | None:
     """The highest temperature of the thermal zones, degrees Celsius; null where none answers."""
-    read = [value for value in changing_facts(root)["temperatures_celsius"].values() if value is not None]
+    read = [value for value in temperatures_and_clocks(root)["temperatures_celsius"].values() if value is not None]
     return max(read, default=None)
 
 
@@ -137,7 +137,7 @@ def parse_cooldown(text: str | None, root: Path | None = Path("/")) -> tuple[flo
 
 def train_point(orders: Orders) -> dict[str, Any]:
     """Train as ordered; returns how the run ended."""
-    rules = Rules(**orders["rules"])
+    rules = RunRules(**orders["rules"])
     if is_user_training(orders["workload"]):
         return _train_user_training(orders, rules)
     if rules.memory_bytes is not None:
@@ -154,17 +154,17 @@ def train_point(orders: Orders) -> dict[str, Any]:
         traceback.print_exc()
         return {"status": "oom", "reason": str(error)}
     _mark_steady_start(path)
-    return ended_run(path)
+    return run_status_and_reason(path)
 
 
-def _train_user_training(orders: Orders, rules: Rules) -> dict[str, Any]:
+def _train_user_training(orders: Orders, rules: RunRules) -> dict[str, Any]:
     """Run a script or a function of the user's own, which makes a run folder too."""
-    from stepscope.experiments.engine.process import LOG_FILE, run_in, starved_line
+    from stepscope.experiments.engine.process import LOG_FILE, memory_refusal_line, run_folder_in
 
     ended, out = run_user_training(orders, rules), Path(orders["out"])
-    path = run_in(out)
+    path = run_folder_in(out)
     if ended["status"] == "failed" and rules.memory_bytes is not None:  # also before its first step
-        starved = starved_line((out / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
+        starved = memory_refusal_line((out / LOG_FILE).read_text(encoding="utf-8", errors="replace"))
         ended = ended if starved is None else {"status": "oom", "reason": starved[-300:]}
     if path is not None:
         _mark_steady_start(path)
@@ -185,16 +185,16 @@ def _start_libraries() -> None:
     torch.ones(8, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _train(orders: Orders, rules: Rules) -> Path:
+def _train(orders: Orders, rules: RunRules) -> Path:
     from stepscope import workloads
     from stepscope.record.settings import Settings
-    from stepscope.record.train import Choices, train_workload
+    from stepscope.record.train import TrainingChoices, train_workload
 
     path, _ = train_workload(
         workloads.find(orders["workload"]),
         rules.steps or MOST,
         Settings(out=orders["out"]),
-        Choices(
+        TrainingChoices(
             **{name: orders[name] for name in ("batch", "optimizer", "device", "precision")},
             seed=rules.seed + orders["repeat"],
         ),
@@ -218,7 +218,7 @@ def _mark_steady_start(path: Path) -> None:
 # The plan of a sweep from its request: which runs in which order and by which rules; begun, or gone on with.
 
 
-def chosen_entries(request: SuiteRun) -> list[Entry]:
+def chosen_entries(request: SuiteRun) -> list[WorkloadEntry]:
     """The trainings that were asked for, in this order; the workloads of the smoke tier by default."""
     from stepscope import workloads
 
@@ -230,12 +230,12 @@ def chosen_entries(request: SuiteRun) -> list[Entry]:
     for name in named:
         if name not in tiers:
             workloads.find(name)
-    of_tier = names_of_tier(tiers, request.name, named)
+    of_tier = names_of_tier(tiers, request.tier_name, named)
     return _entries(wanted or of_tier)
 
 
-def _entries(names: Sequence[str]) -> list[Entry]:
-    return [user_entry(name) if is_user_training(name) else workload_entries([name])[0] for name in names]
+def _entries(names: Sequence[str]) -> list[WorkloadEntry]:
+    return [user_entry(name) if is_user_training(name) else find_entries([name])[0] for name in names]
 
 
 def sweep_grid(request: SuiteRun, here: bool = True) -> Grid:
@@ -266,16 +266,18 @@ def sweep_rules(request: SuiteRun, here: bool = True) -> dict[str, Any]:
         raise UsageError("--interval 1: not a share between 0 and 1", "for example --interval 2%")
     celsius, pause_s = parse_cooldown(request.cooldown, Path("/") if here else None)
     ends = _stop_rules(request)
-    limit_s = request.time_limit or max(Rules.time_limit_s, 1.5 * (request.seconds or 0.0))
+    limit_s = request.time_limit or max(RunRules.time_limit_s, 1.5 * (request.seconds or 0.0))
     if request.seconds is not None and request.seconds >= limit_s:
         raise UsageError(f"no run of {request.seconds:g} s ends within {limit_s:g} s", "give a longer --time-limit")
     if request.interval is not None and request.seconds is request.steps is None:  # which may never be that narrow
         ends = {**ends, "seconds": limit_s * _OF_THE_LIMIT}
-    return Rules(**ends, cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
+    return RunRules(**ends, cool_to_celsius=celsius, pause_s=pause_s, memory_bytes=request.memory,
                  time_limit_s=limit_s, seed=request.seed or 0).to_dict()  # fmt: skip
 
 
-def sweep_plan(request: SuiteRun, entries: Sequence[Entry], axes: Grid, name: str, here: bool = True) -> dict[str, Any]:
+def sweep_plan(
+    request: SuiteRun, entries: Sequence[WorkloadEntry], axes: Grid, name: str, here: bool = True
+) -> dict[str, Any]:
     """Return the content of sweep.json, but for the workloads."""
     from stepscope.experiments.engine.child import MEMORY_LIMIT_METHOD
     from stepscope.record.device import describe_device
@@ -285,7 +287,7 @@ def sweep_plan(request: SuiteRun, entries: Sequence[Entry], axes: Grid, name: st
         "name": name,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "tier": request.tier,
-        **cleaned_fields({"argv": redacted(["suite", "run", *request.words()])}),
+        **cleaned_fields({"argv": redact_command_line(["suite", "run", *request.words()])}),
         "rules": sweep_rules(request, here),
         "limits": {"memory": MEMORY_LIMIT_METHOD if request.memory else None},
         "device": describe_device(),
@@ -377,18 +379,19 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
     """The sweep as it was begun; refused where a workload has changed or other options are given."""
     folder = SweepFolder(out)
     folder.refuse_programs_of_others(request.workloads or ())
-    if request.given:
+    if request.given_options:
         other = plan_differences(
             folder.plan, sweep_plan(request, chosen_entries(request), sweep_grid(request), folder.path.name)
         )
         if other:
-            said = f"the sweep in '{out}' was begun otherwise than {' '.join(request.given)} asks:\n" + "\n".join(other)
+            asked = " ".join(request.given_options)
+            said = f"the sweep in '{out}' was begun otherwise than {asked} asks:\n" + "\n".join(other)
             raise UsageError(said, "leave these options out, or begin a new sweep with another --out")
     folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _current_entries(name)])
     return folder
 
 
-def _current_entries(name: str) -> list[Entry]:
+def _current_entries(name: str) -> list[WorkloadEntry]:
     """The training of this name as it is now; empty where there is none any more."""
     try:
         return _entries([name])

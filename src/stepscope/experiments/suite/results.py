@@ -14,7 +14,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios, geometric_mean_of_repeats
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew, UnknownName
-from stepscope.experiments.engine.folder import SweepFolder, writing_sweep
+from stepscope.experiments.engine.folder import SweepFolder, translate_sweep_write_errors
 from stepscope.files import replace_json
 from stepscope.quantities import SUITE_COLUMNS
 
@@ -101,7 +101,7 @@ def runs_table(results: Results) -> pl.DataFrame:
 def save_results(results: Results, path: Path) -> str:
     """Write the file that travels; returns the hash of its content."""
     digest = sha256(results.content)
-    with writing_sweep(path.parent):
+    with translate_sweep_write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_json(path, {**results.content, "sha256": digest}, durable=True)
     return digest
@@ -220,7 +220,7 @@ def reference_names() -> list[str]:
     return sorted(path.stem for path in DEVICES.glob("*.json"))
 
 
-def reference(name: str) -> Results:
+def read_reference(name: str) -> Results:
     """A stored device, or a result file of the user's own."""
     if Path(name).exists():
         return read_results(Path(name))
@@ -232,7 +232,7 @@ def reference(name: str) -> Results:
 def score(here: Results, against: Results, column: str = "step_time_ms") -> Score:
     """J. E. Smith, Characterizing computer performance with a single number, CACM 31, 1988, says what it can mean;
     the geometric mean does not depend on which device is the reference."""
-    ours, theirs = _best(here, column), _best(against, column)
+    ours, theirs = _best_settings(here, column), _best_settings(against, column)
     rows = [_part(key, theirs[key], ours.get(key), here, against, column) for key in sorted(theirs)]
     parts = pl.DataFrame(rows, schema=_PARTS)
     ratios = parts.drop_nulls("ratio")
@@ -242,7 +242,7 @@ def score(here: Results, against: Results, column: str = "step_time_ms") -> Scor
     return Score(column, against.name, *whole.row, parts)
 
 
-def _best(results: Results, column: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+def _best_settings(results: Results, column: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The best of the settings that differ in threads and device alone."""
     frame = settings_table(results).sort(column, nulls_last=True, maintain_order=True)
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -267,7 +267,7 @@ def _part(
         return {**part, "remark": "not in this sweep"}
     if ours[column] is None:
         return {**part, "remark": ours["status"] if ours["status"] != "ok" else "not measured"}
-    if _model(here, name) != _model(against, name):
+    if _comparable_definition(here, name) != _comparable_definition(against, name):
         return {**part, "here": ours[column], "remark": "the workload is defined differently"}
     data = {row["data_sha256"] for row in (theirs, ours)} - {None}
     remark = "trained on other data" if len(data) > 1 else None
@@ -286,14 +286,14 @@ def _estimate(row: Mapping[str, Any], column: str) -> Estimate:
     return Estimate(value, None if low is None else max(low, value / 10), row[f"{column}_high"])
 
 
-def _model(results: Results, workload: str) -> object:
+def _comparable_definition(results: Results, workload: str) -> object:
     """Return what the times of two devices must have in common."""
     definition = results.workloads.get(workload, {}).get("definition", {})
     own = ("own", "source_sha256") if "own" in definition else ("model_sha256", "input_shape", "parameters")
     return {key: definition.get(key) for key in own}
 
 
-def corrected_models(results: Results) -> list[dict[str, Any]]:
+def published_figure_rows(results: Results) -> list[dict[str, Any]]:
     """A row for each printed figure; FLOPs are those counted in the runs, per sample, 1 MAC = 2 FLOPs."""
     rows = []
     for name, workload in results.workloads.items():

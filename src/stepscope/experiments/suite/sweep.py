@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.device.occupancy import wait_for_cores
+from stepscope.analysis.device.occupancy import core_wait_sentence
 from stepscope.analysis.estimate import change_points
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
-from stepscope.experiments.engine.engine import CHILD, Result, Watch, measure_points
-from stepscope.experiments.engine.folder import SweepFolder, disk_full
+from stepscope.experiments.engine.engine import CHILD, ProgressCallbacks, Result, measure_points
+from stepscope.experiments.engine.folder import SweepFolder, disk_full_error
 from stepscope.experiments.engine.process import NO_FIT, Outcome, disk_was_full, finished_outcome, run_child
 from stepscope.experiments.engine.sweep_points import SweepPoint
-from stepscope.experiments.suite.plan import Rules, cool_down
+from stepscope.experiments.suite.plan import RunRules, cool_down
 from stepscope.quantities import SUITE_COLUMNS
 from stepscope.units import plural
 
@@ -33,12 +33,12 @@ EndedRuns = Mapping[str, Mapping[str, Any]]
 TASK = "stepscope.experiments.suite.plan:train_point"
 
 
-def sweep(
-    folder: SweepFolder, child: Sequence[str] = CHILD, watch: Watch | None = None, root: Path = Path("/")
+def run_missing_points(
+    folder: SweepFolder, child: Sequence[str] = CHILD, watch: ProgressCallbacks | None = None, root: Path = Path("/")
 ) -> EndedRuns:
     """Run what has not ended yet, in the order of the plan; what became of every run, by the id of its point."""
-    watch = watch or Watch()
-    rules, order = Rules(**folder.plan["rules"]), folder.order
+    watch = watch or ProgressCallbacks()
+    rules, order = RunRules(**folder.plan["rules"]), folder.order
 
     def measure(point: SweepPoint, ended: EndedRuns) -> Result:
         _refuse_full_disk(folder.path)
@@ -88,18 +88,18 @@ def adopt_finished(folder: SweepFolder, point: SweepPoint) -> dict[str, Any] | N
 
 
 def _run(
-    folder: SweepFolder, child: Sequence[str], point: SweepPoint, rules: Rules, watch: Watch, root: Path
+    folder: SweepFolder, child: Sequence[str], point: SweepPoint, rules: RunRules, watch: ProgressCallbacks, root: Path
 ) -> dict[str, Any]:
     cooled = cool_down(rules, root)
     where = folder.run_folder(point)
     outcome = run_child(child, orders_of(point, rules.to_dict()), where, rules.time_limit_s, watch.ticks)
     if disk_was_full(where):
         shutil.rmtree(where, ignore_errors=True)
-        raise disk_full(folder.path)
-    return with_cooling(result_of(folder, point, outcome), cooled)
+        raise disk_full_error(folder.path)
+    return add_cooling_facts(result_of(folder, point, outcome), cooled)
 
 
-def with_cooling(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[str, Any]:
+def add_cooling_facts(result: Mapping[str, Any], cooled: Mapping[str, Any]) -> dict[str, Any]:
     """A result with what was waited for before its run; a device that did not get cool is a flag."""
     celsius = cooled["to_celsius"]
     text = (
@@ -130,7 +130,7 @@ def result_of(folder: SweepFolder, point: SweepPoint, outcome: Outcome) -> dict[
 
 def _refuse_full_disk(path: Path) -> None:
     if shutil.disk_usage(path).free < _LEAST_FREE_BYTES:
-        raise disk_full(path)
+        raise disk_full_error(path)
 
 
 Numbers = dict[str, dict[str, float | None]]
@@ -198,7 +198,7 @@ def run_flags(run: Run) -> Iterator[str]:
         yield f"throttled: {by}, and the clock fell" if _clock_fell(run) else f"slowed down: {by}"
     use = [Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()]
     if run.board_computes:  # the cores that were sampled are the board's: the training's own waiting tells
-        yield from [said] if (said := wait_for_cores(run)) else []
+        yield from [said] if (said := core_wait_sentence(run)) else []
     elif background_warning(use):
         yield f"background CPU load: {use[0].value:.2g} cores"
     if run.simulated:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UsageError, no_script
-from stepscope.experiments.engine.sweep_points import OWN, Entry
+from stepscope.errors import UsageError, script_not_found_error
+from stepscope.experiments.engine.sweep_points import OWN, WorkloadEntry
 from stepscope.experiments.sweeps.user_training import (
     is_script,
     is_user_training,
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["is_user_training", "refuse_fixed_axes", "run_user_training", "user_entry"]
 
 
-def user_entry(target: str) -> Entry:
+def user_entry(target: str) -> WorkloadEntry:
     """Return a script, or module:function, as a sweep knows it; UsageError where there is none."""
     script = is_script(target)
     if not script:
         refuse_no_function(target)
     elif not Path(target).is_file():
-        raise no_script(target)
+        raise script_not_found_error(target)
     path = Path(target) if script else _file_of(target)
     source = "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     kind = "script" if script else "function"
     definition = {"own": kind, "source_sha256": hashlib.sha256(source.encode()).hexdigest()}
     about = {"domain": "own", "summary": f"a {kind} of your own", "published": []}
-    return Entry(target, (), None, OWN, (OWN,), definition, about, source)
+    return WorkloadEntry(target, (), None, OWN, (OWN,), definition, about, source)
 
 
 def _file_of(target: str) -> Path | None:

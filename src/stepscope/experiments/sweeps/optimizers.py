@@ -17,7 +17,15 @@ from stepscope.analysis.results import Findings
 from stepscope.errors import MissingDependency, UnknownName
 from stepscope.experiments.engine.engine import Plan
 from stepscope.experiments.sweeps import OptimizerSweep, TrainingRules
-from stepscope.experiments.sweeps.results import JOULES, LEARNING, STATE, STEP, Sweep, build_findings, lowest_loss
+from stepscope.experiments.sweeps.results import (
+    JOULES,
+    LEARNING,
+    STATE,
+    STEP,
+    SweepQuestion,
+    build_findings,
+    lowest_loss,
+)
 from stepscope.experiments.sweeps.trainings import TrainingRun, training_plan
 
 if TYPE_CHECKING:
@@ -32,8 +40,8 @@ def optimizer_plan(request: OptimizerSweep) -> Plan:
     """
     judged = (STATE, STEP, *JOULES.values(), *LEARNING)
     title = f"Optimizers for {request.base.workload}"
-    sweep = Sweep(request.study, title, "optimizer", lambda setting: str(setting.optimizer), judged)
-    missing = {kind.name: kind.missing for kind in kinds_named(request.optimizers or ())}
+    sweep = SweepQuestion(request.study, title, "optimizer", lambda setting: str(setting.optimizer), judged)
+    missing = {kind.name: kind.why_missing for kind in kinds_named(request.optimizers or ())}
     rates = request.lr or {}
     settings = [replace(request.base, optimizer=name, lr=rates.get(name)) for name, why in missing.items() if not why]
 
@@ -75,7 +83,7 @@ class OptimizerKind:
     library: str | None = None  # what has to be installed beside torch
 
     @property
-    def missing(self) -> str | None:
+    def why_missing(self) -> str | None:
         """Return why it cannot be had here; null where it can."""
         root = self.place.partition(":")[0].partition(".")[0]
         if importlib.util.find_spec(root) is None:
@@ -86,7 +94,7 @@ class OptimizerKind:
 
     def make(self, group: Any, **values: Any) -> Optimizer:
         """MissingDependency where its library is not here, or cannot be imported."""
-        why = self.missing
+        why = self.why_missing
         if why is not None:
             raise MissingDependency(f"the optimizer {self.name} is not here: {why}", "leave it out, or install it")
         module, _, name = self.place.partition(":")
@@ -117,9 +125,9 @@ KINDS = {
 def with_every_optimizer(workload: Workload, tell: Callable[[Optimizer], None] = lambda made: None) -> Workload:
     """The workload, ready to be trained by each of KINDS; `tell` hears of every optimizer that is made."""
     known = {name: dict(values) for name, values in workload.hyperparameters.items()}
-    rules = {name: known.get(name) or _scaled(kind, known) for name, kind in KINDS.items()}
-    makers = {name: _reporting(kind.make, tell) for name, kind in KINDS.items()}
-    own = {name: _reporting(make, tell) for name, make in workload.makers.items()}
+    rules = {name: known.get(name) or _scaled_hyperparameters(kind, known) for name, kind in KINDS.items()}
+    makers = {name: _reporting_maker(kind.make, tell) for name, kind in KINDS.items()}
+    own = {name: _reporting_maker(make, tell) for name, make in workload.makers.items()}
     return replace(workload, hyperparameters={**rules, **known}, makers={**makers, **own})
 
 
@@ -145,12 +153,12 @@ def _bytes(value: Any) -> int:
     return value.nbytes
 
 
-def _scaled(kind: OptimizerKind, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _scaled_hyperparameters(kind: OptimizerKind, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     of = dict(known.get(kind.like) or {"lr": 1e-3})
     return {**of, "lr": of["lr"] * kind.times}
 
 
-def _reporting(make: Make, tell: Callable[[Optimizer], None]) -> Make:
+def _reporting_maker(make: Make, tell: Callable[[Optimizer], None]) -> Make:
     def made(group: Any, **values: Any) -> Optimizer:
         optimizer = make(group, **values)
         tell(optimizer)

@@ -17,8 +17,8 @@ from types import FrameType
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.engine.engine import Plan, PointRefused
 from stepscope.experiments.sweeps import PowerModes, TrainingSetting
-from stepscope.experiments.sweeps.results import JOULES, LEARNING, SPEED, Sweep, build_findings
-from stepscope.experiments.sweeps.trainings import DeviceState, training_plan
+from stepscope.experiments.sweeps.results import JOULES, LEARNING, SPEED, SweepQuestion, build_findings
+from stepscope.experiments.sweeps.trainings import DevicePreparation, training_plan
 from stepscope.files import replace_json
 
 
@@ -28,10 +28,10 @@ def power_mode_plan(jetson: Jetson, request: PowerModes) -> Plan:
     Mode after mode within each round: setting one takes its time, and the board settles in it.
     """
     title, judged = f"The power modes for {request.base.workload}", (SPEED, *JOULES.values(), *LEARNING)
-    sweep = Sweep(request.study, title, "mode", lambda setting: mode_label(jetson, setting), judged)
+    sweep = SweepQuestion(request.study, title, "mode", lambda setting: mode_label(jetson, setting), judged)
     place = {mode: place for place, mode in enumerate(request.numbers)}
     notes = ["the mode of before was set again at the end"]
-    state = DeviceState(
+    state = DevicePreparation(
         enter=lambda setting: None if setting.mode is None else jetson.set(setting.mode),
         order=lambda setting: place[setting.mode or 0],
         around=lambda folder: restore_mode_after(jetson, folder),
@@ -70,7 +70,7 @@ class Jetson:
 
     def current(self) -> int:
         """The number of the mode that is set."""
-        said = self._call("-q")
+        said = self._run_nvpmodel("-q")
         numbers = re.findall(r"^\s*(\d+)\s*$", said, re.MULTILINE)
         if not numbers:
             raise StepscopeError(f"nvpmodel does not say which mode is set: {said.strip()!r}", "run: nvpmodel -q")
@@ -80,12 +80,12 @@ class Jetson:
         """Set a mode, and see that it is; ModeRefused where it is not."""
         if self.current() == mode:
             return
-        said = self._call("-m", str(mode))
+        said = self._run_nvpmodel("-m", str(mode))
         if self.current() != mode:
             last = (said.strip().splitlines() or ["it said nothing"])[-1]
             raise ModeRefused(f"the mode {self.modes.get(mode, mode)} was not set: {last}", "it may need a reboot")
 
-    def _call(self, *arguments: str) -> str:
+    def _run_nvpmodel(self, *arguments: str) -> str:
         try:
             done = subprocess.run(
                 [self.command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -134,7 +134,7 @@ def restore_mode_after(jetson: Jetson, folder: Path) -> Iterator[int]:
         try:
             yield before
         finally:
-            with _undisturbed():
+            with _ignore_signals():
                 jetson.set(before)
                 note.unlink(missing_ok=True)
 
@@ -158,7 +158,7 @@ def _signals_as_exceptions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """A second Ctrl-C does not keep the mode from being put back."""
     with contextlib.ExitStack() as ignored:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

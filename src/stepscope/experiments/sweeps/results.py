@@ -28,7 +28,7 @@ Label = Callable[[TrainingSetting], str]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepQuestion:
     """The request of a study. axis: what its settings differ in; judged: what one can be best for.
     place: where a setting lies on a numeric axis.
     """
@@ -42,7 +42,7 @@ class Sweep:
 
 
 def build_findings(
-    question: Sweep, trainings: Sequence[TrainingRun], rules: TrainingRules,
+    question: SweepQuestion, trainings: Sequence[TrainingRun], rules: TrainingRules,
     notes: Sequence[str] = (), tables: Sequence[ResultTable] = (), answer: str = "",
 ) -> Findings:  # fmt: skip
     """The findings; `answer`, `tables` and `notes` are what the study adds of its own."""
@@ -61,7 +61,7 @@ def build_findings(
     )
 
 
-def cost_table(question: Sweep, every: Sequence[SettingCost]) -> ResultTable:
+def cost_table(question: SweepQuestion, every: Sequence[SettingCost]) -> ResultTable:
     """A row for each quantity of each setting, with its interval."""
     quantities = measured_quantities(every)
     rows = tuple(
@@ -75,7 +75,7 @@ def cost_table(question: Sweep, every: Sequence[SettingCost]) -> ResultTable:
     return ResultTable("settings", "What each costs", columns, rows, note)
 
 
-def _sweet_table(question: Sweep, sweets: Sequence[BestSetting]) -> ResultTable:
+def _sweet_table(question: SweepQuestion, sweets: Sequence[BestSetting]) -> ResultTable:
     rows = tuple(
         (
             sweet.quantity.column,
@@ -92,7 +92,7 @@ def _sweet_table(question: Sweep, sweets: Sequence[BestSetting]) -> ResultTable:
 
 
 def _limits(
-    question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun], rules: TrainingRules
+    question: SweepQuestion, every: Sequence[SettingCost], trainings: Sequence[TrainingRun], rules: TrainingRules
 ) -> Iterator[str]:
     if not any(quantity in cost.values for cost in every for quantity in JOULES.values()):
         yield "energy cannot be judged: these runs have none of the whole device (what would give it: stepscope doctor)"
@@ -122,7 +122,9 @@ def _spread(flags: Sequence[str]) -> str:
     return re.sub(r"\d+(?:\.\d+)?", f"between {low} and {high}", flags[0])
 
 
-def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]) -> dict[str, pl.DataFrame]:
+def _frames(
+    question: SweepQuestion, every: Sequence[SettingCost], trainings: Sequence[TrainingRun]
+) -> dict[str, pl.DataFrame]:
     rows = [
         (
             question.label(cost.setting),
@@ -141,7 +143,7 @@ def _frames(question: Sweep, every: Sequence[SettingCost], trainings: Sequence[T
     return {name: frame for name, frame in frames.items() if not frame.is_empty()}
 
 
-def _curves(question: Sweep, trainings: Sequence[TrainingRun]) -> pl.DataFrame:
+def _curves(question: SweepQuestion, trainings: Sequence[TrainingRun]) -> pl.DataFrame:
     """Smoothed loss of the first repeat of each setting: label, step, loss; thinned to _MOST_POINTS.
 
     A loss that nobody told, as of most scripts, or that is no number has no point.
@@ -280,7 +282,7 @@ def _over_repeats(repeats: Sequence[Ends | None]) -> Estimate | None:
     return geometric_mean_of_repeats([Estimate(float(value or 0), low, high) for value, low, high in known_ones])
 
 
-def _number(name: str, factor: float = 1.0) -> Measure:
+def _number_measure(name: str, factor: float = 1.0) -> Measure:
     def of(training: TrainingRun, _: int | None) -> Ends | None:
         found = training.numbers.get(name)
         ends = [None if found is None or found[end] is None else float(found[end] or 0) * factor for end in _ENDS]
@@ -289,9 +291,9 @@ def _number(name: str, factor: float = 1.0) -> Measure:
     return of
 
 
-def _to_target(name: str) -> Measure:
+def _energy_to_target(name: str) -> Measure:
     """Energy of a step times the steps that it took, J."""
-    per_step = _number(name.replace("per_sample", "per_step"))
+    per_step = _number_measure(name.replace("per_sample", "per_step"))
 
     def of(training: TrainingRun, steps: int | None) -> Ends | None:
         ends = per_step(training, None)
@@ -318,14 +320,14 @@ def _seconds(training: TrainingRun, steps: int | None) -> Ends | None:
 
 _ENDS = ("value", "low", "high")
 _MEASURED: dict[Quantity, Measure] = {
-    SPEED: _number("samples_per_s"),
-    STEP: _number("step_time_ms"),
-    **{quantity: _number(name, 1e3) for name, quantity in JOULES.items()},
+    SPEED: _number_measure("samples_per_s"),
+    STEP: _number_measure("step_time_ms"),
+    **{quantity: _number_measure(name, 1e3) for name, quantity in JOULES.items()},
     STATE: _state_size,
-    MEMORY: _number("peak_process_bytes", 1 / _MB),
+    MEMORY: _number_measure("peak_process_bytes", 1 / _MB),
     STEPS: _steps,
     TIME: _seconds,
-    **{quantity: _to_target(name) for name, quantity in TO_TARGET.items()},
+    **{quantity: _energy_to_target(name) for name, quantity in TO_TARGET.items()},
 }
 
 
@@ -385,7 +387,7 @@ def axis_plan(request: TrainingSweep) -> Plan:
     return training_plan(request.settings, request.rules, sweep.label, judge)
 
 
-def axis_sweep(axis: str, workload: str) -> Sweep:
+def axis_sweep(axis: str, workload: str) -> SweepQuestion:
     """Return the labels of the settings of an axis, and where they lie on it."""
 
     def label(setting: TrainingSetting) -> str:
@@ -396,10 +398,10 @@ def axis_sweep(axis: str, workload: str) -> Sweep:
         return None if axis == "precision" else float(getattr(setting, axis))
 
     judged = (SPEED, *JOULES.values(), MEMORY, *LEARNING)
-    return Sweep(axis, _TITLES[axis].format(workload), axis, label, judged, place)
+    return SweepQuestion(axis, _TITLES[axis].format(workload), axis, label, judged, place)
 
 
-def loss_tables(question: Sweep, trainings: Sequence[TrainingRun]) -> tuple[ResultTable, ...]:
+def loss_tables(question: SweepQuestion, trainings: Sequence[TrainingRun]) -> tuple[ResultTable, ...]:
     """Return the loss of each setting less that of the first, after as many steps from the same seeds; or nothing."""
     groups: dict[TrainingSetting, dict[int, TrainingRun]] = {}
     for training in trainings:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.analysis.run import Run
 from stepscope.errors import UsageError
-from stepscope.experiments.engine.child import Orders, ended_run, session_settings
+from stepscope.experiments.engine.child import Orders, run_status_and_reason, session_settings
 from stepscope.experiments.engine.engine import Plan, Point, Result
 from stepscope.experiments.engine.sweep_points import in_rounds
 from stepscope.experiments.suite.sweep import read_run
@@ -52,7 +52,7 @@ class TrainingRun:
 
 
 @dataclass(frozen=True)
-class DeviceState:
+class DevicePreparation:
     """The state that a setting needs of the device. `enter` may raise PointRefused: the training is not made then.
 
     order: settings in the order in which a round of repeats makes them; shuffled by default. around: holds meanwhile.
@@ -68,10 +68,10 @@ def training_plan(
     rules: TrainingRules,
     title: Callable[[TrainingSetting], str],
     judge: Callable[[list[TrainingRun]], Findings],
-    state: DeviceState | None = None,
+    state: DevicePreparation | None = None,
 ) -> Plan:
     """Return the plan that trains in every setting, in shuffled rounds of repeats, and judges all trainings."""
-    state, rounds = state or DeviceState(), in_rounds(settings, rules.repeats, rules.seed)
+    state, rounds = state or DevicePreparation(), in_rounds(settings, rules.repeats, rules.seed)
     if state.order is not None:
         place = state.order
         rounds.sort(key=lambda point: (point[1], place(point[0])))
@@ -121,7 +121,7 @@ _MOST_STEPS = 100_000
 def train_setting(orders: Orders) -> dict[str, Any]:
     """Train as ordered; returns how the run ended and the bytes that the optimizer keeps between its steps."""
     from stepscope.experiments.sweeps.optimizers import state_bytes
-    from stepscope.record.train import Choices, train_workload
+    from stepscope.record.train import TrainingChoices, train_workload
 
     made: list[Optimizer] = []
     workload = _workload(orders, made)
@@ -129,10 +129,10 @@ def train_setting(orders: Orders) -> dict[str, Any]:
     with session_settings(orders) as settings:
         path, _ = train_workload(
             workload, orders["steps"] or _MOST_STEPS, settings,
-            Choices(**{part.name: orders[part.name] for part in fields(Choices)}),
+            TrainingChoices(**{part.name: orders[part.name] for part in fields(TrainingChoices)}),
             evaluate=False, progress=progress, stop=stop,
         )  # fmt: skip
-    return {**ended_run(path), "state_bytes": sum(state_bytes(training) for training in made)}
+    return {**run_status_and_reason(path), "state_bytes": sum(state_bytes(training) for training in made)}
 
 
 def _workload(orders: Orders, made: list[Optimizer]) -> Workload:
@@ -158,10 +158,10 @@ def _forward_alone(training: Training, batch: Batch) -> Tensor:
 
 def _stop_condition(orders: Orders) -> tuple[Progress, Stop]:
     """Return what hears of every loss, and what then says whether that is enough."""
-    from stepscope.experiments.suite.plan import Rules, StopCondition
+    from stepscope.experiments.suite.plan import RunRules, StopCondition
     from stepscope.experiments.sweeps.results import WINDOW
 
-    enough = StopCondition(Rules(steps=orders["steps"], seconds=orders["seconds"]))
+    enough = StopCondition(RunRules(steps=orders["steps"], seconds=orders["seconds"]))
     target, last = orders["target_loss"], list[float]()
 
     def heard(step: int, loss: float | None) -> None:

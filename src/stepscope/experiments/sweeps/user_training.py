@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
-from stepscope.errors import UsageError, no_script
-from stepscope.experiments.engine.child import Orders, ended_run, limit_memory
+from stepscope.errors import UsageError, script_not_found_error
+from stepscope.experiments.engine.child import Orders, limit_memory, run_status_and_reason
 from stepscope.experiments.engine.process import last_line
 from stepscope.experiments.engine.sweep_points import find_module
 from stepscope.part_names import has_steps
@@ -87,7 +87,7 @@ def check_user_training(request: TrainingSweep) -> None:
     if request.rules.target_loss is not None:
         raise UsageError("--target: the loss of a script is not known to a study", "leave --target out")
     if is_script(target) and not Path(target).is_file():
-        raise no_script(target)
+        raise script_not_found_error(target)
     if is_function(target) and words:
         raise UsageError(f"a function takes no arguments: {' '.join(words)}", "give a script, or leave them out")
     given_kinds = getattr(request, "precisions", (request.base.precision,))
@@ -139,7 +139,7 @@ def train_user_training(orders: Orders) -> dict[str, Any]:
     else:
         threads = None if "threads" in placed else orders["threads"]
         path, code = run_script(target, fill_placeholders(words, orders), settings, threads=threads)
-    ended = ended_run(path)
+    ended = run_status_and_reason(path)
     if ended["status"] == "ok" and code == 0 and RunReader(path).steps.is_empty():
         return {"status": "failed", "reason": "no training step was seen: a step is a call of optimizer.step()"}
     if code == 0 or (ended["status"] != "ok" and ended["reason"] != f"exit code {code}"):
@@ -157,20 +157,20 @@ def prepare(text: str) -> None:
         getattr(importlib.import_module(module), function)(about["first"][1])
     if about["precision"] == "bf16":
         from stepscope.experiments.tune.changes import all_changes
-        from stepscope.experiments.tune.config import make_in_script
+        from stepscope.experiments.tune.config import apply_changes_in_script
 
-        make_in_script([all_changes({})["bf16"]])
+        apply_changes_in_script([all_changes({})["bf16"]])
     if about.get("memory_bytes") is not None:
         limit_memory(about["memory_bytes"])
     narrow = None
     if about.get("interval") is not None:
-        from stepscope.experiments.suite.plan import Rules, StopCondition
+        from stepscope.experiments.suite.plan import RunRules, StopCondition
 
-        narrow = StopCondition(Rules(interval=about["interval"]))
-    register_optimizer_step_pre_hook(_End(about["steps"], about["seconds"], narrow))
+        narrow = StopCondition(RunRules(interval=about["interval"]))
+    register_optimizer_step_pre_hook(_StopAtLimit(about["steps"], about["seconds"], narrow))
 
 
-class _End:
+class _StopAtLimit:
     """Ends the script before the update that would be one too many; of several optimizers the first counts.
 
     narrow: asked at each update but the first whether the time of a step is known well enough.

@@ -16,7 +16,7 @@ import torch
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
-from stepscope.experiments.tune.changes.loop import with_arguments
+from stepscope.experiments.tune.changes.loop import merge_loader_arguments
 from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.process import TrainingEnded
@@ -36,7 +36,7 @@ class Block:
     ended: bool = False  # the training ended within it
 
 
-class Bench:
+class BlockRunner:
     """A training in this process. step(batch): one step of it, which may return its loss.
 
     source: batches without end for timed steps, by the arguments of a data loader; fixed: batches in which losses are
@@ -71,10 +71,10 @@ class Bench:
         known = facts_of(self._targets, self._seen, self._size, self._divisible)
         known |= {"step_s": self._step_s, "data_share": self._data_share}
         if not self._known:
-            self.use(known)
+            self.set_facts(known)
         return known
 
-    def use(self, facts: Mapping[str, Any]) -> None:
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
         """Take these facts for the changes: those of another process, whose environment is the training's own."""
         self._known = all_changes(facts)
 
@@ -84,7 +84,7 @@ class Bench:
             self.facts()
         return [delay_of(name) if name.startswith(DELAY) else self._known[name] for name in names]
 
-    def block(self, names: Sequence[str], warmup: int, steps: int) -> Block:
+    def run_block(self, names: Sequence[str], warmup: int, steps: int) -> Block:
         """Make so many timed steps with the changes, after some that are not timed."""
         changes = self.find(names)
         state = self._state() if self._restored else None
@@ -98,7 +98,7 @@ class Bench:
             if state is not None:
                 state.restore()
 
-    def losses(self, names: Sequence[str], steps: int) -> list[float]:
+    def measure_losses(self, names: Sequence[str], steps: int) -> list[float]:
         """Return the losses of steps on the fixed batches; the state is put back. Empty where the step returns none."""
         state = self._state()
         found: list[float] = []
@@ -113,14 +113,14 @@ class Bench:
             state.restore()
         return found
 
-    def memory(self, names: Sequence[str]) -> int | None:
+    def measure_memory(self, names: Sequence[str]) -> int | None:
         """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
         state = self._state()
         try:
             with apply_changes(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
                     batch = copy_of_batch(self.fixed[0])
-                    with peak_watched() as found:
+                    with watch_peak_memory() as found:
                         self._step(batch)
             return found[0] if found else None
         finally:
@@ -130,13 +130,13 @@ class Bench:
         ends: list[int] = []
         last: Any = None
         copied_ns = _copied_ns(batches)
-        _wait()
+        _wait_for_accelerator()
         began_ns = monotonic_ns()
         for batch in itertools.islice(batches, steps):
             last = self._step(batch)
             ends.append(monotonic_ns() - _copied_ns(batches) + copied_ns)
         ended_ns = monotonic_ns()
-        if _wait():
+        if _wait_for_accelerator():
             ended_ns = monotonic_ns()
             step_s = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
             return Block((step_s,) * len(ends), began_ns, ended_ns)
@@ -164,7 +164,7 @@ class Bench:
             next(batches)
             loaded_ns = monotonic_ns()
             self._step(again)
-            _wait()
+            _wait_for_accelerator()
             ended_ns = monotonic_ns()
             self._step_s = (ended_ns - began_ns) / 1e9
             self._data_share = (loaded_ns - began_ns) / (ended_ns - began_ns)
@@ -176,7 +176,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def peak_watched() -> Iterator[list[int]]:
+def watch_peak_memory() -> Iterator[list[int]]:
     """Watch memory: then the list has the most that was live beyond what was live before, B; nothing if unknown.
 
     On the CPU what was allocated before is of unknown size when it is freed, unless its allocation was watched as well.
@@ -224,7 +224,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _wait() -> bool:
+def _wait_for_accelerator() -> bool:
     """Wait for the accelerator; return whether there is one in use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -238,7 +238,7 @@ def _wait() -> bool:
 class LocalTraining:
     """A training in this process, told as those in other processes are."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: BlockRunner) -> None:
         self._bench = bench
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
@@ -259,16 +259,16 @@ class LocalTraining:
         """Do nothing: no process was started."""
 
 
-def loop_bench(
+def runner_for_loop(
     step: Callable[[Any], Any], batches: Iterable[Any], targets: Targets, others: tuple[Any, ...], fixed: int
-) -> Bench:
+) -> BlockRunner:
     """Return the bench of a step of the user's; a data loader is read through iterators of its own."""
     from torch.utils.data import DataLoader
 
     loader = batches if isinstance(batches, DataLoader) else None
     if loader is None:
         kept = _non_empty_batches(itertools.islice(batches, fixed))
-        return Bench(step, targets, lambda _: BatchCopies(kept), kept, others=others)
+        return BlockRunner(step, targets, lambda _: BatchCopies(kept), kept, others=others)
     # A loader whose workers persist has a single iterator, and the user's loop may be amid it.
     plain = _loader_with(loader, {}) if loader.persistent_workers else loader
     samplers = tuple(LoaderSampler(part) for part in (loader.sampler, loader.batch_sampler) if part is not None)
@@ -282,7 +282,7 @@ def loop_bench(
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return _endless_batches(_loader_with(loader, arguments) if arguments else plain)
 
-    return Bench(step, targets, source, kept, others=(*others, *drawing))
+    return BlockRunner(step, targets, source, kept, others=(*others, *drawing))
 
 
 def _non_empty_batches(batches: Iterable[Any]) -> list[Any]:
@@ -304,7 +304,7 @@ def _endless_batches(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def sources_of_loop(
-    step: Callable[[Any], Any], batches: Iterable[Any], targets: Targets, bench: Bench
+    step: Callable[[Any], Any], batches: Iterable[Any], targets: Targets, bench: BlockRunner
 ) -> dict[str, str]:
     """Return what a loop trains by name: two loops that differ in it are two trainings."""
     code = getattr(step, "__code__", None) or getattr(type(step).__call__, "__code__", None)
@@ -374,7 +374,7 @@ def _loader_with(loader: Any, arguments: Mapping[str, Any]) -> Any:
         batching = {"batch_sampler": loader.batch_sampler}
     else:
         batching = {"batch_size": None, "sampler": loader.sampler}
-    found = with_arguments({**same, **batching}, arguments)
+    found = merge_loader_arguments({**same, **batching}, arguments)
     if found["num_workers"] and loader.multiprocessing_context is not None:
         found["multiprocessing_context"] = loader.multiprocessing_context
     return DataLoader(loader.dataset, **found)

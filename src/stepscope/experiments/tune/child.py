@@ -23,7 +23,7 @@ from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.dry.allocator_costs import peak_bytes
 
 if TYPE_CHECKING:
-    from stepscope.experiments.tune.block_runner import Bench, Block
+    from stepscope.experiments.tune.block_runner import Block, BlockRunner
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.training import Targets
     from stepscope.workloads.contract import Training
@@ -33,7 +33,7 @@ _FIXED = 8  # batches in which losses are compared
 _kept = contextlib.ExitStack()  # of what a workload's process begins with, for as long as it lives
 
 
-class Commands:
+class CommandPipe:
     """The commands that come through a pipe, and the answers to them."""
 
     def __init__(self, pipes: Sequence[int]) -> None:
@@ -62,10 +62,10 @@ def main(orders: Orders) -> None:
 
         train_script(orders)
         return
-    commands = Commands(orders["pipes"])
+    commands = CommandPipe(orders["pipes"])
     began_ns = monotonic_ns()
     try:
-        bench = workload_bench(orders)
+        bench = prepare_workload_runner(orders)
     except StepscopeError as error:
         commands.next()
         commands.answer(refused=str(error), hint=error.hint)
@@ -85,25 +85,25 @@ def main(orders: Orders) -> None:
             commands.answer(failed=f"{type(error).__name__}: {error}")
 
 
-def execute_command(bench: Bench, command: Mapping[str, Any]) -> dict[str, Any]:
+def execute_command(bench: BlockRunner, command: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to a command: facts, a block of steps, losses or the memory of a step."""
     what, names = command["do"], command.get("changes", [])
     if what == "facts":
         return bench.facts()
     if what == "use":
-        bench.use(command["facts"])
+        bench.set_facts(command["facts"])
         return {}
     if what == "losses":
-        return {"losses": bench.losses(names, command["steps"])}
+        return {"losses": bench.measure_losses(names, command["steps"])}
     if what == "memory":
-        return {"bytes": bench.memory(names)}
+        return {"bytes": bench.measure_memory(names)}
     if what == "peak":
         return {"process_bytes": peak_bytes()}
     take_delay_totals()
     others = OtherLoad()
     others.begin()
-    answer = block_answer(bench.block(names, command["warmup"], command["steps"]))
-    return {**answer, **take_delay_totals(), "others": others.cores()}
+    answer = block_answer(bench.run_block(names, command["warmup"], command["steps"]))
+    return {**answer, **take_delay_totals(), "others": others.busy_cores_of_others()}
 
 
 def block_answer(block: Block) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def changes_at_start(orders: Orders) -> list[Change]:
     return [known[name] for name in orders["at_start"]]
 
 
-def workload_bench(orders: Orders) -> Bench:
+def prepare_workload_runner(orders: Orders) -> BlockRunner:
     """Return the bench of a workload, with what it begins with in force for as long as this process lives."""
     import torch
 
@@ -144,14 +144,14 @@ def workload_bench(orders: Orders) -> Bench:
     )
     targets = Targets((training.model,), training.optimizers)
     if len(early) < len(at_start):
-        bench_of(training, targets)  # which modules it calls is seen in a step
+        runner_for_workload(training, targets)  # which modules it calls is seen in a step
         _kept.enter_context(apply_changes([change for change in at_start if change not in early], targets))
-    return bench_of(training, targets)
+    return runner_for_workload(training, targets)
 
 
-def bench_of(training: Training, targets: Any = None, restored: bool = False) -> Bench:
+def runner_for_workload(training: Training, targets: Any = None, restored: bool = False) -> BlockRunner:
     """Return the bench of a prepared workload: its own step, its own batches."""
-    from stepscope.experiments.tune.block_runner import Bench
+    from stepscope.experiments.tune.block_runner import BlockRunner
     from stepscope.experiments.tune.training import Targets
 
     targets = targets or Targets((training.model,), training.optimizers)
@@ -162,13 +162,13 @@ def bench_of(training: Training, targets: Any = None, restored: bool = False) ->
     def source(arguments: Mapping[str, Any]) -> Iterator[Any]:
         return stream if not arguments else iter(_rebuilt_batches(training, arguments))
 
-    return Bench(
-        lambda batch: step_of(training, targets, batch), targets, source, fixed, others=(training.counters,),
+    return BlockRunner(
+        lambda batch: make_step(training, targets, batch), targets, source, fixed, others=(training.counters,),
         restored=restored, divisible=training.workload.step is None, batch=training.batch_size,
     )  # fmt: skip
 
 
-def step_of(training: Training, targets: Targets, batch: Any) -> Any:
+def make_step(training: Training, targets: Targets, batch: Any) -> Any:
     """Make a step of a workload, with its batch in as many parts as the targets state; return the loss."""
     if targets.parts == 1:
         return training.step(batch)
@@ -184,9 +184,9 @@ def step_of(training: Training, targets: Targets, batch: Any) -> Any:
 
 def _rebuilt_batches(training: Training, arguments: Mapping[str, Any]) -> Iterator[Any]:
     """Return the batches of a data loader that is made with other arguments."""
-    from stepscope.experiments.tune.changes.loop import loaders_with
+    from stepscope.experiments.tune.changes.loop import patch_loader_arguments
 
-    with loaders_with(arguments):
+    with patch_loader_arguments(arguments):
         return training.batches()
 
 

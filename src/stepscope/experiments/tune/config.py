@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import MissingDependency, OutputNotWritable, UnknownName, UsageError
 from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
 from stepscope.record.c_allocators import jemalloc_library, tcmalloc_library
-from stepscope.runfolder.validation import Row, Within, parse, read_regular
+from stepscope.runfolder.validation import Fields, IntegerRange, parse, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 1_000_000
-_COUNT = Within(0, 1 << 40)
+_COUNT = IntegerRange(0, 1 << 40)
 _FACTS = {
     **dict.fromkeys(("device", "gpu", "matmul_precision", "cpu_capability", "tcmalloc", "jemalloc", "compiler"), str),
-    **dict.fromkeys(("cores", "physical_cores", "interop_threads"), Within(1, 4096)), "threads": Within(0, 4096),
-    **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT), "large_cores": [Within(0, 4096)],
+    **dict.fromkeys(("cores", "physical_cores", "interop_threads"), IntegerRange(1, 4096)),
+    "threads": IntegerRange(0, 4096),
+    **dict.fromkeys(("conv2d", "calls", "blocks", "batch", "parameters"), _COUNT),
+    "large_cores": [IntegerRange(0, 4096)],
     **dict.fromkeys(("channels_last", "autocast", "compiled", "zeroes_gradients", "flushes_denormals"), bool),
     **dict.fromkeys(("glibc", "tcmalloc_in_use", "divisible", "losses_known"), bool),
     **dict.fromkeys(("step_s", "data_share", "prepared_s"), float),
-    "loader": Row({"workers": _COUNT, "stream": bool}, ("workers",)),
-    "optimizers": [Row({"kind": str, "fused": bool, "foreach": bool}, ("kind", "fused", "foreach"))],
+    "loader": Fields({"workers": _COUNT, "stream": bool}, ("workers",)),
+    "optimizers": [Fields({"kind": str, "fused": bool, "foreach": bool}, ("kind", "fused", "foreach"))],
     "environment": {...: str},
 }  # fmt: skip
 _MAY_BE_NULL = {"loader", "tcmalloc", "jemalloc", "compiler", "data_share", "prepared_s"}
@@ -49,7 +51,7 @@ class Config:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def refuse_path(path: Path) -> None:
+def refuse_bad_config_path(path: Path) -> None:
     """Raise UsageError for a file that a configuration cannot be written to, before anything is measured for it."""
     if path.suffix not in (".toml", ".env"):
         raise UsageError(f"--apply {path}: neither .toml nor .env", "for example --apply stepscope.toml")
@@ -194,7 +196,7 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
     changes = changes_of(config)
     if not changes:
         return workload
-    from stepscope.experiments.tune.child import step_of
+    from stepscope.experiments.tune.child import make_step
     from stepscope.experiments.tune.training import Targets, observe_training
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
@@ -205,7 +207,7 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
     def step(training: Training, batch: Batch) -> Tensor:
         plain = replace(training, workload=workload)
         if made:
-            loss: Tensor = step_of(plain, made[0], batch)
+            loss: Tensor = make_step(plain, made[0], batch)
             return loss
         losses: list[Tensor] = []
         seen = observe_training(lambda: losses.append(plain.step(batch)))
@@ -218,10 +220,10 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
 
 def apply_to_script(path: str) -> None:
     """Apply the changes of a file in the process of a script, once torch is imported, after the first updates."""
-    make_in_script(changes_of(read_config(Path(path))))
+    apply_changes_in_script(changes_of(read_config(Path(path))))
 
 
-def make_in_script(changes: Sequence[Change]) -> None:
+def apply_changes_in_script(changes: Sequence[Change]) -> None:
     """Apply changes in the process of a script, once torch is imported, after the first updates."""
     from stepscope.experiments.tune.training import Observer, Targets
     from stepscope.record.fault_boundary import Boundary

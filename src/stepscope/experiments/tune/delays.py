@@ -34,9 +34,9 @@ def delay_of(name: str) -> Change:
     """Return the delay of this name as a change."""
     kind, part, forward_ns, backward_ns = json.loads(name.removeprefix(DELAY))
     makes: dict[str, Switch] = {
-        LAYER: lambda targets: _layer(targets, part, forward_ns, backward_ns),
-        LOADER: lambda targets: _loader(forward_ns),
-        OPTIMIZER: lambda targets: _optimizer(targets, forward_ns),
+        LAYER: lambda targets: _delay_layer(targets, part, forward_ns, backward_ns),
+        LOADER: lambda targets: _delay_loader(forward_ns),
+        OPTIMIZER: lambda targets: _delay_optimizer(targets, forward_ns),
     }
     return Change(name, f"{part} made slower", DELAY, "", switch=makes[kind])
 
@@ -61,13 +61,13 @@ def watch_batches() -> None:
             _shared[_FETCHED] += monotonic_ns() - began_ns
             _shared[_FETCHES] += 1
             if _shared[_WANTED]:
-                _wait(_shared[_WANTED])
+                _busy_wait(_shared[_WANTED])
             return batch
 
         fetcher.fetch = fetched  # type: ignore[method-assign]
 
 
-def _wait(duration_ns: int) -> None:
+def _busy_wait(duration_ns: int) -> None:
     began_ns = now_ns = monotonic_ns()
     while now_ns - began_ns < duration_ns:
         now_ns = monotonic_ns()
@@ -75,17 +75,17 @@ def _wait(duration_ns: int) -> None:
 
 
 @contextlib.contextmanager
-def _layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> Iterator[None]:
+def _delay_layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> Iterator[None]:
     """After each call of the module, and in backward when the gradient of what it returned is there."""
     found = [module for model in targets.models for path, module in model.named_modules() if path == name]
     if not found:
         raise LookupError(f"the training calls no module {name or 'at the root'}")
 
     def ended(_module: object, _args: object, output: Any) -> None:
-        _wait(forward_ns)
+        _busy_wait(forward_ns)
         tensor = _first_tensor(output)
         if tensor is not None and backward_ns:
-            tensor.register_hook(lambda _: _wait(backward_ns))
+            tensor.register_hook(lambda _: _busy_wait(backward_ns))
 
     with remove_hooks_after([module.register_forward_hook(ended) for module in found[:1]]):
         yield
@@ -102,7 +102,7 @@ def _first_tensor(output: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _loader(batch_ns: int) -> Iterator[None]:
+def _delay_loader(batch_ns: int) -> Iterator[None]:
     _shared[_WANTED] = batch_ns
     try:
         yield
@@ -111,8 +111,8 @@ def _loader(batch_ns: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _optimizer(targets: Targets, step_ns: int) -> Iterator[None]:
+def _delay_optimizer(targets: Targets, step_ns: int) -> Iterator[None]:
     with remove_hooks_after(
-        [optimizer.register_step_post_hook(lambda *_: _wait(step_ns)) for optimizer in targets.optimizers[:1]]
+        [optimizer.register_step_post_hook(lambda *_: _busy_wait(step_ns)) for optimizer in targets.optimizers[:1]]
     ):
         yield

@@ -23,13 +23,13 @@ from stepscope.experiments.tune.pair_statistics import (
     LEAST_PAIRS,
     Arm,
     ExperimentStore,
-    Rules,
     TunableTraining,
+    TuneRules,
     file_name,
     ratio_interval,
     saved_bytes,
     saving,
-    typical,
+    trimmed_mean,
 )
 from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
@@ -60,7 +60,7 @@ class Tuning:
     def __init__(
         self,
         open_training: Callable[[Sequence[Change], Mapping[str, Any]], TunableTraining],
-        rules: Rules,
+        rules: TuneRules,
         desk: ExperimentStore | None = None,
         *,
         apart: bool = True,
@@ -106,7 +106,7 @@ class Tuning:
             self._measure_in_process_changes(training)
             training = self._measure_startup_changes(training, _START)
             self._measure_in_process_changes(training, until=_START)
-            if self.chosen() is None:  # what would have gone into combinations and the check at the end
+            if self.best_before_check() is None:  # what would have gone into combinations and the check at the end
                 training = self._measure_startup_changes(training, _LATE)
                 self._measure_in_process_changes(training, until=_LATE)
             self._combine(training)
@@ -120,28 +120,28 @@ class Tuning:
         finally:
             for training in list(self._trainings):
                 self._close(training)
-            self._keep_all()
+            self._store_arms()
 
     def best(self) -> Arm | None:
         """Return the configuration to recommend: what the search chose, unless the check at the end refutes it."""
-        return None if self.refuted() else self.chosen()
+        return None if self.refuted() else self.best_before_check()
 
     def refuted(self) -> Arm | None:
         """Return what the search chose where the check at the end failed with it, is slower, or its loss drifts."""
-        chosen, final = self.chosen(), self.arms.get(FINAL)
+        chosen, final = self.best_before_check(), self.arms.get(FINAL)
         if chosen is None or final is None or final.changes != chosen.changes:
             return None
         slower = self.rules.goal != "memory" and final.interval()[1] > 1
-        drifts = final.drift is not None and not self.steady(final)
+        drifts = final.drift is not None and not self.is_loss_steady(final)
         return chosen if slower or drifts or final.status == "failed" else None
 
-    def chosen(self) -> Arm | None:
+    def best_before_check(self) -> Arm | None:
         """Return what the search chose: the largest of the combinations, else the best single change."""
         measured = [arm for arm in self.arms.values() if arm.status == "measured" and arm.name != FINAL]
         combined = [arm for arm in measured if len(arm.changes) > 1 and arm.over]
         if combined:
             return max(combined, key=lambda arm: len(arm.changes))
-        return next((arm for arm in self.winners() if self.steady(arm)), None)
+        return next((arm for arm in self.winners() if self.is_loss_steady(arm)), None)
 
     def winners(self) -> list[Arm]:
         """Return the single changes that surely help, by what they gain."""
@@ -152,7 +152,7 @@ class Tuning:
         helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
         return sorted(helps, key=lambda arm: arm.interval()[0])
 
-    def steady(self, arm: Arm) -> bool:
+    def is_loss_steady(self, arm: Arm) -> bool:
         """Return whether the loss did not drift by more than MOST_DRIFT, and is known where numbers are rounded."""
         known = arm.drift is not None or not any(self.known[name].lossy for name in arm.changes)
         return known and abs(arm.drift or 0.0) <= MOST_DRIFT
@@ -237,8 +237,8 @@ class Tuning:
                     if not arm.pairs and self.rules.goal == "memory":
                         self._measure_losses_and_memory(training, arm)
                     self._pair(training, training, arm)
-                self._judge(arm)
-            self._keep_all()
+                self._finish_if_clear(arm)
+            self._store_arms()
 
     def _reopen_given_up_arms(self, looked: set[str]) -> list[Arm]:
         """Return what was given up after its first pairs: a burst of other load may have hit each of them.
@@ -266,7 +266,7 @@ class Tuning:
         """
         looks = 1
         if self.facts.get("losses_known", True):
-            self._take_losses(arm, self._losses(training, ()), self._losses(training, arm.in_process_changes))
+            self._store_losses(arm, self._losses(training, ()), self._losses(training, arm.in_process_changes))
         elif self.rules.goal == "memory":
             looks = 2
         else:
@@ -285,7 +285,7 @@ class Tuning:
         return losses
 
     @staticmethod
-    def _take_losses(arm: Arm, as_is: list[float], changed: list[float]) -> None:
+    def _store_losses(arm: Arm, as_is: list[float], changed: list[float]) -> None:
         steps = min(len(as_is), len(changed))
         arm.as_is_losses, arm.losses = as_is[:steps], changed[:steps]
         if steps:
@@ -303,10 +303,10 @@ class Tuning:
         ahead = max(self._loaded_ahead(()), self._loaded_ahead(arm.changes))
         for training, names, is_changed in sides:
             times[is_changed] = self._block(training, names, ahead)
-        if self.quiet.disturbed((times[False].get("others"), times[True].get("others"))):
+        if self.quiet.should_repeat_pair((times[False].get("others"), times[True].get("others"))):
             return False
         loads = any(self.known[name].loader for name in arm.changes)
-        means = {side: typical(block["seconds"], 0.0 if loads else _TRIMMED) for side, block in times.items()}
+        means = {side: trimmed_mean(block["seconds"], 0.0 if loads else _TRIMMED) for side, block in times.items()}
         arm.pairs.append((math.log(means[True] / means[False]), self._couple))
         arm.as_is_s.append(means[False])
         arm.changed_s.append(means[True])
@@ -352,7 +352,7 @@ class Tuning:
         except (TrainingEnded, UsageError) as error:
             arm.status, arm.reason, arm.over = "failed", str(error), True
 
-    def _judge(self, arm: Arm) -> None:
+    def _finish_if_clear(self, arm: Arm) -> None:
         """Make no more pairs of what is clear: no gain, or a gain that is known well."""
         count = len(arm.pairs)
         logs = [log for log, _ in arm.pairs]
@@ -389,8 +389,8 @@ class Tuning:
                 self._desk.tell(self.known[arm.name].title, self.used)
                 with self._record_failure(arm):
                     self._measure_process_pair(training, arm)
-                self._judge_couples(arm)
-                self._keep_all()
+                self._finish_if_processes_clear(arm)
+                self._store_arms()
             if couple + 1 < _COUPLES and waiting() and self.used + self._opening_s / self.rules.seconds < until:
                 self._close(training)
                 training = self._start(())
@@ -410,7 +410,7 @@ class Tuning:
         other = self._start([self.known[name] for name in arm.at_start])
         try:
             if not arm.losses and (arm.pairs or arm.name == FINAL):  # what is given up is not looked at
-                self._take_losses(arm, self._fresh_losses, self._losses(other, arm.in_process_changes))
+                self._store_losses(arm, self._fresh_losses, self._losses(other, arm.in_process_changes))
                 self._losses(training, base)  # so that it is as warm as the other
             made = 0
             while made < pairs:
@@ -425,7 +425,7 @@ class Tuning:
         finally:
             self._close(other)
 
-    def _judge_couples(self, arm: Arm) -> None:
+    def _finish_if_processes_clear(self, arm: Arm) -> None:
         logs = [log for log, _ in arm.pairs]
         couples = len({couple for _, couple in arm.pairs})
         surely = _HOPELESS if couples < 2 else 1 + 2 * LEAST_GAIN  # one couple may have been unlucky
@@ -446,7 +446,7 @@ class Tuning:
         groups: set[str] = set()
         for winner in [*self.winners(), *([] if self.rules.goal == "memory" else self._near_winners())]:
             group = self.known[winner.name].group
-            if group in groups or not self.steady(winner) or self.used > _COMBINED:
+            if group in groups or not self.is_loss_steady(winner) or self.used > _COMBINED:
                 continue
             if current is None:
                 current, groups = winner, {group}
@@ -494,7 +494,9 @@ class Tuning:
         arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
         arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
         arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
-        drifts = arm.drift is not None and not self.steady(arm)  # of what is made at start the check at the end tells
+        drifts = arm.drift is not None and not self.is_loss_steady(
+            arm
+        )  # of what is made at start the check at the end tells
         arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and not drifts
         if arm.of_process:
             arm.memory_bytes, arm.as_is_bytes = step.memory_bytes, step.as_is_bytes
@@ -523,7 +525,7 @@ class Tuning:
 
     def _verify_best(self) -> None:
         """The training as is against the best configuration, in fresh processes where it has its own."""
-        best = self.chosen()
+        best = self.best_before_check()
         if best is None:
             return
         final = self.arms.setdefault(FINAL, Arm(FINAL, best.changes, best.at_start))
@@ -543,7 +545,7 @@ class Tuning:
             with self._record_failure(final):
                 self._measure_process_pair(training, final, _FINAL_PAIRS)
             self._close(training)
-            self._keep_all()
+            self._store_arms()
             share = self.used - began
             if final.status == "failed":
                 return
@@ -557,11 +559,11 @@ class Tuning:
             if final.status == "failed":
                 return
             if len(final.pairs) >= LEAST_PAIRS:
-                self._judge(final)
+                self._finish_if_clear(final)
                 if final.over:
                     return
 
-    def _keep_all(self) -> None:
+    def _store_arms(self) -> None:
         for arm in self.arms.values():
             if arm.pairs or arm.status == "failed":
                 self._desk.keep(file_name(arm.name), arm.to_dict())

@@ -130,7 +130,7 @@ def _useless_table(arms: Sequence[Arm], refuted: Arm | None) -> ResultTable:
     def verdict(arm: Arm) -> str:
         return "refuted by the check at the end" if arm is refuted else arm.reason or _verdict(arm)
 
-    rows = [(arm.name, *_shown(arm), verdict(arm), _pairs(arm)) for arm in arms]
+    rows = [(arm.name, *_gain_if_interval(arm), verdict(arm), _pairs(arm)) for arm in arms]
     rows.sort(key=lambda row: row[4] in _OPEN)  # else as they were tried: this is no ranking
     columns = ("change", "gain %", "low %", "high %", "verdict", "pairs")
     return ResultTable("no-gain", "No certain gain", columns, tuple(rows), meanings=_MEANINGS)
@@ -153,7 +153,7 @@ def _verdict(arm: Arm) -> str:
     return "no gain" if low > 1 - 2 * LEAST_GAIN else "no certain gain"
 
 
-def _shown(arm: Arm) -> tuple[float | None, float | None, float | None]:
+def _gain_if_interval(arm: Arm) -> tuple[float | None, float | None, float | None]:
     """The gain with its bounds, %; none without a CI: of one pair it is noise."""
     gain, low, high = gains(arm)
     return (None, None, None) if low is None or high is None else (gain, low, high)
@@ -237,10 +237,10 @@ def _notes(tuning: Tuning) -> list[str]:
         notes.append(f"As it is, {why}: it was started again {plural(count, 'time')}.")
     if tuning.interrupted:
         notes.append("Interrupted: the same command with the same --out goes on.")
-    unknown = [arm.name for arm in tuning.winners() if arm.drift is None and not tuning.steady(arm)]
+    unknown = [arm.name for arm in tuning.winners() if arm.drift is None and not tuning.is_loss_steady(arm)]
     if unknown:
         notes.append(f"{', '.join(unknown)}: not recommended, because the loss could not be compared; try it yourself.")
-    drifted = [arm.name for arm in tuning.winners() if arm.drift is not None and not tuning.steady(arm)]
+    drifted = [arm.name for arm in tuning.winners() if arm.drift is not None and not tuning.is_loss_steady(arm)]
     if drifted:
         notes.append(
             f"{', '.join(drifted)}: the loss drifts by more than {100 * MOST_DRIFT:.0f} %, so it is not recommended."
@@ -269,7 +269,7 @@ def _frames(measured: Sequence[Arm], final: Arm | None, helps: Sequence[Arm]) ->
     rows = []
     ended = [final] if final is not None and final.status == "measured" else []
     for arm in [*measured, *ended]:
-        gain, low, high = _shown(arm)
+        gain, low, high = _gain_if_interval(arm)
         kind = "helps" if arm in helps else "checked at the end" if arm.name == FINAL else "no certain gain"
         name = " + ".join(arm.changes) + (" (checked)" if arm.name == FINAL else "")
         rows.append({"change": name, "gain": gain, "low": low, "high": high, "kind": kind})

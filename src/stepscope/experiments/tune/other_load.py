@@ -27,7 +27,7 @@ class OtherLoad:
         """Begin a block."""
         self._began = self._read()
 
-    def cores(self) -> float | None:
+    def busy_cores_of_others(self) -> float | None:
         """Return how many cores others kept busy since then, on average; None where the kernel does not tell."""
         began, ended = self._began, self._read()
         if began is None or ended is None or ended[0] <= began[0]:
@@ -64,7 +64,7 @@ class QuietLevel:
         self._taken = 0
         self.set_aside = 0  # pairs
 
-    def disturbed(self, cores: tuple[float | None, float | None]) -> bool:
+    def should_repeat_pair(self, cores: tuple[float | None, float | None]) -> bool:
         """Return whether to make this pair of blocks again. Where most would be, load is how it is: none is then."""
         known = [value for value in cores if value is not None]
         self._seen += known

@@ -55,7 +55,7 @@ def process_interval(
     pooled = ratio_interval([value for logs in by_process for value in logs], confidence)
     if len(by_process) < 3:
         normal = float(special.ndtri((1 + confidence) / 2))
-        return widened(pooled, normal * COUPLES_DIFFER / math.sqrt(max(1, len(by_process))))
+        return widen_interval(pooled, normal * COUPLES_DIFFER / math.sqrt(max(1, len(by_process))))
     centres = np.array([float(np.median(logs)) for logs in by_process if len(logs)], dtype=np.float64)
     middle, low, high = mean_interval(centres)
     if not math.isnan(pooled[1]):  # where processes do not differ, no narrower than the pairs allow
@@ -63,7 +63,7 @@ def process_interval(
     return tuple(math.exp(value) for value in (middle, low, high))  # type: ignore[return-value]
 
 
-def widened(interval: tuple[float, float, float], half: float) -> tuple[float, float, float]:
+def widen_interval(interval: tuple[float, float, float], half: float) -> tuple[float, float, float]:
     """Return (ratio, low, high) whose bounds hold an error of this half width as well, as a logarithm."""
     if math.isnan(interval[1]):
         return interval
@@ -143,7 +143,7 @@ class Arm:
             found = process_interval(logs, confidence)
         else:
             found = ratio_interval([log for log, _ in self.pairs], confidence)
-        return widened(found, self.base_half) if self.base_half else found
+        return widen_interval(found, self.base_half) if self.base_half else found
 
     def slower_by(self, ratio: float) -> bool:
         """Return whether it was slower by this in each pair, by typical steps and by the fastest as well.
@@ -199,7 +199,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Rules:
+class TuneRules:
     """Length of the experiment, s, its goal (time, energy, memory), and the changes that it tries."""
 
     seconds: float
@@ -218,7 +218,7 @@ class ExperimentStore:
     tell: Callable[[str, float], None] = lambda what, share: None
 
 
-def typical(seconds: Sequence[float], trimmed: float = 0.0) -> float:
+def trimmed_mean(seconds: Sequence[float], trimmed: float = 0.0) -> float:
     """Return the mean of a block's steps, s, without this share of the shortest and the longest of them."""
     ordered = sorted(seconds)
     cut = int(len(ordered) * trimmed)

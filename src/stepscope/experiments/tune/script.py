@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
-from stepscope.experiments.tune.child import Commands, changes_at_start
+from stepscope.experiments.tune.child import CommandPipe, changes_at_start
 from stepscope.experiments.tune.delays import DELAY, delay_of, take_delay_totals, watch_batches
 from stepscope.experiments.tune.other_load import OtherLoad
 from stepscope.record.dry.allocator_costs import peak_bytes
@@ -33,7 +33,7 @@ _WEIGHED = 2  # steps whose memory is measured: one of them may have the last, s
 
 def train_script(orders: Mapping[str, Any]) -> None:
     """Run the script; this process ends with it, however it ends."""
-    commands = Commands(orders["pipes"])
+    commands = CommandPipe(orders["pipes"])
     loop = _Loop(orders, commands)
     when_imported("torch", lambda _: loop.begin())
     script, arguments = Path(orders["script"]), list(orders.get("arguments", ()))
@@ -52,7 +52,7 @@ def train_script(orders: Mapping[str, Any]) -> None:
         failed = True
         why = f"the script failed: {type(error).__name__}: {error}"
     with contextlib.suppress(Exception):
-        loop.ended(why, failed)
+        loop.answer_until_closed(why, failed)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -61,7 +61,7 @@ def train_script(orders: Mapping[str, Any]) -> None:
 class _Loop:
     """The loop of the script: counts its steps, and at their ends does what it is told."""
 
-    def __init__(self, orders: Mapping[str, Any], commands: Commands) -> None:
+    def __init__(self, orders: Mapping[str, Any], commands: CommandPipe) -> None:
         self._orders, self._commands = orders, commands
         self._known: dict[str, Change] = {}
         self._steps = 0
@@ -101,7 +101,7 @@ class _Loop:
         listener.routes = TorchHooks(boundary, listener)
         listener.routes.install()
 
-    def ended(self, why: str, raised: bool) -> None:
+    def answer_until_closed(self, why: str, raised: bool) -> None:
         """The script is over: whatever is asked from now on has this answer."""
         why = why if self._steps else f"{why}, and no training step was seen"
         over = {"over": self._steps, "why": why, "raised": raised}
@@ -148,17 +148,17 @@ class _Loop:
             self._synchronize()
             self._end_block(t_ns)
         waiting_since_ns = monotonic_ns()
-        self._serve()
+        self._answer_commands()
         self._waited_ns = monotonic_ns() - waiting_since_ns
         if not late:
             self._last_ns, self._waited_ns = monotonic_ns(), 0
 
     def _watch_memory(self) -> None:
         """Watch memory from here on: the warm-up as well, since its steps leave what the first of the others frees."""
-        from stepscope.experiments.tune.block_runner import peak_watched
+        from stepscope.experiments.tune.block_runner import watch_peak_memory
 
         self._watch.close()
-        self._peak = self._watch.enter_context(peak_watched())
+        self._peak = self._watch.enter_context(watch_peak_memory())
 
     def _end_block(self, t_ns: int) -> None:
         self._watch.close()
@@ -170,11 +170,11 @@ class _Loop:
             return
         self._commands.answer(
             seconds=self._seconds, t0_ns=self._span_ns[0], t1_ns=t_ns, losses=[], ended=False, **take_delay_totals(),
-            others=self._others.cores(),
+            others=self._others.busy_cores_of_others(),
         )  # fmt: skip
         self._seconds = []
 
-    def _serve(self) -> None:
+    def _answer_commands(self) -> None:
         """Answer until a block is to be made."""
         assert self._targets is not None
         assert self._seen is not None

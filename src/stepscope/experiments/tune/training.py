@@ -110,7 +110,7 @@ def observe_training(action: Any) -> Observer:
 
 def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisible: bool = False) -> dict[str, Any]:
     """Return the facts that say which changes apply: of the training, and of this machine. All of it is plain data."""
-    from stepscope.footprint.transforms import blocks
+    from stepscope.footprint.transforms import repeated_blocks
 
     weights = [
         module.weight
@@ -140,7 +140,7 @@ def facts_of(targets: Targets, seen: Observer, batch: int | None = None, divisib
         "zeroes_gradients": seen.zeroes_gradients,
         "optimizers": [_optimizer_facts(optimizer) for optimizer in targets.optimizers],
         "loader": seen.loader,
-        "blocks": sum(len(blocks(model)) for model in targets.called),
+        "blocks": sum(len(repeated_blocks(model)) for model in targets.called),
         "batch": batch or 0,
         "divisible": divisible,
         "parameters": sum(parameter.numel() for parameter in parameters),
@@ -163,8 +163,8 @@ def machine_facts() -> dict[str, Any]:
         tcmalloc = None
     in_force = c_allocators.current_allocator_facts()
     return {
-        "cores": _allowed(len(cores)),
-        "physical_cores": max(1, min(_physical(cores), _allowed(len(cores)))),
+        "cores": _allowed_core_count(len(cores)),
+        "physical_cores": max(1, min(_physical(cores), _allowed_core_count(len(cores)))),
         "large_cores": _fastest_cores(cores),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "glibc": platform.libc_ver()[0] == "glibc",
@@ -186,7 +186,7 @@ def _optimizer_facts(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _allowed(cores: int) -> int:
+def _allowed_core_count(cores: int) -> int:
     """Return how many cores the quota of the cgroup allows, at most those there are."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

@@ -31,7 +31,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass
-class _Tensor:
+class _SavedTensor:
     """A tensor with the memory that it has now, and a copy of what is in it."""
 
     tensor: torch.Tensor
@@ -40,7 +40,7 @@ class _Tensor:
     learns: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Tensor:
+    def of(cls, tensor: torch.Tensor) -> _SavedTensor:
         memory = tensor.data
         return cls(tensor, memory, memory.clone(), tensor.requires_grad)
 
@@ -60,17 +60,17 @@ class State:
     """
 
     def __init__(self, targets: Targets, others: tuple[Any, ...] = ()) -> None:
-        self._tensors: dict[int, _Tensor] = {}
+        self._tensors: dict[int, _SavedTensor] = {}
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._parts: dict[int, _Part | None] = {}
+        self._parts: dict[int, _Restorable | None] = {}
         for model in targets.models:
-            self.keep(model)
+            self.save_value(model)
         for optimizer in targets.optimizers:
-            self.keep(optimizer)
+            self.save_value(optimizer)
         for other in others:
             if isinstance(other, dict):
-                self._keep_part(other, _Container)
-            elif isinstance(other, _PLAIN) or not self.keep(other):
+                self._keep_part(other, _SavedContainer)
+            elif isinstance(other, _PLAIN) or not self.save_value(other):
                 self._parts[id(other)] = _WithStateDict(other)
         self._random = RandomNumbers()
 
@@ -90,39 +90,39 @@ class State:
             if part is not None:
                 part.restore()
 
-    def keep(self, value: Any) -> bool:
+    def save_value(self, value: Any) -> bool:
         """Have the value put back as the object that it is, with what is in it; False where nobody knows how."""
         if isinstance(value, torch.Tensor):
-            self._keep(value)
+            self._save_tensor(value)
         elif isinstance(value, nn.Module):
             for tensor in (*value.parameters(), *value.buffers()):
-                self._keep(tensor)
+                self._save_tensor(tensor)
             for module in value.modules():
-                self._keep_part(module, _Module)
+                self._keep_part(module, _SavedModule)
         elif isinstance(value, LoaderSampler):
-            self._keep_part(value.sampler, _Sampler)
+            self._keep_part(value.sampler, _SavedSampler)
         elif isinstance(value, tuple):
-            kept = [self.keep(inner) for inner in value]
+            kept = [self.save_value(inner) for inner in value]
             return all(kept)
-        elif (kind := _kind_of(value)) is not None:
+        elif (kind := _saver_class(value)) is not None:
             self._keep_part(value, kind)
         else:
             return isinstance(value, _PLAIN)
         return True
 
-    def _keep_part(self, value: Any, kind: Callable[[Any, State], _Part]) -> None:
+    def _keep_part(self, value: Any, kind: Callable[[Any, State], _Restorable]) -> None:
         if id(value) not in self._parts:
             self._parts[id(value)] = None  # it may hold itself
             self._parts[id(value)] = kind(value, self)
 
-    def _keep(self, tensor: torch.Tensor) -> None:
+    def _save_tensor(self, tensor: torch.Tensor) -> None:
         if id(tensor) in self._tensors:
             return
-        self._tensors[id(tensor)] = _Tensor.of(tensor.detach() if not tensor.is_leaf else tensor)
+        self._tensors[id(tensor)] = _SavedTensor.of(tensor.detach() if not tensor.is_leaf else tensor)
         if tensor.is_leaf:
             self._gradients.append((tensor, tensor.grad))
             if tensor.grad is not None:
-                self._keep(tensor.grad)
+                self._save_tensor(tensor.grad)
 
 
 @dataclass
@@ -132,28 +132,28 @@ class LoaderSampler:
     sampler: Any
 
 
-class _Part(Protocol):
+class _Restorable(Protocol):
     """Something that a step alters in place."""
 
     def restore(self) -> None: ...
 
 
-def _kind_of(value: Any) -> Callable[[Any, State], _Part] | None:
+def _saver_class(value: Any) -> Callable[[Any, State], _Restorable] | None:
     if isinstance(value, Optimizer):
-        return _Optimizer
+        return _SavedOptimizer
     if isinstance(value, Sampler):
-        return _Sampler
+        return _SavedSampler
     if type(value) in _CONTAINERS:
-        return _Container
+        return _SavedContainer
     if isinstance(value, (random.Random, torch.Generator)) and not isinstance(value, random.SystemRandom):
-        return _Generator
+        return _SavedGenerator
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
-        return _Generator
-    return _Array if numpy is not None and isinstance(value, numpy.ndarray) else None
+        return _SavedGenerator
+    return _SavedArray if numpy is not None and isinstance(value, numpy.ndarray) else None
 
 
-class _Container:
+class _SavedContainer:
     """A list, dictionary, set or queue, which keeps its object; what is in it and not known to a state is the same."""
 
     def __init__(self, container: Any, state: State) -> None:
@@ -161,7 +161,7 @@ class _Container:
         self._content: Any = dict(container) if isinstance(container, dict) else list(container)
         for value in container.values() if isinstance(container, dict) else container:
             if not isinstance(value, _PLAIN):  # of which a list of a sampler's may have millions
-                state.keep(value)
+                state.save_value(value)
 
     def restore(self) -> None:
         container = self._container
@@ -172,7 +172,7 @@ class _Container:
             container.extend(self._content)
 
 
-class _Generator:
+class _SavedGenerator:
     """A generator of random numbers: Python's, numpy's of either kind, torch's."""
 
     def __init__(self, generator: Any, state: State) -> None:
@@ -193,7 +193,7 @@ class _Generator:
         return generator.bit_generator.state
 
 
-class _Array:
+class _SavedArray:
     """An array of numpy, which keeps its object and its memory."""
 
     def __init__(self, array: Any, state: State) -> None:
@@ -204,14 +204,14 @@ class _Array:
             self._array[...] = self._content
 
 
-class _Attributes:
+class _SavedAttributes:
     """The attributes of an object; of those that are torch's own, the content of the containers as well."""
 
     def __init__(self, owner: Any, state: State, of_torch: frozenset[str] = frozenset()) -> None:
         self._owner, self._attributes = owner, dict(getattr(owner, "__dict__", {}))
         for name, value in self._attributes.items():
             if name not in of_torch:
-                state.keep(value)
+                state.save_value(value)
         held = [(name, value) for name, value in self._attributes.items() if name in of_torch]
         self._contents = [(value, value.copy()) for _, value in held if isinstance(value, (dict, set))]
 
@@ -225,27 +225,27 @@ class _Attributes:
             container.update(content)
 
 
-class _Sampler(_Attributes):
+class _SavedSampler(_SavedAttributes):
     """A sampler of a data loader, and those within it: the order of what comes may follow from a count of its own."""
 
     def __init__(self, sampler: Any, state: State) -> None:
         super().__init__(sampler, state)
 
 
-class _Module(_Attributes):
+class _SavedModule(_SavedAttributes):
     """A module: its layers, parameters, buffers, hooks, its mode and its own attributes."""
 
     def __init__(self, module: nn.Module, state: State) -> None:
         super().__init__(module, state, _OF_TORCH)
 
 
-class _Optimizer:
+class _SavedOptimizer:
     """State and settings of an optimizer, and what else it holds, another one too; what a step added is gone."""
 
     def __init__(self, optimizer: Optimizer, state: State) -> None:
         self._optimizer = optimizer
         for group in optimizer.param_groups:
-            state.keep(tuple(group["params"]))
+            state.save_value(tuple(group["params"]))
         self._state = [
             (key, values, {name: self._kept(value, state) for name, value in values.items()})
             for key, values in optimizer.state.items()
@@ -255,7 +255,7 @@ class _Optimizer:
             for group in optimizer.param_groups
         ]
         self._lists = [(found, list(found)) for found in self._parameter_lists()]
-        self._own = _Attributes(optimizer, state, _OF_OPTIMIZERS)
+        self._own = _SavedAttributes(optimizer, state, _OF_OPTIMIZERS)
 
     def _parameter_lists(self) -> list[list[Any]]:
         groups = self._optimizer.param_groups
@@ -280,7 +280,7 @@ class _Optimizer:
     @classmethod
     def _kept(cls, value: Any, state: State) -> Any:
         if isinstance(value, torch.Tensor):
-            state.keep(value)
+            state.save_value(value)
         return cls._value(value)
 
     @staticmethod

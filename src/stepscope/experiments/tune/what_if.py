@@ -23,7 +23,7 @@ from stepscope.experiments.tune.pair_statistics import (
     ExperimentStore,
     TunableTraining,
     centre_interval,
-    typical,
+    trimmed_mean,
 )
 from stepscope.experiments.tune.process import TooShort, TrainingEnded
 
@@ -41,7 +41,7 @@ _MOST_PAIRS = 30
 
 
 @dataclass
-class Part:
+class StepPart:
     """A layer, the loader or the optimizer: its share of the step, and what was seen of it made slower.
 
     forward: the part of its time that is forward. attained: share of what this device could do; None where not known.
@@ -73,7 +73,7 @@ class Part:
         return enough or len(self.waits) >= _MOST_PAIRS
 
 
-def parts_of(run: Run) -> list[Part]:
+def parts_of(run: Run) -> list[StepPart]:
     """Return the layers of a run that take a share of its step, optimizer and loader; UsageError without layers."""
     rows = [row for row in run.layers().iter_rows(named=True) if row["share"] and row["share"] >= _LEAST_SHARE]
     if not rows:
@@ -86,11 +86,11 @@ def parts_of(run: Run) -> list[Part]:
         both, whole = forward + backward, float(row["total_ns"])
         if both > 0:
             share = float(row["share"]) * both / whole  # its update is the optimizer's
-            found.append(Part(row["layer"], LAYER, row["type"] or "", share, forward / both, row["attained"]))
+            found.append(StepPart(row["layer"], LAYER, row["type"] or "", share, forward / both, row["attained"]))
     shares = {str(row["phase"]): float(row["share"] or 0) for row in run.phases().iter_rows(named=True)}
     for phase, kind in (("optimizer", OPTIMIZER), ("data", LOADER)):
         if shares.get(phase, 0.0) > 0:
-            found.append(Part(kind, kind, "", shares[phase]))
+            found.append(StepPart(kind, kind, "", shares[phase]))
     return found
 
 
@@ -100,7 +100,7 @@ class WhatIf:
     def __init__(
         self,
         open_training: Callable[[], TunableTraining],
-        parts: Sequence[Part],
+        parts: Sequence[StepPart],
         seconds: float,
         desk: ExperimentStore | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class WhatIf:
             )
         self.step_s, self.loader = facts["step_s"], facts["loader"]
         block = training.ask(_ANSWER_S, do="block", changes=[], warmup=3, steps=self._steps())
-        self.step_s = typical(block["seconds"], _TRIMMED)
+        self.step_s = trimmed_mean(block["seconds"], _TRIMMED)
         if not self.loader:
             self.parts = [part for part in self.parts if part.kind != LOADER]
         for part in self.parts:  # a loader with workers is no part of the step's own time: its batches say how long
@@ -160,7 +160,7 @@ class WhatIf:
     def _steps(self) -> int:
         return min(100, max(3, math.ceil(0.1 / self.step_s)))
 
-    def _measure(self, training: TunableTraining, part: Part) -> None:
+    def _measure(self, training: TunableTraining, part: StepPart) -> None:
         try:
             part.waits.append(self._pair(training, part))
             part.reason = ""
@@ -170,7 +170,7 @@ class WhatIf:
             part.reason = "failed" if not part.waits else ""
             self._desk.tell(f"{part.label}: {error}", self.used)
 
-    def _pair(self, training: TunableTraining, part: Part) -> float:
+    def _pair(self, training: TunableTraining, part: StepPart) -> float:
         """Return by how much the step grows for a second of delay, of one pair of blocks."""
         own_s = part.share * self.step_s
         delay_s = max(_SLOWER * own_s, _LEAST_DELAY * self.step_s)
@@ -184,7 +184,7 @@ class WhatIf:
         blocks = {
             bool(side): training.ask(_ANSWER_S, do="block", changes=side, warmup=warmup, steps=steps) for side in sides
         }
-        times = {side: typical(block["seconds"], _TRIMMED) for side, block in blocks.items()}
+        times = {side: trimmed_mean(block["seconds"], _TRIMMED) for side, block in blocks.items()}
         self.as_is_s.append(times[False])
         self.step_s = 0.8 * self.step_s + 0.2 * times[False]
         each_s: float = blocks[True]["delayed_s"] / (warmup + steps)
@@ -227,7 +227,7 @@ _MEANINGS = {
 }
 
 
-def _row(part: Part) -> tuple[Value, ...]:
+def _row(part: StepPart) -> tuple[Value, ...]:
     wait, low, high = (min(1.0, max(0.0, value)) for value in part.interval())
     saves = None if part.attained is None else 100 * part.share * wait * (1 - part.attained)
     decided = [None if math.isnan(value) else 100 * part.share * value for value in (wait, low, high)]
@@ -253,7 +253,7 @@ def _answer(rows: Sequence[tuple[Value, ...]], no_ceilings: str) -> str:
 _NO_CEILING = "no ceiling is known for it"
 
 
-def _notes(found: WhatIf, measured: Sequence[Part], no_ceilings: str) -> Iterator[str]:
+def _notes(found: WhatIf, measured: Sequence[StepPart], no_ceilings: str) -> Iterator[str]:
     if found.interrupted:
         yield "Interrupted: the parts below were measured before."
     if no_ceilings and any(part.kind == LAYER for part in measured):

@@ -21,9 +21,9 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    content,
     decoded_later,
-    missing_because,
+    no_sensor_from_error,
+    read_small_file,
 )
 
 READ_BYTES = 64  # more than any value that is believed; a longer text is cut, and then too great
@@ -47,15 +47,15 @@ def signed(text: bytes, least: float, most: float) -> float:
     return 0.0 - natural(digits[1:], -least) if digits[1:].isdigit() else NAN
 
 
-def count(field: bytes) -> int:
+def parse_count(field: bytes) -> int:
     """A field of /proc (ticks, pages, kB); raises ValueError where it is no whole number, or more than can be."""
     if not field.isdigit() or len(field) > _COUNT_DIGITS:
         raise ValueError(f"{field[:20]!r} is no count")
     return int(field)
 
 
-def total(fields: Sequence[bytes]) -> int:
-    """The sum of fields of /proc, each as for `count`, which it is twice as fast as; raises ValueError."""
+def sum_counts(fields: Sequence[bytes]) -> int:
+    """The sum of fields of /proc, each as for `parse_count`, which it is twice as fast as; raises ValueError."""
     if not b"".join(fields).isdigit() or max(map(len, fields)) > _COUNT_DIGITS:
         raise ValueError(f"{b' '.join(fields)[:60]!r} are no counts")
     return sum(map(int, fields))
@@ -71,7 +71,7 @@ def word_after(label: bytes, text: bytes) -> bytes:
     return words[0] if words else b""
 
 
-def unless_all_failed(values: Sequence[float | OSError]) -> list[float]:
+def nan_for_failed_reads(values: Sequence[float | OSError]) -> list[float]:
     """NaN for each failed read; raises the first error where all failed and none is worth waiting for (EAGAIN)."""
     errors = [value for value in values if isinstance(value, OSError)]
     if errors and len(errors) == len(values) and not any(isinstance(error, BlockingIOError) for error in errors):
@@ -97,7 +97,7 @@ class DeviceFile:
         """Return up to `size` bytes from the beginning; raises OSError, ENODEV while the device is away."""
         file = self._file
         if file is None or self._may_be_replaced:
-            file = self._looked_after()
+            file = self._reopen_if_replaced()
         try:
             return os.pread(file, size, 0)
         except OSError as error:
@@ -112,7 +112,7 @@ class DeviceFile:
             os.close(self._file)
             self._file = None
 
-    def _looked_after(self) -> int:
+    def _reopen_if_replaced(self) -> int:
         if self._file is not None and not os.fstat(self._file).st_nlink:
             self.close()  # a plain file of a simulated tree was replaced; the old one would be read for ever
             self._retry_at_ns = 0
@@ -205,13 +205,15 @@ def _opened(file: NumberFile, clock: Clock) -> DeviceFile | NoSensor:
     try:
         device = DeviceFile(file.find or partial(Path, file.path), clock)
     except OSError as error:
-        return missing_because(error, file.path, file.remedy if error.errno in (errno.EACCES, errno.EPERM) else None)
+        return no_sensor_from_error(
+            error, file.path, file.remedy if error.errno in (errno.EACCES, errno.EPERM) else None
+        )
     try:
         if not file.tried or not all(map(math.isnan, file.values(device.read(file.size)))):
             return device
         why = NoSensor("unsupported", f"{file.path} states no {file.channels[0].quantity}")
     except OSError as error:
-        why = missing_because(error, file.path)
+        why = no_sensor_from_error(error, file.path)
     except ValueError as error:
         why = NoSensor("unsupported", f"{file.path}: {error}")
     device.close()
@@ -245,7 +247,7 @@ _SEEN_AT = "proc/device-tree/compatible"
 def is_jetson(root: Path) -> bool:
     """Return whether this is an NVIDIA Tegra board: `compatible` names the chip, or L4T has left its release file."""
     try:
-        return b"nvidia,tegra" in content(root / _SEEN_AT)
+        return b"nvidia,tegra" in read_small_file(root / _SEEN_AT)
     except OSError:
         return (root / "etc/nv_tegra_release").exists()
 
@@ -253,7 +255,7 @@ def is_jetson(root: Path) -> bool:
 def read_device_tree_cell(path: Path) -> int | None:
     """A property of one 32-bit cell, big endian (Devicetree Specification 2.2.4); None where there is none."""
     try:
-        cells = content(path)
+        cells = read_small_file(path)
     except OSError:
         return None
     return int.from_bytes(cells, "big") if len(cells) == 4 else None

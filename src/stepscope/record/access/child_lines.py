@@ -34,7 +34,7 @@ class ChildLines:
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)
 
-    def take(self, wait_s: float = 0.0) -> list[str]:
+    def read_lines(self, wait_s: float = 0.0) -> list[str]:
         """The whole lines printed since the last call; waits up to `wait_s` for the first bytes."""
         out, err = self._pipes()
         if wait_s > 0:

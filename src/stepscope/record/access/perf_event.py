@@ -51,7 +51,7 @@ def open_event(event_type: int, config: int, thread: int = ANY, cpu: int = ANY, 
     return int(answer)
 
 
-def count(descriptor: int) -> int:
+def read_count(descriptor: int) -> int:
     """Return the count since the event was opened; raises OSError or ValueError where it no longer counts."""
     content = os.read(descriptor, 8)
     if len(content) < 8:  # its CPU went offline
@@ -81,12 +81,12 @@ def open_task_clocks(pid: int) -> list[int]:
     return descriptors
 
 
-def counts(descriptors: Sequence[int]) -> list[bytes]:
+def read_counts(descriptors: Sequence[int]) -> list[bytes]:
     """Read every event; raises OSError."""
     return [os.read(descriptor, 8) for descriptor in descriptors]
 
 
-def total_ns(texts: Sequence[bytes]) -> list[int]:
+def total_cpu_ns(texts: Sequence[bytes]) -> list[int]:
     """CPU time since opening, ns, over all events."""
     return [sum([int.from_bytes(text, "little") for text in texts])]
 

@@ -58,7 +58,7 @@ class StepClock:
         self._times: list[tuple[float, float]] = []  # CPU and wall
         self._began = time.process_time(), time.perf_counter()
 
-    def stepped(self) -> bool:
+    def note_step_end(self) -> bool:
         """Note the end of a step; return whether it was the last one needed."""
         now = time.process_time(), time.perf_counter()
         self._times.append((now[0] - self._began[0], now[1] - self._began[1]))
@@ -76,11 +76,11 @@ def measured_steps(step: Callable[[], None], steps: int) -> StepCost:
     clock = StepClock(steps)
     while True:
         step()
-        if clock.stepped():
+        if clock.note_step_end():
             return clock.cost()
 
 
-def report(cost: StepCost) -> str:
+def cost_as_json_line(cost: StepCost) -> str:
     """The line by which a child of `allocator_trade` answers."""
     return json.dumps(asdict(cost))
 
@@ -93,7 +93,7 @@ def compare_allocators(
     root: Path = Path("/"),
     progress: Callable[[str], None] = lambda now: None,
 ) -> list[AllocatorCost]:
-    """Run a command under each allocator in turns; it must print the line of `report` last.
+    """Run a command under each allocator in turns; it must print the line of `cost_as_json_line` last.
 
     StepscopeError where it fails under the default allocator; elsewhere a failure is that allocator's result.
     """

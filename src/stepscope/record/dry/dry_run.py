@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from stepscope.record.dry import Job, Optimizers
 from stepscope.record.dry.fake_numbers import FakeMode
-from stepscope.record.dry.storage_log import Hidden, Rule, StorageLog, nothing_hidden, peak_of
+from stepscope.record.dry.storage_log import HiddenBytes, Rule, StorageLog, nothing_hidden, peak_of
 from stepscope.record.ops.costs import convolution_backward_flops
 
 STEPS = 2
@@ -76,8 +76,8 @@ def dry_run(
     began = time.perf_counter()
     mode = FakeMode()
     tally = FlopTally(hidden)
-    log = StorageLog(tally, value_of=number_for)
-    with preserve_rng_and_hide_warnings(), _explained(log):
+    log = StorageLog(tally, value_of=made_up_number)
+    with preserve_rng_and_hide_warnings(), _explain_failures(log):
         model, optimizers = _built(job, mode)
         with mode:
             optimizers = optimizers if change is None else change(model, optimizers)
@@ -103,7 +103,7 @@ class FlopTally:
         self.log: StorageLog | None = None
         self._hidden = hidden
 
-    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         counts = flop_registry.get(func.overloadpacket)
         if counts is not None:
             count = _counted(counts, func, args, kwargs, out)
@@ -114,7 +114,7 @@ class FlopTally:
         return self._hidden(func, args, kwargs, out)
 
 
-def number_for(tensor: Tensor) -> Any:
+def made_up_number(tensor: Tensor) -> Any:
     """A number for a loop that prints its loss: no branch of a model ever sees it."""
     return (tensor.dtype.is_floating_point and 1.0) or (False if tensor.dtype == torch.bool else 0)
 
@@ -127,10 +127,10 @@ def preserve_rng_and_hide_warnings() -> Iterator[None]:
         yield
 
 
-def on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
+def copy_on_fake(model: nn.Module, optimizers: Optimizers, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
     """A copy of both whose parameters, buffers and state have no numbers and need no memory; on the CPU's rules."""
     memo: dict[int, Any] = {}
-    for parameter in [*model.parameters(), *_trained(optimizers)]:
+    for parameter in [*model.parameters(), *_optimized_parameters(optimizers)]:
         if id(parameter) not in memo:
             memo[id(parameter)] = nn.Parameter(_fake(parameter, mode), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
@@ -160,7 +160,7 @@ def _built(job: Job, mode: FakeTensorMode) -> tuple[nn.Module, Optimizers]:
         model, optimizers = job.build()
     if all(isinstance(p.data, FakeTensor) or isinstance(p, FakeTensor) for p in model.parameters()):
         return model, optimizers
-    return on_fake(model, optimizers, mode)
+    return copy_on_fake(model, optimizers, mode)
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -201,12 +201,12 @@ def _check_samples(job: Job, batch: int, inputs: Any) -> None:
         raise NoSuchBatch("", None, f"{batch} samples were asked for, and there are {rows(inputs)}")
 
 
-def _trained(optimizers: Optimizers) -> list[Any]:
+def _optimized_parameters(optimizers: Optimizers) -> list[Any]:
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 @contextlib.contextmanager
-def _explained(log: StorageLog) -> Iterator[None]:
+def _explain_failures(log: StorageLog) -> Iterator[None]:
     try:
         yield
     except DryRunStopped:
@@ -231,7 +231,9 @@ def _segments(log: StorageLog, tally: FlopTally, steps: int) -> tuple[Segment, .
             saved[storage.module] = saved.get(storage.module, 0) + storage.bytes
     names = {name for module in {*saved, *tally.forward_by_module} for name in _with_parents(module)}
     return tuple(
-        Segment(name, _below(saved, name) // steps, _below(tally.forward_by_module, name) // steps)
+        Segment(
+            name, _sum_at_and_below(saved, name) // steps, _sum_at_and_below(tally.forward_by_module, name) // steps
+        )
         for name in sorted(names)
     )
 
@@ -241,5 +243,5 @@ def _with_parents(module: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-def _below(amounts: dict[str, int], name: str) -> int:
+def _sum_at_and_below(amounts: dict[str, int], name: str) -> int:
     return sum(amount for module, amount in amounts.items() if module == name or module.startswith(f"{name}."))

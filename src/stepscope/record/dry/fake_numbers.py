@@ -52,10 +52,10 @@ class FakeMode(FakeTensorMode):
     def __enter__(self) -> FakeMode:
         self._plain.append(contextlib.ExitStack())
         for owner, name, value in (
-            (torch.utils, "swap_tensors", _moved_into), (FakeTensor, "__deepcopy__", _copied),
+            (torch.utils, "swap_tensors", _set_data_from), (FakeTensor, "__deepcopy__", _copied),
             (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _address),
-            (FakeTensor, "__format__", _formatted), (torch, "isfinite", _finite), (FakeTensor, "tolist", _listed),
-            (torch._C, "_InferenceMode", _without_gradients),
+            (FakeTensor, "__format__", _formatted), (torch, "isfinite", _fake_isfinite),
+            (FakeTensor, "tolist", _listed), (torch._C, "_InferenceMode", _without_gradients),
         ):  # fmt: skip
             self._plain[-1].callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -93,7 +93,7 @@ def _without_gradients(mode: bool = True) -> Any:
     return torch.set_grad_enabled(not mode)
 
 
-def _finite(tensor: Tensor) -> Tensor:
+def _fake_isfinite(tensor: Tensor) -> Tensor:
     """A loss is taken to be finite: who asks would end the training."""
     if isinstance(tensor, FakeTensor) and tensor.dim() == 0:
         return torch.full((), True)
@@ -105,7 +105,7 @@ def _address(storage: torch.UntypedStorage) -> int:
     return storage._cdata if storage.device.type == "meta" else _plain_address(storage)
 
 
-def _moved_into(old: Tensor, new: Tensor) -> None:
+def _set_data_from(old: Tensor, new: Tensor) -> None:
     """Give a parameter what `model.to()` made of it, device too, without a swap, which refuses what is held twice."""
     if old is not new:
         old.data = new

@@ -94,11 +94,11 @@ class _Counter:
             module.register_forward_hook(self._leave, always_call=True)
         with _META, self._mode:
             value = loss(self._model, batch)
-            self._move(None)
+            self._count_into(None)
             forward = self._mode.get_total_flops()
             self._own = self._backward
             value.backward()  # type: ignore[no-untyped-call]
-            self._move(None)
+            self._count_into(None)
             self._totals = (forward, self._mode.get_total_flops() - forward)
 
     def result(self, samples: int) -> FlopCount:
@@ -109,15 +109,15 @@ class _Counter:
         return FlopCount(_share(self._totals[0], samples), _share(self._totals[1], samples), per_sample)
 
     def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._claim((args, kwargs), self._stack[-1] if self._stack else None)
+        self._assign_nodes((args, kwargs), self._stack[-1] if self._stack else None)
         self._stack.append(self._names[module])
-        self._move(self._stack[-1])
+        self._count_into(self._stack[-1])
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._claim(output, self._stack.pop())
-        self._move(self._stack[-1] if self._stack else self._node_place)
+        self._assign_nodes(output, self._stack.pop())
+        self._count_into(self._stack[-1] if self._stack else self._node_place)
 
-    def _move(self, place: str | None) -> None:
+    def _count_into(self, place: str | None) -> None:
         """Count for `place` from here on; null is outside every module."""
         counted = self._mode.get_total_flops()
         if self._place is not None:
@@ -127,9 +127,9 @@ class _Counter:
     def _backward_reached(self, place: str | None) -> None:
         if not self._stack:  # a forward that is computed again inside a node keeps its place, and gives it back
             self._node_place = place
-            self._move(place)
+            self._count_into(place)
 
-    def _claim(self, values: Any, place: str | None) -> None:
+    def _assign_nodes(self, values: Any, place: str | None) -> None:
         """Give the nodes below these tensors that have no module yet to `place`, to be told when they run."""
         waiting = [tensor.grad_fn for tensor in _tensors(values) if tensor.grad_fn is not None]
         while waiting:

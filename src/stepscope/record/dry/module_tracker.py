@@ -36,7 +36,7 @@ class ModuleTracker:
         self._last: str | None = None  # AccumulateGrad has no number: it belongs to the node before it
         self._hooks: list[Any] = []
 
-    def name(self, model: nn.Module) -> None:
+    def name_modules(self, model: nn.Module) -> None:
         """Know the modules of a model by their qualified names; "" is the model itself."""
         for name, module in model.named_modules():
             self._names.setdefault(module, name)

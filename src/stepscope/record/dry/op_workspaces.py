@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
+from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
 
 if TYPE_CHECKING:
     from stepscope.record.dry.workspaces import Platform
@@ -35,12 +35,12 @@ _DEPTHWISE, _OF_CHANNEL, _OF_COLUMN = 8_656, 160, 36
 
 def acl_forward(
     platform: Platform, x: Tensor, weight: Tensor, out: Tensor, stride: Any, dilation: Any, groups: int
-) -> Hidden:
+) -> HiddenBytes:
     """Return what a acl_forward convolution takes beside its result, B."""
     outputs, result = weight.shape[0], out.nbytes
     if groups > 1 and weight.shape[1] > 1:
         size = max(platform.threads * _patches(weight, out) + _ACL_LINE, result)
-        return Hidden(size, size, size)
+        return HiddenBytes(size, size, size)
     inputs = x.nbytes if x.shape[1] > 1 else 0
     weights = weight.nbytes // outputs * -(-outputs // _FOURS) * _FOURS
     scratch = least = 0
@@ -50,7 +50,7 @@ def acl_forward(
         least = 0 if _is_plain(weight, stride) else x.shape[0] * _patches(weight, out)
         scratch = least + result + 2 * _ACL_LINE
     size, low = (max(taken + inputs + weights, 2 * result) for taken in (scratch, least))
-    return Hidden(size, low, size)
+    return HiddenBytes(size, low, size)
 
 
 def _is_a_product(weight: Tensor, dilation: Any) -> bool:
@@ -71,7 +71,7 @@ def _patches(weight: Tensor, result: Tensor) -> int:
 
 def acl_backward(
     platform: Platform, gradient: Tensor, x: Tensor, weight: Tensor, stride: Any, mask: Any, out: Any, groups: int
-) -> Hidden:
+) -> HiddenBytes:
     """Return what the gradients of a convolution take beside themselves, B."""
     plain = _is_plain(weight, stride)
     patches = 0 if plain else _patches(weight, gradient)
@@ -87,7 +87,7 @@ def acl_backward(
     usual = all_of_them if samples % platform.threads == 0 else single
     kept = sum(t.nbytes for t in out if isinstance(t, Tensor))
     low, high = max(*always, to_input and single), max(*always, to_input and all_of_them)
-    return Hidden(max(*always, to_input and usual) - kept, low - kept, high - kept)
+    return HiddenBytes(max(*always, to_input and usual) - kept, low - kept, high - kept)
 
 
 # Workspaces of fused attention on a CPU, as torch 2.13 asks for them (FlashAttentionKernel.cpp).
@@ -111,14 +111,14 @@ def _block(queries: Tensor, keys: Tensor) -> tuple[int, int]:
 def attention_forward(threads: int) -> Rule:
     """aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, ...)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         query, key, value = args[:3]
         rows, keys = _block(query, key)
         size = threads * _FLOAT * rows * (keys + 2 + int(query.shape[3]))
         if query.dtype == torch.float32:
-            return Hidden(size, size, size)
+            return HiddenBytes(size, size, size)
         size += threads * rows * keys * query.element_size()
-        return Hidden(size, size, size + key.nbytes + value.nbytes + _PANELS)
+        return HiddenBytes(size, size, size + key.nbytes + value.nbytes + _PANELS)
 
     return rule
 
@@ -126,15 +126,15 @@ def attention_forward(threads: int) -> Rule:
 def attention_backward(threads: int) -> Rule:
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward(gradient, query, key, value, ...)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         gradient, query, key = args[:3]
         rows, keys = _block(query, key)
         copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
         size = copied + 2 * threads * _FLOAT * rows * keys + _FLOAT * rows
         if query.dtype == torch.float32:
-            return Hidden(size, size, size)
+            return HiddenBytes(size, size, size)
         size += threads * rows * keys * 2 * query.element_size()
-        return Hidden(size, size, size + _PANELS)
+        return HiddenBytes(size, size, size + _PANELS)
 
     return rule
 
@@ -169,7 +169,7 @@ _WORKSPACE_OUTPUT = 3
 def lstm_forward(platform: Platform) -> Rule:
     """aten::mkldnn_rnn_layer(input [T, N, I], weights [4H, I] and [4H, H], biases, hx, cx, ...)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         x, units = args[_INPUT], args[_HIDDEN_SIZE]
         if not _has_rule(platform, x):
             return NOTHING
@@ -185,8 +185,8 @@ def lstm_forward(platform: Platform) -> Rule:
             )
         touched = size if platform.acl else round(_TOUCHED * size)
         kept = ((_WORKSPACE_OUTPUT, size, touched),) if args[_TRAINED] else ()
-        requested = (scratch - _page_and(scratch), scratch + _page_and(scratch))
-        return Hidden(scratch, scratch, scratch, kept, requested, (_KEPT_FITTED, _FITTED_FIXED))
+        requested = (scratch - _scratch_uncertainty(scratch), scratch + _scratch_uncertainty(scratch))
+        return HiddenBytes(scratch, scratch, scratch, kept, requested, (_KEPT_FITTED, _FITTED_FIXED))
 
     return rule
 
@@ -194,7 +194,7 @@ def lstm_forward(platform: Platform) -> Rule:
 def lstm_backward(platform: Platform) -> Rule:
     """aten::mkldnn_rnn_layer_backward(input, four weights, hx, cx, output, ...)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         x, weights = args[0], args[1:3]
         if not _has_rule(platform, x):
             return NOTHING
@@ -202,15 +202,19 @@ def lstm_backward(platform: Platform) -> Rule:
         size = sum(t.nbytes for t in args if isinstance(t, Tensor) and not t.is_contiguous())
         if platform.acl:
             size += _lstm_copies(*weights) + _padded_gradients(*weights) + _scratch_of_reference(x, units, True)
-            return Hidden(size, size, size, requested=(size - _page_and(size), size + _page_and(size)))
+            return HiddenBytes(
+                size, size, size, requested=(size - _scratch_uncertainty(size), size + _scratch_uncertainty(size))
+            )
         size += (_lstm_in_float if x.element_size() == _FLOAT else _lstm_in_bf16)(x, *weights)
         touched = size + round(_TOUCHED_BACKWARD * x.shape[0] * x.shape[1] * units)
-        return Hidden(size, touched, touched, requested=(size - _page_and(size), size + _page_and(size)))
+        return HiddenBytes(
+            size, touched, touched, requested=(size - _scratch_uncertainty(size), size + _scratch_uncertainty(size))
+        )
 
     return rule
 
 
-def _page_and(size: int) -> int:
+def _scratch_uncertainty(size: int) -> int:
     """How far a scratch of so many bytes may be off, B."""
     return round(_SCRATCH_FITTED * size) + _FITTED_FIXED
 

@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.record import kineto
-from stepscope.record.dry.storage_log import Hidden, Rule
-from stepscope.record.dry.unmodelled_ops import bytes_of, kind_of
-from stepscope.record.dry.workspaces import Probed, order_of, signature
+from stepscope.record.dry.storage_log import HiddenBytes, Rule
+from stepscope.record.dry.unmodelled_ops import bytes_of, call_kind
+from stepscope.record.dry.workspaces import Probed, dim_order, signature
 
 _SAMPLES = (16, 32)  # below 16 samples torch and oneDNN may take other kernels
 _PROBED = ("convolution.default", "convolution_backward.default", "native_batch_norm_backward.default")
@@ -48,7 +48,7 @@ class _Shaped:
     strides: tuple[int, ...]
 
 
-class CallBook:
+class OpCallRecorder:
     """A rule that notes each different op on its way to another rule; `wanted`: as those call them, None for all."""
 
     def __init__(self, hidden: Rule, samples: int | None, wanted: Collection[str] | None = None) -> None:
@@ -56,7 +56,7 @@ class CallBook:
         self.calls: dict[str, Call] = {}
         self._hidden, self._samples, self._wanted = hidden, samples, wanted
 
-    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         hidden = self._hidden(func, args, kwargs, out)
         if func.__name__ in _PROBED:
             key = signature(func, args)
@@ -64,7 +64,7 @@ class CallBook:
                 self.calls[key] = Call(func, tree_map(_shape_of, args), self._samples or int(args[0].shape[0]))
         elif hidden.call and hidden.call not in self.calls and self._wanted is not None and hidden.call in self._wanted:
             shapes, named = tree_map(_shape_of, args), tree_map(_shape_of, kwargs)
-            kind, size = kind_of(func, args, kwargs), bytes_of(args, kwargs)
+            kind, size = call_kind(func, args, kwargs), bytes_of(args, kwargs)
             self.calls[hidden.call] = Call(func, shapes, self._samples or 1, named, kind, size)
         return hidden
 
@@ -89,7 +89,7 @@ _MOST_CPU_S, _TIMEOUT_S = 30, 600  # of processor time a thread; and by the cloc
 _CHILDREN = 3  # an op may end its child: numbers that are made up may be none that it takes
 
 
-def probe_apart(calls: Mapping[str, Call]) -> dict[str, Probed]:
+def probe_in_child(calls: Mapping[str, Call]) -> dict[str, Probed]:
     """The same near their own numbers of samples, in a child process: what a kernel takes is not added to this one's.
 
     Smallest first; without those that fail, and those that are left after half a minute of each thread's time.
@@ -99,7 +99,7 @@ def probe_apart(calls: Mapping[str, Call]) -> dict[str, Probed]:
     for _ in range(_CHILDREN):
         if not left:
             break
-        answered = _answers(left)
+        answered = _ask_child(left)
         left = {key: call for key, call in left.items() if key not in answered}
         left = dict(list(left.items())[1:])  # without the one that ended the child, or took too long
         for key, values in answered.items():
@@ -110,7 +110,7 @@ def probe_apart(calls: Mapping[str, Call]) -> dict[str, Probed]:
     return found
 
 
-def _answers(calls: Mapping[str, Call]) -> dict[str, tuple[float, float] | None]:
+def _ask_child(calls: Mapping[str, Call]) -> dict[str, tuple[float, float] | None]:
     """What a child says of the first calls, until it ends or the time is over; None: such an op cannot run alone."""
     command = [sys.executable, "-c", "from stepscope.record.dry import probes; probes.answer_parent()"]
     said: dict[str, tuple[float, float] | None] = {}
@@ -136,7 +136,7 @@ def _answers(calls: Mapping[str, Call]) -> dict[str, tuple[float, float] | None]
 
 
 def answer_parent() -> None:
-    """Answer `probe_apart`, in its child: calls as a pickle on stdin, of each a line of JSON on stdout."""
+    """Answer `probe_in_child`, in its child: calls as a pickle on stdin, of each a line of JSON on stdout."""
     threads, plain = pickle.load(sys.stdin.buffer)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     mine_s = _MOST_CPU_S * threads
@@ -197,7 +197,7 @@ def _memory_profile() -> profile:
 def _shape_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return _Shaped(tuple(value.shape), value.dtype, order_of(value), tuple(value.stride()))
+    return _Shaped(tuple(value.shape), value.dtype, dim_order(value), tuple(value.stride()))
 
 
 def _random_like(value: Any, was: int, samples: int) -> Any:

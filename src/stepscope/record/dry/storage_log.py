@@ -49,7 +49,7 @@ _JOINS = frozenset((torch.ops.aten.cat.default, torch.ops.aten.stack.default))
 _SHAPED_LIKE = "x"
 
 
-class Hidden(NamedTuple):
+class HiddenBytes(NamedTuple):
     """Allocations of a kernel that no dispatcher sees, B: beyond its outputs while it runs, and within its outputs.
 
     `low` and `high` bound what of the first becomes resident: a kernel may be chosen at run time, or not touch all it
@@ -67,11 +67,11 @@ class Hidden(NamedTuple):
     samples: int = 0  # of the call, where a probe says so much a sample
 
 
-NOTHING = Hidden()
-Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Hidden]  # (op, args, kwargs, its output)
+NOTHING = HiddenBytes()
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], HiddenBytes]  # (op, args, kwargs, its output)
 
 
-def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+def nothing_hidden(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
     """Ignore what kernels allocate: for real tensors."""
     return NOTHING
 
@@ -146,7 +146,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def adopt_model(self, model: nn.Module) -> None:
         """Count a model that is there already; its modules have names from now on."""
-        self._places.name(model)
+        self._places.name_modules(model)
         for name, module in model.named_modules():
             for parameter in module._parameters.values():
                 if parameter is not None:
@@ -210,7 +210,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if size is not None:
                 storage.bytes = storage.low = storage.high = size
 
-    def hold(self, size: int, op: str, holder: Any = None) -> None:
+    def add_extra_bytes(self, size: int, op: str, holder: Any = None) -> None:
         """Count so many bytes at the most, from now on or until their holder ends, that no op of this run made."""
         number = len(self.storages)
         self.storages.append(Storage(size, op, None, self._phase(), "cpu", None, "temporary", 0, size))
@@ -266,7 +266,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             more = (1 + rows) * (1 + columns) - 1
         if more > 0:
             self._larger[number] = more
-            self.hold(round(more * out.nbytes), f"{func} of rounds that were omitted", self._ends[number]())
+            self.add_extra_bytes(round(more * out.nbytes), f"{func} of rounds that were omitted", self._ends[number]())
 
     def sizes_since(self, first: int) -> Counter[int]:
         """Return how many of so many bytes are live, of the storages from one number on."""
@@ -337,7 +337,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._number(args[0], self._value_of)
         if (func in _IN_PLACE or (func is _ADD and not kwargs)) and self._places.may_be_gradient_sum():
             self._note_sum(args[0])
-        out = self._result(func, args, kwargs)
+        out = self._run_op(func, args, kwargs)
         self._places.note_node()
         if isinstance(out, Tensor):
             if out.layout is torch.strided:
@@ -368,7 +368,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._learned = False
                     then()
 
-    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_op(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is _GROUPED and _is_fake(args[0]):
             return _grouped_product(*args, **kwargs)
         if self._value_of is not None and args and _is_fake(args[0]) and self._outside():
@@ -388,7 +388,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.looks += not self._optimizing
             return value_of(tensor)
 
-    def _kernel_held(self, hidden: Hidden, out: Any) -> None:
+    def _kernel_held(self, hidden: HiddenBytes, out: Any) -> None:
         for place, size, resident in hidden.kept:
             number = self._register(out if isinstance(out, Tensor) else out[place])
             storage = self.storages[number]
@@ -499,7 +499,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._histories.pop(optimizer, None)
         if missing > 0:
             self._histories[optimizer] = _Held()
-            self.hold(2 * missing * of_parameters, "history of LBFGS", self._histories[optimizer])
+            self.add_extra_bytes(2 * missing * of_parameters, "history of LBFGS", self._histories[optimizer])
 
 
 class _Held:

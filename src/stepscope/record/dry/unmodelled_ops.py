@@ -19,7 +19,7 @@ _PREFIXES = ("_foreach_", "_fused_")  # a loop over the plain op on a CPU
 _MOST = 1  # times the bytes of inputs and outputs: of 2,900 different calls none asked for more than 0.9 besides
 
 
-def asks_for_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+def needs_no_workspace(func: Any, args: Any, kwargs: Any) -> bool:
     """Return whether an op takes no memory beyond its outputs, as far as its name, types and strides tell."""
     if func.namespace == "prim":
         return True
@@ -66,7 +66,7 @@ def _text(leaf: Any) -> str:
     return str(leaf)
 
 
-def kind_of(func: Any, args: Any, kwargs: Any) -> str:
+def call_kind(func: Any, args: Any, kwargs: Any) -> str:
     """Name, types and numbers of dimensions: calls that differ in sizes alone are of one kind."""
     tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     return f"any {func}({', '.join(f'{tensor.dtype} {tensor.dim()} {_dense(tensor)}' for tensor in tensors)})"

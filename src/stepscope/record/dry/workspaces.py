@@ -25,8 +25,8 @@ from torch import Tensor
 
 from stepscope.record.dry import op_workspaces
 from stepscope.record.dry.op_workspaces import ATTENTION_RULES, LSTM_RULES
-from stepscope.record.dry.storage_log import NOTHING, Hidden, Rule
-from stepscope.record.dry.unmodelled_ops import asks_for_nothing, bytes_of, call_signature, kind_of, upper_bound
+from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
+from stepscope.record.dry.unmodelled_ops import bytes_of, call_kind, call_signature, needs_no_workspace, upper_bound
 
 _LIBRARY_CALLS = (
     "conv", "rnn", "lstm", "gru", "attention", "ctc", "fft", "linalg", "mkldnn", "cudnn", "grid_sampler", "coalesce",
@@ -67,7 +67,7 @@ class Workspaces:
             self.probed = {}  # of this machine's kernels, which are not those
         self._of: dict[Any, Rule | None] = {}
 
-    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         if func not in self._of:
             self._of[func] = self._rules.get(func.__name__)
         rule = self._of[func]
@@ -80,35 +80,35 @@ class Workspaces:
         name = signature(func, args)
         found = None if hidden.kept else self.probed.get(name)
         if found is not None:
-            size = found.bytes(_samples(args))
-            return Hidden(size, size if fitted else min(size, hidden.low), size, requested=(size, size))
+            size = found.bytes(_first_argument_length(args))
+            return HiddenBytes(size, size if fitted else min(size, hidden.low), size, requested=(size, size))
         if fitted:
             return hidden
         self.uncovered.add(name)
         most = hidden.high + _unfitted_bound(args)
-        return Hidden(hidden.expected, hidden.low, most, call=name, samples=_samples(args))
+        return HiddenBytes(hidden.expected, hidden.low, most, call=name, samples=_first_argument_length(args))
 
-    def _without_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def _without_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         """Return what is known of an op by name, by a probe of it, by one of its like, or else that little is known."""
         here = self.platform.known and self.platform.kind == "cpu"
         if not here or func.namespace not in _OWN:
             if _calls_a_library(func) and bytes_of(args, kwargs, out):
                 self.not_modelled[str(func)] = self.not_modelled.get(str(func), 0) + 1
             return NOTHING
-        if asks_for_nothing(func, args, kwargs):
+        if needs_no_workspace(func, args, kwargs):
             return NOTHING
         call = call_signature(func, args, kwargs)
         found = self.probed.get(call)
         if found is not None:
             size = found.bytes(0)
-            return Hidden(size, size, size, call=call) if size else NOTHING
+            return HiddenBytes(size, size, size, call=call) if size else NOTHING
         if call:
             self.uncovered.add(call)
-        like, size = self.probed.get(kind_of(func, args, kwargs)), bytes_of(args, kwargs)
+        like, size = self.probed.get(call_kind(func, args, kwargs)), bytes_of(args, kwargs)
         if like is None:
-            return Hidden(0, 0, upper_bound(size, out), call=call)
+            return HiddenBytes(0, 0, upper_bound(size, out), call=call)
         expected = like.bytes(size)
-        return Hidden(expected, 0, round(_OF_ITS_LIKE * expected) + _LITTLE, call=call)
+        return HiddenBytes(expected, 0, round(_OF_ITS_LIKE * expected) + _LITTLE, call=call)
 
 
 _OF_ITS_LIKE, _LITTLE = 1.25, 65_536  # an op of other sizes than the one that was probed; B
@@ -117,11 +117,11 @@ _OF_ITS_LIKE, _LITTLE = 1.25, 65_536  # an op of other sizes than the one that w
 def _any_of(rules: list[Rule]) -> Rule:
     """Between nothing and the largest: which of them a processor's library follows is not known."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         found = [rule(func, args, kwargs, out) for rule in rules]
         most = max(hidden.high for hidden in found)
         kept = max((hidden.kept for hidden in found), key=lambda kept: sum(size for _, size, _ in kept))
-        return Hidden(most // 2, 0, most, kept)
+        return HiddenBytes(most // 2, 0, most, kept)
 
     return rule
 
@@ -160,7 +160,7 @@ def _calls_a_library(func: Any) -> bool:
     return any(word in name for word in _LIBRARY_CALLS) and not any(word in name for word in _NO_WORKSPACE)
 
 
-def _samples(args: tuple[Any, ...]) -> int:
+def _first_argument_length(args: tuple[Any, ...]) -> int:
     first = args[0]
     return int(first.shape[0]) if isinstance(first, torch.Tensor) and first.dim() else 1
 
@@ -243,11 +243,11 @@ def signature(func: Any, args: tuple[Any, ...]) -> str:
 def _text(arg: Any, is_weight: bool) -> str:
     if isinstance(arg, Tensor):
         shape = tuple(arg.shape) if is_weight else tuple(arg.shape[1:])
-        return f"{str(arg.dtype).removeprefix('torch.')}{list(shape)}{'' if arg.is_contiguous() else order_of(arg)}"
+        return f"{str(arg.dtype).removeprefix('torch.')}{list(shape)}{'' if arg.is_contiguous() else dim_order(arg)}"
     return str(arg)
 
 
-def order_of(tensor: Tensor) -> tuple[int, ...]:
+def dim_order(tensor: Tensor) -> tuple[int, ...]:
     """Dimensions from the outermost in memory to the innermost."""
     return tuple(sorted(range(tensor.dim()), key=lambda place: -int(tensor.stride()[place])))
 
@@ -266,7 +266,7 @@ _TILES_FIXED = 8_500  # B beyond the sample itself, of input and of gradient eac
 def convolution_forward(platform: Platform) -> Rule:
     """aten::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         x, weight, groups = args[0], args[1], args[8]
         if not _through_onednn(platform, x, weight, args[3], args[5], groups):
             return _exactly(_patches(x, weight, out, args[6], args[3], args[4]))
@@ -275,9 +275,9 @@ def convolution_forward(platform: Platform) -> Rule:
         if _as_products(x, weight, groups):
             return _exactly(max(_im2col_bytes(weight, out), out.nbytes))
         first, last = _is_first(platform, x, groups), _channels_last(x)
-        inputs = 0 if first or last else _blocked(platform, x)
+        inputs = 0 if first or last else _blocked_bytes(platform, x)
         weights = _blocked_weight(platform, weight, groups, not first)
-        result = 0 if last else _blocked(platform, out)
+        result = 0 if last else _blocked_bytes(platform, out)
         return _exactly(max(inputs + weights + result - (0 if last else out.nbytes), result))
 
     return rule
@@ -286,7 +286,7 @@ def convolution_forward(platform: Platform) -> Rule:
 def convolution_backward(platform: Platform) -> Rule:
     """aten::convolution_backward(gradient, input, weight, bias sizes, stride, padding, dilation, transposed, ...)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         gradient, x, weight, groups, mask = args[0], args[1], args[2], args[9], args[10]
         if not _through_onednn(platform, x, weight, args[4], args[6], groups):
             return _exactly(_patches(x, weight, gradient, args[7], args[4], args[5]))
@@ -299,8 +299,8 @@ def convolution_backward(platform: Platform) -> Rule:
         if _as_products(x, weight, groups):
             return _exactly(copied + _products_backward(gradient, x, weight, mask) - outputs)
         first, last = _is_first(platform, x, groups), _channels_last(x)
-        blocked_gradient = 0 if last else _blocked(platform, gradient)
-        blocked_input = 0 if last else _blocked(platform, x)
+        blocked_gradient = 0 if last else _blocked_bytes(platform, gradient)
+        blocked_input = 0 if last else _blocked_bytes(platform, x)
         to_input = x.nbytes if mask[0] else 0
         moments = [0]
         if mask[0]:
@@ -315,7 +315,7 @@ def convolution_backward(platform: Platform) -> Rule:
             inputs = 0 if first else blocked_input
             if first and x.shape[1] > _FEW and not last:
                 eights = replace(platform, block=8)
-                inputs, weights = _blocked(eights, x), _blocked_weight(eights, weight, groups, True)
+                inputs, weights = _blocked_bytes(eights, x), _blocked_weight(eights, weight, groups, True)
             moments += [to_input + inputs + blocked_gradient + weights + reduced, to_input + weights + weight.nbytes]
         return _exactly(copied + max(moments) - outputs)
 
@@ -351,16 +351,16 @@ def _products_backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[b
 def batch_norm_backward(platform: Platform) -> Rule:
     """aten::native_batch_norm_backward(gradient, input, ...): in bf16 a copy of the gradient."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         return _exactly(args[0].nbytes if args[0].dtype == torch.bfloat16 else 0)
 
     return rule
 
 
-def reduction(platform: Platform) -> Rule:
+def mean_rule(platform: Platform) -> Rule:
     """aten::mean(input, ...): in bf16 input and result are also there in float32."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         return _exactly(2 * (args[0].nbytes + out.nbytes) if args[0].dtype == torch.bfloat16 else 0)
 
     return rule
@@ -369,10 +369,10 @@ def reduction(platform: Platform) -> Rule:
 def reduced_loss(platform: Platform) -> Rule:
     """aten::mse_loss(input, target, reduction = 1): each element's loss twice, one of which the mean keeps."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         reduced = (args[2] if len(args) > 2 else kwargs.get("reduction", 1)) != 0
         size = args[0].nbytes
-        return Hidden(size, size, size, ((0, size, 0),)) if reduced else NOTHING  # nothing is written to the other
+        return HiddenBytes(size, size, size, ((0, size, 0),)) if reduced else NOTHING  # nothing is written to the other
 
     return rule
 
@@ -380,7 +380,7 @@ def reduced_loss(platform: Platform) -> Rule:
 def mixed_types(platform: Platform) -> Rule:
     """aten::mul.Tensor(one, other) and its like: on a CPU an input of another type is copied into the common one."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         first, second = args[:2]
         if not isinstance(second, Tensor) or first.dtype == second.dtype:
             return NOTHING
@@ -400,14 +400,14 @@ CONVOLUTION_RULES: dict[str, Callable[[Platform], Rule]] = {
     "convolution.default": convolution_forward,
     "convolution_backward.default": convolution_backward,
     "native_batch_norm_backward.default": batch_norm_backward,
-    "mean.dim": reduction,
+    "mean.dim": mean_rule,
     "mse_loss.default": reduced_loss,
     "smooth_l1_loss.default": reduced_loss,
 }
 
 
-def _exactly(size: int) -> Hidden:
-    return Hidden(size, size, size) if size > 0 else NOTHING
+def _exactly(size: int) -> HiddenBytes:
+    return HiddenBytes(size, size, size) if size > 0 else NOTHING
 
 
 def _through_onednn(platform: Platform, x: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int) -> bool:
@@ -430,7 +430,7 @@ def _sums_in_float(platform: Platform, weight: Tensor, blocked: int, groups: int
     """Return float32 sums of a bf16 weight gradient; tiles of a sample where a kernel is larger than a pixel."""
     if weight.dtype != torch.bfloat16 or groups > 1:
         return 0
-    tiles = sum(_blocked(platform, shape[:1]) + _TILES_FIXED for shape in transposed)
+    tiles = sum(_blocked_bytes(platform, shape[:1]) + _TILES_FIXED for shape in transposed)
     return 2 * blocked + (0 if all(k == 1 for k in weight.shape[2:]) else tiles)
 
 
@@ -446,7 +446,7 @@ def _channels_last(x: Tensor) -> bool:
     )  # fmt: skip
 
 
-def _blocked(platform: Platform, x: Tensor) -> int:
+def _blocked_bytes(platform: Platform, x: Tensor) -> int:
     """Bytes of an activation [N, C, ...] whose channels are rounded up to a block."""
     return int(x.shape[0] * _whole_blocks(x.shape[1], platform.block) * math.prod(x.shape[2:]) * x.element_size())
 
@@ -494,17 +494,17 @@ _PAST_A_ROW_AT_ONCE = 320  # B, where one tile has all the sums
 _FLOAT = 4  # B
 
 
-def product(platform: Platform) -> Rule:
+def matrix_product_rule(platform: Platform) -> Rule:
     """aten::mm(a, b) and aten::addmm(bias, a, b)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         a, b = args[-2:]
         if a.dtype != torch.bfloat16 or not platform.native_bf16 or not platform.block:
             return _exactly(sum(factor.nbytes for factor in (a, b) if not _by_rows_or_columns(factor)))
         size = _PRODUCT_FIXED + (_transposed_product if a.stride(1) != 1 else _plain_product)(
             a.shape[0], a.shape[1], b.shape[1]
         )
-        return Hidden(size, size, size, requested=(max(0, size - _LESS_OF_FEW_ROWS), size + _OTHER_TILES))
+        return HiddenBytes(size, size, size, requested=(max(0, size - _LESS_OF_FEW_ROWS), size + _OTHER_TILES))
 
     return rule
 
@@ -515,24 +515,24 @@ def _by_rows_or_columns(factor: Tensor) -> bool:
     return bool((column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows)))
 
 
-def products(platform: Platform) -> Rule:
+def batched_product_rule(platform: Platform) -> Rule:
     """aten::bmm(a, b) and aten::baddbmm(bias, a, b)."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         a, b = args[-2:]
         if a.dtype == torch.float32:  # one matrix after another
             return _exactly(sum(f.nbytes // f.shape[0] for f in (a, b) if f.numel() and not _by_rows_or_columns(f)))
         one_for_all = sum(factor.nbytes for factor in (a, b) if not (_by_rows_or_columns(factor) and factor.stride(0)))
-        return Hidden(one_for_all, one_for_all, one_for_all + _PANELS)
+        return HiddenBytes(one_for_all, one_for_all, one_for_all + _PANELS)
 
     return rule
 
 
 PRODUCT_RULES: dict[str, Callable[[Platform], Rule]] = {
-    "mm.default": product,
-    "addmm.default": product,
-    "bmm.default": products,
-    "baddbmm.default": products,
+    "mm.default": matrix_product_rule,
+    "addmm.default": matrix_product_rule,
+    "bmm.default": batched_product_rule,
+    "baddbmm.default": batched_product_rule,
 }
 
 
@@ -560,7 +560,7 @@ _CUDNN_RESERVED = 24  # B a unit of state and step: four gates, cell and output 
 def cudnn_forward(platform: Platform) -> Rule:
     """aten::convolution."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         return _cudnn_interval(args[0].shape[0] * math.prod(args[1].shape[1:]) * math.prod(out.shape[2:]), args[0])
 
     return rule
@@ -569,7 +569,7 @@ def cudnn_forward(platform: Platform) -> Rule:
 def cudnn_backward(platform: Platform) -> Rule:
     """aten::convolution_backward."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         gradient, x, weight = args[:3]
         return _cudnn_interval(x.shape[0] * math.prod(weight.shape[1:]) * math.prod(gradient.shape[2:]), x)
 
@@ -579,11 +579,11 @@ def cudnn_backward(platform: Platform) -> Rule:
 def cudnn_lstm(platform: Platform) -> Rule:
     """A layer of an LSTM, which the CPU's dispatch shows as oneDNN's."""
 
-    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Hidden:
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
         if "backward" in func.__name__:
             return NOTHING
         reserve = _CUDNN_RESERVED * args[0].shape[0] * args[0].shape[1] * args[10]
-        return Hidden(0, 0, reserve, ((3, reserve, reserve),))
+        return HiddenBytes(0, 0, reserve, ((3, reserve, reserve),))
 
     return rule
 
@@ -595,6 +595,6 @@ CUDNN_RULES: dict[str, Callable[[Platform], Rule]] = {
 }
 
 
-def _cudnn_interval(elements: int, x: Any) -> Hidden:
+def _cudnn_interval(elements: int, x: Any) -> HiddenBytes:
     most = min(_CUDNN_MOST, elements * x.element_size())
-    return Hidden(round(_CUDNN_EXPECTED * most), 0, most)
+    return HiddenBytes(round(_CUDNN_EXPECTED * most), 0, most)

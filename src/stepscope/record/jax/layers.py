@@ -27,7 +27,7 @@ class Layers:
         """Return whether any op lies in a named scope."""
         return any(self._scopes)
 
-    def count(self, parameters: Any) -> None:
+    def note_parameters(self, parameters: Any) -> None:
         """Note names and sizes of the parameters, and nothing else of them."""
         for path, leaf in jax.tree_util.tree_flatten_with_path(parameters)[0]:
             shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)

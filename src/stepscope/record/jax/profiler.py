@@ -73,7 +73,7 @@ def live_programs() -> list[Any]:
     return list(jax.devices()[0].client.live_executables())
 
 
-def programs_named(names: set[str]) -> Iterator[bytes]:
+def hlo_of_programs(names: set[str]) -> Iterator[bytes]:
     """Yield the serialized HLO of the compiled programs with these names."""
     for program in live_programs():
         for module in program.hlo_modules():
@@ -128,7 +128,7 @@ def _routed(owner: Any, plain: Callable[..., Any], callback: Callable[[], None])
     return back
 
 
-def hear_compiling(callback: Callable[[float], None]) -> Callable[[], None]:
+def observe_compiling(callback: Callable[[float], None]) -> Callable[[], None]:
     """Call `callback` with the time of each part of compiling a function, s; return a function that undoes this."""
 
     def heard(event: str, duration_secs: float, **_: str | int) -> None:

@@ -57,7 +57,7 @@ def parse_op_name(op_name: str) -> OpLocation:
     phase, transformed = OTHER, False
     parts = _components(op_name.partition(";")[0])
     for part in parts[:-1]:
-        wrappers, scope = _unwrapped(part)
+        wrappers, scope = _split_transformations(part)
         if _FUNCTIONS.intersection(wrappers):
             continue
         outermost = next((name for name in wrappers if name in ("jvp", "transpose")), None)  # within vmap and the like
@@ -82,7 +82,7 @@ def _components(text: str) -> list[str]:
     return [*parts, text[begin:]] if text else []
 
 
-def _unwrapped(part: str) -> tuple[list[str], str]:
+def _split_transformations(part: str) -> tuple[list[str], str]:
     """Return the transformations around a scope, the outermost first, and the scope."""
     wrappers: list[str] = []
     while match := _TRANSFORM.match(part):
@@ -183,7 +183,7 @@ def _locate(program: str, instructions: list[_Instruction], computations: Comput
     flow = _Flow.of(instructions, computations)
     for instruction in instructions:
         if instruction.number not in flow.locations:
-            flow.locations[instruction.number] = flow.inferred(instruction)
+            flow.locations[instruction.number] = flow.infer_location(instruction)
     if flow.has_gradients:
         for instruction in instructions:
             flow.settle_update(instruction)
@@ -228,7 +228,7 @@ class _Flow:
             self.locations[source_number] for source_number in instruction.inputs if source_number in self.locations
         ]
 
-    def inferred(self, instruction: _Instruction) -> OpLocation:
+    def infer_location(self, instruction: _Instruction) -> OpLocation:
         """The location of an instruction of which XLA has kept no name: some products in backward, copies, loops."""
         given = self.input_locations(instruction)
         users = self.users[instruction.number]

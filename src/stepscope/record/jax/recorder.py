@@ -61,9 +61,9 @@ class JaxRecorder:
 
     def listen(self, models: Any) -> None:
         """Note the parameters' sizes, hear of compiling, and of other traces."""
-        self._session.boundary.call(self.layers.count, models)
-        self._leaving.callback(profiler.hear_compiling(self._compiled))
-        guarded = self._session.boundary.guarded(self._give_way)
+        self._session.boundary.call(self.layers.note_parameters, models)
+        self._leaving.callback(profiler.observe_compiling(self._compiled))
+        guarded = self._session.boundary.guarded(self._give_way_to_other_trace)
         self._leaving.callback(profiler.before_other_traces(guarded))
 
     def open(self, writer: RunWriter) -> None:
@@ -96,7 +96,7 @@ class JaxRecorder:
         """Every step is followed."""
         return False
 
-    def wait(self, loss: Any) -> None:
+    def wait_for_step(self, loss: Any) -> None:
         """Return once the loss is computed; without one, once every array is. A number was waited for before.
 
         A loss that was deleted or donated is none.
@@ -124,7 +124,7 @@ class JaxRecorder:
         if self._window is not None and (full or not wanted):
             self.close_window()
         if wanted and self._window is None and not self._stopped:
-            self._timed(self._open)
+            self._run_between_steps(self._open)
         return self.recording
 
     def count_samples(self) -> int | None:
@@ -157,7 +157,7 @@ class JaxRecorder:
     def close_window(self) -> None:
         """End the open window and write it."""
         if self._window is not None:
-            self._timed(self._flush)
+            self._run_between_steps(self._flush)
         self._held = []
 
     def inside(self, layer: str) -> AbstractContextManager[Any]:
@@ -195,7 +195,7 @@ class JaxRecorder:
         self._plan.events_per_step = max(1.0, trace.events / len(spans))
         self._written = trace.events
         if len(rows.part):
-            self._bytes += self._writer.ops(rows.part)
+            self._bytes += self._writer.write_ops(rows.part)
             self._rows += len(rows.part)
         self._plan.learn(rows.profiles)
 
@@ -205,7 +205,7 @@ class JaxRecorder:
         if not new:
             return
         began = monotonic_ns()
-        for data in profiler.programs_named({name for name, _ in new}):
+        for data in profiler.hlo_of_programs({name for name, _ in new}):
             program = read_program(data)
             self._programs.setdefault((program.name, program.number), program)
         for key in new:  # that were freed by now: their instructions keep their names alone
@@ -215,7 +215,7 @@ class JaxRecorder:
         self.once_ns += spent
         self._once_within = spent
 
-    def _timed(self, action: Callable[[], object]) -> None:
+    def _run_between_steps(self, action: Callable[[], object]) -> None:
         """Run the action between steps, undisturbed by signals and collections; a failure ends the recording of ops."""
         began = monotonic_ns()
         self._written = self._once_within = 0
@@ -229,7 +229,7 @@ class JaxRecorder:
                 self._note_lost_window(error)
         spent = monotonic_ns() - began - self._once_within
         self.paused_ns += spent
-        self._plan.spent(spent, self._written)
+        self._plan.note_cost(spent, self._written)
 
     def _note_lost_window(self, error: BaseException) -> None:
         self._lost += 1
@@ -249,7 +249,7 @@ class JaxRecorder:
         self._stopped = True
         self._session.note("recording-stopped", f"{why}: ops are recorded up to here")
 
-    def _give_way(self) -> None:
+    def _give_way_to_other_trace(self) -> None:
         if not self._stopped:
             self._stop_for_good("the training started a trace of its own")
         self.close_window()
@@ -259,11 +259,11 @@ class JaxRecorder:
 
     # results
 
-    def model(self) -> list[dict[str, Any]]:
+    def model_rows(self) -> list[dict[str, Any]]:
         """Rows of model.json: the named scopes that ops were seen in."""
         return self.layers.rows()
 
-    def outcome(self, span_ns: int) -> dict[str, Any]:
+    def run_json_fields(self, span_ns: int) -> dict[str, Any]:
         """Return what run.json says at the end of a run of this length."""
         plan = self._plan
         return {
@@ -302,7 +302,7 @@ class JaxRecorder:
 
     # faults
 
-    def settle(self) -> None:
+    def report_ended_steps(self) -> None:
         """Every step was told."""
 
     def abandon_window(self, why: str) -> None:

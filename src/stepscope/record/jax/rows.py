@@ -32,7 +32,7 @@ Span = tuple[float, float]  # ns of the trace's clock
 
 
 @dataclass(frozen=True)
-class Call:
+class InstructionRun:
     """A run of an instruction: the spans in which threads worked on it, that of the thread which began it first."""
 
     program: tuple[str, int]  # name and number
@@ -52,7 +52,7 @@ class Call:
 class Trace:
     """A window's trace: calls in order of time, when its clock marks were, and the number of its events."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[InstructionRun] = field(default_factory=list)
     marks: list[float] = field(default_factory=list)
     events: int = 0
 
@@ -76,7 +76,7 @@ def read_trace(lines: Iterable[list[Any]]) -> Trace:
     return trace
 
 
-def _call_of(task: int, givers: dict[int, _Thread]) -> Call | None:
+def _call_of(task: int, givers: dict[int, _Thread]) -> InstructionRun | None:
     """The call that shared this task out; a thread that works on a task of it may have shared it further."""
     for _ in range(64):
         giver = givers.get(task)
@@ -97,7 +97,7 @@ class _Thread:
     """Events of one thread of a trace: calls that it began, tasks that it gave to others, and that it took."""
 
     def __init__(self, events: list[Any], marks: list[float]) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[InstructionRun] = []
         self.given: dict[int, float] = {}
         self.regions: dict[int, Span] = {}
         self._continued: list[float] = []
@@ -120,11 +120,11 @@ class _Thread:
                 if "hlo_op" in stats:
                     program = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
                     span = event.start_ns, event.start_ns + event.duration_ns
-                    self.calls.append(Call(program, str(stats["hlo_op"]), [span]))
+                    self.calls.append(InstructionRun(program, str(stats["hlo_op"]), [span]))
         self._continued.sort()
         self._begun = sorted((t0, task) for task, (t0, _) in self.regions.items())
 
-    def call_at(self, time: float) -> Call | None:
+    def call_at(self, time: float) -> InstructionRun | None:
         """The innermost call that this thread was within then."""
         last = bisect_right(self.calls, time, key=lambda call: call.t0) - 1
         for place in range(last, max(last - _DEEPEST, -1), -1):
@@ -177,7 +177,7 @@ def rows_of(trace: Trace, clock_ns: float, spans: list[StepSpan], programs: dict
     t1 = np.clip(np.round(end[chosen]).astype(np.int64), t0, np.maximum(lasts[place], t0))
     ops = [_op_of(call, programs) for call in calls]
     parent = _parents(t0, t1, ops)
-    self_ns = np.minimum(_shared_ns([call.work for call in calls], parent), t1 - t0)
+    self_ns = np.minimum(_self_times_ns([call.work for call in calls], parent), t1 - t0)
     names, layers = _Texts(), _Texts()
     columns = {
         "step": np.array([span.step for span in spans])[place],
@@ -197,7 +197,7 @@ def rows_of(trace: Trace, clock_ns: float, spans: list[StepSpan], programs: dict
     return Rows(Part(columns, texts), _profiles(calls, place, self_ns, spans))
 
 
-def _op_of(call: Call, programs: dict[tuple[str, int], Program]) -> Op:
+def _op_of(call: InstructionRun, programs: dict[tuple[str, int], Program]) -> Op:
     program = programs.get(call.program)
     known = None if program is None else program.ops.get(call.instruction)
     return Op(call.instruction, None, OTHER, None, None) if known is None else known
@@ -217,7 +217,7 @@ def _parents(t0: Ints, t1: Ints, ops: list[Op]) -> Ints:
     return parent
 
 
-def _shared_ns(work: list[list[Span]], parent: Ints) -> Ints:
+def _self_times_ns(work: list[list[Span]], parent: Ints) -> Ints:
     """Self time of each row: at each moment the threads that work share it evenly, of loops where nothing else runs."""
     edges = sorted(
         (time, begins, row)
@@ -269,7 +269,7 @@ def _within_step(parent: Ints, place: Ints) -> Ints:
     return np.where(same, parent - first, _NONE)
 
 
-def _profiles(calls: list[Call], place: Ints, shared: Ints, spans: list[StepSpan]) -> list[StepProfile]:
+def _profiles(calls: list[InstructionRun], place: Ints, shared: Ints, spans: list[StepSpan]) -> list[StepProfile]:
     """What the plan learns from: self times in an order that does not depend on which thread was first."""
     profiles = []
     for number, span in enumerate(spans):

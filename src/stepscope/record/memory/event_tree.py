@@ -107,7 +107,7 @@ def write_accesses(writer: RunWriter, tree: Tree, part: Part, window: Window) ->
     """Write the accesses of a window's first step, if the window recorded what tells them; the last written stays."""
     found = accesses_of(tree, part, window.steps[0], window.unix_offset_ns) if window.shapes and len(part) else None
     if found is not None:
-        writer.accesses(found)
+        writer.write_storage_accesses(found)
 
 
 def accesses_of(tree: Tree, part: Part, span: StepSpan, offset_ns: int) -> dict[str, Any] | None:

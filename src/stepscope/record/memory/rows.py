@@ -15,7 +15,7 @@ import numpy as np
 
 from stepscope.arrays import Ints
 from stepscope.record.memory.event_tree import Tree
-from stepscope.record.memory.tensor_watch import Mark, Watched
+from stepscope.record.memory.tensor_watch import Mark, WatchedStorages
 from stepscope.record.ops.events import (
     BACKWARD,
     COMMUNICATION,
@@ -26,7 +26,7 @@ from stepscope.record.ops.events import (
     NO_PARENT,
     OTHER,
 )
-from stepscope.record.ops.rows import Labelled, Window, row_name
+from stepscope.record.ops.rows import LabelledEvents, Window, row_name
 from stepscope.runfolder import HELD, PHASES, Part
 
 _ONLY_ALLOCATE = frozenset(
@@ -46,14 +46,14 @@ _NOWHERE = -1
 
 
 @dataclass
-class MemoryBook:
+class RunMemoryState:
     """State over the windows of a run: numbers of storages, and shapes by the sequence of allocations."""
 
     next_number: int = 0
     reserved: dict[str, int] = field(default_factory=dict)  # the most that a device's allocator held, B
     _shapes: dict[int, list[tuple[int, ...] | None]] = field(default_factory=dict)
 
-    def shapes(self, born: list[Storage], seen: bool) -> None:
+    def share_shapes(self, born: list[Storage], seen: bool) -> None:
         """Steps that make the same allocations have the same shapes: learnt where recorded, used elsewhere."""
         key = hash(tuple(storage.bytes for storage in born))
         if seen:
@@ -65,11 +65,11 @@ class MemoryBook:
 def memory_rows(
     window: Window,
     events: Tree,
-    watched: Watched,
-    ops: Labelled,
+    watched: WatchedStorages,
+    ops: LabelledEvents,
     names: list[str],
     modules: list[tuple[str, str]],
-    book: MemoryBook,
+    book: RunMemoryState,
 ) -> Part:
     """Rows as `runfolder.MEMORY`, in order of time; `names` are the texts of the ops' names."""
     start_ns, end_ns = window.steps[0].t0_ns, window.steps[-1].t1_ns
@@ -80,11 +80,11 @@ def memory_rows(
     _categories(found.all, place, ops, names)
     kept = [storage for storage in found.all if storage.t0_ns < end_ns]
     for born in _by_step(kept, [span.t0_ns for span in window.steps]):
-        book.shapes(born, window.shapes)
+        book.share_shapes(born, window.shapes)
     for device, reserved in [("cpu", watched.reserved), *zip(events.device, events.reserved.tolist(), strict=True)]:
         if reserved > book.reserved.get(device, 0):
             book.reserved[device] = reserved
-    return _part(kept, _Named(place, ops, names, modules), window, end_ns, book)
+    return _part(kept, _AllocationNames(place, ops, names, modules), window, end_ns, book)
 
 
 def _residual_on_accelerators(found: StorageMap, events: Tree, start_ns: int) -> None:
@@ -97,7 +97,7 @@ def _residual_on_accelerators(found: StorageMap, events: Tree, start_ns: int) ->
             found.all.insert(0, Storage(device, 0, before - known, start_ns))
 
 
-def _innermost(ops: Labelled, t_ns: Ints, thread: Ints) -> Ints:
+def _innermost(ops: LabelledEvents, t_ns: Ints, thread: Ints) -> Ints:
     """Row of the innermost op or scope that was open on the thread at each time, _NOWHERE outside all of them."""
     cpu = np.flatnonzero(ops.events.gpu < 0)
     t0, t1, on = ops.t0_ns[cpu], (ops.t0_ns + ops.events.t1 - ops.events.t0)[cpu], ops.events.thread[cpu]
@@ -118,7 +118,7 @@ def _innermost(ops: Labelled, t_ns: Ints, thread: Ints) -> Ints:
         place[ended] = parent[place[ended]]
 
 
-def _learn_from_uses(found: StorageMap, events: Tree, ops: Labelled, offset_ns: int) -> None:
+def _learn_from_uses(found: StorageMap, events: Tree, ops: LabelledEvents, offset_ns: int) -> None:
     """Shapes from the first op that takes a storage; one that a backward op takes was saved for it."""
     taken = ((op.t_ns, op.thread, tensor) for op in events.ops for tensor in op.tensors)
     uses = sorted((t_ns, thread, tensor.pointer, tensor.shape) for t_ns, thread, tensor in taken if tensor.pointer)
@@ -135,7 +135,7 @@ def _learn_from_uses(found: StorageMap, events: Tree, ops: Labelled, offset_ns: 
                 break
 
 
-def _categories(storages: list[Storage], place: Ints, ops: Labelled, names: list[str]) -> None:
+def _categories(storages: list[Storage], place: Ints, ops: LabelledEvents, names: list[str]) -> None:
     """Set the category of what nobody has claimed, by where it was allocated and freed."""
     t1_ns = ops.t0_ns + ops.events.t1 - ops.events.t0
     for storage in storages:
@@ -170,7 +170,7 @@ def _within(storage: Storage, t1_ns: int) -> bool:
     return storage.t1_ns is not None and storage.t1_ns <= t1_ns
 
 
-def _outlives_its_recomputation(storage: Storage, row: int, ops: Labelled, names: list[str], t1_ns: Ints) -> bool:
+def _outlives_its_recomputation(storage: Storage, row: int, ops: LabelledEvents, names: list[str], t1_ns: Ints) -> bool:
     """A module called within backward is recomputed; what is left of it is kept for its own backward."""
     outermost = _NOWHERE
     while row != NO_PARENT:
@@ -188,11 +188,11 @@ def _by_step(storages: list[Storage], starts: list[int]) -> list[list[Storage]]:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _AllocationNames:
     """Op, module and phase of the allocation, in words."""
 
     place: Ints
-    ops: Labelled
+    ops: LabelledEvents
     names: list[str]
     modules: list[tuple[str, str]]
 
@@ -218,7 +218,7 @@ class _Named:
         return self.names[int(self.ops.events.name[row])]
 
 
-def _part(storages: list[Storage], named: _Named, window: Window, end_ns: int, book: MemoryBook) -> Part:
+def _part(storages: list[Storage], named: _AllocationNames, window: Window, end_ns: int, book: RunMemoryState) -> Part:
     """Two rows a storage: it begins with its bytes and ends with as many less."""
     begins = np.array([s.t0_ns for s in storages], dtype=np.int64)
     ends = np.array([end_ns if s.t1_ns is None else min(s.t1_ns, end_ns) for s in storages], dtype=np.int64)
@@ -302,12 +302,12 @@ class StorageMap:
         return found if found is not None and (found.t1_ns is None or t_ns <= found.t1_ns) else None
 
 
-def storages_of(events: Tree, offset_ns: int, start_ns: int, watched: Watched) -> StorageMap:
+def storages_of(events: Tree, offset_ns: int, start_ns: int, watched: WatchedStorages) -> StorageMap:
     """Storages of a window that begins at `start_ns`; `offset_ns` is Unix less monotonic time."""
     found = StorageMap()
     for mark in watched.before:
         if mark.end_ns is None or mark.end_ns > start_ns:
-            found.add(_from_before(mark, start_ns))
+            found.add(_storage_from_mark(mark, start_ns))
     times = (events.t - offset_ns).tolist()
     _add_inputs_from_before(found, events, times, start_ns, watched.marks)
     rows = zip(times, events.device, events.pointer.tolist(), events.size.tolist(), strict=True)
@@ -323,7 +323,7 @@ def storages_of(events: Tree, offset_ns: int, start_ns: int, watched: Watched) -
     return found
 
 
-def _from_before(mark: Mark, start_ns: int) -> Storage:
+def _storage_from_mark(mark: Mark, start_ns: int) -> Storage:
     return Storage(
         mark.device, mark.pointer, mark.bytes, start_ns, mark.end_ns,
         category=mark.category, module=mark.module, shape=mark.shape,
@@ -343,7 +343,7 @@ def _add_inputs_from_before(
     for mark in marks:
         place = (mark.device, mark.pointer)
         if mark.category == "input" and first.get(place, mark.t_ns + 1) > mark.t_ns and found.last(*place) is None:
-            found.add(_from_before(mark, start_ns))
+            found.add(_storage_from_mark(mark, start_ns))
 
 
 def _free(found: StorageMap, row: int, t_ns: int, start_ns: int, device: str, pointer: int, size: int) -> None:

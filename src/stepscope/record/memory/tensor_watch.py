@@ -19,7 +19,7 @@ from stepscope.record.c_allocators import reserved_reader
 from stepscope.record.fault_boundary import clear_error_frames, is_ours
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.ops.events import NO_MODULE
-from stepscope.record.ops.modules import ModuleBook, copied_items, parameters_of
+from stepscope.record.ops.modules import ModuleRegistry, copied_items, parameters_of
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Mark:
 
 
 @dataclass
-class Watched:
+class WatchedStorages:
     """State of the watch in a window: storages from before it, and marks set while it went on."""
 
     before: list[Mark] = field(default_factory=list)
@@ -54,19 +54,19 @@ class Watched:
 class MemoryWatch:
     """Follows a window's tensors between `open` and `close`; optimizers are known from any time before."""
 
-    def __init__(self, book: ModuleBook, trainers: GradientThreads) -> None:
+    def __init__(self, book: ModuleRegistry, trainers: GradientThreads) -> None:
         self.book = book
         self.trainers = trainers
         self._reserved = reserved_reader()
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._held: list[tuple[weakref.ref[UntypedStorage], tuple[int, ...]]] | None = None
-        self._watched: Watched | None = None
+        self._watched: WatchedStorages | None = None
         self._owners: dict[int, int] = {}
 
     def tried(self, action: Callable[[], None]) -> BaseException | None:
         """Run an action of the watch; where it fails on our account the watch ends, and the error is returned."""
         try:
-            with torch_private.unseen_by_modes():
+            with torch_private.bypass_torch_modes():
                 action()
         except BaseException as error:
             self.close()
@@ -76,13 +76,13 @@ class MemoryWatch:
             return error
         return None
 
-    def saw(self, optimizer: Any) -> None:
+    def note_optimizer(self, optimizer: Any) -> None:
         """An optimizer steps, now or in any earlier step."""
         known = self._optimizers.get(id(optimizer))
         if (known is None or known() is not optimizer) and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
-    def look_around(self) -> None:
+    def find_all_tensors(self) -> None:
         """Search all objects for tensors, which is dear: once a run, before the first window that is watched."""
         if self._held is None:
             self._held = []
@@ -93,7 +93,7 @@ class MemoryWatch:
     def open(self) -> None:
         """A window opens between two steps: note all live tensors."""
         self._owners = self.book.parameter_modules()
-        self._watched = Watched()
+        self._watched = WatchedStorages()
         known: dict[tuple[str, int], Mark] = {}
         for mark, tensor in self._optimizer_tensors():
             known.setdefault((mark.device, mark.pointer), _watch_storage_end(mark, tensor.untyped_storage()))
@@ -107,7 +107,7 @@ class MemoryWatch:
         """An optimizer is about to step: now every gradient that it uses has its address."""
         if self._watched is not None:
             self._watched.marks += [mark for mark, _ in self._gradients()]
-            self._ask_malloc(self._watched)
+            self._update_reserved_peak(self._watched)
 
     def after_step(self) -> None:
         """A step has ended: what is new of models and optimizers has its address."""
@@ -115,14 +115,14 @@ class MemoryWatch:
             if len(self.book.modules()) and not self._owners:
                 self._owners = self.book.parameter_modules()
             self._watched.marks += [mark for mark, _ in self._optimizer_tensors()]
-            self._ask_malloc(self._watched)
+            self._update_reserved_peak(self._watched)
 
-    def close(self) -> Watched:
+    def close(self) -> WatchedStorages:
         """The window has closed; what was watched, and nothing is held any longer."""
-        watched, self._watched, self._owners = self._watched or Watched(), None, {}
+        watched, self._watched, self._owners = self._watched or WatchedStorages(), None, {}
         return watched
 
-    def _ask_malloc(self, watched: Watched) -> None:
+    def _update_reserved_peak(self, watched: WatchedStorages) -> None:
         if self._reserved is not None:
             watched.reserved = max(watched.reserved, self._reserved())
 
@@ -186,7 +186,7 @@ class MemoryWatch:
 
     def _live_python_tensors(self) -> Iterator[tuple[UntypedStorage, tuple[int, ...]]]:
         """Live storages of the tensors that Python held at the last survey, with a shape each."""
-        self.look_around()
+        self.find_all_tensors()
         alive = [(storage, shape) for reference, shape in self._held or () if (storage := reference()) is not None]
         self._held = [(weakref.ref(storage), shape) for storage, shape in alive]
         yield from alive

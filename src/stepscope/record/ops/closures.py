@@ -32,7 +32,7 @@ def optimizer_steps(events: Events, texts: list[str]) -> Ints:
 
 def closure_ends(events: Events, steps: Ints, texts: list[str]) -> Ints:
     """When the last module call or backward node in each of these ranges begins, as `Events.t0`; -1 without any."""
-    marks = _marks(events, texts)
+    marks = _marked_phases(events, texts)
     passes = np.flatnonzero(((marks == FORWARD) | (marks == BACKWARD)) & (events.gpu < 0))
     passes = passes[np.argsort(events.t0[passes], kind="stable")]
     first = np.searchsorted(events.t0[passes], events.t0[steps], side="right")
@@ -40,35 +40,35 @@ def closure_ends(events: Events, steps: Ints, texts: list[str]) -> Ints:
     ends = np.full(len(steps), -1, dtype=np.int64)
     for number, step in enumerate(steps.tolist()):
         within = passes[first[number] : last[number]]
-        ends[number] = events.t0[within[_of_thread(events, within, events.thread[step])]].max(initial=-1)
+        ends[number] = events.t0[within[_belongs_to_thread(events, within, events.thread[step])]].max(initial=-1)
     return ends
 
 
-def _marks(events: Events, texts: list[str]) -> Ints:
+def _marked_phases(events: Events, texts: list[str]) -> Ints:
     marks = np.array([phase_marked_by(text) for text in texts], dtype=np.int64)[events.name]
     return np.where(events.scope == BACKWARD_NODE, BACKWARD, marks)
 
 
-def _of_thread(events: Events, rows: Ints, thread: int) -> Flags:
+def _belongs_to_thread(events: Events, rows: Ints, thread: int) -> Flags:
     """Which of these rows a thread runs, or are nodes that it made: another thread runs those of a GPU."""
     made = (events.scope[rows] == BACKWARD_NODE) & (events.forward_thread[rows] == thread)
     found: Flags = made | (events.thread[rows] == thread)
     return found
 
 
-def phases_in_closures(events: Events, parent: Ints, labels: Labels, texts: list[str]) -> Ints:
+def relabel_phases_in_closures(events: Events, parent: Ints, labels: Labels, texts: list[str]) -> Ints:
     """Phases with those of closures as they are outside of one: the loss is forward, in an `Optimizer.step` or not."""
     steps = optimizer_steps(events, texts)
     ends = closure_ends(events, steps, texts)
     phase: Ints = labels.phase.copy()
     if (ends < 0).all():
         return phase
-    marks = _marks(events, texts)
+    marks = _marked_phases(events, texts)
     makers = np.zeros(len(phase), dtype=bool)
     makers[labels.made_by[labels.made_by >= 0]] = True
     for step, end in zip(steps[ends >= 0].tolist(), ends[ends >= 0].tolist(), strict=True):
         inside = np.flatnonzero((events.t0 > events.t0[step]) & (events.t0 <= end) & (events.gpu < 0))
-        inside = inside[_of_thread(events, inside, events.thread[step])]
+        inside = inside[_belongs_to_thread(events, inside, events.thread[step])]
         inside = inside[np.argsort(events.t0[inside], kind="stable")]
         is_plain = (phase[inside] == OPTIMIZER) & (marks[inside] == UNMARKED)
         begins = np.where(is_plain, makers[inside], (marks[inside] != UNMARKED) & (marks[inside] != COMMUNICATION))

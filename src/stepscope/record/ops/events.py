@@ -63,7 +63,7 @@ class Events:
         return Events(**picked, raw=[self.raw[row] for row in rows] if self.raw else [])
 
 
-def columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool = False) -> Events:
+def read_event_columns(raw: list[Any], names: Names, cuda: bool, keep_raw: bool = False) -> Events:
     """Read the attributes that rows need; `keep_raw` keeps the events for their shapes."""
     if cuda:
         raw = _rows_of_cuda(raw)
@@ -194,7 +194,7 @@ _COLLECTIVE = re.compile(COLLECTIVE)
 _CALLS = ("c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms", "torch.distributed.ddp.reducer::")
 
 
-class Places(Protocol):
+class BackwardNodeModules(Protocol):
     """Modules of backward nodes whose forward ops are not among the events."""
 
     def modules_of(self, sequence: Ints) -> Ints:
@@ -228,13 +228,13 @@ def module_marked_by(name: str) -> int:
     return int(name[len(MODULE_SCOPE) :]) if name.startswith(MODULE_SCOPE) else NO_MODULE
 
 
-def label(
+def label_events(
     events: Events,
     parent: Ints,
     depth: Ints,
     texts: list[str],
     thread: int | None = None,
-    places: Places | None = None,
+    places: BackwardNodeModules | None = None,
 ) -> Labels:
     """Phase and module of every event; events in the order of `by_thread_and_time`.
 
@@ -247,20 +247,20 @@ def label(
     marked[events.scope == BACKWARD_NODE] = BACKWARD
     phase = _inherited_phase(_top_phases(events, marked, depth), marked, parent, depth)
     by_backend = (events.gpu < 0) & np.array([_COLLECTIVE.match(text) is not None for text in texts])[events.name]
-    phase[_on_backend_threads(events, marked, by_backend)] = COMMUNICATION
+    phase[_is_on_collective_thread(events, marked, by_backend)] = COMMUNICATION
     module = _inherited_module(scopes[events.name], parent, depth)
     made_by = _forward_op_rows(events, marked)
     noted = _modules_noted(events, made_by, thread, places)
-    _of_scripted_code(events, marked, module, made_by, noted)
+    _note_scripted_code_modules(events, marked, module, made_by, noted)
     in_module, passed = module, (phase == BACKWARD) | (phase == COMMUNICATION)
     for _ in range(_MOST_ORDERS if (phase[made_by[made_by >= 0]] == BACKWARD).any() else 1):
         backward_module = _backward_modules(events, module, made_by, noted, accumulates[events.name], parent)
-        own = _combined(backward_module, scopes[events.name])
+        own = _prefer_scoped_module(backward_module, scopes[events.name])
         before, module = module, np.where(passed, _inherited_module(own, parent, depth), in_module)
         if (module == before).all():
             break
     inside = np.flatnonzero((marked == COMMUNICATION) & (parent != NO_PARENT))
-    _without_module(module, inside[accumulates[events.name[parent[inside]]]], parent)
+    _clear_module_below(module, inside[accumulates[events.name[parent[inside]]]], parent)
     made_nodes = made_by[made_by >= 0]
     _phase_of_unscoped_forward(phase, made_nodes, marked, parent)
     return Labels(phase, module, made_by)
@@ -283,7 +283,7 @@ def _top_phases(events: Events, marked: Ints, depth: Ints) -> Ints:
     return phase
 
 
-def _on_backend_threads(events: Events, marked: Ints, by_backend: Flags) -> Flags:
+def _is_on_collective_thread(events: Events, marked: Ints, by_backend: Flags) -> Flags:
     """Rows of threads on which a backend runs collectives and nothing is trained: what a hook does there is theirs."""
     rows: Flags = np.zeros(len(marked), dtype=bool)
     trains = (marked != UNMARKED) & ~by_backend
@@ -292,7 +292,7 @@ def _on_backend_threads(events: Events, marked: Ints, by_backend: Flags) -> Flag
     return rows
 
 
-def _without_module(module: Ints, rows: Ints, parent: Ints) -> None:
+def _clear_module_below(module: Ints, rows: Ints, parent: Ints) -> None:
     """Take the module from these rows and from all that they call."""
     while len(rows):
         module[rows] = NO_MODULE
@@ -337,7 +337,7 @@ def _forward_op_rows(events: Events, marked: Ints) -> Ints:
     return made_by
 
 
-def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: Places | None) -> Ints:
+def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: BackwardNodeModules | None) -> Ints:
     """Module of each backward node whose forward op is not in this window, from the calls that were noted."""
     noted = np.full(len(events.name), NO_MODULE, dtype=np.int64)
     if places is not None and thread is not None:
@@ -347,7 +347,7 @@ def _modules_noted(events: Events, made_by: Ints, thread: int | None, places: Pl
     return noted
 
 
-def _of_scripted_code(events: Events, marked: Ints, module: Ints, made_by: Ints, noted: Ints) -> None:
+def _note_scripted_code_modules(events: Events, marked: Ints, module: Ints, made_by: Ints, noted: Ints) -> None:
     """Note the module of nodes that no op made: scripted code makes one for all of it, before its first op."""
     alone = np.flatnonzero((events.scope == BACKWARD_NODE) & (events.sequence >= 0) & (made_by < 0) & (noted < 0))
     ops = np.flatnonzero((marked != BACKWARD) & (events.sequence >= 0))
@@ -379,7 +379,7 @@ def _backward_modules(
     return own
 
 
-def _combined(backward: Ints, scoped: Ints) -> Ints:
+def _prefer_scoped_module(backward: Ints, scoped: Ints) -> Ints:
     """A recomputed module's own scope is nearer than the node that asked for the recomputation."""
     nearest: Ints = np.where(scoped != NO_MODULE, scoped, backward)
     return nearest

@@ -65,7 +65,7 @@ class Root:
     @property
     def module(self) -> nn.Module:
         """The module, or an empty one where it is gone."""
-        return _alive(self.held)
+        return _module_or_empty(self.held)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Known:
     closed: bool = False  # nor is its own
 
 
-class ModuleBook:
+class ModuleRegistry:
     """Knows every module by index, and its name."""
 
     def __init__(self, found_root: Callable[[nn.Module], None] = lambda _: None) -> None:
@@ -124,11 +124,13 @@ class ModuleBook:
             before = [(entry, entry.root, entry.below) for entry in self._modules] if known else []
             try:
                 with DeferredSignals():  # an interrupt in its midst would leave lists that do not fit each other
-                    self._new_root(Root(weakref.ref(module), name, _type(module), learns, first), signature, parts)
+                    self._new_root(
+                        Root(weakref.ref(module), name, _uncompiled_type_name(module), learns, first), signature, parts
+                    )
                     for below, part in known:
-                        self._adopt(part, roots, below)
+                        self._move_into_root(part, roots, below)
             except BaseException:  # set by another thread, which nothing puts off: as if nobody had called it yet
-                self._drop_from(first, roots, before)
+                self._roll_back_to(first, roots, before)
                 raise
         else:  # a loss of each batch, a model of each fold: made anew, it takes the place of one that is gone
             first = vacant.first
@@ -152,7 +154,8 @@ class ModuleBook:
         first = len(self._modules)
         with DeferredSignals():
             self._modules += [
-                _Known(weakref.ref(part), root, _joined(path, below), type(part).__name__) for below, part in parts
+                _Known(weakref.ref(part), root, _join_module_path(path, below), type(part).__name__)
+                for below, part in parts
             ]
             self._index.update((id(part), index) for index, (_, part) in enumerate(parts, first))
         return first
@@ -164,7 +167,7 @@ class ModuleBook:
         self._modules += [_Known(weakref.ref(part), root, below, type(part).__name__) for below, part in parts]
         self._index.update((id(part), index) for index, (_, part) in enumerate(parts, new.first))
 
-    def _drop_from(self, first: int, roots: int, before: list[tuple[_Known, int, str]]) -> None:
+    def _roll_back_to(self, first: int, roots: int, before: list[tuple[_Known, int, str]]) -> None:
         """Drop modules and roots from these numbers on, and give the others the roots and names that they had."""
         for known, root, below in before:
             known.root, known.below = root, below
@@ -182,7 +185,9 @@ class ModuleBook:
         for known in self._modules:
             if (module := known.held()) is not None:
                 known.kind = type(module).__name__  # a lazy one has become another
-        return [(_joined(self._root_names[known.root] or "", known.below), known.kind) for known in self._modules]
+        return [
+            (_join_module_path(self._root_names[known.root] or "", known.below), known.kind) for known in self._modules
+        ]
 
     def root_names(self) -> set[str]:
         """The names of the outermost modules."""
@@ -191,7 +196,7 @@ class ModuleBook:
 
     def modules(self) -> list[nn.Module]:
         """Every module by index; an empty one where it is gone."""
-        return [_alive(known.held) for known in self._modules]
+        return [_module_or_empty(known.held) for known in self._modules]
 
     def sizes(self) -> list[Sizes]:
         """Parameters by index; of modules that are gone as they were when they were last looked at."""
@@ -231,7 +236,7 @@ class ModuleBook:
                 owners.setdefault(id(parameter), index)
         return owners
 
-    def _adopt(self, part: nn.Module, root: int, below: str) -> None:
+    def _move_into_root(self, part: nn.Module, root: int, below: str) -> None:
         """A module that was called by itself, before the model whose part it is: it has its name there."""
         former = self._modules[self._index[id(part)]].root
         held = self.roots[former]
@@ -264,7 +269,7 @@ class ModuleBook:
         return free
 
 
-def _alive(held: Reference) -> nn.Module:
+def _module_or_empty(held: Reference) -> nn.Module:
     module = held()  # never asked whether it is true: that may be the training's own code
     return nn.Module() if module is None else module  # one that has died owns nothing
 
@@ -326,17 +331,17 @@ def _sizes(module: nn.Module) -> Sizes:
         return Sizes(sum(count for count, _ in sizes), sum(count * size for count, size in sizes), trainable)
 
 
-def parts_of(module: nn.Module) -> list[nn.Module]:
+def module_and_descendants(module: nn.Module) -> list[nn.Module]:
     """A module and everything below it."""
     return [part for _, part in _named_modules(module)]
 
 
-def _joined(root: str, below: str) -> str:
+def _join_module_path(root: str, below: str) -> str:
     parts = [part for part in (root, *below.split(".")) if part and part != _COMPILED]
     return ".".join(parts)
 
 
-def _type(module: nn.Module) -> str:
+def _uncompiled_type_name(module: nn.Module) -> str:
     below = vars(module).get("_modules") or {}
     compiled = below[_COMPILED] if _COMPILED in below else module  # noqa: SIM401 - a scripted module's has no `get`
     return type(compiled).__name__
@@ -348,7 +353,7 @@ def _type(module: nn.Module) -> str:
 _MOST = 200_000  # changes of the innermost module that are remembered, 16 B each: the last ones
 
 
-class CallPlaces:
+class ModuleCallLog:
     """The module calls of one thread; `sequence` returns the number that its next node gets."""
 
     def __init__(self, index: Callable[[Any], int], sequence: Callable[[], int]) -> None:

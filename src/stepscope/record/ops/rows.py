@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from stepscope.arrays import Ints
-from stepscope.record.ops.closures import phases_in_closures
+from stepscope.record.ops.closures import relabel_phases_in_closures
 from stepscope.record.ops.costs import count_op_bytes, count_op_flops, has_formula
 from stepscope.record.ops.events import (
     CLOSING,
@@ -23,17 +23,17 @@ from stepscope.record.ops.events import (
     Events,
     Names,
     by_thread_and_time,
-    columns,
     depths,
-    label,
+    label_events,
     parents,
+    read_event_columns,
     self_times,
 )
 from stepscope.record.ops.updates import OptimizerCalls, modules_of_updates
 from stepscope.runfolder import PHASES, Part
 
 if TYPE_CHECKING:
-    from stepscope.record.ops.events import Places
+    from stepscope.record.ops.events import BackwardNodeModules
 
 # Recording shapes makes an overhead-bound step a quarter slower, so it is done in warm-up steps only. A later step
 # takes the numbers over when it ran the same ops in the same places on as many samples; or when each op of the same
@@ -62,7 +62,7 @@ class Costs(Protocol):
         """Look up rows of the steps of a window."""
 
 
-class ShapeBook:
+class OpCostsByShape:
     """Costs of the ops of a step, by the step's signature and the shapes that models were called with in it."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ShapeBook:
             alike, key = (signature, span.samples), (signature, span.samples, span.inputs)
             if window.shapes and key not in self._known:
                 raw = [rows.events.raw[event] for event in rows.order[ops]]
-                self._known[key] = self._alike[alike] = costs = _costs(raw, rows.name[ops], rows.texts)
+                self._known[key] = self._alike[alike] = costs = _flops_and_bytes(raw, rows.name[ops], rows.texts)
                 self._of_calls.setdefault(span.inputs, _CallCosts()).learn(rows.name[ops], rows.module[ops], *costs)
             found = self._known.get(key)
             if found is None and span.inputs and span.inputs in self._of_calls:
@@ -124,7 +124,7 @@ class _CallCosts:
         return np.array(flops, dtype=np.int64), np.array([self._read[call] for call in calls], dtype=np.int64)
 
 
-def _costs(raw: list[Any], name: Ints, texts: list[str]) -> tuple[Ints, Ints]:
+def _flops_and_bytes(raw: list[Any], name: Ints, texts: list[str]) -> tuple[Ints, Ints]:
     flops, read = [], []
     counted = [has_formula(text) for text in texts]
     for event, index in zip(raw, name.tolist(), strict=True):
@@ -140,7 +140,7 @@ def _or_unknown(value: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WindowRows:
     """The rows of a window, and per step what the recording plan learns from.
 
     left_open: names of what was open when the window stopped, though it should have ended before (`follow_ranges`).
@@ -148,13 +148,13 @@ class Rows:
 
     part: Part
     profiles: list[StepProfile]
-    labelled: Labelled | None = None
+    labelled: LabelledEvents | None = None
     left_open: tuple[str, ...] = ()
 
 
-def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
+def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> WindowRows:
     """Convert a window; `modules` gives (qualified name, type) by module index."""
-    events = columns(window.raw, names, window.cuda, keep_raw=window.shapes)
+    events = read_event_columns(window.raw, names, window.cuda, keep_raw=window.shapes)
     closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
     thread = int(events.thread[closing[-1]]) if len(closing) else None
     events, left_open = trim_at_window_close(events, names)
@@ -168,18 +168,18 @@ def rows_of_events(
     modules: list[tuple[str, str]],
     book: Costs,
     thread: int | None = None,
-) -> Rows:
+) -> WindowRows:
     """Return the rows from events in columns, whatever their source; thread: the one that trains."""
     events = events.take(by_thread_and_time(_lane(events), events.t0, events.t1))
     lane = _lane(events)
     depth = depths(lane, events.t0, events.t1)
     parent = parents(lane, depth)
     own = self_times(events.t0, events.t1, parent)
-    labels = label(events, parent, depth, names.texts(), thread, window.places)
-    phase, module = phases_in_closures(events, parent, labels, names.texts()), labels.module.copy()
+    labels = label_events(events, parent, depth, names.texts(), thread, window.places)
+    phase, module = relabel_phases_in_closures(events, parent, labels, names.texts()), labels.module.copy()
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
-    table = Labelled(events, parent, own, phase, module, events.t0 - window.unix_offset_ns, labels.made_by)
+    table = LabelledEvents(events, parent, own, phase, module, events.t0 - window.unix_offset_ns, labels.made_by)
     rows = _assemble(table, window, names, modules, book)
     return replace(rows, labelled=replace(table, events=replace(events, raw=[])))  # torch's refer to tensors, weakly
 
@@ -220,7 +220,7 @@ def _kernels_join_their_ops(events: Events, parent: Ints, phase: Ints, module: I
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledEvents:
     """Every event of a window in the order of `by_thread_and_time`, with its parent, self time, phase and module."""
 
     events: Events
@@ -232,10 +232,12 @@ class Labelled:
     made_by: Ints  # as in Labels
 
 
-def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> Rows:
+def _assemble(
+    table: LabelledEvents, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs
+) -> WindowRows:
     """Give each row its step, sort by step and time, and number parents within the step."""
     if not window.steps or len(table.t0_ns) == 0:
-        return Rows(Part(), [])
+        return WindowRows(Part(), [])
     starts = np.array([span.t0_ns for span in window.steps])
     ends = np.array([span.t1_ns for span in window.steps])
     begins = table.t0_ns.copy()
@@ -250,11 +252,11 @@ def _assemble(table: Labelled, window: Window, names: Names, modules: list[tuple
     number = np.full(len(inside), NO_PARENT, dtype=np.int64)
     number[order] = np.arange(len(order)) - first[place] + window.rows_before
     parent = np.where(table.parent[order] == NO_PARENT, NO_PARENT, number[table.parent[order]])
-    return _finished(table, window, order, place, parent, names, modules, book)
+    return _build_window_rows(table, window, order, place, parent, names, modules, book)
 
 
-def _finished(
-    table: Labelled,
+def _build_window_rows(
+    table: LabelledEvents,
     window: Window,
     order: Ints,
     place: Ints,
@@ -262,7 +264,7 @@ def _finished(
     names: Names,
     modules: list[tuple[str, str]],
     book: Costs,
-) -> Rows:
+) -> WindowRows:
     events = table.events
     t0_ns = table.t0_ns[order]
     t1_ns = t0_ns + (events.t1 - events.t0)[order]
@@ -292,7 +294,7 @@ def _finished(
         "bytes": read,
     }
     fqns = [fqn for fqn, _ in modules]
-    return Rows(Part(columns, {"name": texts, "module": fqns, "phase": PHASES, "device": gpus}), profiles)
+    return WindowRows(Part(columns, {"name": texts, "module": fqns, "phase": PHASES, "device": gpus}), profiles)
 
 
 def row_name(text: str, modules: list[tuple[str, str]]) -> str:
@@ -329,7 +331,7 @@ class Window:
     optimizer_calls: OptimizerCalls
     shapes: bool
     cuda: bool
-    places: Places | None = None  # whose calls were noted, where a window holds no forward pass
+    places: BackwardNodeModules | None = None  # whose calls were noted, where a window holds no forward pass
     rows_before: int = 0  # of the same step, in other windows
 
 

@@ -29,7 +29,7 @@ from stepscope.arrays import Ints
 from stepscope.clock import monotonic_ns
 from stepscope.record.fault_boundary import INSTALLED
 from stepscope.record.ops.events import BACKWARD_NODE, MODULE_SCOPE, NO_PARENT, OPTIMIZER_STEP, phase_marked_by
-from stepscope.record.ops.rows import Labelled, StepSpan, row_name
+from stepscope.record.ops.rows import LabelledEvents, StepSpan, row_name
 from stepscope.runfolder import DATA_LOADER, PHASES
 
 MOST_CALLS = 20_000  # of modules in the step: of a larger one the first
@@ -47,7 +47,7 @@ _ROUTES = str(Path(__file__).parents[1] / "torch_hooks.py")
 _TRAINED_HERE = (str(Path(_PACKAGE) / "workloads"), str(Path(_PACKAGE) / "record" / "train.py"))
 
 
-class Site(NamedTuple):
+class SourceRange(NamedTuple):
     """Lines of a file; they are one where it is known which."""
 
     file: str
@@ -55,7 +55,7 @@ class Site(NamedTuple):
     last: int
 
 
-def _kind(file: str) -> int:
+def _code_origin(file: str) -> int:
     """Whose code a file holds: what is passed over, a library's, or the training's own."""
     if file.startswith(_TRAINED_HERE):
         return _OWN
@@ -70,8 +70,8 @@ def _kind(file: str) -> int:
 class _CallSite:
     """The place of a call: the nearest lines of own and of library code, and whether it is outside all modules."""
 
-    own: Site | None
-    library: Site | None
+    own: SourceRange | None
+    library: SourceRange | None
     outermost: bool
 
 
@@ -121,9 +121,9 @@ class CallSites:
                 inside = True
             else:
                 inside = False
-                kind = _kinds(file)
+                kind = _cached_code_origin(file)
                 if kind == _OWN or (kind == _LIBRARY and library is None):
-                    site = Site(file, frame.f_lineno, frame.f_lineno)
+                    site = SourceRange(file, frame.f_lineno, frame.f_lineno)
                     if crossed >= self._depth and len(self.codes) < 50:
                         self.codes.setdefault(frame.f_code, frame.f_globals)
                     if kind == _OWN:
@@ -132,7 +132,7 @@ class CallSites:
             frame = frame.f_back
         return _CallSite(None, library, crossed >= self._depth)
 
-    def chosen(self, place: _CallSite) -> Site | None:
+    def chosen(self, place: _CallSite) -> SourceRange | None:
         """Outside all modules a line of the training's own tells nothing where the whole step comes from it."""
         if place.own is None or place.library is None:
             return place.own or place.library
@@ -146,10 +146,10 @@ class CallSites:
 _known_kinds: dict[str, int] = {}
 
 
-def _kinds(file: str) -> int:
+def _cached_code_origin(file: str) -> int:
     found = _known_kinds.get(file)
     if found is None:
-        found = _known_kinds[file] = _kind(file)
+        found = _known_kinds[file] = _code_origin(file)
     return found
 
 
@@ -178,11 +178,11 @@ _CALLED_AS = {
 
 class _Call(NamedTuple):
     name: str
-    site: Site
+    site: SourceRange
 
 
 def _calls_in(
-    code: CodeType, names: dict[str, Any], owner: type | None, depth: int = 0, at: Site | None = None
+    code: CodeType, names: dict[str, Any], owner: type | None, depth: int = 0, at: SourceRange | None = None
 ) -> Iterator[_Call]:
     """Yield what a function calls, in the order of its code, and what the functions call that can be told from names.
 
@@ -195,7 +195,7 @@ def _calls_in(
     for instruction in dis.get_instructions(code):
         opcode, value = instruction.opname, instruction.argval
         line = _line_of(instruction) or line
-        site = at or Site(code.co_filename, line, line)
+        site = at or SourceRange(code.co_filename, line, line)
         if opcode in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_METHOD", "LOAD_ATTR"):
             yield _Call(value, site)
             if opcode in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -207,7 +207,7 @@ def _calls_in(
             else:
                 target = None
             if type(target) is FunctionType and depth < _DEEPEST:
-                yield from _within(target, owner if opcode != "LOAD_GLOBAL" else None, depth, site, at)
+                yield from _calls_within_function(target, owner if opcode != "LOAD_GLOBAL" else None, depth, site, at)
             elif isinstance(value, str) and value in within and depth < _DEEPEST:
                 yield from _calls_in(within[value], names, owner, depth + 1, at)
         elif opcode == "LOAD_CONST" and isinstance(value, CodeType):
@@ -228,8 +228,10 @@ def _calls_in(
             yield _Call(_SIGNS[opcode], site)
 
 
-def _within(function: FunctionType, owner: type | None, depth: int, site: Site, at: Site | None) -> Iterator[_Call]:
-    own = _kinds(function.__code__.co_filename) != _PASSED_OVER
+def _calls_within_function(
+    function: FunctionType, owner: type | None, depth: int, site: SourceRange, at: SourceRange | None
+) -> Iterator[_Call]:
+    own = _cached_code_origin(function.__code__.co_filename) != _PASSED_OVER
     if own:
         yield from _calls_in(function.__code__, function.__globals__, owner, depth + 1, at)
     elif at is None:
@@ -256,17 +258,17 @@ def _names_of(text: str) -> frozenset[str]:
 # From the lines of calls to those of all op calls of the step.
 
 
-class _Reader:
+class _SourceLineAssigner:
     """Gives the rows of one step their sites."""
 
-    def __init__(self, sites: CallSites, table: Labelled, texts: list[str], span: StepSpan) -> None:
+    def __init__(self, sites: CallSites, table: LabelledEvents, texts: list[str], span: StepSpan) -> None:
         self._sites, self._table, self._texts = sites, table, texts
         events = table.events
         self._step = (table.t0_ns >= span.t0_ns) & (table.t0_ns < span.t1_ns) & (events.gpu < 0)
         if np.count_nonzero(self._step) > MOST_ROWS:
             kept = [number for number, text in enumerate(texts) if text.startswith(_NOTED)]
             self._step &= np.isin(events.name, kept)
-        self.found: list[Site | None] = [None] * len(table.t0_ns)
+        self.found: list[SourceRange | None] = [None] * len(table.t0_ns)
         self._static: dict[Any, list[_Call]] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._kinds: dict[int, type] = {}  # of module rows
@@ -285,7 +287,9 @@ class _Reader:
         self._modules([row for row in rows.tolist() if int(events.name[row]) in scoped])
         starts = {_OPTIMIZER: OPTIMIZER_STEP, _DATA: DATA_LOADER}
         for kind, begin in starts.items():
-            self._marked(kind, [row for row in rows.tolist() if texts[int(events.name[row])].startswith(begin)])
+            self._assign_marked_lines(
+                kind, [row for row in rows.tolist() if texts[int(events.name[row])].startswith(begin)]
+            )
         contexts: dict[int, list[int]] = {}
         for row in rows.tolist():
             above = int(self._table.parent[row])
@@ -297,7 +301,7 @@ class _Reader:
             ):
                 contexts.setdefault(above, []).append(row)
         for context, children in contexts.items():
-            self._between(context, children)
+            self._assign_lines_between(context, children)
         self._backward(rows)
         for row in rows.tolist():  # parents come before children
             above = int(self._table.parent[row])
@@ -306,7 +310,7 @@ class _Reader:
 
     def _modules(self, rows: list[int]) -> None:
         """The n-th call of a module is its n-th row."""
-        of_module: dict[int, list[tuple[type, Site | None]]] = {}
+        of_module: dict[int, list[tuple[type, SourceRange | None]]] = {}
         for index, kind, place in self._sites.calls:
             of_module.setdefault(index, []).append((kind, self._sites.chosen(place)))
         for row in rows:
@@ -314,13 +318,13 @@ class _Reader:
             if noted:
                 self._kinds[row], self.found[row] = noted.pop(0)
 
-    def _marked(self, kind: str, rows: list[int]) -> None:
+    def _assign_marked_lines(self, kind: str, rows: list[int]) -> None:
         noted = [self._sites.chosen(place) for _, place in self._sites.marks.get(kind, ())]
         for number, row in enumerate(rows):
             if noted:
                 self.found[row] = noted[min(number, len(noted) - 1)]
 
-    def _between(self, context: int, rows: list[int]) -> None:
+    def _assign_lines_between(self, context: int, rows: list[int]) -> None:
         """Ops that a function calls itself: within the call of a module, or outside all."""
         calls = self._calls_of(context)
         if calls is None:
@@ -364,7 +368,7 @@ class _Reader:
         forward = next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
         for _ in range(_DEEPEST):
             forward = getattr(forward, "__wrapped__", forward)
-        if type(forward) is FunctionType and _kinds(forward.__code__.co_filename) != _PASSED_OVER:
+        if type(forward) is FunctionType and _cached_code_origin(forward.__code__.co_filename) != _PASSED_OVER:
             yield from _calls_in(forward.__code__, forward.__globals__, kind)
 
     def _backward(self, rows: Ints) -> None:
@@ -372,7 +376,7 @@ class _Reader:
         events, table = self._table.events, self._table
         passes = [(at, self._sites.chosen(place)) for at, place in self._sites.marks.get(_BACKWARD, ())]
         times = [at for at, _ in passes]
-        before: dict[int, Site | None] = {}
+        before: dict[int, SourceRange | None] = {}
         for row in rows[events.scope[rows] == BACKWARD_NODE].tolist():
             made_by, thread = int(table.made_by[row]), int(events.thread[row])
             if made_by >= 0:
@@ -393,7 +397,7 @@ class _Reader:
                 number = int(np.searchsorted(times, table.t0_ns[row])) - 1
                 self.found[row] = passes[number][1] if number >= 0 else None
 
-    def _made_at(self, row: int) -> Site | None:
+    def _made_at(self, row: int) -> SourceRange | None:
         while row != NO_PARENT and self.found[row] is None:
             row = int(self._table.parent[row])
         return None if row == NO_PARENT else self.found[row]
@@ -406,7 +410,7 @@ def _limited(calls: Iterator[_Call]) -> Iterator[_Call]:
         yield call
 
 
-def _lies_between(site: Site, before: Site | None, after: Site | None) -> bool:
+def _lies_between(site: SourceRange, before: SourceRange | None, after: SourceRange | None) -> bool:
     """Return whether code that runs from line to line could be here; a loop goes back, and everything could."""
     if before is not None and after is not None and before.file == after.file and before.first > after.first:
         return True
@@ -415,7 +419,7 @@ def _lies_between(site: Site, before: Site | None, after: Site | None) -> bool:
     return not (early or late)
 
 
-def _assign(possible: list[Site], count: int) -> list[Site | None]:
+def _assign(possible: list[SourceRange], count: int) -> list[SourceRange | None]:
     """Sites of so many op calls in order: each its own where there are as many, else the range of all."""
     lines = list(dict.fromkeys(possible))
     if len(lines) <= 1:
@@ -427,24 +431,26 @@ def _assign(possible: list[Site], count: int) -> list[Site | None]:
     files = {site.file for site in lines}
     if len(files) > 1:
         return [None] * count
-    return [Site(files.pop(), min(site.first for site in lines), max(site.last for site in lines))] * count
+    return [SourceRange(files.pop(), min(site.first for site in lines), max(site.last for site in lines))] * count
 
 
 LINES_WAIT_NS = 5_000_000_000  # later, a run is so long that to find lines takes little of it
 
 
-class LinesToFind:
+class PendingSourceLines:
     """Facts that tell the lines of a step, kept until there is time: to find them takes as long as to write one."""
 
     def __init__(self) -> None:
-        self._kept: tuple[int, CallSites, Labelled, StepSpan] | None = None
+        self._kept: tuple[int, CallSites, LabelledEvents, StepSpan] | None = None
 
-    def keep(self, sites: CallSites | None, table: Labelled, spans: list[StepSpan]) -> None:
+    def store_first_step(self, sites: CallSites | None, table: LabelledEvents, spans: list[StepSpan]) -> None:
         """Keep the first of these steps, where its calls were noted."""
         if sites is not None and spans:
             self._kept = monotonic_ns(), sites, table, spans[0]
 
-    def found(self, texts: list[str], modules: list[tuple[str, str]], after_ns: int) -> dict[str, Any] | None:
+    def pop_sources_json(
+        self, texts: list[str], modules: list[tuple[str, str]], after_ns: int
+    ) -> dict[str, Any] | None:
         """Return the content of sources.json, once; None while what was kept is not that old, or where nothing was."""
         if self._kept is None or monotonic_ns() - self._kept[0] < after_ns:
             return None
@@ -453,10 +459,10 @@ class LinesToFind:
 
 
 def sources_of(
-    sites: CallSites, table: Labelled, texts: list[str], modules: list[tuple[str, str]], span: StepSpan
+    sites: CallSites, table: LabelledEvents, texts: list[str], modules: list[tuple[str, str]], span: StepSpan
 ) -> dict[str, Any]:
     """Return the content of sources.json: for each phase, module and op name of the step the lines of its calls."""
-    reader = _Reader(sites, table, texts, span)
+    reader = _SourceLineAssigner(sites, table, texts, span)
     reader.read()
     label = _Labels()
     rows = reader.rows()
@@ -466,14 +472,19 @@ def sources_of(
         key = int(table.phase[row]), int(table.module[row]), int(table.events.name[row])
         known.setdefault(key, []).append(label.number(reader.found[row]))
     found = [
-        [PHASES[phase], modules[module][0] if module >= 0 else None, row_name(texts[name], modules), _once(lines)]
+        [
+            PHASES[phase],
+            modules[module][0] if module >= 0 else None,
+            row_name(texts[name], modules),
+            _collapse_equal_lines(lines),
+        ]
         for (phase, module, name), lines in known.items()
         if any(line >= 0 for line in lines)
     ]
     return {"step": span.step, "sources": label.texts(), "rows": found}
 
 
-def _once(lines: list[int]) -> list[int]:
+def _collapse_equal_lines(lines: list[int]) -> list[int]:
     return lines[:1] if len(set(lines)) == 1 else lines
 
 
@@ -481,12 +492,12 @@ class _Labels:
     """Sites as texts: a file below the working directory by its path there, an installed one by its package's."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Site, int] = {}
+        self._numbers: dict[SourceRange, int] = {}
         self._cells: Any = {}
         with contextlib.suppress(Exception):  # of a notebook: its kernel knows the number of each cell's file
             self._cells = sys.modules["IPython"].get_ipython().compile._filename_map
 
-    def number(self, site: Site | None) -> int:
+    def number(self, site: SourceRange | None) -> int:
         """A number for a site, -1 for none."""
         return -1 if site is None else self._numbers.setdefault(site, len(self._numbers))
 

@@ -36,7 +36,7 @@ class Update:
     kinds: tuple[int, ...]
 
     @staticmethod
-    def of(optimizer: Any, every: bool, owners: Callable[[set[int]], Mapping[int, int]]) -> Update:
+    def from_optimizer(optimizer: Any, every: bool, owners: Callable[[set[int]], Mapping[int, int]]) -> Update:
         """Return what an optimizer will update; every: also parameters that may have no gradient.
 
         owners gives the module index by `id` of a parameter, of these.
@@ -68,7 +68,7 @@ def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
     return stated
 
 
-def _gradients(optimizer: Any) -> bytes:
+def _gradient_flags(optimizer: Any) -> bytes:
     """Which parameters have a gradient, in order, a byte each."""
     import torch
 
@@ -95,7 +95,7 @@ class OptimizerCalls:
     together: set[Update] = field(default_factory=set)
 
 
-class UpdateBook:
+class UpdateCache:
     """Parameters of each optimizer, looked at once a window, and how updates of many layers at once are shared.
 
     owners: index of the module of each parameter, by the parameter's id; others: whether a gradient may be replaced
@@ -112,13 +112,13 @@ class UpdateBook:
         """Optimizers may have other parameters now, some of them with the `id` of one that has died."""
         self._known, self._owners = {}, self._all_owners()
 
-    def of(self, optimizer: Any) -> Update:
+    def update_of_optimizer(self, optimizer: Any) -> Update:
         """Return what it updates; once a window and set of gradients, since it costs a percent of a step."""
         every = self._others()
-        key = id(optimizer), b"" if every else _gradients(optimizer)
+        key = id(optimizer), b"" if every else _gradient_flags(optimizer)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Update.of(optimizer, every, self._owners_of)
+            known = self._known[key] = Update.from_optimizer(optimizer, every, self._owners_of)
         return known
 
     def learn(self, calls: OptimizerCalls) -> None:
@@ -154,7 +154,7 @@ def modules_of_updates(events: Events, parent: Ints, module: Ints, texts: list[s
             calls.apart.add(update)
         elif len(ops):
             calls.together.add(update)
-    return _passed_down(found, parent, scopes)
+    return _inherit_modules_below(found, parent, scopes)
 
 
 def kind_of_group(group: Mapping[str, Any]) -> int:
@@ -176,11 +176,11 @@ def ops_of_a_parameter(names: bytes, groups: tuple[tuple[int, int], ...]) -> tup
     alike = len(ops) // parameters
     if alike * parameters == len(ops) and _repeats(ops, 0, alike, parameters):
         return (alike,) * len(groups)
-    answers = [answer for _, answer in zip(range(_MOST_FOUND), _divisions(ops, groups), strict=False)]
+    answers = [answer for _, answer in zip(range(_MOST_FOUND), _possible_op_counts(ops, groups), strict=False)]
     return min(answers, key=lambda widths: max(widths) - min(widths), default=None)
 
 
-def _divisions(ops: Ints, groups: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, ...]]:
+def _possible_op_counts(ops: Ints, groups: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, ...]]:
     """Widths by group with which every parameter of a kind has the same ops, and all end with the same one."""
     tried = 0
     waiting: list[tuple[int, tuple[int, ...], dict[int, Ints]]] = [(0, (), {})]
@@ -208,7 +208,7 @@ def _repeats(ops: Ints, first: int, width: int, count: int) -> bool:
     return width > 0 and until <= len(ops) and bool((ops[first + width : until] == ops[first : until - width]).all())
 
 
-def _passed_down(module: Ints, parent: Ints, scopes: Ints) -> Ints:
+def _inherit_modules_below(module: Ints, parent: Ints, scopes: Ints) -> Ints:
     """Rows below an update belong to the same module; parents come before children within a thread."""
     below = np.zeros(len(parent), dtype=bool)
     below[scopes] = True

@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
-def join(orders: str) -> None:
+def join_parent_run(orders: str) -> None:
     """Join the run of the training that started this Python process, should this one train too."""
 
     def record(torch: ModuleType) -> None:
@@ -62,7 +62,7 @@ def environment(orders: str, inherited: Mapping[str, str]) -> dict[str, str]:
     return joined if before is None else {**joined, PYTHONPATH: before}
 
 
-def is_python(command: Any) -> bool:
+def starts_joinable_python(command: Any) -> bool:
     """Return whether a command of `subprocess` starts Python, as far as its words show, and one that hears of us.
 
     With -I, -E or -S it looks at no PYTHONPATH, or for no sitecustomize: what we left there would stay there.
@@ -102,7 +102,7 @@ def _disables_site_hooks(words: Sequence[Any]) -> bool:
 def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
     def start(self: Any, args: Any, *rest: Any, **options: Any) -> Any:
         try:
-            if len(rest) <= _ENV_PLACE - 1 and is_python(options.get("executable") or args):
+            if len(rest) <= _ENV_PLACE - 1 and starts_joinable_python(options.get("executable") or args):
                 given = options.get("env")
                 options["env"] = environment(orders, os.environ if given is None else given)
         except Exception as error:
@@ -144,12 +144,12 @@ def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call `action` with the module once it is imported, or now where it is there; what fails in it stays there."""
     known = sys.modules.get(name)
     if known is not None:
-        _act(action, known)
+        _run_import_action(action, known)
     else:
         sys.meta_path.insert(0, _Finder(name, action))
 
 
-def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
+def _run_import_action(action: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         action(module)
     except BaseException as error:
@@ -191,7 +191,7 @@ class _Finder:
         """The module is there: nothing is left to find."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-            _act(self._action, module)
+            _run_import_action(self._action, module)
 
 
 class _Loader:

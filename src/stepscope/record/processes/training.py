@@ -85,7 +85,7 @@ class Recording:
             torch.set_num_threads(orders.threads)
         root, simulated = orders.root, orders.simulate
         if simulated is not None:
-            root = _simulated(simulated, orders)
+            root = _start_simulated_board(simulated, orders)
         if orders.prepare is not None:
             module, _, function = orders.prepare[0].partition(":")
             getattr(importlib.import_module(module), function)(orders.prepare[1])
@@ -107,13 +107,13 @@ class Recording:
         if self._first:
             with contextlib.suppress(OSError):
                 (Path(orders.run) / SIGNS).write_text(_LEFT_BEFORE_A_STEP, encoding="utf-8")
-            atexit.register(_guarded, self._say_why_not)
+            atexit.register(_run_ignoring_our_faults, self._write_why_nothing_recorded)
         self.session.start()
         after = _resident_bytes()
         if before is not None and after is not None:
             self.session.modules_bytes = max(after - before, 0)
 
-    def _say_why_not(self) -> None:
+    def _write_why_nothing_recorded(self) -> None:
         """The script's own process saw no training: what it did see is the reason, unless another process trained."""
         session = self.session
         if session is not None and not session.begun and os.getpid() == session.pid and not self._faulty:
@@ -131,7 +131,7 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
     words: dict[str, Any] = json.loads(orders_text)
     recording: Recording | None = None
     try:
-        recording = _recording(orders_text)
+        recording = _prepare_recording(orders_text)
     except Exception as error:  # a fault of ours: the script runs without us
         with contextlib.suppress(OSError, TypeError):
             os.close(words["go"])
@@ -154,15 +154,15 @@ def run_target(orders_text: str, target: str, arguments: Sequence[str]) -> None:
             _run_script(Path(target))
     except BaseException as error:
         if recording is not None:
-            _guarded(recording.ended, error)
+            _run_ignoring_our_faults(recording.ended, error)
         if not isinstance(error, SystemExit):
-            _guarded(_show_without_us)
+            _run_ignoring_our_faults(_show_without_us)
         raise
     if recording is not None:
-        _guarded(recording.ended, None)
+        _run_ignoring_our_faults(recording.ended, None)
 
 
-def _recording(orders_text: str) -> Recording:
+def _prepare_recording(orders_text: str) -> Recording:
     """Return what will record this process, once the one that started it is ready."""
     orders = Orders.from_json(orders_text)
     _end_with_parent()
@@ -192,7 +192,7 @@ def claim_writer(run: Path) -> RunWriter:
             return RunWriter.attach(run)
     for number in range(rank or 1, _MOST_RANKS):
         with contextlib.suppress(FileExistsError):
-            writer = RunWriter.rank(run, number)
+            writer = RunWriter.create_rank(run, number)
             writer.update(**({} if rank is not None else {"process": number}))
             return writer
     raise FileExistsError(f"no folder is free below '{run}/ranks'")
@@ -217,7 +217,7 @@ def _run_script(path: Path) -> None:
         sys.path.insert(0, str(path.resolve().parent))
     main = sys.modules["__main__"]
     _reset_main_module(main, absolute)
-    exec(_code(source, absolute), vars(main))
+    exec(_compile_script(source, absolute), vars(main))
 
 
 def _run_stdin() -> None:
@@ -233,7 +233,7 @@ def _run_stdin() -> None:
     exec(compile(source, "<stdin>", "exec", dont_inherit=True), vars(main))
 
 
-def _code(source: bytes, file: str) -> CodeType:
+def _compile_script(source: bytes, file: str) -> CodeType:
     """Return the code of a script, or of one that was compiled (`python train.pyc`)."""
     if file.endswith(".pyc") and source[:4] == importlib.util.MAGIC_NUMBER:
         code: CodeType = marshal.loads(source[16:])
@@ -288,14 +288,14 @@ def _show_without_us() -> None:
             own = _strip_our_frames(trace)
             if own is None and not isinstance(error, (SyntaxError, OSError, ValueError)):
                 own = trace  # a fault of ours, before the script began
-            for other in _shown_with(error):
+            for other in _exceptions_shown_with(error):
                 other.__traceback__ = _strip_our_frames(other.__traceback__)
         return shown(kind, error.with_traceback(own), own)
 
     sys.excepthook = show
 
 
-def _shown_with(error: BaseException) -> list[BaseException]:
+def _exceptions_shown_with(error: BaseException) -> list[BaseException]:
     """Return the causes, contexts and members of groups that are shown with an exception."""
     found: list[BaseException] = []
     left = [error]
@@ -328,7 +328,7 @@ def _is_start(file: str) -> bool:
     return file.startswith(_OURS) or file == runpy.__file__ or file == "<frozen runpy>"
 
 
-def _guarded(action: Any, *arguments: Any) -> None:
+def _run_ignoring_our_faults(action: Any, *arguments: Any) -> None:
     try:
         action(*arguments)
     except BaseException as error:
@@ -336,7 +336,7 @@ def _guarded(action: Any, *arguments: Any) -> None:
             raise
 
 
-def _simulated(board: str, orders: Orders) -> str:
+def _start_simulated_board(board: str, orders: Orders) -> str:
     """Start a simulated board beside this process; its truth is stored with the run at the end of the interpreter."""
     from stepscope.simulate import start
 
@@ -344,9 +344,9 @@ def _simulated(board: str, orders: Orders) -> str:
 
     def end() -> None:
         simulation.stop()
-        _guarded(lambda: simulation.truth().save(Path(orders.run)))
+        _run_ignoring_our_faults(lambda: simulation.truth().save(Path(orders.run)))
 
-    atexit.register(lambda: _guarded(end))
+    atexit.register(lambda: _run_ignoring_our_faults(end))
     return str(simulation.root)
 
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.files import read_object, replace_json, user_data
+from stepscope.files import read_json_object, replace_json, user_data
 from stepscope.record.device import describe_device
 from stepscope.record.sampler.characterise import Trace, measures_power
 from stepscope.record.sampler.sensor_response import (
     Load,
-    conversions,
     filter_of,
     load_share,
     loaders,
+    one_reading_per_refresh,
     refresh_period_ns,
 )
 from stepscope.record.sensors import Survey
@@ -74,7 +74,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class LoadRecording:
     """The minute: when all cores were busy, and the readings of each channel, W, without what was not read."""
 
     load: Load
@@ -93,7 +93,7 @@ def square_load(start_ns: int, seconds: float) -> list[tuple[int, int]]:
     return [(start_ns + int(a * 1e9), start_ns + int(b * 1e9)) for a, b in zip(on, off, strict=False)]
 
 
-def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: float, progress: Progress) -> Recorded:
+def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: float, progress: Progress) -> LoadRecording:
     """Read all power sensors and meters while the load goes on and off. Raises UsageError where no core takes load."""
     meters = {name: sensor for name, sensor in found.items() if measures_power(sensor)}
     traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
@@ -103,7 +103,7 @@ def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: floa
         start_ns = target.clock()
         end_ns = start_ns + int(seconds * 1e9)
         load = square_load(start_ns, seconds)
-        ready.follow(load)
+        ready.send_schedule(load)
         pollers = [
             threading.Thread(target=_poll, args=(sensor, traces[name], target.clock, end_ns), daemon=True)
             for name, sensor in meters.items()
@@ -122,7 +122,7 @@ def record_square(found: Mapping[str, OpenSensor], target: Target, seconds: floa
         for index, channel in enumerate(trace.channels)
         if channel.quantity in ("power", "energy")
     }
-    return Recorded(load, end_ns, power)
+    return LoadRecording(load, end_ns, power)
 
 
 def _poll(sensor: OpenSensor, trace: Trace, clock: Callable[[], int], end_ns: int) -> None:
@@ -133,7 +133,7 @@ def _poll(sensor: OpenSensor, trace: Trace, clock: Callable[[], int], end_ns: in
 
 def _watts(channel: Channel, trace: Trace, place: int) -> Readings:
     """Power of a channel; of a counter, between two of its changes, at their middle."""
-    times, values = trace.of(place)
+    times, values = trace.readings_of_channel(place)
     if channel.kind != "counter":
         return list(zip(times, values, strict=True))
     moved = [(t, v) for i, (t, v) in enumerate(zip(times, values, strict=True)) if i == 0 or v != values[i - 1]]
@@ -143,7 +143,7 @@ def _watts(channel: Channel, trace: Trace, place: int) -> Readings:
 
 
 def calibrate_channels(
-    recorded: Recorded, channels: Sequence[Channel], meter: Readings, name: str, accuracy: float
+    recorded: LoadRecording, channels: Sequence[Channel], meter: Readings, name: str, accuracy: float
 ) -> tuple[dict[str, Calibration], dict[str, str]]:
     """Fit each channel to the meter: (calibrations, why there is none), by channel id.
 
@@ -160,7 +160,7 @@ def calibrate_channels(
             (x, y) for begin, end in _plateaus(recorded)
             if (x := _mean(seen, begin, end)) is not None and (y := _mean(readings, begin, end)) is not None
         ]  # fmt: skip
-        fitted = _line(pairs)
+        fitted = _fit_gain_line(pairs)
         if fitted is None:
             moved = len({round(value, 9) for _, value in readings}) > 1
             refused[channel.id] = "it does not follow the load" if moved else "it does not move"
@@ -168,7 +168,7 @@ def calibrate_channels(
         refresh_ns = refresh_period_ns(*_columns(readings), counter=False)
         window = None
         if channel.kind != "counter":
-            window = filter_of(conversions(*_columns(readings), refresh_ns), recorded.load, refresh_ns)
+            window = filter_of(one_reading_per_refresh(*_columns(readings), refresh_ns), recorded.load, refresh_ns)
         found[channel.id] = Calibration(
             *fitted,
             accuracy=accuracy,
@@ -242,7 +242,7 @@ def _load_correlation(readings: Readings, load: Load, shift_ns: int, end_ns: int
     return statistics.correlation(x, y)
 
 
-def _plateaus(recorded: Recorded) -> list[tuple[int, int]]:
+def _plateaus(recorded: LoadRecording) -> list[tuple[int, int]]:
     """Return where power has settled, (begin, end) ns: each stretch of load or idle without its transient."""
     edges = [edge for pair in recorded.load for edge in pair]
     settled = int(_SETTLED_S * 1e9)
@@ -257,7 +257,7 @@ def _mean(readings: Readings, begin_ns: int, end_ns: int) -> float | None:
     return statistics.fmean(inside) if inside else None
 
 
-def _line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float, float, float] | None:
+def _fit_gain_line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float, float, float] | None:
     """(gain, its half, mean shown, mean at the meter, half of the meter's level) of shown = offset + gain x meter.
 
     None where fewer than four plateaus were seen, or the gain is not certain to be above 0.
@@ -295,7 +295,7 @@ def save_calibrations(root: Path, calibrations: Mapping[str, Calibration]) -> Pa
 def load_calibrations(root: Path) -> dict[str, Calibration]:
     """The calibrations kept for this device, by channel id; empty where there is none, or none that is sound."""
     try:
-        kept = read_object(_file(root))
+        kept = read_json_object(_file(root))
         if kept["format"] != FORMAT:
             return {}
         return {name: Calibration(**facts) for name, facts in kept["channels"].items()}

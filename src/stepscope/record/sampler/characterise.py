@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import Clock
-from stepscope.files import read_object, store_object, user_cache
+from stepscope.files import read_json_object, try_store_json, user_cache
 from stepscope.record.device import describe_device
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.sensor_response import (
     Load,
-    conversions,
     filter_of,
     load_schedule,
     loaders,
+    one_reading_per_refresh,
     polled_every_ns,
     refresh_period_ns,
     step_size,
@@ -68,7 +68,7 @@ class Trace:
         self.costs_ns.append(after - before)
         return after - before
 
-    def of(self, place: int) -> tuple[list[int], list[float]]:
+    def readings_of_channel(self, place: int) -> tuple[list[int], list[float]]:
         """Times and values of one channel, without what was not read."""
         pairs = [(t, row[place]) for t, row in zip(self.times_ns, self.values, strict=False)]
         read = [(t, value) for t, value in pairs if not math.isnan(value)]
@@ -76,7 +76,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Observation:
+class LoadStepTraces:
     """Result of a characterisation: a trace a sensor, when the load was on, and on how many cores."""
 
     traces: dict[str, Trace]
@@ -108,7 +108,7 @@ def recall_or_measure(
         if kept is not None:
             return kept
         announce(SECONDS)
-        measured = build_profiles(observe(found, clock))
+        measured = build_profiles(poll_through_load_step(found, clock))
         if measured and not save_profiles(device, measured):
             events.write("not-kept", "the cache folder cannot be written: sensors are characterised in each run")
         return measured
@@ -117,16 +117,16 @@ def recall_or_measure(
         return {}
 
 
-def observe(
+def poll_through_load_step(
     found: Mapping[str, OpenSensor], clock: Clock, seconds: float = SECONDS, progress: Progress | None = None
-) -> Observation:
+) -> LoadStepTraces:
     """Poll the power sensors, each in a thread of its own, through a load step that this makes itself.
 
     A read that never returns costs its own sensor's trace and nothing else.
     """
     meters = {name: sensor for name, sensor in found.items() if tells_power(sensor)}
     if not meters:
-        return Observation({}, [], 0)
+        return LoadStepTraces({}, [], 0)
     traces = {name: Trace(sensor.channels) for name, sensor in meters.items()}
     with loaders() as ready:
         start_ns = clock()
@@ -136,7 +136,7 @@ def observe(
             threading.Thread(target=_poll, args=(sensor, traces[name], clock, end_ns), daemon=True)
             for name, sensor in meters.items()
         ]
-        ready.follow(load)
+        ready.send_schedule(load)
         for poller in pollers:
             poller.start()
         _report(
@@ -148,10 +148,10 @@ def observe(
         )
         for poller in pollers:
             poller.join(max(0.0, (end_ns - clock()) / 1e9) + _HANGS_S)
-        return Observation(traces, load, len(ready))
+        return LoadStepTraces(traces, load, len(ready))
 
 
-def build_profiles(seen: Observation) -> dict[str, SensorProfile]:
+def build_profiles(seen: LoadStepTraces) -> dict[str, SensorProfile]:
     """A profile for every channel with enough readings."""
     found = {}
     for trace in seen.traces.values():
@@ -160,7 +160,7 @@ def build_profiles(seen: Observation) -> dict[str, SensorProfile]:
         costs = sorted(trace.costs_ns)
         median, p99 = costs[len(costs) // 2], costs[len(costs) * 99 // 100]
         for index, channel in enumerate(trace.channels):
-            times_ns, values = trace.of(index)
+            times_ns, values = trace.readings_of_channel(index)
             if len(values) >= _LEAST_READS:
                 found[channel.id] = _profile(
                     channel, times_ns, values, seen.load if seen.processes else [], median, p99
@@ -168,7 +168,7 @@ def build_profiles(seen: Observation) -> dict[str, SensorProfile]:
     return found
 
 
-def responses(seen: Observation) -> list[tuple[Channel, list[tuple[float, float]]]]:
+def power_responses(seen: LoadStepTraces) -> list[tuple[Channel, list[tuple[float, float]]]]:
     """Each power and energy channel with its readings for a picture, (time s, W); of a counter what it gained."""
     start_ns = min((trace.times_ns[0] for trace in seen.traces.values() if trace.times_ns), default=0)
     found = []
@@ -176,7 +176,7 @@ def responses(seen: Observation) -> list[tuple[Channel, list[tuple[float, float]
         for index, channel in enumerate(trace.channels):
             if channel.quantity not in ("power", "energy"):
                 continue
-            times_ns, values = trace.of(index)
+            times_ns, values = trace.readings_of_channel(index)
             counter = channel.kind == "counter"
             every = max(1, len(values) // (_MOST_GAINS if counter else _MOST_DRAWN))
             thinned = list(zip(times_ns, values, strict=True))[::every]
@@ -204,7 +204,7 @@ def _profile(
     refresh_ns = refresh_period_ns(times_ns, values, counter)
     averaged = None
     if not counter and channel.quantity == "power":  # a counter adds up: nothing is averaged away
-        averaged = filter_of(conversions(times_ns, values, refresh_ns), load, refresh_ns)
+        averaged = filter_of(one_reading_per_refresh(times_ns, values, refresh_ns), load, refresh_ns)
     return SensorProfile(
         read_cost_ns=cost_ns,
         read_cost_p99_ns=cost_p99_ns,
@@ -288,7 +288,7 @@ def device_identity(root: Path, found: Mapping[str, OpenSensor]) -> dict[str, An
 def load_profiles(device: Mapping[str, Any]) -> dict[str, SensorProfile] | None:
     """The profiles that were kept for this device, by channel id; None where there are none, or none that is sound."""
     try:
-        kept = read_object(_cache_file(device))
+        kept = read_json_object(_cache_file(device))
         if kept["format"] != FORMAT or kept["device"] != json.loads(json.dumps(device)):
             return None
         return {name: _profile_of(facts) for name, facts in kept["channels"].items()}
@@ -304,7 +304,7 @@ def save_profiles(device: Mapping[str, Any], profiles: Mapping[str, SensorProfil
         "channels": {name: asdict(profile) for name, profile in profiles.items()},
     }
     with contextlib.suppress(RuntimeError):  # no home folder
-        return store_object(_cache_file(device), content)
+        return try_store_json(_cache_file(device), content)
     return False
 
 

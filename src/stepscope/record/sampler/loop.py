@@ -26,7 +26,7 @@ import stepscope
 from stepscope.clock import PERIOD_NS, Clock, monotonic_ns, read_clocks, unix_minus_monotonic_ns
 from stepscope.files import replace_json
 from stepscope.liveness import is_running, start_time
-from stepscope.privacy import without_secrets
+from stepscope.privacy import clean_and_redact
 from stepscope.record.sampler.calibration import with_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
@@ -36,10 +36,10 @@ from stepscope.record.sampler.characterise import (
     with_profiles,
 )
 from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
-from stepscope.record.sampler.rows import PART_BYTES, EventLog, PartTurn, RowFile
+from stepscope.record.sampler.rows import PART_BYTES, CurrentPart, EventLog, RowFile
 from stepscope.record.sampler.stream import SPREAD, Deadlines, Plan, ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sampler.training_processes import TrainingProcesses
-from stepscope.record.sensors import NO_ANSWER, Survey, load, make_ids_unique, processes, survey
+from stepscope.record.sensors import NO_ANSWER, Survey, load_sensors, make_ids_unique, processes, survey_sensors
 from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Pace, Target, as_seen_below
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
@@ -124,9 +124,9 @@ class Sampling:
             stream.retry()
         self._plan = self._planned()
         for reader in self._readers:
-            reader.look()
-        self._let_go()
-        self._take_in(*self.late_streams())
+            reader.report_hung_read()
+        self._close_ended_streams()
+        self._add_streams(*self.late_streams())
         self.pack_parts()
         self._events.flush()
         suspended_ns, wall_ns = _suspended_ns(), _wall_ns()
@@ -139,7 +139,7 @@ class Sampling:
             self._events.write("clock-jump", message, jump_ns=jump_ns)
         self._suspended_ns, self._wall_ns = suspended_ns, wall_ns
 
-    def _take_in(self, streams: Sequence[Stream], readers: Sequence[ReaderThread]) -> None:
+    def _add_streams(self, streams: Sequence[Stream], readers: Sequence[ReaderThread]) -> None:
         self._streams += streams
         self._plan = self._planned()
         self._slow += [stream for stream in streams if stream.slow]
@@ -148,11 +148,11 @@ class Sampling:
         for reader in readers:
             reader.start()
 
-    def _let_go(self) -> None:
+    def _close_ended_streams(self) -> None:
         """Close the streams of processes that have ended: a run may start hundreds of them."""
         for reader in [reader for reader in self._readers if reader.done]:
             self._readers.remove(reader)
-            reader.ended(0.0)
+            reader.join_and_close(0.0)
         ended = [stream for stream in self._streams if stream.ended]
         if not ended:
             return
@@ -176,7 +176,7 @@ SHORT_S = 0.05  # how late a signal or the end of a process may be seen
 _LOOK_NS = 100_000_000
 
 
-def sleeps_between(watching: Callable[[float], bool], clock: Clock = monotonic_ns) -> Callable[[float], bool]:
+def make_cheap_wait(watching: Callable[[float], bool], clock: Clock = monotonic_ns) -> Callable[[float], bool]:
     """Return a wait function that watches only in long waits, and ten times a second.
 
     Of a wait of 10 ms, a sleep takes 40 us of CPU and a select 58 us where the training empties the caches.
@@ -195,7 +195,7 @@ def sleeps_between(watching: Callable[[float], bool], clock: Clock = monotonic_n
     return wait
 
 
-def watch(pids: Collection[int]) -> Callable[[float], bool]:
+def make_process_wait(pids: Collection[int]) -> Callable[[float], bool]:
     """Return a wait function that ends early, with True, at a handled signal or when one of these processes is gone."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -258,10 +258,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     meters = tuple(Meter(kind, address, name) for kind, name, address in options.meter)
     target = Target(options.pid, meters=meters)
     events = EventLog(options.run / "events.jsonl")
-    turn = PartTurn(samples, most_bytes=part_bytes(options.max_disk))
+    turn = CurrentPart(samples, most_bytes=part_bytes(options.max_disk))
     packing = PartPacking(options.run, turn, options.max_disk)
     opener = StreamOpener(options.run, options.root, target, events, options.period_ns, options.dither, turn)
-    seen = survey(options.root, target)
+    seen = survey_sensors(options.root, target)
     profiles: Mapping[str, SensorProfile] = {}
     if may_characterise(options.root, options.characterise):
         profiles = recall_or_measure(options.root, seen.found, target.clock, _announce, events)
@@ -269,9 +269,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams, readers = opener.open(seen, profiles)
     sampling = Sampling(streams, events, target.pace, options.period_ns, options.dither, readers)
     sampling.late_streams = opener.late_streams(seen, options.look_again_ns)
-    sampling.pack_parts = packing.look
+    sampling.pack_parts = packing.start_packing_if_due
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
-    wait = sleeps_between(watch({options.pid, options.starter or options.pid}))
+    wait = make_cheap_wait(make_process_wait({options.pid, options.starter or options.pid}))
     if not seen.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     reduce_jitter(options.cpu)
@@ -325,11 +325,11 @@ class StreamOpener:
         events: EventLog,
         period_ns: int,
         dither: bool = False,
-        turn: PartTurn | None = None,
+        turn: CurrentPart | None = None,
     ) -> None:
         self._run, self._root, self._target, self._events = run, root, target, events
         self._period_ns, self._dither, self._turn = period_ns, dither, turn
-        self._sensors = load()
+        self._sensors = load_sensors()
         self._found: dict[str, OpenSensor] = {}
         self._missing: dict[str, NoSensor] = {}
         self._profiles: Mapping[str, SensorProfile] = {}
@@ -339,7 +339,7 @@ class StreamOpener:
     def open(self, seen: Survey, profiles: Mapping[str, SensorProfile]) -> OpenStreams:
         """Open the streams of the sensors found: those for the loop, and readers with threads of their own."""
         self._missing, self._profiles = dict(seen.missing), profiles
-        return self._take(seen.found)
+        return self._open_streams(seen.found)
 
     def late_streams(self, seen: Survey, every_ns: int) -> Callable[[], OpenStreams]:
         """Return a function that opens, at each call, streams of sensors and training processes that are new."""
@@ -357,12 +357,12 @@ class StreamOpener:
             if found and self._others is not None:
                 self._others.read_now()  # without the processes that have streams of their own from now on
             if not arrived:
-                return self._take(found) if begun else ([], [])
+                return self._open_streams(found) if begun else ([], [])
             taken = [channel.id for found in self._found.values() for channel in found.channels]
             for name in arrived:
                 message = f"sensor {name} answers now: {self._missing[name].reason} before"
                 self._events.write("sensor-joined", message, sensor=name)
-            return self._take({**make_ids_unique(arrived, taken), **found})
+            return self._open_streams({**make_ids_unique(arrived, taken), **found})
 
         return collect
 
@@ -378,7 +378,7 @@ class StreamOpener:
             "missing": [{**row, "detail": as_seen_below(self._root, row["detail"])} for row in missing],
         }
 
-    def _take(self, arrived: Mapping[str, OpenSensor]) -> OpenStreams:
+    def _open_streams(self, arrived: Mapping[str, OpenSensor]) -> OpenStreams:
         with contextlib.suppress(OSError):
             (self._run / "samples").mkdir(exist_ok=True)
         streams: list[Stream] = []
@@ -402,7 +402,7 @@ class StreamOpener:
     def _write_table(self) -> None:
         """Write channels.json; where the disk refuses it, again with the next late sensors."""
         try:
-            replace_json(self._run / "channels.json", without_secrets(self.channel_table()), whole=True)
+            replace_json(self._run / "channels.json", clean_and_redact(self.channel_table()), whole=True)
             self._table_is_old = False
         except OSError as error:
             if not self._table_is_old:
@@ -450,7 +450,9 @@ class LateSensors:
             seen = self._answers.get_nowait()
         except queue.Empty:
             if self._names and self._asking is None and self._clock() >= self._due_ns:
-                self._asking = threading.Thread(target=self._ask, args=(frozenset(self._names),), daemon=True)
+                self._asking = threading.Thread(
+                    target=self._survey_missing, args=(frozenset(self._names),), daemon=True
+                )
                 self._asking.start()
             return {}
         self._asking = None
@@ -458,9 +460,9 @@ class LateSensors:
         self._names -= {name for name, why in seen.missing.items() if why.detail == NO_ANSWER}
         return seen.found
 
-    def _ask(self, names: Collection[str]) -> None:
+    def _survey_missing(self, names: Collection[str]) -> None:
         began_ns = self._clock()
-        seen = survey(self._root, self._target, names)
+        seen = survey_sensors(self._root, self._target, names)
         took_ns = self._clock() - began_ns
         self._due_ns = began_ns + max(self._every_ns, int(took_ns / _SHARE))
         self._answers.put(seen)
@@ -490,7 +492,7 @@ class PartPacking:
     def __init__(
         self,
         run: Path,
-        turn: PartTurn,
+        turn: CurrentPart,
         max_disk: int | None = None,
         clock: Clock = monotonic_ns,
         start: Callable[[Sequence[str]], Process] | None = None,
@@ -501,11 +503,11 @@ class PartPacking:
         self._process: Process | None = None
         self._due_ns: int | None = None
 
-    def look(self) -> None:
+    def start_packing_if_due(self) -> None:
         """Close the part that is full, and have closed ones packed; one process at a time."""
         if self._process is not None and self._process.poll() is not None:
             self._process = None
-        if self._turn.look():
+        if self._turn.advance_if_full():
             self._due_ns = self._clock() + AFTER_NS
         if self._due_ns is not None and self._clock() >= self._due_ns and self._process is None:
             self._due_ns = None

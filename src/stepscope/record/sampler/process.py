@@ -18,7 +18,7 @@ import stepscope
 from stepscope.clock import PERIOD_NS
 from stepscope.errors import SamplerFailed
 from stepscope.liveness import is_running, start_time
-from stepscope.record.sensors.contract import content
+from stepscope.record.sensors.contract import read_small_file
 
 if TYPE_CHECKING:
     from stepscope.record.settings import Metering
@@ -68,7 +68,7 @@ class Sampler:
                 with contextlib.suppress(OSError):
                     os.kill(self.pid, signal_number)
                 self._wait(STOP_TIMEOUT_S)
-            self._end = self._ended(died_early)
+            self._end = self._collect_end(died_early)
         return self._end
 
     def _runs(self) -> bool:
@@ -83,7 +83,7 @@ class Sampler:
             time.sleep(_LOOK_AGAIN_S)
             looks -= 1
 
-    def _ended(self, died_early: bool) -> SamplerEnd:
+    def _collect_end(self, died_early: bool) -> SamplerEnd:
         samples = self._run / "samples"
         message = _last_line(samples / STDERR)
         orderly = not (samples / PID_FILE).exists()
@@ -157,7 +157,7 @@ def choose_sampler_core(root: Path = Path("/"), allowed: set[int] | None = None)
 
 def _capacity(root: Path, core: int) -> int:
     try:
-        return int(content(root / f"sys/devices/system/cpu/cpu{core}/cpu_capacity"))
+        return int(read_small_file(root / f"sys/devices/system/cpu/cpu{core}/cpu_capacity"))
     except (OSError, ValueError):
         return 0  # stated for all cores or for none
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.clock import Clock, monotonic_ns
-from stepscope.files import sealed
-from stepscope.part_names import name_of, next_number
-from stepscope.privacy import without_secrets
+from stepscope.files import add_checksum
+from stepscope.part_names import next_number, rows_file_name
+from stepscope.privacy import clean_and_redact
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 PART_NS = 3_600_000_000_000  # a part of samples is closed after an hour
 PART_BYTES = 256_000_000  # or when all sensors together have written so much
 
 
-class PartTurn:
+class CurrentPart:
     """The part of the samples that is being written: all sensors go on to the next one together.
 
     most_bytes: of the rows of a part, all sensors together.
@@ -37,7 +37,7 @@ class PartTurn:
         self._clock, self._most_bytes = clock, most_bytes
         self._due_ns = clock() + PART_NS
 
-    def look(self) -> bool:
+    def advance_if_full(self) -> bool:
         """Close the part where it is full; return whether it was."""
         now_ns = self._clock()
         if now_ns < self._due_ns and self.bytes < self._most_bytes:
@@ -52,7 +52,7 @@ class RowFile:
     It goes on in another file with each part of `turn`.
     """
 
-    def __init__(self, path: Path, channels: int, turn: PartTurn | None = None) -> None:
+    def __init__(self, path: Path, channels: int, turn: CurrentPart | None = None) -> None:
         row = struct.Struct(f"<qq{channels}d")
         self.pack = row.pack
         self.row_bytes = row.size
@@ -88,7 +88,7 @@ class RowFile:
     def _open(self) -> None:
         """Open the file of the present part; where the disk is full, the next flush says so, or opens it."""
         self._number = 0 if self._turn is None else self._turn.number
-        self._path = self._folder / name_of(self._stem, self._number)
+        self._path = self._folder / rows_file_name(self._stem, self._number)
         with contextlib.suppress(OSError):
             self._file = os.open(self._path, _APPEND, 0o644)
 
@@ -105,7 +105,7 @@ class EventLog:
     def write(self, kind: str, message: str, **fields: Any) -> None:
         """Append one event of the sampler."""
         event = {"t_ns": self._clock(), "source": "sampler", "kind": kind, "message": message, **fields}
-        self._waiting.append(sealed(json.dumps(without_secrets(event))).encode() + b"\n")
+        self._waiting.append(add_checksum(json.dumps(clean_and_redact(event))).encode() + b"\n")
         self.flush()
 
     def flush(self) -> bool:
@@ -135,6 +135,6 @@ class EventLog:
         return True
 
 
-def nothing_read(channels: int) -> Sequence[float]:
+def nan_values(channels: int) -> Sequence[float]:
     """The values of a row in which no channel was read."""
     return [float("nan")] * channels

@@ -66,7 +66,7 @@ class Loaders:
     def __len__(self) -> int:
         return len(self._processes)
 
-    def follow(self, busy: Sequence[tuple[int, int]]) -> None:
+    def send_schedule(self, busy: Sequence[tuple[int, int]]) -> None:
         """Send all loaders their busy times, (on, off) in ns of the monotonic clock."""
         line = " ".join(f"{on}:{off}" for on, off in busy).encode() + b"\n"
         for process in self._processes:
@@ -111,7 +111,7 @@ _EVERY_READ = 0.9  # more than this share of reads that change: the refresh is f
 _RAPL_UNITS_J = [2.0**-power for power in range(10, 21)]  # the energy unit of a processor is 2^-n J (Intel SDM 15.10)
 
 
-def changes(times_ns: Sequence[int], values: Sequence[float]) -> list[tuple[int, float]]:
+def value_changes(times_ns: Sequence[int], values: Sequence[float]) -> list[tuple[int, float]]:
     """Every change of value: the middle between the last read of the old and the first of the new, and the new."""
     moved = [i for i in range(1, len(values)) if values[i] != values[i - 1]]
     return [((times_ns[i - 1] + times_ns[i]) // 2, values[i]) for i in moved]
@@ -255,12 +255,12 @@ class _Fit:
     lag_ns: float
 
 
-def conversions(times_ns: Sequence[int], values: Sequence[float], refresh_ns: int | None) -> Conversions:
+def one_reading_per_refresh(times_ns: Sequence[int], values: Sequence[float], refresh_ns: int | None) -> Conversions:
     """One entry a refresh: the changes, and between them the refreshes that showed the same number again."""
     if refresh_ns is None:
         return _thinned(list(zip(times_ns, values, strict=True)))
     found: Conversions = []
-    for t_ns, value in changes(times_ns, values):
+    for t_ns, value in value_changes(times_ns, values):
         if found:
             held_ns, held = found[-1]
             again = range(1, round((t_ns - held_ns) / refresh_ns))

@@ -13,8 +13,8 @@ from typing import Any
 from stepscope.clock import Clock
 from stepscope.liveness import is_running
 from stepscope.record.sampler.characterise import measures_power
-from stepscope.record.sampler.rows import EventLog, RowFile, nothing_read
-from stepscope.record.sensors import ask
+from stepscope.record.sampler.rows import EventLog, RowFile, nan_values
+from stepscope.record.sensors import discover_sensor
 from stepscope.record.sensors.contract import NAN, Channel, NoSensor, OpenSensor, ProcessEnded, Sensor, Target
 
 RETRY_NS = 1_000_000_000
@@ -137,11 +137,11 @@ class Stream:
             return
         self._retry_at_ns = now_ns + RETRY_NS
         self._write_loss()
-        answer = ask(self._sensor, self._root, self._target)
+        answer = discover_sensor(self._sensor, self._root, self._target)
         if isinstance(answer, NoSensor):
             self._append_nothing(now_ns)
             return
-        self._adopt(answer)
+        self._use_rediscovered_sensor(answer)
         gap_ns = self._clock() - self._lost_ns
         self._lost_ns = None
         message = f"sensor {self.name} answers again after {gap_ns / 1e9:.1f} s"
@@ -152,7 +152,9 @@ class Stream:
         self.decode()
         rows = len(self.file.waiting) // self.file.row_bytes
         if rows:
-            self._liveness.look(self._clock(), self._unpack(self.file.waiting, (rows - 1) * self.file.row_bytes + 16))
+            self._liveness.check_newest_row(
+                self._clock(), self._unpack(self.file.waiting, (rows - 1) * self.file.row_bytes + 16)
+            )
         try:
             self.file.flush()
         except OSError as error:
@@ -193,7 +195,7 @@ class Stream:
             self._events.write("sensor-lost", self._loss, sensor=self.name)
             self._loss = None
 
-    def _adopt(self, found: OpenSensor) -> None:
+    def _use_rediscovered_sensor(self, found: OpenSensor) -> None:
         """Take a sensor that came back, with its channels in the places that the file has for them."""
         self._found = found
         ids = [channel.id for channel in found.channels]
@@ -211,7 +213,7 @@ class Stream:
         self._fetch, self._decode = read, None
 
     def _append_nothing(self, before_ns: int) -> None:
-        self.file.waiting += self.file.pack(before_ns, self._clock(), *nothing_read(len(self._ids)))
+        self.file.waiting += self.file.pack(before_ns, self._clock(), *nan_values(len(self._ids)))
 
 
 Plan = tuple[Stream, Clock, Callable[[], Any], Callable[[tuple[int, int, Any]], None]]
@@ -274,7 +276,7 @@ class Liveness:
         self._moved_ns: int | None = None
         self._stale = False
 
-    def look(self, now_ns: int, values: Sequence[float]) -> None:
+    def check_newest_row(self, now_ns: int, values: Sequence[float]) -> None:
         """Compare the newest row with what was seen before."""
         for place, value in enumerate(values):
             if math.isnan(value):
@@ -291,7 +293,9 @@ class Liveness:
         if now_ns - since_ns < SILENT_NS:  # a process that is ending has no memory left to tell of
             return
         self._silent[place] = True
-        self._say("channel-lost", f"channel {self._ids[place]} gives no reading any more", channel=self._ids[place])
+        self._write_event(
+            "channel-lost", f"channel {self._ids[place]} gives no reading any more", channel=self._ids[place]
+        )
 
     def _note_valid_reading(self, place: int, now_ns: int) -> None:
         valid_ns, self._valid_ns[place] = self._valid_ns[place], now_ns
@@ -300,7 +304,7 @@ class Liveness:
             self._silent[place] = False
             gap_ns = now_ns - valid_ns
             message = f"channel {self._ids[place]} reads again after {gap_ns / 1e9:.1f} s"
-            self._say("channel-recovered", message, channel=self._ids[place], gap_ns=gap_ns)
+            self._write_event("channel-recovered", message, channel=self._ids[place], gap_ns=gap_ns)
 
     def _look_whether_it_moves(self, now_ns: int, shown: list[float]) -> None:
         if all(math.isnan(value) for value in shown):
@@ -309,14 +313,14 @@ class Liveness:
             if self._stale and self._moved_ns is not None:
                 gap_ns = now_ns - self._moved_ns
                 message = f"sensor {self._sensor} moves again after {gap_ns / 1e9:.1f} s of the same numbers"
-                self._say("stale-ended", message, gap_ns=gap_ns)
+                self._write_event("stale-ended", message, gap_ns=gap_ns)
             self._displayed, self._moved_ns, self._stale = shown, now_ns, False
         elif not self._stale and now_ns - self._moved_ns > self._stale_after_ns:
             self._stale = True
             message = f"sensor {self._sensor} has shown the same numbers for {(now_ns - self._moved_ns) / 1e9:.1f} s"
-            self._say("stale", message)
+            self._write_event("stale", message)
 
-    def _say(self, kind: str, message: str, **fields: object) -> None:
+    def _write_event(self, kind: str, message: str, **fields: object) -> None:
         if self._left > 0:
             self._left -= 1
             last = "; further ones are not reported" if self._left == 0 else ""
@@ -364,7 +368,7 @@ class ReaderThread:
         """Begin; the thread takes over core, priority and timer slack of its starter."""
         self._thread.start()
 
-    def look(self) -> None:
+    def report_hung_read(self) -> None:
         """Write an event when a read has not returned for long."""
         since_ns = self._reading_since_ns
         if since_ns is not None and not self._reported and self._clock() - since_ns > HUNG_NS + self.stream.every_ns:
@@ -389,7 +393,7 @@ class ReaderThread:
         self.stream.due_ns = 0
         self._wake.set()
 
-    def ended(self, timeout_s: float) -> bool:
+    def join_and_close(self, timeout_s: float) -> bool:
         """Wait for the end and close the stream; False, and an event, where a read still hangs."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -427,4 +431,4 @@ def stop_all(readers: Sequence[ReaderThread], clock: Clock) -> None:
     for reader in readers:
         reader.ask_to_stop()
     for reader in readers:
-        reader.ended(max(0.0, (until_ns - clock()) / 1e9))
+        reader.join_and_close(max(0.0, (until_ns - clock()) / 1e9))

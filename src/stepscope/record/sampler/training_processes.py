@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.liveness import start_time
-from stepscope.record.access import count
+from stepscope.record.access import parse_count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -28,13 +28,13 @@ from stepscope.record.sensors.contract import (
     Sensor,
     Target,
     close_files,
-    content,
     measure_read_cost,
-    missing_because,
+    no_sensor_from_error,
     open_files,
+    read_small_file,
 )
 from stepscope.record.sensors.cpu import process_ticks
-from stepscope.record.sensors.number_files import PEAK, PSS, kilobytes
+from stepscope.record.sensors.number_files import PEAK, PSS, parse_kb_as_bytes
 
 EVERY_NS = 50_000_000
 PSS_EVERY_NS = 500_000_000  # at most: the kernel walks page tables, so that the sampler stretches it
@@ -57,7 +57,7 @@ class _Process:
 
 
 @dataclass
-class _OfProcess:
+class _ProcessSensor:
     """A sensor of one process, which nothing but the process itself brings back."""
 
     NAME: str
@@ -86,7 +86,7 @@ class TrainingProcesses:
         self._alive = [process for process in self._alive if not process.ended]
         begun: Begun = {}
         for part, header in self._changed_headers():
-            found = self._training(part, header)
+            found = self._find_training_process(part, header)
             if found is not None and len(self._alive) < MOST:
                 self._alive.append(found)
                 self._target.training.add(found.pid)
@@ -107,14 +107,14 @@ class TrainingProcesses:
                 state = (status.st_mtime_ns, status.st_size)
                 if self._states.get(part) == state:
                     continue
-                header = json.loads(content(path))
+                header = json.loads(read_small_file(path))
             except (OSError, ValueError, RecursionError):
                 continue  # not there yet, or damaged: another look follows
             self._states[part] = state
             if isinstance(header, dict):
                 yield part, header
 
-    def _training(self, part: str, header: dict[str, object]) -> _Process | None:
+    def _find_training_process(self, part: str, header: dict[str, object]) -> _Process | None:
         """The process of a part; None where it is the watched one, has ended, or its number is another's by now."""
         pid = header.get("pid")
         if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0 or pid == header.get("launcher_pid"):
@@ -137,7 +137,7 @@ class TrainingProcesses:
                 answer = _with_cost(answer, self._target)
             if isinstance(answer, NoSensor) and answer.reason == "absent":
                 continue  # it has ended meanwhile
-            sensor = _OfProcess(f"{name}-{process.part}")
+            sensor = _ProcessSensor(f"{name}-{process.part}")
             begun[sensor.NAME] = (sensor, answer)
         return begun
 
@@ -157,14 +157,14 @@ def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> OpenSensor 
     try:
         files = open_files([folder / name for name in ("stat", "statm", "status")])
     except OSError as error:
-        return missing_because(error, error.filename or folder)
+        return no_sensor_from_error(error, error.filename or folder)
     stat, statm, status = files
     page_bytes, tick_ns = os.sysconf("SC_PAGE_SIZE"), 1_000_000_000 // _TICKS_PER_S
     cpu_time, cpu_source, refresh_ns = _cpu_time(proc, process.pid, stat)
 
     def read() -> list[float]:
-        resident = count(os.pread(statm, 64, 0).split(b" ", 2)[1]) * page_bytes or NAN  # 0 pages: it has ended
-        return [cpu_time(), resident, *kilobytes(PEAK, os.pread(status, 4096, 0))]
+        resident = parse_count(os.pread(statm, 64, 0).split(b" ", 2)[1]) * page_bytes or NAN  # 0 pages: it has ended
+        return [cpu_time(), resident, *parse_kb_as_bytes(PEAK, os.pread(status, 4096, 0))]
 
     def channel(quantity: str, unit: str, kind: Kind, source: str, step: float, refresh: int | None) -> Channel:
         name = "cpu_time" if quantity == "process_cpu_time" else quantity
@@ -179,7 +179,9 @@ def _cpu_and_resident(proc: Path, process: _Process, sensor: str) -> OpenSensor 
         channel("rss", "B", "gauge", f"{folder}/statm", float(page_bytes), None),
         channel("peak_rss", "B", "gauge", f"{folder}/status", 1024.0, None),
     )
-    return OpenSensor(channels, _until_it_ends(read, process, proc, 3), lambda: close_files(files), every_ns=EVERY_NS)
+    return OpenSensor(
+        channels, _with_end_detection(read, process, proc, 3), lambda: close_files(files), every_ns=EVERY_NS
+    )
 
 
 def _proportional(proc: Path, process: _Process, sensor: str) -> OpenSensor | NoSensor:
@@ -188,7 +190,7 @@ def _proportional(proc: Path, process: _Process, sensor: str) -> OpenSensor | No
     try:
         files = open_files([path])
     except OSError as error:
-        return missing_because(error, path)
+        return no_sensor_from_error(error, path)
     channel = Channel(
         id=f"rank-{process.part}.pss",
         sensor=sensor,
@@ -200,7 +202,7 @@ def _proportional(proc: Path, process: _Process, sensor: str) -> OpenSensor | No
         parent_scope="system",
         step_size=1024.0,
     )
-    read = _until_it_ends(lambda: kilobytes(PSS, os.pread(files[0], 4096, 0)), process, proc, 1)
+    read = _with_end_detection(lambda: parse_kb_as_bytes(PSS, os.pread(files[0], 4096, 0)), process, proc, 1)
     return OpenSensor((channel,), read, lambda: close_files(files), every_ns=PSS_EVERY_NS)
 
 
@@ -217,7 +219,7 @@ def _cpu_time(proc: Path, pid: int, stat: int) -> tuple[Callable[[], float], str
     return lambda: process_ticks(os.pread(stat, 1024, 0)) * tick_ns, f"{proc}/{pid}/stat", tick_ns
 
 
-def _until_it_ends(read: Read, process: _Process, proc: Path, channels: int) -> Read:
+def _with_end_detection(read: Read, process: _Process, proc: Path, channels: int) -> Read:
     """The read; NaN where it fails, and ProcessEnded where that is because the process has ended."""
 
     def guarded() -> Sequence[float]:

@@ -38,7 +38,7 @@ class Unloadable:
         return NoSensor("failed", self.why)
 
 
-def load() -> dict[str, Sensor]:
+def load_sensors() -> dict[str, Sensor]:
     """Every sensor by its NAME, in the order of the names; a file that cannot be imported costs itself alone."""
     files = [info.name for info in pkgutil.iter_modules(__path__) if info.name != "contract"]
     sensors = [sensor for file in files for sensor in _load(file)]
@@ -54,7 +54,7 @@ def _load(file: str) -> Sequence[Sensor]:
         return [Unloadable(file, f"{file}.py cannot be imported: {type(error).__name__}: {error}")]
 
 
-def ask(sensor: Sensor, root: Path, target: Target) -> OpenSensor | NoSensor:
+def discover_sensor(sensor: Sensor, root: Path, target: Target) -> OpenSensor | NoSensor:
     """Discover one sensor; whatever it raises becomes a reason, since a sensor never ends a run."""
     try:
         answer = sensor.discover(root, target)
@@ -73,10 +73,12 @@ def with_read_cost(found: OpenSensor, target: Target) -> OpenSensor | NoSensor:
     return replace(found, channels=tuple(replace(channel, read_cost_ns=cost) for channel in found.channels))
 
 
-def survey(root: Path, target: Target, names: Collection[str] | None = None, patience_s: float = PATIENCE_S) -> Survey:
+def survey_sensors(
+    root: Path, target: Target, names: Collection[str] | None = None, patience_s: float = PATIENCE_S
+) -> Survey:
     """Ask every sensor, or those named, and measure what one read costs; one that hangs holds up none of the others."""
     looks, left_s = {}, patience_s
-    for name, sensor in load().items():
+    for name, sensor in load_sensors().items():
         if names is None or name in names:
             looks[name] = _Discovery(sensor, root, target)
             looks[name].wait(_GRACE_S)  # one after the other: side by side they would spoil the read cost
@@ -130,7 +132,7 @@ class _Discovery:
             return self._answer
 
     def _ask(self) -> None:
-        answer = ask(self._sensor, self._root, self._target)
+        answer = discover_sensor(self._sensor, self._root, self._target)
         if isinstance(answer, OpenSensor):
             answer = with_read_cost(answer, self._target)
         with self._lock:

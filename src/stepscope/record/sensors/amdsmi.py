@@ -23,10 +23,10 @@ from stepscope.record.sensors.contract import (
     OpenSensor,
     Probe,
     Target,
-    answering,
-    attempt,
+    call_or_nan,
     channel_id,
-    reader,
+    make_probe_reader,
+    probes_that_answer,
 )
 from stepscope.record.sensors.hwmon import SOCKET, is_apu
 
@@ -94,11 +94,15 @@ def _sensor(smi: Any, errors: Errors, target: Target) -> OpenSensor | NoSensor:
         _Gpu(smi, handle, *_scopes(smi, handle, index, errors), errors)
         for index, handle in enumerate(smi.amdsmi_get_processor_handles())
     ]
-    probes = [probe for gpu in gpus for probe in _one_of_each(answering([*_power(gpu), *_further_probes(gpu)], errors))]
-    probes += _energy(gpus)
+    probes = [
+        probe
+        for gpu in gpus
+        for probe in _first_per_channel(probes_that_answer([*_power(gpu), *_further_probes(gpu)], errors))
+    ]
+    probes += _trusted_energy_probes(gpus)
     if not probes:
         return NoSensor("unsupported", f"amdsmi counts {len(gpus)} GPUs and none of them answers")
-    read = reader(probes, errors, target.clock, "amdsmi answers nothing more")
+    read = make_probe_reader(probes, errors, target.clock, "amdsmi answers nothing more")
     channels = tuple(probe.channel for probe in probes)
     return OpenSensor(channels, read, lambda: _shut_down(smi, errors), every_ns=EVERY_NS, blocking=True)
 
@@ -133,9 +137,9 @@ def _further_probes(gpu: _Gpu) -> Iterator[Probe]:
         yield _probe(gpu, quantity, "Hz", source, partial(_clock_hz, gpu, clock), step_size=1e6)
 
 
-def _energy(gpus: Sequence[_Gpu]) -> list[Probe]:
+def _trusted_energy_probes(gpus: Sequence[_Gpu]) -> list[Probe]:
     """The energy counters that agree with the power of their GPU; one wait for all."""
-    before = [(time.monotonic(), attempt(partial(_energy_j, gpu), gpu.errors)) for gpu in gpus]
+    before = [(time.monotonic(), call_or_nan(partial(_energy_j, gpu), gpu.errors)) for gpu in gpus]
     if all(math.isnan(joules) for _, joules in before):
         return []
     time.sleep(CHECK_S)
@@ -143,17 +147,17 @@ def _energy(gpus: Sequence[_Gpu]) -> list[Probe]:
     return [
         _probe(gpu, "energy", "J", source, partial(_energy_j, gpu), "counter")
         for gpu, (start, joules) in zip(gpus, before, strict=True)
-        if _agrees(gpu, start, joules)
+        if _energy_agrees_with_power(gpu, start, joules)
     ]
 
 
-def _agrees(gpu: _Gpu, start_s: float, joules: float) -> bool:
+def _energy_agrees_with_power(gpu: _Gpu, start_s: float, joules: float) -> bool:
     """Return whether the counter has grown since as the power says, within a factor of ten.
 
     False where either is unknown.
     """
-    counted_w = (attempt(partial(_energy_j, gpu), gpu.errors) - joules) / (time.monotonic() - start_s)
-    stated = [attempt(partial(_power_w, gpu, key), gpu.errors) for key, _ in _POWERS]
+    counted_w = (call_or_nan(partial(_energy_j, gpu), gpu.errors) - joules) / (time.monotonic() - start_s)
+    stated = [call_or_nan(partial(_power_w, gpu, key), gpu.errors) for key, _ in _POWERS]
     return any(stated_w > 0 and 1 / _AGREES < counted_w / stated_w < _AGREES for stated_w in stated)
 
 
@@ -186,7 +190,7 @@ def _clock_hz(gpu: _Gpu, clock: str) -> float:
     return number(info["clk"] if "clk" in info else info["cur_clk"]) * 1e6  # the name before ROCm 6.2
 
 
-def _one_of_each(probes: Sequence[Probe]) -> list[Probe]:
+def _first_per_channel(probes: Sequence[Probe]) -> list[Probe]:
     """The first that answers of those that would give the same channel."""
     first: dict[str, Probe] = {}
     for probe in probes:

@@ -68,14 +68,18 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         return NoSensor(
             "absent", f"{root}: no phone was named", "--plug adb=SERIAL, or --plug termux on the phone itself"
         )
-    answers = [_ask(battery) for battery in batteries]
+    answers = [_read_phone(battery) for battery in batteries]
     missing = [answer for answer in answers if isinstance(answer, NoSensor)]
     if missing:
         return missing[0]
     phones = [answer for answer in answers if isinstance(answer, Phone)]
-    if all(phone.discharging is False for phone in phones) or not any(map(_stated, phones)):
+    if all(phone.discharging is False for phone in phones) or not any(map(_stated_quantities, phones)):
         return NoSensor("unsupported", "the phone is being charged: its battery does not show what it takes", _UNPLUG)
-    kept = [(battery, place) for battery, phone in zip(batteries, phones, strict=True) for place in _stated(phone)]
+    kept = [
+        (battery, place)
+        for battery, phone in zip(batteries, phones, strict=True)
+        for place in _stated_quantities(phone)
+    ]
     return OpenSensor(
         tuple(_channel(*quantity) for quantity in kept), _reader(kept), lambda: None, every_ns=EVERY_NS, blocking=True
     )
@@ -83,7 +87,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 def _reader(kept: Sequence[tuple[_Battery, int]]) -> Callable[[], list[float]]:
     def read() -> list[float]:
-        answers = {battery: _ask(battery) for battery in dict.fromkeys(battery for battery, _ in kept)}
+        answers = {battery: _read_phone(battery) for battery in dict.fromkeys(battery for battery, _ in kept)}
         lost = [answer.detail for answer in answers.values() if isinstance(answer, NoSensor)]
         if len(lost) == len(answers):
             raise OSError("; ".join(lost))
@@ -101,7 +105,7 @@ def _batteries(meters: Sequence[Meter]) -> list[_Battery]:
     return named
 
 
-def _ask(battery: _Battery) -> Phone | NoSensor:
+def _read_phone(battery: _Battery) -> Phone | NoSensor:
     """One reading of a phone, or why there is none."""
     try:
         done = subprocess.run(
@@ -116,14 +120,14 @@ def _ask(battery: _Battery) -> Phone | NoSensor:
     except OSError as error:
         return NoSensor("failed", f"{battery.tool}: {error.strerror or error}")
     if done.returncode != 0:
-        return _complaint(battery, done.stderr.decode(errors="replace"), done.returncode)
+        return _reason_from_stderr(battery, done.stderr.decode(errors="replace"), done.returncode)
     try:
         return parse_battery(done.stdout.decode(errors="replace"))
     except ValueError as error:
         return NoSensor("failed", f"{battery.tool}: {error}")
 
 
-def _complaint(battery: _Battery, stderr: str, code: int) -> NoSensor:
+def _reason_from_stderr(battery: _Battery, stderr: str, code: int) -> NoSensor:
     said = " ".join(stderr.split())[:300] or f"exit code {code}"
     for word, missing in _COMPLAINTS:
         if word in said:
@@ -131,7 +135,7 @@ def _complaint(battery: _Battery, stderr: str, code: int) -> NoSensor:
     return NoSensor("failed", f"{battery.tool}: {said}")
 
 
-def _stated(phone: Phone) -> list[int]:
+def _stated_quantities(phone: Phone) -> list[int]:
     return [index for index, (_, _, value) in enumerate(_QUANTITIES) if value(phone) is not None]
 
 
@@ -219,7 +223,7 @@ def _termux(text: str) -> Phone:
         voltage_v=_volts(_number(stated.get("voltage"))),
         current_a=_amperes(_number(stated.get("current"))),
         charge_c=_coulombs(_number(stated.get("charge_counter"))),
-        stored_j=_within(_number(stated.get("energy")), _HOUR_S * 1e-9, 1e-9, _MOST_J),
+        stored_j=_scaled_if_plausible(_number(stated.get("energy")), _HOUR_S * 1e-9, 1e-9, _MOST_J),
         temperature_c=_celsius(_number(stated.get("temperature")), 1.0),
     )
 
@@ -272,19 +276,19 @@ def _amperes(value: float | None) -> float | None:
     """uA, or mA where it would be too little; drivers do not agree on the sign, and 0 is a gauge that does not tell."""
     if value is None or value == 0:
         return None
-    return _within(abs(value), 1e-6 if abs(value) >= _LEAST_UA else 1e-3, 0.0, _MOST_A)
+    return _scaled_if_plausible(abs(value), 1e-6 if abs(value) >= _LEAST_UA else 1e-3, 0.0, _MOST_A)
 
 
 def _coulombs(value: float | None) -> float | None:
     """uAh, or mAh where it would be too little."""
     if value is None:
         return None
-    return _within(value, (1e-6 if value >= _LEAST_UAH else 1e-3) * _HOUR_S, 1e-9, _MOST_C)
+    return _scaled_if_plausible(value, (1e-6 if value >= _LEAST_UAH else 1e-3) * _HOUR_S, 1e-9, _MOST_C)
 
 
 def _celsius(value: float | None, scale: float) -> float | None:
-    return None if value is None else _within(value, scale, *_CELSIUS)
+    return None if value is None else _scaled_if_plausible(value, scale, *_CELSIUS)
 
 
-def _within(value: float | None, scale: float, low: float, high: float) -> float | None:
+def _scaled_if_plausible(value: float | None, scale: float, low: float, high: float) -> float | None:
     return None if value is None or not low <= value * scale <= high else value * scale

@@ -131,12 +131,12 @@ class _Totals:
     def feed(self, lines: Sequence[str]) -> None:
         """Take lines as they were printed."""
         for line in lines:
-            begun = begin(line)
+            begun = parse_block_head(line)
             if begun is not None:
                 self._close()
                 self.block = begun
             elif self.block is not None:
-                take(self.block, line)
+                parse_line_into(self.block, line)
                 if self.block.powers_complete:
                     self._close()
 
@@ -164,15 +164,15 @@ def discover_powermetrics(root: Path, target: Target) -> OpenSensor | NoSensor:
     start_ns = target.clock()
     while not totals.power_w and target.clock() - start_ns < FIRST_BLOCK_S * 1e9:
         ended = child.exit_code() is not None  # before its last lines are taken
-        totals.feed(child.take(wait_s=0.05))
+        totals.feed(child.read_lines(wait_s=0.05))
         if ended:
             break
     if not totals.power_w:
-        return _missing(child)
+        return _reason_missing(child)
     names = [name for name in SCOPES if name in totals.power_w]
 
     def read() -> list[float]:
-        totals.feed(child.take())
+        totals.feed(child.read_lines())
         if child.exit_code() is not None:
             raise OSError(f"powermetrics has ended: {child.complaint() or child.exit_code()}")
         fresh = target.clock() - totals.seen_ns < STALE_NS
@@ -183,7 +183,7 @@ def discover_powermetrics(root: Path, target: Target) -> OpenSensor | NoSensor:
     return OpenSensor(channels, read, child.close, every_ns=POWERMETRICS_EVERY_NS, blocking=True)
 
 
-def _missing(child: ChildLines) -> NoSensor:
+def _reason_missing(child: ChildLines) -> NoSensor:
     code = child.exit_code()  # before its last words are taken
     said = child.complaint()
     child.close()
@@ -289,11 +289,11 @@ def parse(text: str) -> Report:
     unknown: list[str] = []
     blocks: list[Block] = []
     for line in text.splitlines():
-        begun = begin(line)
+        begun = parse_block_head(line)
         if begun is not None:
             blocks.append(begun)
         elif blocks:
-            take(blocks[-1], line)
+            parse_line_into(blocks[-1], line)
         elif (named := _NAMED.fullmatch(line.strip())) is not None:
             machine[named["name"]] = named["value"].strip()
         elif line.strip():
@@ -301,13 +301,13 @@ def parse(text: str) -> Report:
     return Report(machine, tuple(blocks), tuple(unknown))
 
 
-def begin(line: str) -> Block | None:
+def parse_block_head(line: str) -> Block | None:
     """A new block where the line is the head of one."""
     head = _BLOCK.fullmatch(line.strip())
     return None if head is None else Block(head["when"], round(float(head["ms"]) * 1e6))
 
 
-def take(block: Block, line: str) -> None:
+def parse_line_into(block: Block, line: str) -> None:
     """Put one line of a block into its place; a line that is not understood goes to `unknown`."""
     text = line.strip()
     if not text or _SECTION.fullmatch(text):

@@ -19,9 +19,9 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    attribute,
-    missing_because,
+    no_sensor_from_error,
     numbered,
+    read_line_or_empty,
 )
 
 # The kernel's ABI (sysfs-class-power) states uV, uA, uW, uAh and uWh and, since 2020, a negative current while
@@ -63,7 +63,7 @@ def parse(text: str) -> Supply:
     return Supply(fields, tuple(others))
 
 
-def amount(supply: Supply, key: str) -> int | None:
+def raw_amount(supply: Supply, key: str) -> int | None:
     """A whole number in the driver's unit, its wrap below zero of 32 or 64 bits undone; None where it is not stated."""
     text = supply.fields.get(key, "")
     if not re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII):
@@ -77,15 +77,15 @@ def amount(supply: Supply, key: str) -> int | None:
 
 def volts(supply: Supply) -> float | None:
     """VOLTAGE_NOW, V; None where it is not stated or no battery has it."""
-    return _within(_PLAUSIBLE_V, amount(supply, "VOLTAGE_NOW"), _voltage_unit(supply))
+    return _within(_PLAUSIBLE_V, raw_amount(supply, "VOLTAGE_NOW"), _voltage_unit(supply))
 
 
 def discharge_w(supply: Supply) -> float | None:
     """Power that flows, W, without a sign: POWER_NOW, else CURRENT_NOW x VOLTAGE_NOW; 0 as stated; None: not known."""
-    power = amount(supply, "POWER_NOW")
+    power = raw_amount(supply, "POWER_NOW")
     if power is not None:
         return 0.0 if power == 0 else _within(_PLAUSIBLE_W, abs(power), _energy_unit(supply))
-    current, voltage_v = amount(supply, "CURRENT_NOW"), volts(supply)
+    current, voltage_v = raw_amount(supply, "CURRENT_NOW"), volts(supply)
     if current is None or voltage_v is None:
         return None
     current_a = _within(_PLAUSIBLE_A, abs(current), _current_unit(supply, abs(current)))
@@ -104,16 +104,16 @@ def _current_unit(supply: Supply, current: int) -> float:
 
 def stored_j(supply: Supply) -> float | None:
     """ENERGY_NOW, J."""
-    return _within(_PLAUSIBLE_J, amount(supply, "ENERGY_NOW"), _energy_unit(supply) * _HOUR_S)
+    return _within(_PLAUSIBLE_J, raw_amount(supply, "ENERGY_NOW"), _energy_unit(supply) * _HOUR_S)
 
 
 def charge_c(supply: Supply) -> float | None:
     """CHARGE_NOW, C; CHARGE_COUNTER where only that is stated (phones), unless it counts from some other start."""
     unit = _charge_unit(supply) * _HOUR_S
     if "CHARGE_NOW" in supply.fields:
-        return _within(_PLAUSIBLE_C, amount(supply, "CHARGE_NOW"), unit)
+        return _within(_PLAUSIBLE_C, raw_amount(supply, "CHARGE_NOW"), unit)
     full_c = (_capacity(supply) or 0) * unit
-    return _within((max(_LEAST_C, _EMPTY * full_c), _PLAUSIBLE_C[1]), amount(supply, "CHARGE_COUNTER"), unit)
+    return _within((max(_LEAST_C, _EMPTY * full_c), _PLAUSIBLE_C[1]), raw_amount(supply, "CHARGE_COUNTER"), unit)
 
 
 def discharging(supply: Supply) -> bool | None:
@@ -140,25 +140,25 @@ def broken_units(supply: Supply) -> tuple[str, ...]:
 
 
 def _voltage_unit(supply: Supply) -> float:
-    return _unit(supply, ("VOLTAGE_NOW", "VOLTAGE_MIN_DESIGN", "VOLTAGE_MAX_DESIGN"), _LEAST_UV) or 1e-6
+    return _si_unit_of(supply, ("VOLTAGE_NOW", "VOLTAGE_MIN_DESIGN", "VOLTAGE_MAX_DESIGN"), _LEAST_UV) or 1e-6
 
 
 def _charge_unit(supply: Supply) -> float:
-    return _unit(supply, ("CHARGE_FULL_DESIGN", "CHARGE_FULL"), _LEAST_UAH) or _voltage_unit(supply)
+    return _si_unit_of(supply, ("CHARGE_FULL_DESIGN", "CHARGE_FULL"), _LEAST_UAH) or _voltage_unit(supply)
 
 
 def _capacity(supply: Supply) -> int | None:
-    return amount(supply, "CHARGE_FULL_DESIGN") or amount(supply, "CHARGE_FULL")
+    return raw_amount(supply, "CHARGE_FULL_DESIGN") or raw_amount(supply, "CHARGE_FULL")
 
 
 def _energy_unit(supply: Supply) -> float:
-    return _unit(supply, ("ENERGY_FULL_DESIGN", "ENERGY_FULL"), _LEAST_UWH) or _voltage_unit(supply)
+    return _si_unit_of(supply, ("ENERGY_FULL_DESIGN", "ENERGY_FULL"), _LEAST_UWH) or _voltage_unit(supply)
 
 
-def _unit(supply: Supply, keys: tuple[str, ...], least: int) -> float | None:
+def _si_unit_of(supply: Supply, keys: tuple[str, ...], least: int) -> float | None:
     """The SI unit that a driver's number has, from the first of the keys that states one; None where none does."""
     for key in keys:
-        number = amount(supply, key)
+        number = raw_amount(supply, key)
         if number is not None and number > 0:
             return 1e-3 if number < least else 1e-6
     return None
@@ -199,12 +199,12 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     folder = root / "sys/class/power_supply"
     supplies = numbered([path for path in folder.glob("*") if path.is_dir()])
     kept, refused = open_device_files([path / "uevent" for path in supplies], target.clock)
-    first = {path: _snapshot(file) for path, file in kept}
+    first = {path: _read_supply(file) for path, file in kept}
     batteries = [(path.parent, file) for path, file in kept if _is_battery(path.parent, first[path])]
     close_device_files([file for path, file in kept if path.parent not in {battery for battery, _ in batteries}])
     if not batteries:
         if refused and not kept:
-            return missing_because(refused[0], refused[0].filename or folder)
+            return no_sensor_from_error(refused[0], refused[0].filename or folder)
         return NoSensor("absent", f"{folder}: no battery of the machine (desktop, board on a mains adapter)")
     files = [file for _, file in batteries]
     stated = [_quantities(first[battery / "uevent"]) for battery, _ in batteries]
@@ -250,7 +250,7 @@ def _power_w(supply: Supply | None) -> float:
 def _read(
     files: Sequence[DeviceFile], stated: Sequence[Sequence[_Quantity]], mains: Sequence[DeviceFile]
 ) -> list[float]:
-    supplies = [_snapshot(file) for file in files]
+    supplies = [_read_supply(file) for file in files]
     if all(supply is None for supply in supplies):
         raise OSError("no battery answers")
     plugged = any(_online(file) for file in mains)
@@ -263,7 +263,7 @@ def _read(
     return values
 
 
-def _snapshot(file: DeviceFile) -> Supply | None:
+def _read_supply(file: DeviceFile) -> Supply | None:
     try:
         return parse(file.read(_PAGE).decode(errors="replace"))
     except OSError:
@@ -317,8 +317,8 @@ def _channels(battery: Path, quantities: Sequence[_Quantity], supply: Supply | N
 
 
 def _is_battery(folder: Path, supply: Supply | None) -> bool:
-    return supply is not None and is_battery(supply, attribute(folder / "type"))
+    return supply is not None and is_battery(supply, read_line_or_empty(folder / "type"))
 
 
 def _is_mains(folder: Path) -> bool:
-    return attribute(folder / "type") == "Mains"
+    return read_line_or_empty(folder / "type") == "Mains"

@@ -18,8 +18,8 @@ from stepscope.record.sensors.contract import (
     OpenSensor,
     Target,
     close_files,
-    content,
-    missing_because,
+    no_sensor_from_error,
+    read_small_file,
 )
 
 _EVERY_NS = 200_000_000
@@ -39,7 +39,7 @@ class CgroupCpu:
         try:
             held = _ThrottleTotals(root, own, target.clock)
         except OSError as error:
-            return missing_because(error, own)
+            return no_sensor_from_error(error, own)
         names = {"throttled_time": "ns", "throttled_periods": "1", "quota_periods": "1", "memory_limit_hits": "1"}
         counters = [self._channel(name, unit, "counter", own) for name, unit in names.items()]
         return OpenSensor(
@@ -71,7 +71,7 @@ class _ThrottleTotals:
     def read(self) -> list[float]:
         """Growth since the first read, and the least quota, cores; NaN where there is none."""
         now_ns = self._clock()
-        membership = content(self._own)
+        membership = read_small_file(self._own)
         if membership != self._membership or now_ns >= self._anew_ns:
             self.close()
             self._membership, self._anew_ns = membership, now_ns + _ANEW_NS
@@ -90,7 +90,7 @@ class _ThrottleTotals:
         close_files([file for file in self._files.values() if file is not None])
         self._files = {}
 
-    def _text(self, path: Path) -> bytes:
+    def _read_kept_file(self, path: Path) -> bytes:
         """What a file states; nothing where it is missing or does not answer."""
         if path not in self._files:
             self._files[path] = None
@@ -104,7 +104,7 @@ class _ThrottleTotals:
 
     def _throttled(self, group: Path) -> list[float]:
         """Time throttled, ns, throttled periods, and periods that the quota counted."""
-        stat = self._text(group / "cpu.stat")
+        stat = self._read_kept_file(group / "cpu.stat")
         microseconds, held_ns = _stated(b"throttled_usec ", stat), _stated(b"throttled_time ", stat)
         return [microseconds * _US + held_ns, _stated(b"nr_throttled ", stat), _stated(b"nr_periods ", stat)]
 
@@ -113,16 +113,16 @@ class _ThrottleTotals:
 
         memory.events counts the groups below as well: before Linux 5.2 the innermost group alone is told.
         """
-        events = self._text(group / "memory.events.local")
+        events = self._read_kept_file(group / "memory.events.local")
         if not events and group == self._memory[0]:
-            events = self._text(group / "memory.events")
-        failed = natural(self._text(group / "memory.failcnt"), 1e15)
+            events = self._read_kept_file(group / "memory.events")
+        failed = natural(self._read_kept_file(group / "memory.failcnt"), 1e15)
         return _stated(b"max ", events) + _stated(b"high ", events) + (0.0 if failed != failed else failed)
 
     def _quota(self, group: Path) -> list[float]:
         """Cores that a group may use; empty where nothing limits it."""
-        words = self._text(group / "cpu.max").split()
-        words = words or [self._text(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        words = self._read_kept_file(group / "cpu.max").split()
+        words = words or [self._read_kept_file(group / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
         quota, period = (natural(word, 1e12) for word in (*words, b"", b"")[:2])
         return [quota / period] if quota > 0 and period > 0 else []
 
@@ -131,14 +131,16 @@ def _groups_of(top: Path, membership: bytes) -> tuple[list[Path], list[Path]]:
     """Folders that limit CPU time, and memory, of the process's own group and of all above it, in version 1 or 2."""
     places = dict(line.split(":", 2)[1:] for line in membership.decode(errors="replace").splitlines() if ":" in line)
     if (top / "cgroup.controllers").exists():
-        unified = _upwards(top, places.get("", "/"))
+        unified = _group_and_ancestors(top, places.get("", "/"))
         return unified, unified
     controllers = {name: path for names, path in places.items() for name in names.split(",")}
     folders = [top / name for name in ("cpu", "cpu,cpuacct") if (top / name).is_dir()] or [top / "cpu"]
-    return _upwards(folders[0], controllers.get("cpu", "")), _upwards(top / "memory", controllers.get("memory", ""))
+    return _group_and_ancestors(folders[0], controllers.get("cpu", "")), _group_and_ancestors(
+        top / "memory", controllers.get("memory", "")
+    )
 
 
-def _upwards(folder: Path, path: str) -> list[Path]:
+def _group_and_ancestors(folder: Path, path: str) -> list[Path]:
     """A group's folder and those of all groups above it."""
     place = Path(path.lstrip("/"))
     return [folder / group for group in (place, *place.parents)]

@@ -161,7 +161,7 @@ class Sensor(Protocol):
         """Look for the sensor below a filesystem root."""
 
 
-def missing_because(error: OSError, path: Path | str, remedy: str | None = None) -> NoSensor:
+def no_sensor_from_error(error: OSError, path: Path | str, remedy: str | None = None) -> NoSensor:
     """The typed reason behind a failed open or read of a path."""
     detail = f"{path}: {error.strerror or error}"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -213,7 +213,7 @@ READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _MOST_BYTES = 1 << 20
 
 
-def content(path: Path) -> bytes:
+def read_small_file(path: Path) -> bytes:
     """All that a small file holds, without waiting for more; raises OSError."""
     file = os.open(path, READ_ONLY)
     try:
@@ -228,10 +228,10 @@ def content(path: Path) -> bytes:
     return b"".join(parts)
 
 
-def attribute(path: Path) -> str:
+def read_line_or_empty(path: Path) -> str:
     """Return the line, escaping bytes that are no text; empty where the file is missing or does not answer."""
     try:
-        return content(path).decode(errors="backslashreplace").strip()
+        return read_small_file(path).decode(errors="backslashreplace").strip()
     except OSError:
         return ""
 
@@ -255,7 +255,7 @@ def channel_id(scope: str, quantity: str) -> str:
     return f"{scope.replace(':', '.')}.{quantity}"
 
 
-def attempt(call: Callable[[], float], errors: Errors) -> float:
+def call_or_nan(call: Callable[[], float], errors: Errors) -> float:
     """Return the result of a call; NaN where it raises one of these errors."""
     try:
         return float(call())
@@ -263,7 +263,7 @@ def attempt(call: Callable[[], float], errors: Errors) -> float:
         return NAN
 
 
-def answering(probes: Sequence[Probe], errors: Errors) -> list[Probe]:
+def probes_that_answer(probes: Sequence[Probe], errors: Errors) -> list[Probe]:
     """The probes that give a number when tried."""
     return [probe for probe in probes if _answers(probe, errors)]
 
@@ -276,7 +276,7 @@ def _answers(probe: Probe, errors: Errors) -> bool:
     return probe.later or value == value
 
 
-def reader(probes: Sequence[Probe], errors: Errors, clock: Clock, lost: str) -> Callable[[], list[float]]:
+def make_probe_reader(probes: Sequence[Probe], errors: Errors, clock: Clock, lost: str) -> Callable[[], list[float]]:
     """A read of all probes; raises OSError, saying `lost`, when those that were due all fail."""
     last = [NAN] * len(probes)
     due_ns = [0] * len(probes)
@@ -290,7 +290,7 @@ def reader(probes: Sequence[Probe], errors: Errors, clock: Clock, lost: str) -> 
                     continue
                 due_ns[index] = now_ns + probe.every_ns
             tried = True
-            last[index] = value = attempt(probe.call, errors)
+            last[index] = value = call_or_nan(probe.call, errors)
             alive |= value == value
         if tried and not alive:
             raise OSError(lost)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access import count, natural, total
+from stepscope.record.access import natural, parse_count, sum_counts
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -20,11 +20,11 @@ from stepscope.record.sensors.contract import (
     OpenSensor,
     Target,
     close_files,
-    content,
     decoded_later,
-    missing_because,
+    no_sensor_from_error,
     numbered,
     open_files,
+    read_small_file,
 )
 
 CORES = "cpu_cores"
@@ -43,7 +43,7 @@ def cores_online(text: bytes) -> set[int]:
     cores: set[int] = set()
     for part in filter(None, text.strip().split(b",")):
         first, dash, last = part.partition(b"-")
-        begin, end = count(first), count(last if dash else first)
+        begin, end = parse_count(first), parse_count(last if dash else first)
         if not begin <= end < _MOST_CORES:
             raise ValueError(f"{part[:20]!r} is no range of cores")
         cores.update(range(begin, end + 1))
@@ -54,12 +54,12 @@ def _cpuidle(root: Path) -> OpenSensor | None:
     """Idle time; None where one online core has no cpuidle, or where the kernel does not count in it."""
     folder = root / "sys/devices/system/cpu"
     try:
-        online = content(folder / "online")
+        online = read_small_file(folder / "online")
         cores = sorted(cores_online(online))
         states = {core: numbered(list(folder.glob(f"cpu{core}/cpuidle/state*/time"))) for core in cores}
         if not cores or not all(states.values()):
             return None
-        if not any(natural(content(path), _MOST_US) > 0 for paths in states.values() for path in paths):
+        if not any(natural(read_small_file(path), _MOST_US) > 0 for paths in states.values() for path in paths):
             return None
         descriptors = open_files([folder / "online", *(path for paths in states.values() for path in paths)])
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def busy_ticks(text: bytes) -> dict[bytes, int]:
             break  # the core lines come first
         fields = line.split(None, 8)
         if fields[0] != b"cpu":
-            busy[fields[0]] = total([fields[i] for i in _BUSY_FIELDS])
+            busy[fields[0]] = sum_counts([fields[i] for i in _BUSY_FIELDS])
     return busy
 
 
@@ -125,7 +125,7 @@ def _stat_of_cores(root: Path) -> OpenSensor | NoSensor:
     try:
         descriptors = open_files([path])
     except OSError as error:
-        return missing_because(error, path)
+        return no_sensor_from_error(error, path)
     size = 128 * ((os.cpu_count() or 1) + 2) + 4096
     try:
         names = list(busy_ticks(os.pread(descriptors[0], size, 0)))
@@ -171,7 +171,7 @@ def discover_process(root: Path, target: Target) -> OpenSensor | NoSensor:
 def process_ticks(stat: bytes) -> int:
     """utime + stime of /proc/PID/stat, in ticks; the name before them may hold blanks and brackets."""
     fields = stat[stat.rindex(b")") + 2 :].split(None, 14)
-    return count(fields[11]) + count(fields[12])
+    return parse_count(fields[11]) + parse_count(fields[12])
 
 
 def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
@@ -191,16 +191,16 @@ def _channel(source: str, refresh_ns: int | None, step_size: float) -> Channel:
 
 def _perf(pid: int) -> OpenSensor | None:
     """Counts from now on; fresh at each read (about 1 us a thread that lives now)."""
-    from stepscope.record.access.perf_event import counts, open_task_clocks, total_ns
+    from stepscope.record.access.perf_event import open_task_clocks, read_counts, total_cpu_ns
 
     descriptors = open_task_clocks(pid)
     if not descriptors:
         return None
     channel = _channel(f"perf_event_open task-clock, threads: {len(descriptors)}, and all that they start", 1, 1.0)
     if len(descriptors) == 1:  # before the training has started threads, which its event counts too
-        fetch, decode = partial(os.read, descriptors[0], 8), lambda text: total_ns([text])
+        fetch, decode = partial(os.read, descriptors[0], 8), lambda text: total_cpu_ns([text])
         return decoded_later((channel,), fetch, decode, lambda: close_files(descriptors))
-    return decoded_later((channel,), partial(counts, descriptors), total_ns, lambda: close_files(descriptors))
+    return decoded_later((channel,), partial(read_counts, descriptors), total_cpu_ns, lambda: close_files(descriptors))
 
 
 def _cpu_clock(pid: int) -> OpenSensor | None:
@@ -222,7 +222,7 @@ def _stat_of_process(root: Path, pid: int) -> OpenSensor | NoSensor:
         descriptors = open_files([path])
         process_ticks(os.pread(descriptors[0], 1024, 0))
     except OSError as error:
-        return missing_because(error, path)
+        return no_sensor_from_error(error, path)
     except (ValueError, IndexError) as error:
         close_files(descriptors)
         return NoSensor("failed", f"{path}: {error}")

@@ -15,9 +15,9 @@ from stepscope.record.access import (
     DeviceFile,
     close_device_files,
     is_jetson,
+    nan_for_failed_reads,
     natural,
     signed,
-    unless_all_failed,
 )
 from stepscope.record.sensors.contract import (
     NAN,
@@ -26,12 +26,12 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    attribute,
     close_files,
-    missing_because,
+    no_sensor_from_error,
     numbered,
     open_files,
     rail_channel,
+    read_line_or_empty,
 )
 from stepscope.record.sensors.number_files import celsius
 
@@ -67,7 +67,7 @@ class Chip:
 
 
 @dataclass(frozen=True)
-class Input:
+class MeterInput:
     """One quantity of a chip: the files to read, whose product is it, and what the chip says about itself."""
 
     chip: Chip
@@ -82,13 +82,13 @@ def discover_hwmon(root: Path, target: Target) -> OpenSensor | NoSensor:
     inputs = [meter for chip in chips(folder) for meter in inputs_of(chip)]
     if not inputs:
         return NoSensor("absent", f"{folder}: no chip measures power (an INA219 or INA226 on I2C would)")
-    opened: list[tuple[Input, list[DeviceFile]]] = []
+    opened: list[tuple[MeterInput, list[DeviceFile]]] = []
     refused: list[NoSensor] = []
     for meter in inputs:
         try:
             opened.append((meter, _open(folder, meter, target)))
         except OSError as error:
-            refused.append(missing_because(error, meter.chip.folder / meter.files[0]))
+            refused.append(no_sensor_from_error(error, meter.chip.folder / meter.files[0]))
     if not opened:
         return refused[0]
     every_file = [file for _, files in opened for file in files]
@@ -104,8 +104,8 @@ def chips(folder: Path) -> list[Chip]:
     found: list[Chip] = []
     seen: Counter[str] = Counter()
     for path in numbered(list(folder.glob("hwmon*"))):
-        name = attribute(path / "name")
-        if not name or _ELSEWHERE.fullmatch(name) or "POWER_SUPPLY_NAME=" in attribute(path / "device/uevent"):
+        name = read_line_or_empty(path / "name")
+        if not name or _ELSEWHERE.fullmatch(name) or "POWER_SUPPLY_NAME=" in read_line_or_empty(path / "device/uevent"):
             continue
         chip = Chip(path, name, _bus(path))
         seen[chip.identity] += 1
@@ -114,7 +114,7 @@ def chips(folder: Path) -> list[Chip]:
     return found
 
 
-def inputs_of(chip: Chip) -> list[Input]:
+def inputs_of(chip: Chip) -> list[MeterInput]:
     """Powers (momentary before average), energies, and for an INA2xx without a power register bus volts x amperes."""
     files = {path.name for path in chip.folder.glob("*_*")}
     found = []
@@ -123,10 +123,10 @@ def inputs_of(chip: Chip) -> list[Input]:
         for stem in (f"{kind}{index}" for index in sorted(indices)):
             file = f"{stem}_input" if f"{stem}_input" in files else f"{stem}_average"
             if kind == "power" or file.endswith("_input"):
-                found.append(Input(chip, stem, (file,), attribute(chip.folder / f"{stem}_label") or None))
+                found.append(MeterInput(chip, stem, (file,), read_line_or_empty(chip.folder / f"{stem}_label") or None))
     if not found and POWER_CHIPS.fullmatch(chip.name) and {"in1_input", "curr1_input"} <= files:
-        label = attribute(chip.folder / "in1_label") or attribute(chip.folder / "curr1_label") or None
-        found.append(Input(chip, "power1", ("in1_input", "curr1_input"), label))
+        label = read_line_or_empty(chip.folder / "in1_label") or read_line_or_empty(chip.folder / "curr1_label") or None
+        found.append(MeterInput(chip, "power1", ("in1_input", "curr1_input"), label))
     return found
 
 
@@ -140,7 +140,7 @@ def watts_or_joules(texts: Sequence[bytes], stem: str) -> float:
     return micro / 1e6 if _LEAST_UW <= micro <= _MOST_UW else NAN
 
 
-def _open(folder: Path, meter: Input, target: Target) -> list[DeviceFile]:
+def _open(folder: Path, meter: MeterInput, target: Target) -> list[DeviceFile]:
     opened: list[DeviceFile] = []
     try:
         for file in meter.files:
@@ -175,12 +175,12 @@ def _read(folder: Path, opened: Sequence[tuple[str, Sequence[DeviceFile]]]) -> l
     return values
 
 
-def _meter_channel(meter: Input, inputs: Sequence[Input]) -> Channel:
+def _meter_channel(meter: MeterInput, inputs: Sequence[MeterInput]) -> Channel:
     is_energy = meter.stem.startswith("energy")
     quantity = "energy" if is_energy else "power"
     scope, parent = _scope(meter, inputs)
-    interval_ns = _milliseconds(meter.chip.folder / "update_interval")
-    average_ns = _milliseconds(meter.chip.folder / f"{meter.stem}_average_interval")
+    interval_ns = _read_ms_as_ns(meter.chip.folder / "update_interval")
+    average_ns = _read_ms_as_ns(meter.chip.folder / f"{meter.stem}_average_interval")
     averages = meter.files[0].endswith("_average") and average_ns is not None
     is_ina = POWER_CHIPS.fullmatch(meter.chip.name) is not None and interval_ns is not None
     return Channel(
@@ -201,7 +201,7 @@ def _meter_channel(meter: Input, inputs: Sequence[Input]) -> Channel:
     )
 
 
-def _scope(meter: Input, inputs: Sequence[Input]) -> tuple[str, str]:
+def _scope(meter: MeterInput, inputs: Sequence[MeterInput]) -> tuple[str, str]:
     """Scope and parent: a graphics card by its bus address, the ACPI meter, any other chip a rail of the board."""
     name = meter.label or meter.stem
     if is_apu(meter.chip.folder):
@@ -221,7 +221,7 @@ def _scope(meter: Input, inputs: Sequence[Input]) -> tuple[str, str]:
 
 def is_apu(folder: Path) -> bool:
     """Return whether this chip is the graphics inside an AMD processor: only those have the north bridge's voltage."""
-    return attribute(folder / "name") == "amdgpu" and attribute(folder / "in1_label") == "vddnb"
+    return read_line_or_empty(folder / "name") == "amdgpu" and read_line_or_empty(folder / "in1_label") == "vddnb"
 
 
 def _bus(path: Path) -> str:
@@ -233,8 +233,8 @@ def _bus(path: Path) -> str:
     return folder.parent.parent.name if folder.parent.name == "hwmon" and path.is_symlink() else ""
 
 
-def _milliseconds(path: Path) -> int | None:
-    number = natural(attribute(path).encode(), 1e6)
+def _read_ms_as_ns(path: Path) -> int | None:
+    number = natural(read_line_or_empty(path).encode(), 1e6)
     return int(number) * 1_000_000 if number > 0 else None
 
 
@@ -253,10 +253,10 @@ def discover_ina238(root: Path, target: Target) -> OpenSensor | NoSensor:
         descriptors = [open_files(paths) for paths in files]
     except OSError as error:
         remedy = f"sudo chmod a+r {' '.join(str(path) for paths in files for path in paths)}"
-        return missing_because(error, error.filename or folders[0], remedy)
+        return no_sensor_from_error(error, error.filename or folders[0], remedy)
 
     def read() -> list[float]:
-        return unless_all_failed([watts(chip) for chip in descriptors])
+        return nan_for_failed_reads([read_watts(chip) for chip in descriptors])
 
     def close() -> None:
         for chip in descriptors:
@@ -269,7 +269,7 @@ def discover_ina238(root: Path, target: Target) -> OpenSensor | NoSensor:
     return OpenSensor(channels, read, close)
 
 
-def watts(chip: list[int]) -> float | OSError:
+def read_watts(chip: list[int]) -> float | OSError:
     """Power by the one file that states it, or by voltage and current; the error where a file gives none."""
     try:
         texts = [os.pread(file, READ_BYTES, 0) for file in chip]
@@ -283,7 +283,7 @@ def watts(chip: list[int]) -> float | OSError:
 def _folders(root: Path) -> list[Path]:
     """Return the driver's hwmon folders, found by name, since their numbers change from boot to boot."""
     folders = [*root.glob("sys/class/hwmon/hwmon*"), *root.glob("sys/bus/i2c/drivers/ina238/*-00*/hwmon/hwmon*")]
-    places = {path.resolve(): path for path in reversed(folders) if attribute(path / "name") == "ina238"}
+    places = {path.resolve(): path for path in reversed(folders) if read_line_or_empty(path / "name") == "ina238"}
     return numbered(list(places.values()))
 
 
@@ -294,13 +294,13 @@ def _files(folder: Path) -> list[Path]:
 
 def _rail(root: Path, folder: Path, number: int) -> str:
     """Return the driver's label of a rail; mainline Linux has none for it, and on a Jetson it is VIN."""
-    named = attribute(folder / "power1_label") or attribute(folder / "in1_label")
+    named = read_line_or_empty(folder / "power1_label") or read_line_or_empty(folder / "in1_label")
     name = named or ("VIN" if is_jetson(root) else "ina238")
     return name if number == 1 else f"{name}#{number}"
 
 
 def _ina238_channel(rail: str, folder: Path, paths: list[Path]) -> Channel:
-    interval = attribute(folder / "update_interval")
+    interval = read_line_or_empty(folder / "update_interval")
     refresh_ns = int(interval) * 1_000_000 if interval.isdigit() and len(interval) < 10 else None
     label = rail.partition("#")[0]
     return rail_channel(INA238, rail, "power", str(paths[0]), rail=label, refresh_ns=refresh_ns)
@@ -342,7 +342,7 @@ def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
         try:
             opened.append((chip_input, DeviceFile(device_file_finder(folder, chip_input.chip, file), target.clock)))
         except OSError as error:
-            refused.append(missing_because(error, chip_input.chip.folder / file))
+            refused.append(no_sensor_from_error(error, chip_input.chip.folder / file))
     if not opened:
         return refused[0]
     files = [file for _, file in opened]
@@ -361,8 +361,8 @@ def temperatures(folder: Path) -> list[ThermalInput]:
         matches = [re.fullmatch(r"temp(\d+)_input", path.name) for path in chip.folder.glob("temp*_input")]
         for index in sorted(int(match[1]) for match in matches if match):
             stem = f"temp{index}"
-            if attribute(chip.folder / f"{stem}_fault") != "1":
-                found.append(ThermalInput(chip, stem, attribute(chip.folder / f"{stem}_label") or stem))
+            if read_line_or_empty(chip.folder / f"{stem}_fault") != "1":
+                found.append(ThermalInput(chip, stem, read_line_or_empty(chip.folder / f"{stem}_label") or stem))
     return found
 
 
@@ -382,7 +382,7 @@ def _read_celsius(files: Sequence[DeviceFile]) -> list[float]:
             values.append(celsius(file.read(READ_BYTES)))
         except OSError as error:
             values.append(error)
-    return unless_all_failed(values)
+    return nan_for_failed_reads(values)
 
 
 SENSORS = (

@@ -24,13 +24,13 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    attribute,
     close_files,
-    content,
-    missing_because,
+    no_sensor_from_error,
     numbered,
     open_files,
     rail_channel,
+    read_line_or_empty,
+    read_small_file,
 )
 
 NAME = "ina3221"
@@ -51,10 +51,10 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
             return NoSensor("absent", f"{root / 'sys/bus/i2c/drivers'}: no INA3221 (NVIDIA Jetson boards have it)")
         readers = [_Reader(root, chip, target) for chip in chips]
     except OSError as error:
-        return missing_because(error, error.filename or root)
+        return no_sensor_from_error(error, error.filename or root)
     denied = [reader.error for reader in readers if reader.error is not None]
     if len(denied) == len(readers):
-        return missing_because(denied[0], denied[0].filename or root, _remedy(chips))
+        return no_sensor_from_error(denied[0], denied[0].filename or root, _remedy(chips))
     board = _Board(readers)
     values = board.read()
     if all(map(math.isnan, values)):
@@ -134,7 +134,7 @@ class _Reader:
         for number, rail in enumerate(self.chip.rails):
             values += self._read_rail(number, rail, now_ns) if self._files else [NAN] * len(rail.quantities)
         if self._files and self._reads % VOLTAGE_EVERY == 0 and os.fstat(self._files[0]).st_nlink == 0:
-            self._let_go(OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.chip.rails[0].files[0])))
+            self._close_after_error(OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.chip.rails[0].files[0])))
         return values
 
     def _open(self) -> None:
@@ -142,12 +142,12 @@ class _Reader:
         try:
             self._files = open_files(paths if self.chip.mode is None else [*paths, self.chip.mode])
         except OSError as error:
-            self._let_go(error)
+            self._close_after_error(error)
             return
         self.error = None
         self._voltages = [_Voltage() for _ in self.chip.rails]
 
-    def _let_go(self, error: OSError) -> None:
+    def _close_after_error(self, error: OSError) -> None:
         self.close()
         self.error = error
         self._reopen_ns = self.target.clock() + REOPEN_NS
@@ -169,15 +169,15 @@ class _Reader:
         try:
             if len(rail.files) == 2:
                 return self._volts_and_amperes(number, rail, now_ns)
-            values = self._in_one_read(number, rail)
+            values = self._read_single_file_rail(number, rail)
         except OSError as error:
             self.error = error
             if error.errno in GONE:
-                self._let_go(error)
+                self._close_after_error(error)
             return [NAN] * len(rail.quantities)
         return values if values[0] or self._awake() else [NAN] * len(values)
 
-    def _in_one_read(self, number: int, rail: Rail) -> list[float]:
+    def _read_single_file_rail(self, number: int, rail: Rail) -> list[float]:
         """JetPack 4: "mV mA" of ui_input, or the mW of in_power."""
         words = os.pread(self._files[number], READ_BYTES, 0).split()
         most_ma = max_milliampere(rail.shunt_ohm)
@@ -290,7 +290,7 @@ def find_chips(root: Path) -> Iterator[Chip]:
 def _of_class(root: Path) -> list[Path]:
     """Return the chips by their class or platform device, where the bus has no links (a saved tree)."""
     folders = [*root.glob("sys/class/hwmon/hwmon*"), *root.glob("sys/devices/platform/*/i2c-*/*-00*/hwmon/hwmon*")]
-    return [folder for folder in folders if attribute(folder / "name") == "ina3221"]
+    return [folder for folder in folders if read_line_or_empty(folder / "name") == "ina3221"]
 
 
 def _iio_chip(device: Path, folder: Path) -> Chip:
@@ -319,21 +319,25 @@ def _hwmon_chip(device: str, folder: Path) -> Chip:
         current, voltage = folder / f"curr{number}_input", folder / f"in{number}_input"
         path = folder / f"in{number}_label"
         label = _label(path) if path.exists() else ""
-        enabled = _stated(folder / f"in{number}_enable") != 0
+        enabled = _read_int_or_none(folder / f"in{number}_enable") != 0
         if label not in _UNCONNECTED and enabled and current.exists() and voltage.exists():
-            microohm = _stated(folder / f"shunt{number}_resistor")
+            microohm = _read_int_or_none(folder / f"shunt{number}_resistor")
             place = f"{device}.{number}"
             rails.append(Rail(label or place, place, (current, voltage), microohm / 1e6 if microohm else None))
-    return Chip(device, tuple(rails), stated_timing(_stated(folder / "samples"), _stated(folder / "update_interval")))
+    return Chip(
+        device,
+        tuple(rails),
+        stated_timing(_read_int_or_none(folder / "samples"), _read_int_or_none(folder / "update_interval")),
+    )
 
 
 def _label(path: Path) -> str:
-    return content(path).decode(errors="replace").strip()
+    return read_small_file(path).decode(errors="replace").strip()
 
 
-def _stated(path: Path) -> int | None:
+def _read_int_or_none(path: Path) -> int | None:
     try:
-        value = natural(content(path), 1e9)
+        value = natural(read_small_file(path), 1e9)
     except OSError:
         return None
     return None if math.isnan(value) else int(value)

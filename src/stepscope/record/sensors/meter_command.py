@@ -43,10 +43,10 @@ class _Command:
 
     def poll(self, wait_s: float = 0.0) -> None:
         """Take the lines that have come, and start the command again when it is due."""
-        self._take(self.child.take(wait_s))
+        self._take(self.child.read_lines(wait_s))
         if self.child.exit_code() is None:
             return
-        self._take(self.child.take())
+        self._take(self.child.read_lines())
         if self.child.exit_code() == 0 and self.clock() - self.started_ns >= AGAIN_NS:
             self.child.close()
             self.started_ns = self.clock()
@@ -62,7 +62,7 @@ class _Command:
                 self.why = str(error)
         now_ns = self.clock()
         if readings:
-            self.reading = _mean(readings)
+            self.reading = _combine_readings(readings)
             self.period_ns = now_ns - self.seen_ns if self.seen_ns else 0
             self.seen_ns = now_ns
         if self.why:  # what was printed last cannot be read: that is a gap, and not the value before it
@@ -88,7 +88,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         return NoSensor("absent", f"{root}: a saved tree runs no meter command")
     if not meters:
         return NoSensor("absent", f"{root}: no meter command was named", "--meter-command 'COMMAND THAT PRINTS WATTS'")
-    commands = _started(meters, target.clock)
+    commands = _start_commands(meters, target.clock)
     if isinstance(commands, NoSensor):
         return commands
     _await_first_lines(commands, target.clock)
@@ -101,7 +101,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     return OpenSensor(channels, _reader(commands, kept), lambda: _close(commands), every_ns=EVERY_NS, blocking=True)
 
 
-def _started(meters: Sequence[Meter], clock: Clock) -> list[_Command] | NoSensor:
+def _start_commands(meters: Sequence[Meter], clock: Clock) -> list[_Command] | NoSensor:
     """Every command running, or why one cannot be started, and then none runs."""
     commands: list[_Command] = []
     for meter in meters:
@@ -156,7 +156,7 @@ def _silent(command: _Command) -> str:
     return f"'{command.meter.address}' printed nothing within {FIRST_LINE_S:g} s"
 
 
-def _mean(readings: Sequence[dict[str, float]]) -> dict[str, float]:
+def _combine_readings(readings: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean of each gauge over lines that came together; of a counter the last one."""
     means: dict[str, float] = {}
     for quantity in SI:
@@ -235,13 +235,13 @@ def parse_reading(line: str) -> dict[str, float]:
     """Quantities of one line in SI units, with "meter_clock" (unix s) where it has a time; raises ValueError."""
     text = line.strip()
     pairs = _split_named_values(text)
-    found = _pairs(pairs) if pairs else _bare(text)
+    found = _pairs(pairs) if pairs else _parse_bare_numbers(text)
     if not found.keys() - {"meter_clock"}:
         raise ValueError(f"'{text[:60]}' is no reading: expected <watts>, <unix seconds> <watts>, or power=<watts>")
     return found
 
 
-def _bare(text: str) -> dict[str, float]:
+def _parse_bare_numbers(text: str) -> dict[str, float]:
     """One number is a power, two are a time and a power; a unit may follow the power."""
     words = re.split(r"[\s;]+|,\s+", text)
     if len(words) > 1 and re.fullmatch(r"[A-Za-z]{1,2}", words[-1]):

@@ -15,11 +15,11 @@ from stepscope.record.access import (
     READ_BYTES,
     FileSensor,
     NumberFile,
-    count,
     is_jetson,
+    nan_for_failed_reads,
     natural,
+    parse_count,
     signed,
-    unless_all_failed,
     word_after,
 )
 from stepscope.record.sensors.contract import (
@@ -29,12 +29,12 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    attribute,
     close_files,
-    content,
-    missing_because,
+    no_sensor_from_error,
     numbered,
     open_files,
+    read_line_or_empty,
+    read_small_file,
 )
 
 _OFTEN_NS, _SELDOM_NS = 100_000_000, 1_000_000_000
@@ -47,9 +47,9 @@ def _cores(root: Path, target: Target) -> Iterator[NumberFile | NoSensor]:
     for policy in numbered(list((root / "sys/devices/system/cpu/cpufreq").glob("policy*"))):
         path = policy / "scaling_cur_freq"
         try:
-            cores = [count(core) for core in content(policy / "related_cpus").split()]
+            cores = [parse_count(core) for core in read_small_file(policy / "related_cpus").split()]
         except OSError as error:
-            yield missing_because(error, error.filename)
+            yield no_sensor_from_error(error, error.filename)
             continue
         except ValueError as error:
             yield NoSensor("failed", f"{policy}: {error}")
@@ -84,16 +84,16 @@ def _zones(root: Path, target: Target) -> Iterator[NumberFile]:
             f"zone.{name}.temperature", "temperature", "temperature", "degC", "gauge", f"zone:{name}",
             str(zone / "temp"), parent_scope="system",
         )  # fmt: skip
-        place = partial(_zone_now, zone, kind, list(zones.values()).count(kind) == 1)
+        place = partial(_find_zone_file, zone, kind, list(zones.values()).count(kind) == 1)
         yield NumberFile(zone / "temp", (channel,), lambda text: [celsius(text)], find=place)
 
 
 def _kind(zone: Path) -> str:
     """Return what a thermal zone measures, as its driver calls it."""
-    return attribute(zone / "type") or zone.name
+    return read_line_or_empty(zone / "type") or zone.name
 
 
-def _zone_now(zone: Path, kind: str, alone: bool) -> Path | None:
+def _find_zone_file(zone: Path, kind: str, alone: bool) -> Path | None:
     """Return the file of a zone that may have been away: under its number, else the one zone of its kind.
 
     Another driver's zone may have taken the number in the meantime. alone: no other zone was of this kind.
@@ -114,7 +114,7 @@ def _resident(root: Path, target: Target) -> Iterator[NumberFile]:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def resident(statm: bytes) -> list[float]:
-        return [count(statm.partition(b" ")[2].partition(b" ")[0]) * page_bytes or NAN]  # 0 pages: it has ended
+        return [parse_count(statm.partition(b" ")[2].partition(b" ")[0]) * page_bytes or NAN]  # 0 pages: it has ended
 
     path = root / f"proc/{target.pid}/statm"
     channel = _memory("process_memory", "rss", "process", path, float(page_bytes))
@@ -126,7 +126,7 @@ PEAK = re.compile(rb"^VmHWM:\s+(\d{1,15}) kB", re.MULTILINE)
 IN_USE = re.compile(rb"^NvMapMemUsed:\s+([0-9]{1,12}) kB$", re.MULTILINE)
 
 
-def kilobytes(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
+def parse_kb_as_bytes(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
     """The first number that the pattern finds, in B; NaN where it finds none."""
     match = pattern.search(text)
     return [int(match[1]) * 1024.0 if match else NAN]
@@ -137,7 +137,7 @@ def _memory_map(root: Path, target: Target) -> Iterator[NumberFile]:
     for quantity, name, pattern in (("pss", "smaps_rollup", PSS), ("peak_rss", "status", PEAK)):
         path = root / f"proc/{target.pid}/{name}"
         channel = _memory("process_memory_map", quantity, "process", path)
-        yield NumberFile(path, (channel,), partial(kilobytes, pattern), 4096, tried=True)
+        yield NumberFile(path, (channel,), partial(parse_kb_as_bytes, pattern), 4096, tried=True)
 
 
 def _system_memory(root: Path, target: Target) -> Iterator[NumberFile]:
@@ -152,7 +152,7 @@ def available_and_swap(meminfo: bytes) -> list[float]:
     words = [word_after(label, meminfo) for label in (b"MemAvailable:", b"SwapTotal:", b"SwapFree:")]
     if not all(words):
         raise ValueError("no MemAvailable, SwapTotal and SwapFree")
-    available, total, free = (count(word) * 1024.0 for word in words)
+    available, total, free = (parse_count(word) * 1024.0 for word in words)
     return [available, total - free if free <= total else NAN]
 
 
@@ -171,12 +171,14 @@ def _jetson_memory(root: Path, target: Target) -> Iterator[NumberFile | NoSensor
         return
     meminfo, clients = root / "proc/meminfo", root / "sys/kernel/debug/nvmap/iovmm/clients"
     used = _memory("jetson_memory", "nvmap_used", "system", meminfo)
-    yield NumberFile(meminfo, (used,), partial(kilobytes, IN_USE), 16384, tried=True)
+    yield NumberFile(meminfo, (used,), partial(parse_kb_as_bytes, IN_USE), 16384, tried=True)
     own = _memory("jetson_memory", "gpu_memory", "process", clients)
-    yield NumberFile(clients, (own,), lambda text: [of_process(text, target.pid)], 65536, remedy=_DEBUG_REMEDY)
+    yield NumberFile(
+        clients, (own,), lambda text: [nvmap_bytes_of_process(text, target.pid)], 65536, remedy=_DEBUG_REMEDY
+    )
 
 
-def of_process(clients: bytes, pid: int) -> float:
+def nvmap_bytes_of_process(clients: bytes, pid: int) -> float:
     """Return the memory of a process, B.
 
     NaN where the list is cut, or does not name it (perhaps another pid namespace).
@@ -237,18 +239,18 @@ def _scaled(most: float, scale: float, text: bytes) -> list[float]:
 def _gpu_files(root: Path) -> dict[str, Path]:
     """Return where load and clock are: by the name of the device tree's node, else at the places that are known."""
     nodes = [path for path in sorted(root.glob("sys/class/devfreq/*")) if _is_gpu(path)]
-    found = [_present(path / "device/load", path / "cur_freq") for path in nodes]
+    found = [_existing_files(path / "device/load", path / "cur_freq") for path in nodes]
     for place in _DEVICES:
         clocks = sorted((root / place).glob("devfreq/*/cur_freq"))
-        found.append(_present(root / place / "load", *clocks[:1]))
+        found.append(_existing_files(root / place / "load", *clocks[:1]))
     return next((files for files in found if "utilisation" in files), next(filter(None, found), {}))
 
 
 def _is_gpu(devfreq: Path) -> bool:
-    return attribute(devfreq / "device/of_node/name").rstrip("\0") in _NODES
+    return read_line_or_empty(devfreq / "device/of_node/name").rstrip("\0") in _NODES
 
 
-def _present(load: Path, clock: Path | None = None) -> dict[str, Path]:
+def _existing_files(load: Path, clock: Path | None = None) -> dict[str, Path]:
     paths = {"utilisation": load, "frequency": clock}
     return {quantity: path for quantity, path in paths.items() if path is not None and path.exists()}
 
@@ -286,14 +288,14 @@ def discover_emc(root: Path, target: Target) -> OpenSensor | NoSensor:
     quantities = _quantities(activity is not None, clock is not None)
 
     def read() -> list[float]:
-        values = unless_all_failed([_hertz(file, scale) for file, _, scale in scales])
-        return shares(values) if len(values) == 2 else values
+        values = nan_for_failed_reads([_hertz(file, scale) for file, _, scale in scales])
+        return emc_share_and_clock(values) if len(values) == 2 else values
 
     channels = tuple(_channel(quantity, str(scales[0][1])) for quantity in quantities)
     return OpenSensor(channels, read, lambda: close_files(descriptors), every_ns=_EMC_EVERY_NS)
 
 
-def shares(hertz: Sequence[float]) -> list[float]:
+def emc_share_and_clock(hertz: Sequence[float]) -> list[float]:
     """Busy share and clock, Hz, from activity and clock; no share above 1, which a clock that has just fallen gives."""
     active, clock = hertz
     share = active / clock if clock > 0 else NAN

@@ -23,9 +23,9 @@ from stepscope.record.sensors.contract import (
     Probe,
     Reason,
     Target,
-    answering,
     channel_id,
-    reader,
+    make_probe_reader,
+    probes_that_answer,
 )
 
 NAME = "nvml"
@@ -85,7 +85,7 @@ def _sensor(nvml: Any, target: Target) -> OpenSensor | NoSensor:
     probes = [
         probe
         for gpu in gpus
-        for probe in _one_power_a_scope(answering([_probe(gpu, wanted) for wanted in QUANTITIES], errors))
+        for probe in _rename_average_power(probes_that_answer([_probe(gpu, wanted) for wanted in QUANTITIES], errors))
     ]
     if all(probe.later for probe in probes):
         names = ", ".join(gpu.name for gpu in gpus)
@@ -93,8 +93,10 @@ def _sensor(nvml: Any, target: Target) -> OpenSensor | NoSensor:
             "unsupported",
             f"NVML is here, but gives neither power, load nor memory of {names} (usual on Jetson: its own rails do)",
         )
-    probes = [_slower_if_dear(probe, target) for probe in probes]
-    read = reader(probes, errors, target.clock, "NVML answers nothing more (a GPU that was lost or removed?)")
+    probes = [_limit_rate_if_slow(probe, target) for probe in probes]
+    read = make_probe_reader(
+        probes, errors, target.clock, "NVML answers nothing more (a GPU that was lost or removed?)"
+    )
     channels = tuple(probe.channel for probe in probes)
     return OpenSensor(channels, read, lambda: _shutdown(nvml), every_ns=EVERY_NS, blocking=True)
 
@@ -153,13 +155,13 @@ def _probe(gpu: Gpu, wanted: Quantity) -> Probe:
         filter=wanted.filter,
     )
     if wanted.quantity == "power_average":
-        channel = replace(channel, **averaging(gpu))
+        channel = replace(channel, **power_averaging(gpu))
     if wanted.quantity == "power" and _generation(gpu) >= _HOPPER:
         channel = replace(channel, **_OF_HOPPER)
     return Probe(channel, lambda: wanted.read(gpu), wanted.every_ns, wanted.later)
 
 
-def _one_power_a_scope(probes: list[Probe]) -> list[Probe]:
+def _rename_average_power(probes: list[Probe]) -> list[Probe]:
     """Rename the driver's averaged power to the power of the scope where there is no instant power."""
     if any(probe.channel.quantity == "power" for probe in probes):
         return probes
@@ -174,7 +176,7 @@ def _one_power_a_scope(probes: list[Probe]) -> list[Probe]:
     ]
 
 
-def _slower_if_dear(probe: Probe, target: Target) -> Probe:
+def _limit_rate_if_slow(probe: Probe, target: Target) -> Probe:
     """A call that takes long is made less often, since it holds the driver's lock meanwhile."""
     if probe.every_ns:
         return probe
@@ -316,7 +318,7 @@ QUANTITIES = (
 )
 
 
-def averaging(gpu: Gpu) -> dict[str, Any]:
+def power_averaging(gpu: Gpu) -> dict[str, Any]:
     """Return the filter behind nvmlDeviceGetPowerUsage: Ampere and later, except GA100, average over 1 s."""
     if _generation(gpu) < _AMPERE or any(name in gpu.name for name in _GA100):
         return {}

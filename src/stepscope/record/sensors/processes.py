@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.record.access import count
+from stepscope.record.access import parse_count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -18,9 +18,9 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    content,
-    missing_because,
+    no_sensor_from_error,
     open_files,
+    read_small_file,
 )
 from stepscope.record.sensors.number_files import PSS
 
@@ -44,13 +44,13 @@ def discover_children(root: Path, target: Target) -> OpenSensor | NoSensor:
     tasks = root / f"proc/{target.pid}/task"
     try:
         list_file = next(tasks.iterdir()) / "children"
-        content(list_file)
+        read_small_file(list_file)
     except StopIteration:
         return NoSensor("absent", f"{tasks} is empty")
     except OSError as error:
         remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
-        return missing_because(error, error.filename or tasks, remedy)
-    family = _Family(root / "proc", target.pid, target.clock)
+        return no_sensor_from_error(error, error.filename or tasks, remedy)
+    family = _Descendants(root / "proc", target.pid, target.clock)
     return OpenSensor(_channels(tasks), family.read, family.close, every_ns=EVERY_NS)
 
 
@@ -62,7 +62,7 @@ def descendants(proc: Path, pid: int) -> set[int]:
         parent = parents.pop()
         for path in (proc / str(parent) / "task").glob("*/children"):
             with contextlib.suppress(OSError):  # that thread has ended meanwhile
-                new = {count(child) for child in content(path).split()} - found - {os.getpid()}
+                new = {parse_count(child) for child in read_small_file(path).split()} - found - {os.getpid()}
                 found |= new
                 parents.extend(new)
     return found
@@ -71,10 +71,10 @@ def descendants(proc: Path, pid: int) -> set[int]:
 def stat_numbers(stat: bytes) -> tuple[int, int]:
     """CPU time in ticks (utime + stime) and resident pages of one /proc/PID/stat."""
     fields = stat[stat.rindex(b")") + 2 :].split(None, 22)
-    return count(fields[11]) + count(fields[12]), count(fields[21])
+    return parse_count(fields[11]) + parse_count(fields[12]), parse_count(fields[21])
 
 
-class _Family:
+class _Descendants:
     """The living descendants with their open files; CPU time of those that ended stays in the sum."""
 
     def __init__(self, proc: Path, pid: int, clock: Clock) -> None:
@@ -95,7 +95,7 @@ class _Family:
         pages, garbled = 0, False
         for pid, file in list(self._files.items()):
             try:
-                stat = content(self._proc / f"{pid}/stat") if file is None else os.pread(file, 1024, 0)
+                stat = read_small_file(self._proc / f"{pid}/stat") if file is None else os.pread(file, 1024, 0)
                 self._ticks[pid], resident = stat_numbers(stat)
                 pages += resident
             except OSError:
@@ -159,14 +159,14 @@ def discover_memory(root: Path, target: Target) -> OpenSensor | NoSensor:
     proc = root / "proc"
     tasks = proc / f"{target.pid}/task"
     try:
-        content(next(tasks.iterdir()) / "children")
-        if PSS.search(content(proc / f"{target.pid}/smaps_rollup")) is None:
+        read_small_file(next(tasks.iterdir()) / "children")
+        if PSS.search(read_small_file(proc / f"{target.pid}/smaps_rollup")) is None:
             return NoSensor("unsupported", f"{proc}/{target.pid}/smaps_rollup states no pss")
     except StopIteration:
         return NoSensor("absent", f"{tasks} is empty")
     except OSError as error:
         remedy = "a kernel with CONFIG_PROC_CHILDREN=y" if tasks.is_dir() else None
-        return missing_because(error, error.filename or tasks, remedy)
+        return no_sensor_from_error(error, error.filename or tasks, remedy)
 
     def read() -> list[float]:
         others = descendants(proc, target.pid) - target.training
@@ -190,7 +190,7 @@ def discover_memory(root: Path, target: Target) -> OpenSensor | NoSensor:
 def _proportional(proc: Path, pid: int) -> float:
     """Proportional memory of a process, B; 0 where it has ended."""
     with contextlib.suppress(OSError):
-        match = PSS.search(content(proc / f"{pid}/smaps_rollup"))
+        match = PSS.search(read_small_file(proc / f"{pid}/smaps_rollup"))
         return int(match[1]) * 1024.0 if match else 0.0
     return 0.0
 

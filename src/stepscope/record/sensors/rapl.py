@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.record.access import READ_BYTES, DeviceFile, close_device_files, natural, open_device_files
-from stepscope.record.access.perf_event import PARANOID, count, open_event
+from stepscope.record.access.perf_event import PARANOID, open_event, read_count
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -26,10 +26,10 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    attribute,
     close_files,
-    content,
-    missing_because,
+    no_sensor_from_error,
+    read_line_or_empty,
+    read_small_file,
 )
 
 NAME = "rapl"
@@ -66,7 +66,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
     kept, refused = open_device_files([zone.energy for zone in known], target.clock)
     opened = dict(kept)
-    chosen = once_each([zone for zone in known if zone.energy in opened])
+    chosen = first_zone_per_domain([zone for zone in known if zone.energy in opened])
     close_device_files([file for path, file in kept if path not in {zone.energy for zone in chosen}])
     if not chosen:
         return _refusal(refused, known)
@@ -79,19 +79,19 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
             raise ValueError(f"{folder}: no zone gives its energy")
         return values
 
-    channels = _with_twins([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
-    return OpenSensor(_with_denied(channels, known, chosen), read, lambda: close_device_files(files))
+    channels = _nest_twin_dies([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
+    return OpenSensor(_note_denied(channels, known, chosen), read, lambda: close_device_files(files))
 
 
 def zones(folder: Path) -> list[Zone]:
     """All zones, packages before what lies in them, the MSR interface before MMIO; nameless ones are excluded."""
     paths = {path.name: path for path in [*folder.glob("intel-rapl*:*/intel-rapl*:*"), *folder.glob("intel-rapl*:*")]}
-    names = {zone: attribute(path / "name") for zone, path in paths.items() if _ZONE.fullmatch(zone)}
+    names = {zone: read_line_or_empty(path / "name") for zone, path in paths.items() if _ZONE.fullmatch(zone)}
     found = [Zone(paths[zone], name, _domain(zone, names), "-mmio" in zone) for zone, name in names.items() if name]
     return sorted(found, key=lambda zone: (zone.mmio, [int(n) for n in re.findall(r"\d+", zone.folder.name)]))
 
 
-def once_each(known: Sequence[Zone]) -> list[Zone]:
+def first_zone_per_domain(known: Sequence[Zone]) -> list[Zone]:
     """Return the first zone of each domain; two of one interface with one name (psys of two sockets) both stay."""
     chosen: list[Zone] = []
     seen: dict[str, bool] = {}
@@ -162,7 +162,7 @@ def _channel(zone: Zone, chosen: Sequence[Zone]) -> Channel:
     )
 
 
-def _with_twins(channels: Sequence[Channel], energies_j: Sequence[float]) -> list[Channel]:
+def _nest_twin_dies(channels: Sequence[Channel], energies_j: Sequence[float]) -> list[Channel]:
     """Place the second of two dies that show one value (two-die Threadrippers) inside the first."""
     noted = list(channels)
     for here, channel in enumerate(channels):
@@ -183,7 +183,7 @@ def _dies_of_one_package(channel: Channel, other: Channel) -> bool:
     return dies == [True, True] and rails[0].partition("-die-")[0] == rails[1].partition("-die-")[0]
 
 
-def _with_denied(channels: Sequence[Channel], known: Sequence[Zone], chosen: Sequence[Zone]) -> tuple[Channel, ...]:
+def _note_denied(channels: Sequence[Channel], known: Sequence[Zone], chosen: Sequence[Zone]) -> tuple[Channel, ...]:
     """The channels; the first tells which domains beside it do not open."""
     here = {zone.domain for zone in chosen}
     closed = sorted({zone.domain for zone in known} - here)
@@ -194,14 +194,14 @@ def _with_denied(channels: Sequence[Channel], known: Sequence[Zone], chosen: Seq
 
 
 def _refusal(refused: Sequence[OSError], known: Sequence[Zone]) -> NoSensor:
-    reason = missing_because(refused[0], known[0].energy, _remedy(known))
+    reason = no_sensor_from_error(refused[0], known[0].energy, _remedy(known))
     if reason.reason != "denied":
         return replace(reason, remedy=None)
     return replace(reason, detail=f"{reason.detail} (only root may read RAPL since Linux 5.10, CVE-2020-8694)")
 
 
 def _remedy(known: Sequence[Zone]) -> str:
-    once = once_each(known)
+    once = first_zone_per_domain(known)
     paths = " ".join(str(zone.energy) for zone in once)
     lines = "; ".join(f"mode class/powercap/{zone.folder.name}/energy_uj = 0444" for zone in once)
     return (
@@ -213,7 +213,7 @@ def _remedy(known: Sequence[Zone]) -> str:
 
 def _number(path: Path) -> int:
     """Return the value of a file of limits or ranges, 0 where it states nothing."""
-    number = natural(attribute(path).encode(), 2.0**53)
+    number = natural(read_line_or_empty(path).encode(), 2.0**53)
     return 0 if number != number else int(number)
 
 
@@ -260,19 +260,19 @@ def discover_perf(root: Path, target: Target) -> OpenSensor | NoSensor:
 def events(root: Path) -> list[Event]:
     """The energy events of every package; raises OSError or ValueError where the PMU's own files say nothing."""
     folder = root / "sys/bus/event_source/devices/power"
-    event_type = int(attribute(folder / "type"))
-    cpus = cpu_list(attribute(folder / "cpumask"))
+    event_type = int(read_line_or_empty(folder / "type"))
+    cpus = cpu_list(read_line_or_empty(folder / "cpumask"))
     packages = _package_names(root, cpus)
     found = []
     for path in sorted((folder / "events").glob("energy-*")):
         rail = _RAILS.get(path.name.removeprefix("energy-"))
         if rail is None:
             continue
-        config, scale_j = _config(attribute(path)), _scale_j(path)
+        config, scale_j = _config(read_line_or_empty(path)), _scale_j(path)
         if config is None or scale_j is None:
             continue
         for cpu in cpus[:1] if rail == "psys" else cpus:
-            name, domain = _names(rail, packages[cpu])
+            name, domain = _rail_and_domain(rail, packages[cpu])
             found.append(Event(domain, name, event_type, config, cpu, scale_j, path))
     return sorted(found, key=lambda event: (event.domain.count("/"), event.domain))
 
@@ -296,7 +296,7 @@ def count_events(known: Sequence[Event], opener: Opener, wait: Wait | None = Non
     if not opened:
         if not refused:
             return NoSensor("unsupported", "power PMU: no energy event in joules is known")
-        return missing_because(refused[0], f"perf_event_open of {known[0].source}; {PARANOID}", _REMEDY)
+        return no_sensor_from_error(refused[0], f"perf_event_open of {known[0].source}; {PARANOID}", _REMEDY)
     if wait is not None:
         wait()
         still = [(event, file) for event, file in opened if _takes_power(event) and _joules(file, event.scale_j) == 0]
@@ -339,10 +339,10 @@ def _config(text: str) -> int | None:
 def _scale_j(event: Path) -> float | None:
     """J a count; None where the unit is another one or the scale cannot be: energies of whole joules and more."""
     try:
-        scale_j = float(attribute(event.with_name(f"{event.name}.scale")))
+        scale_j = float(read_line_or_empty(event.with_name(f"{event.name}.scale")))
     except ValueError:
         return None
-    unit = attribute(event.with_name(f"{event.name}.unit"))
+    unit = read_line_or_empty(event.with_name(f"{event.name}.unit"))
     return scale_j if unit == "Joules" and 0 < scale_j < 1 else None
 
 
@@ -360,13 +360,13 @@ def _package_names(root: Path, cpus: Sequence[int]) -> dict[int, str]:
 
 def _topology(root: Path, cpu: int, name: str) -> int | None:
     try:
-        number = int(content(root / f"sys/devices/system/cpu/cpu{cpu}/topology/{name}"))
+        number = int(read_small_file(root / f"sys/devices/system/cpu/cpu{cpu}/topology/{name}"))
     except (OSError, ValueError):
         return None
     return number if number >= 0 else None
 
 
-def _names(rail: str, package: str) -> tuple[str, str]:
+def _rail_and_domain(rail: str, package: str) -> tuple[str, str]:
     if rail == "psys":
         return rail, rail
     return (package, package) if rail == "package" else (rail, f"{package}/{rail}")
@@ -374,7 +374,7 @@ def _names(rail: str, package: str) -> tuple[str, str]:
 
 def _joules(descriptor: int, scale_j: float) -> float:
     try:
-        return count(descriptor) * scale_j
+        return read_count(descriptor) * scale_j
     except (OSError, ValueError):
         return NAN
 

@@ -28,9 +28,9 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    content,
-    missing_because,
+    no_sensor_from_error,
     rail_channel,
+    read_small_file,
 )
 
 TIMEOUT_S = 1.0  # of the program; it answers in 24 ms
@@ -59,13 +59,15 @@ def connect(root: Path, command: str) -> Firmware | NoSensor:
         try:
             firmware = way(root)
         except OSError as error:
-            reasons.append(missing_because(error, error.filename or device, _REMEDY if _is_denied(error) else None))
+            reasons.append(
+                no_sensor_from_error(error, error.filename or device, _REMEDY if _is_denied(error) else None)
+            )
             continue
         try:
             firmware.ask(command)
         except OSError as error:
             firmware.close()
-            reasons.append(missing_because(error, firmware.source, _REMEDY if _is_denied(error) else None))
+            reasons.append(no_sensor_from_error(error, firmware.source, _REMEDY if _is_denied(error) else None))
             continue
         return firmware
     there = [reason for reason in reasons if reason.reason != "absent"]
@@ -186,7 +188,7 @@ def discover_pmic(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Power of every rail that has a current and a voltage, the voltage of one that has no current (EXT5V, BATT)."""
     firmware = connect(root, _READ_ADC)
     if isinstance(firmware, NoSensor):
-        closed = firmware.reason != "absent" and _other_board(root)  # then no right to it would help
+        closed = firmware.reason != "absent" and _is_older_pi(root)  # then no right to it would help
         return NoSensor("unsupported", f"{firmware.detail}; {_PI_5_ALONE}", _METER) if closed else firmware
     try:
         adc = parse_adc(firmware.ask(_READ_ADC))
@@ -208,15 +210,15 @@ def discover_pmic(root: Path, target: Target) -> OpenSensor | NoSensor:
     )
 
 
-def _other_board(root: Path) -> bool:
+def _is_older_pi(root: Path) -> bool:
     """Return whether the device tree says that this is a Raspberry Pi before the fifth."""
     with contextlib.suppress(OSError):
-        compatible = content(root / "proc/device-tree/compatible")
+        compatible = read_small_file(root / "proc/device-tree/compatible")
         return b"brcm,bcm2" in compatible and b"bcm2712" not in compatible
     return False
 
 
-def values(adc: Adc, powered: list[str], bare: list[str]) -> list[float]:
+def rail_values(adc: Adc, powered: list[str], bare: list[str]) -> list[float]:
     """W of the powered rails and V of the bare ones; NaN for one that this reading lacks."""
     powers = rail_powers_w(adc)
     return [*(powers.get(rail, NAN) for rail in powered), *(adc.voltages_v.get(rail, NAN) for rail in bare)]
@@ -226,7 +228,7 @@ def _read(firmware: Firmware, powered: list[str], bare: list[str]) -> list[float
     adc = parse_adc(firmware.ask(_READ_ADC))
     if not adc.voltages_v:
         raise ValueError(f"{firmware.source} {_READ_ADC}: no rail in the answer")
-    return values(adc, powered, bare)
+    return rail_values(adc, powered, bare)
 
 
 THROTTLED = "rpi_throttled"
@@ -246,7 +248,7 @@ def discover_throttled(root: Path, target: Target) -> OpenSensor | NoSensor:
     paths = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
     kept, refused = open_device_files(paths[:1], target.clock)
     if not kept:
-        return missing_because(refused[0], paths[0]) if refused and firmware.reason == "absent" else firmware
+        return no_sensor_from_error(refused[0], paths[0]) if refused and firmware.reason == "absent" else firmware
     path, file = kept[0]
     return _sensor(str(path), lambda: file.read(64).decode(errors="replace"), file.close)
 
@@ -263,7 +265,9 @@ def _sensor(source: str, ask: Callable[[], str], close: Callable[[], None]) -> O
         read()
     except (OSError, ValueError) as error:
         close()
-        return missing_because(error, source) if isinstance(error, OSError) else NoSensor("unsupported", str(error))
+        return (
+            no_sensor_from_error(error, source) if isinstance(error, OSError) else NoSensor("unsupported", str(error))
+        )
     return OpenSensor(
         tuple(_bit_channel(name, source) for name in THROTTLE_BITS),
         read,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stepscope.record.access import FileSensor, NumberFile, count, natural, word_after
+from stepscope.record.access import FileSensor, NumberFile, natural, parse_count, word_after
 from stepscope.record.sensors.contract import (
     NAN,
     Channel,
@@ -22,12 +22,12 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    attribute,
     close_files,
     decoded_later,
-    missing_because,
+    no_sensor_from_error,
     numbered,
     open_files,
+    read_line_or_empty,
 )
 from stepscope.record.sensors.cpu import cores_online
 
@@ -73,7 +73,7 @@ class TrainingThread:
         try:
             schedstat, stat = open_files([folder / "schedstat", folder / "stat"])
         except OSError as error:
-            return missing_because(error, error.filename or folder)
+            return no_sensor_from_error(error, error.filename or folder)
         wait_files = []
         for name in ("syscall", "wchan"):
             with contextlib.suppress(OSError):
@@ -91,8 +91,8 @@ class TrainingThread:
         def decode(fetched: tuple[bytes, bytes, list[bytes]]) -> list[float]:
             times, state, texts = fetched
             ran, delayed = times.split()[:2]
-            waits = "disk" if state == b"D" else _wait_of(texts, calls)
-            return [count(ran), count(delayed), *gauges[waits]]
+            waits = "disk" if state == b"D" else _classify_wait(texts, calls)
+            return [parse_count(ran), parse_count(delayed), *gauges[waits]]
 
         found = decoded_later(
             tuple(self._channels(folder)), fetch, decode, lambda: close_files([schedstat, stat, *wait_files])
@@ -127,7 +127,7 @@ def _waiting_in(wait_files: Sequence[int], calls: Collection[bytes]) -> list[byt
     return texts
 
 
-def _wait_of(texts: Sequence[bytes], calls: Mapping[bytes, str]) -> str | None:
+def _classify_wait(texts: Sequence[bytes], calls: Mapping[bytes, str]) -> str | None:
     """Return what a sleeping thread waits in, by /proc/PID/syscall or wchan; None where neither may be read or tells.
 
     A Python thread that wants the interpreter's lock sleeps in a futex with a time limit (its switch interval), one
@@ -158,10 +158,10 @@ def _pressure(root: Path, target: Target) -> Iterator[NumberFile]:
                      unit="ns", step_size=_US)
             for kind in kinds
         )  # fmt: skip
-        yield NumberFile(path, channels, partial(_totals, kinds), 256, tried=True)
+        yield NumberFile(path, channels, partial(_parse_stall_totals, kinds), 256, tried=True)
 
 
-def _totals(kinds: Sequence[str], text: bytes) -> list[float]:
+def _parse_stall_totals(kinds: Sequence[str], text: bytes) -> list[float]:
     stated = {line[:4].decode(): line.rpartition(b" total=")[2] for line in text.splitlines()}
     return [natural(stated.get(kind, b""), _MOST_US) * _US for kind in kinds]
 
@@ -173,7 +173,7 @@ def _steal(root: Path, target: Target) -> Iterator[NumberFile]:
         "system.steal", "system_steal", "steal_time", "system", path,
         unit="ns", parent_scope=None, refresh_ns=_TICK_NS, step_size=float(_TICK_NS),
     )  # fmt: skip
-    yield NumberFile(path, (channel,), lambda text: [count(text.split(None, 9)[8]) * _TICK_NS], 256, tried=True)
+    yield NumberFile(path, (channel,), lambda text: [parse_count(text.split(None, 9)[8]) * _TICK_NS], 256, tried=True)
 
 
 _PAGES = {"swap_in": b"pswpin", "swap_out": b"pswpout", "direct_reclaim": b"pgsteal_direct"}  # of /proc/vmstat
@@ -192,7 +192,7 @@ def _paging(root: Path, target: Target) -> Iterator[NumberFile]:
 
 def _pages(text: bytes) -> list[float]:
     pages = (word_after(name + b" ", text) for name in _PAGES.values())
-    return [float(count(word)) * _PAGE_BYTES if word else NAN for word in pages]
+    return [float(parse_count(word)) * _PAGE_BYTES if word else NAN for word in pages]
 
 
 def _process_paging(root: Path, target: Target) -> Iterator[NumberFile]:
@@ -201,7 +201,7 @@ def _process_paging(root: Path, target: Target) -> Iterator[NumberFile]:
     faults = _channel("process.major_faults", "process_paging", "major_faults", "process", stat)
 
     def major_faults(text: bytes) -> list[float]:
-        return [float(count(text[text.rindex(b")") + 2 :].split(None, 10)[9]))]
+        return [float(parse_count(text[text.rindex(b")") + 2 :].split(None, 10)[9]))]
 
     yield NumberFile(stat, (faults,), major_faults, 1024, tried=True)
     names = {"storage_read": b"read_bytes: ", "storage_written": b"write_bytes: "}
@@ -209,7 +209,7 @@ def _process_paging(root: Path, target: Target) -> Iterator[NumberFile]:
 
     def bytes_moved(text: bytes) -> list[float]:
         words = (word_after(name, text) for name in names.values())
-        return [float(count(word)) if word else NAN for word in words]
+        return [float(parse_count(word)) if word else NAN for word in words]
 
     yield NumberFile(io, moved, bytes_moved, 512, tried=True)
 
@@ -230,7 +230,7 @@ def _affinity(root: Path, target: Target) -> Iterator[NumberFile]:
         cores = found["allowed_cores"]
         allowed = float(len(cores_online(cores[1]))) if cores else NAN
         rest = (found[name] for name in ("voluntary_switches", "involuntary_switches"))
-        return [allowed, *(float(count(match[1])) if match else NAN for match in rest)]
+        return [allowed, *(float(parse_count(match[1])) if match else NAN for match in rest)]
 
     def channel(quantity: str, kind: Kind) -> Channel:
         return _channel(f"thread.{quantity}", "process_affinity", quantity, "thread", path, kind=kind)
@@ -260,9 +260,9 @@ def _clock_limits(root: Path, target: Target) -> Iterator[NumberFile]:
         events = _channel(f"{core}.throttle_events", "cpu_limits", "throttle_events", f"core:{core[3:]}", path)
         yield NumberFile(path, (events,), lambda text: [natural(text, 1e15)], tried=True)
     for path in numbered(list((root / "sys/class/thermal").glob("cooling_device*/cur_state"))):
-        kind = attribute(path.parent / "type") or "unnamed"
+        kind = read_line_or_empty(path.parent / "type") or "unnamed"
         if re.search("fan", kind, re.IGNORECASE):  # one that turns takes no clock away
-            highest = natural(attribute(path.parent / "max_state").encode(), 1e6)
+            highest = natural(read_line_or_empty(path.parent / "max_state").encode(), 1e6)
             name, quantity, of = f"{path.parent.name}.level", "fan_level", highest if highest > 0 else NAN
         elif _TAKES_CLOCKS.search(kind):
             name, quantity, of = f"{path.parent.name}.state", "cooling_state", 1.0

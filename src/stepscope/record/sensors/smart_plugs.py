@@ -28,12 +28,12 @@ class Refused(OSError):
     """A plug wants a password (HTTP 401 or 403)."""
 
 
-class NotThere(ValueError):
+class PlugPageNotFound(ValueError):
     """A plug has no such page (HTTP 404)."""
 
 
 @dataclass(frozen=True)
-class Maker:
+class PlugMaker:
     """Traits of the plugs of one maker: pages to try in order, and their grammar."""
 
     name: str  # of the sensor, and of the kind of meter
@@ -53,7 +53,7 @@ class _Plug:
     failure: NoSensor | None = None
 
 
-def discover_plugs(maker: Maker, root: Path, target: Target) -> OpenSensor | NoSensor:
+def discover_plugs(maker: PlugMaker, root: Path, target: Target) -> OpenSensor | NoSensor:
     """Channels of every plug of this maker that was named; one that does not answer yet keeps its power channel."""
     meters = [meter for meter in target.meters if meter.kind == maker.name]
     if root != Path("/"):
@@ -63,7 +63,7 @@ def discover_plugs(maker: Maker, root: Path, target: Target) -> OpenSensor | NoS
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(len(meters), f"{maker.name}-plug")
-    plugs = list(pool.map(lambda meter: _first(maker, meter), meters))
+    plugs = list(pool.map(lambda meter: _probe_plug(maker, meter), meters))
     failures = [plug.failure for plug in plugs if plug.failure is not None]
     if len(failures) == len(plugs):
         pool.shutdown(wait=False)
@@ -102,12 +102,12 @@ def _until_end(link: socket.socket, deadline: float) -> bytes:
         link.settimeout(_remaining_s(deadline))
         chunk = link.recv(8192)
         received += chunk
-        if not chunk or _whole(received):
+        if not chunk or _is_body_complete(received):
             break
     return received
 
 
-def _whole(received: bytes) -> bool:
+def _is_body_complete(received: bytes) -> bool:
     """Return whether a body of stated length is here, for plugs that keep the connection open."""
     head, found, body = received.partition(b"\r\n\r\n")
     lower = head.lower()
@@ -133,7 +133,7 @@ def _body(received: bytes, url: str) -> str:
     if response.status in (401, 403):
         raise Refused(f"{url}: HTTP {response.status}")
     if response.status == 404:
-        raise NotThere(f"{url}: HTTP 404")
+        raise PlugPageNotFound(f"{url}: HTTP 404")
     if response.status != 200:
         raise ValueError(f"{url}: HTTP {response.status}")
     return body.decode("utf-8", errors="replace")
@@ -163,7 +163,7 @@ def _remaining_s(deadline: float) -> float:
     return left
 
 
-def _first(maker: Maker, meter: Meter) -> _Plug:
+def _probe_plug(maker: PlugMaker, meter: Meter) -> _Plug:
     """The page of a plug that answers, or why none does."""
     try:
         address = parse_address(meter.address)
@@ -174,7 +174,7 @@ def _first(maker: Maker, meter: Meter) -> _Plug:
     for page in maker.pages:
         try:
             return _Plug(meter, address, page, maker.parse(fetch(address, page)))
-        except NotThere as error:
+        except PlugPageNotFound as error:
             why = why or str(error)
         except Refused as error:
             missing = NoSensor("denied", f"{error}", f"turn off the password of {address.url} while you measure")
@@ -190,10 +190,10 @@ def _first(maker: Maker, meter: Meter) -> _Plug:
     return _Plug(meter, address, maker.pages[0], _NOTHING, missing)
 
 
-def _read(maker: Maker, plug: _Plug) -> PlugReading | str:
+def _read(maker: PlugMaker, plug: _Plug) -> PlugReading | str:
     """Return a reading, or why there is none; for a plug that has never answered, each page is tried again."""
     if plug.failure is not None:
-        plug = _first(maker, plug.meter)
+        plug = _probe_plug(maker, plug.meter)
         return plug.first if plug.failure is None else plug.failure.detail
     try:
         return maker.parse(fetch(plug.address, plug.page))
@@ -208,7 +208,7 @@ def _stated(plug: _Plug) -> Sequence[int]:
     return [index for index, value in enumerate(astuple(plug.first)) if index == 0 or value == value]
 
 
-def _channel(maker: Maker, plug: _Plug, place: int) -> Channel:
+def _channel(maker: PlugMaker, plug: _Plug, place: int) -> Channel:
     quantity, unit = _QUANTITIES[place]
     scope = f"wall:{plug.meter.name}"
     return Channel(
@@ -224,7 +224,7 @@ def _channel(maker: Maker, plug: _Plug, place: int) -> Channel:
     )
 
 
-SHELLY = Maker(
+SHELLY = PlugMaker(
     "shelly",
     "Shelly",
     (
@@ -235,5 +235,5 @@ SHELLY = Maker(
     ),  # the last one: first generation
     parse_shelly,
 )
-TASMOTA = Maker("tasmota", "Tasmota", ("/cm?cmnd=Status%208",), parse_tasmota)
+TASMOTA = PlugMaker("tasmota", "Tasmota", ("/cm?cmnd=Status%208",), parse_tasmota)
 SENSORS = tuple(NamedSensor(maker.name, partial(discover_plugs, maker)) for maker in (SHELLY, TASMOTA))

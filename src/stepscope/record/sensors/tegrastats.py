@@ -28,7 +28,7 @@ from stepscope.record.sensors.contract import (
     NoSensor,
     OpenSensor,
     Target,
-    missing_because,
+    no_sensor_from_error,
     rail_channel,
 )
 
@@ -49,7 +49,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     try:
         child = ChildLines([str(program), "--interval", str(EVERY_NS // 1_000_000)])
     except OSError as error:
-        return missing_because(error, program, f"sudo chmod a+rx {program}")
+        return no_sensor_from_error(error, program, f"sudo chmod a+rx {program}")
     first = first_line(child)
     places = rail_channels(first.rails) if first else {}
     if not places:
@@ -63,7 +63,7 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         reads += 1
         if reads % LOOK_EVERY == 0 and _rails_are_open(root, target):
             raise OSError("not needed any more: the INA3221 can be read itself")
-        lines = child.take(EVERY_NS / 1e9)
+        lines = child.read_lines(EVERY_NS / 1e9)
         if not lines and child.exit_code() is not None:
             raise OSError(f"it has ended with status {child.exit_code()}: {child.complaint()}")
         return rail_watts(parse(lines[-1]), places) if lines else [NAN] * len(places)
@@ -77,7 +77,7 @@ def first_line(child: ChildLines) -> TegrastatsLine | None:
     deadline = time.monotonic() + FIRST_LINE_S
     while (left := deadline - time.monotonic()) > 0:
         ended = child.exit_code() is not None
-        for content in map(parse, child.take(left)):
+        for content in map(parse, child.read_lines(left)):
             if content.memory:
                 return content
         if ended:
@@ -222,7 +222,7 @@ def parse(line: str) -> TegrastatsLine:
     """Return the content of a line; unknown words are kept, and nothing is raised."""
     words = line.split()
     stamp = _stamp(words)
-    parts = _Parts(words)
+    parts = _LineParser(words)
     zones: list[Zone] = []
     at, last = 0 if stamp is None else 2, len(words) - 1
     if words[at : at + 1] != ["RAM"] and "RAM" in words:
@@ -234,8 +234,8 @@ def parse(line: str) -> TegrastatsLine:
             at += 1
         elif at == last:
             at = parts.keep(at, 1)
-        elif (made := _pair(word, words[at + 1])) is None:
-            at = parts.take_rare(at)
+        elif (made := _parse_rail_or_engine(word, words[at + 1])) is None:
+            at = parts.parse_rare_word(at)
         elif type(made) is Rail:
             parts.rails.append(made)
             at += 2
@@ -247,7 +247,7 @@ def parse(line: str) -> TegrastatsLine:
     return parts.line(stamp, zones)
 
 
-class _Parts:
+class _LineParser:
     """The words of a line, and what has been made of them; each method returns the place of the next word."""
 
     def __init__(self, words: list[str]) -> None:
@@ -268,7 +268,7 @@ class _Parts:
         self.unknown += self.words[at : at + words]
         return at + words
 
-    def take_rare(self, at: int) -> int:
+    def parse_rare_word(self, at: int) -> int:
         """Memory, cores, the group MTS, or a word of no class."""
         name, *behind = self.words[at : at + 4]
         if name in _POOLS:
@@ -285,7 +285,7 @@ class _Parts:
 
     def _limit(self, at: int) -> int:
         """`EDP limit 1912` (TK1, TX1): the clock to which the supply's current holds the CPU, MHz; 0 is none."""
-        made = _pair("EDP limit", self.words[at + 2]) if at + 2 < len(self.words) else None
+        made = _parse_rail_or_engine("EDP limit", self.words[at + 2]) if at + 2 < len(self.words) else None
         if not isinstance(made, Engine):
             return self.keep(at, 1)
         self.engines.append(made)
@@ -294,7 +294,7 @@ class _Parts:
     def _group(self, at: int) -> int:
         """`MTS fg 1% bg 1%`: the share of a time that runs the code translator of the Denver cores."""
         names, texts = self.words[at + 1 : at + 5 : 2], self.words[at + 2 : at + 5 : 2]
-        made = [_pair(f"MTS {name}", text) for name, text in zip(names, texts, strict=False)]
+        made = [_parse_rail_or_engine(f"MTS {name}", text) for name, text in zip(names, texts, strict=False)]
         engines = [engine for engine in made if isinstance(engine, Engine) and engine.utilisation is not None]
         if len(engines) < 2 or not set(names) <= {"fg", "bg", "bgnd"}:
             return self.keep(at, 1)
@@ -348,7 +348,7 @@ def _pool(name: str, text: str, opening: str = "", amount: str = "") -> tuple[Me
 
 
 @lru_cache(maxsize=16384)
-def _pair(name: str, text: str) -> Rail | Engine | None:
+def _parse_rail_or_engine(name: str, text: str) -> Rail | Engine | None:
     """A rail or an engine: what a name and the word behind it say; None where they say neither."""
     if "/" in text or text[-1] == "W":
         if name in _POOLS or not name[0].isalnum() or _RAIL.fullmatch(text) is None:

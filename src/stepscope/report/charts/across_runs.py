@@ -28,7 +28,7 @@ _LETTER, _ROW, _BAR, _SYMBOL = 6.6, 26, 13, 24  # px
 _HEIGHT = 210
 
 
-def _names(labels: list[str], width: int) -> tuple[int, int]:
+def _name_and_plot_width(labels: list[str], width: int) -> tuple[int, int]:
     """Width of the names beside bars, px, and of the plot."""
     longest = max((len(label) for label in labels), default=1)
     room = min(round(longest * _LETTER) + 8, round(0.42 * width))
@@ -57,7 +57,7 @@ def _run_dashes(values: tuple[Any, ...], runs: list[str], inner: int, **legend: 
 def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
     """Bars of `rows` (run, layer, value, low, high) by layer, a bar a run, with whiskers of the 95 % CI."""
     layers, runs = (rows[name].unique(maintain_order=True).to_list() for name in ("layer", "run"))
-    room, inner = _names(layers, width)
+    room, inner = _name_and_plot_width(layers, width)
     y = alt.Y("layer:N", sort=layers, axis=axis("", grid=False, labelLimit=room))
     offset = alt.YOffset("run:N", sort=runs, scale=alt.Scale(paddingInner=0.1))
     colour = _run_colours(runs, inner)
@@ -75,7 +75,7 @@ def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
 def build_layer_phases(rows: pl.DataFrame, whole: pl.DataFrame, unit: str, width: int) -> Any:
     """Stacked bars of `rows` (layer, phase, value) of one run, with the CI of `whole` (layer, low, high)."""
     layers = whole["layer"].to_list()
-    room, inner = _names(layers, width)
+    room, inner = _name_and_plot_width(layers, width)
     present = [phase for phase in PHASE if phase in set(rows["phase"])]
     order = {phase: index for index, phase in enumerate(present)}
     placed = rows.with_columns(place=pl.col("phase").replace_strict(order, return_dtype=pl.Int64))
@@ -104,7 +104,7 @@ def build_stacks(
     whole: (run, low, high), the 95 % CI of the sum of its parts, as a whisker.
     """
     runs = rows["run"].unique(maintain_order=True).to_list()
-    room, inner = _names(runs, width)
+    room, inner = _name_and_plot_width(runs, width)
     order = {name: index for index, name in enumerate(names)}
     placed = rows.with_columns(place=pl.col("part").replace_strict(order, return_dtype=pl.Int64))
     columns = 3 if width <= NARROW else len(names)

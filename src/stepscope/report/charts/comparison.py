@@ -105,7 +105,7 @@ def setting_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart,
         drawn["by-setting"] = (lambda width: _setting_panels(rows, width), caption)
     if "loss-by-step" in frames:
         curves = frames["loss-by-step"]
-        drawn["loss-by-step"] = (lambda width: _loss(curves, width), "Loss, the mean of ten steps; first repeat.")
+        drawn["loss-by-step"] = (lambda width: _loss_chart(curves, width), "Loss, the mean of ten steps; first repeat.")
     return drawn
 
 
@@ -138,7 +138,7 @@ def _bars(rows: pl.DataFrame, name: str, width: int) -> Any:
     return alt.layer(bars, rule).properties(width=width, height=_ROW * len(rows))
 
 
-def _loss(rows: pl.DataFrame, width: int) -> Any:
+def _loss_chart(rows: pl.DataFrame, width: int) -> Any:
     colour = alt.Color("label:N", scale=alt.Scale(range=_LOSS_COLOURS), legend=alt.Legend(columns=4))
     x = alt.X("step:Q", axis=axis("step", grid=False))
     y = alt.Y("loss:Q", scale=alt.Scale(zero=False), axis=axis("loss"))
@@ -235,7 +235,7 @@ def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     panels = rows["cost"].unique(maintain_order=True).to_list()
     panel_width = plot_width(width) // len(panels) - 24
     names = rows["way"].unique(maintain_order=True).to_list()
-    colour, scale = _way_colour(names), _gains(rows)
+    colour, scale = _way_colour(names), _accuracy_scale(rows)
     drawn = [
         _cost_panel(rows.filter(cost=name), colour, scale, index == 0).properties(
             width=panel_width, height=_PARTIAL_HEIGHT
@@ -250,7 +250,7 @@ def _way_colour(names: list[str]) -> alt.Color:
     return alt.Color("way:N", sort=names, scale=scale, legend=alt.Legend(columns=6))
 
 
-def _gains(rows: pl.DataFrame) -> alt.Scale:
+def _accuracy_scale(rows: pl.DataFrame) -> alt.Scale:
     """One scale of accuracy for all panels."""
     known = [value for name in ("percent", "low", "high") for value in rows[name].drop_nulls().to_list()]
     return alt.Scale(domain=[max(0.0, min(known) - 2), min(100.0, max(known) + 4)], nice=False)
@@ -283,13 +283,13 @@ def _accuracy_chart_over(cost: str) -> Callable[[Mapping[str, pl.DataFrame], int
         x = alt.X("cost:Q", axis=axis(rows["title"][0]))
         y = alt.Y("percent:Q", axis=axis("accuracy, %"))
         line = alt.Chart(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, order="step:Q")
-        bars = alt.Chart(_ends(rows)).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
+        bars = alt.Chart(_last_points(rows)).mark_rule(opacity=0.7).encode(x=x, y="low:Q", y2="high:Q", color=colour)
         return alt.layer(line, bars).properties(width=plot_width(width), height=_PARTIAL_HEIGHT)
 
     return draw
 
 
-def _ends(rows: pl.DataFrame) -> pl.DataFrame:
+def _last_points(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("step") == pl.col("step").max().over("way")).drop_nulls("low")
 
 
@@ -355,7 +355,7 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
     colours = alt.Scale(domain=kinds, range=[LIGHT[_GAIN_COLOURS[kind]] for kind in kinds])
     y = alt.Y("change:N", sort=order, axis=axis("", grid=False, labelLimit=_CHANGE_WIDTH, minExtent=_CHANGE_WIDTH))
     # A change that is many times slower would leave no room for the others.
-    scale = alt.Scale(domain=[max(-60.0, _least(rows)), max(5.0, _axis_limit(rows))], clamp=True)
+    scale = alt.Scale(domain=[max(-60.0, _lower_axis_limit(rows)), max(5.0, _axis_limit(rows))], clamp=True)
     x = axis("gain, %", format=".0f")
     colour = alt.Color("kind:N", scale=colours)
     points = alt.Chart(rows).mark_point(filled=True, size=70).encode(
@@ -374,7 +374,7 @@ def _forest(rows: pl.DataFrame, width: int) -> Any:
     )
 
 
-def _least(rows: pl.DataFrame) -> float:
+def _lower_axis_limit(rows: pl.DataFrame) -> float:
     return min([-5.0, *(float(value) for value in (*rows["low"], *rows["gain"]) if value is not None)])
 
 

@@ -14,7 +14,7 @@ _LEAST = 0.002  # of the step: what is shorter, or less apart, is drawn as one b
 
 def build_schedules(timeline: pl.DataFrame, width: int) -> Any:
     """Bars of `timeline` (schedule, lane, phase, t0_ns, t1_ns), a row a lane of each schedule."""
-    drawn = joined(timeline).with_columns(
+    drawn = join_near_spans(timeline).with_columns(
         pl.format("{}, {}", "schedule", "lane").alias("row"), t0_ms=pl.col("t0_ns") / 1e6, t1_ms=pl.col("t1_ns") / 1e6
     )
     present = [phase for phase in PHASE if phase in drawn["phase"].to_list()]
@@ -29,7 +29,7 @@ def build_schedules(timeline: pl.DataFrame, width: int) -> Any:
     return chart.properties(width=plot_width(width) - (90 if width <= NARROW else 200), height=alt.Step(22))
 
 
-def joined(timeline: pl.DataFrame) -> pl.DataFrame:
+def join_near_spans(timeline: pl.DataFrame) -> pl.DataFrame:
     """Return the spans with neighbours of one phase as one, where less lies between them than a picture shows."""
     near = _LEAST * float(timeline["t1_ns"].max() or 0.0)  # type: ignore[arg-type]
     lanes = ["schedule", "lane"]

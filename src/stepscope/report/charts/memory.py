@@ -187,7 +187,7 @@ def squarified(sizes: list[float], box: Box) -> list[Box]:
     while first < len(areas):
         short = min(x1 - x0, y1 - y0)
         last = first + 1
-        while last < len(areas) and _stretch(areas[first : last + 1], short) <= _stretch(areas[first:last], short):
+        while last < len(areas) and _aspect(areas[first : last + 1], short) <= _aspect(areas[first:last], short):
             last += 1
         row, (x0, y0, x1, y1) = _treemap_row(areas[first:last], (x0, y0, x1, y1))
         placed += row
@@ -195,7 +195,7 @@ def squarified(sizes: list[float], box: Box) -> list[Box]:
     return placed
 
 
-def _stretch(areas: list[float], short: float) -> float:
+def _aspect(areas: list[float], short: float) -> float:
     """The largest ratio of sides in a row of these areas along a side of this length."""
     total = sum(areas)
     if total <= 0 or short <= 0:
@@ -249,8 +249,9 @@ def build_options(rows: pl.DataFrame, width: int) -> Any:
     """
     options, batches = rows["option"].unique(maintain_order=True).to_list(), rows["batch"].unique().sort().to_list()
     cells = _cells(rows, options, batches)
-    x = alt.X("column:Q", scale=alt.Scale(domain=[0, len(batches)], nice=False), axis=_ticks(batches, "batch size"))
-    y = alt.Y("row:Q", scale=alt.Scale(domain=[0, len(options)], nice=False, reverse=True), axis=_ticks(options, ""))
+    across, down = _category_axis(batches, "batch size"), _category_axis(options, "")
+    x = alt.X("column:Q", scale=alt.Scale(domain=[0, len(batches)], nice=False), axis=across)
+    y = alt.Y("row:Q", scale=alt.Scale(domain=[0, len(options)], nice=False, reverse=True), axis=down)
     share = alt.Scale(domain=[0, 1, 2], range=[LIGHT["panel"], LIGHT["gap"], LIGHT["warn"]], clamp=True)
     known = alt.Chart(cells.filter(pl.col("share").is_not_null())).mark_rect(stroke=LIGHT["paper"], strokeWidth=2)
     unknown = alt.Chart(cells.filter(pl.col("share").is_null())).mark_rect(color=LIGHT["residual"])
@@ -265,7 +266,7 @@ def build_options(rows: pl.DataFrame, width: int) -> Any:
     ).properties(width=plot_width(width, _NAME_WIDTH), height=_ROW * len(options))
 
 
-def _ticks(names: list[Any], title: str) -> alt.Axis:
+def _category_axis(names: list[Any], title: str) -> alt.Axis:
     words = json.dumps([str(name) for name in names])
     middles = [place + 0.5 for place in range(len(names))]
     return axis(
@@ -292,10 +293,10 @@ def _cells(rows: pl.DataFrame, options: list[str], batches: list[int]) -> pl.Dat
         text=pl.when(pl.col("peak_bytes").is_null())
         .then(pl.lit("?"))
         .when(pl.col("verdict") == CLOSE)
-        .then(pl.format("{}, close", _size(pl.col("peak_bytes"))))
-        .otherwise(_size(pl.col("peak_bytes"))),
+        .then(pl.format("{}, close", _peak_text_expr(pl.col("peak_bytes"))))
+        .otherwise(_peak_text_expr(pl.col("peak_bytes"))),
         hover=pl.format(
-            "{}, batch {}: {}, {}", "option", "batch", _size(pl.col("peak_bytes")).fill_null("?"), "verdict"
+            "{}, batch {}: {}, {}", "option", "batch", _peak_text_expr(pl.col("peak_bytes")).fill_null("?"), "verdict"
         ),
     ).with_columns(
         column_end=pl.col("column") + 1,
@@ -305,7 +306,7 @@ def _cells(rows: pl.DataFrame, options: list[str], batches: list[int]) -> pl.Dat
     )
 
 
-def _size(peak: pl.Expr) -> pl.Expr:
+def _peak_text_expr(peak: pl.Expr) -> pl.Expr:
     giga = pl.format("{} GB", (peak / 1e9).round(2))
     return pl.when(peak >= 1e9).then(giga).otherwise(pl.format("{} MB", (peak / 1e6).round(0).cast(pl.Int64)))
 

@@ -96,7 +96,7 @@ def _power_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-4-use-by-batch"]
     kinds = rows["what"].unique(maintain_order=True).to_list()
-    panels = [_with_points(_by_batch(rows.filter(what=kind), _BUSY, "workload", index == 0), frames,
+    panels = [_with_paper_points(_by_batch(rows.filter(what=kind), _BUSY, "workload", index == 0), frames,
                            "figure-4-use-by-batch", ("Q", _BUSY[1]), kind).properties(
         width=plot_width(width) // len(kinds) - _BESIDE, height=_HEIGHT, title=_title(kind))
         for index, kind in enumerate(kinds)]  # fmt: skip
@@ -120,7 +120,7 @@ def _core_panels(rows: pl.DataFrame, width: int, value: tuple[str, alt.Scale, st
 def _throughput(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-8-throughput-by-batch"]
     value = ("samples_per_s", alt.Scale(type="log"), "samples a second")
-    drawn = _with_points(
+    drawn = _with_paper_points(
         _by_batch(rows, value, "workload", True), frames, "figure-8-throughput-by-batch", ("Q", value[1])
     )
     return drawn.properties(width=plot_width(width), height=_HEIGHT + 60)
@@ -131,8 +131,8 @@ def _memory_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 
     def panel(part: pl.DataFrame, first: bool) -> Any:
         of = str(part["workload"][0])
-        bars = _stacked(part, "mb", "holder", "MB", _PARTS)
-        return _with_points(bars, frames, "figure-9-memory-by-batch", ("O", None), workload=of)
+        bars = _stacked_bars_by_batch(part, "mb", "holder", "MB", _PARTS)
+        return _with_paper_points(bars, frames, "figure-9-memory-by-batch", ("O", None), workload=of)
 
     return _panels(rows, width, panel, own_axis=True)
 
@@ -140,7 +140,10 @@ def _memory_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
 def _energy_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     rows = frames["figure-6-energy-by-batch"]
     return _panels(
-        rows, width, lambda part, first: _stacked(part, "joules", "component", "J a step", _COMPONENTS), own_axis=True
+        rows,
+        width,
+        lambda part, first: _stacked_bars_by_batch(part, "joules", "component", "J a step", _COMPONENTS),
+        own_axis=True,
     )
 
 
@@ -154,7 +157,7 @@ def _accuracy(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     y = alt.Y("percent:Q", scale=scale, axis=axis("accuracy on the test data, %"))
     band = alt.Chart(rows).mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour)
     line = alt.Chart(rows).mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)
-    drawn = _with_points(alt.layer(band, line), frames, "figure-10-accuracy-by-day", ("day", scale))
+    drawn = _with_paper_points(alt.layer(band, line), frames, "figure-10-accuracy-by-day", ("day", scale))
     return drawn.properties(width=plot_width(width), height=_HEIGHT + 60)
 
 
@@ -193,7 +196,7 @@ def _points_of(frames: Mapping[str, pl.DataFrame], figure: str) -> pl.DataFrame:
     return frames.get("paper-points", pl.DataFrame(schema={**schema, "x": pl.Int64})).filter(figure=figure)
 
 
-def _with_points(
+def _with_paper_points(
     drawn: Any,
     frames: Mapping[str, pl.DataFrame],
     figure: str,
@@ -223,7 +226,7 @@ def _with_points(
     return alt.layer(drawn, shared.mark_point(shape="cross", size=70, filled=True, color=ink), named)
 
 
-def _stacked(rows: pl.DataFrame, value: str, part: str, title: str, colours: Mapping[str, str]) -> Any:
+def _stacked_bars_by_batch(rows: pl.DataFrame, value: str, part: str, title: str, colours: Mapping[str, str]) -> Any:
     names = [name for name in colours if name in set(rows[part])]
     names += [name for name in rows[part].unique(maintain_order=True) if name not in colours]
     order = {name: index for index, name in enumerate(names)}

@@ -107,7 +107,7 @@ def kernel_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, 
 
 
 def _axes_chart(rows: pl.DataFrame) -> Chart:
-    return lambda width: _lines(rows, width)
+    return lambda width: _axis_panels(rows, width)
 
 
 def _with_hover(points: pl.DataFrame) -> pl.DataFrame:
@@ -119,16 +119,16 @@ def _with_hover(points: pl.DataFrame) -> pl.DataFrame:
     return points.with_columns(label=pl.lit(""), group=pl.col("op"), hover=pl.Series(hover))
 
 
-def _lines(rows: pl.DataFrame, width: int) -> Any:
+def _axis_panels(rows: pl.DataFrame, width: int) -> Any:
     """A panel an axis; on each axis the line with the most points, of several the one at the centre of the others."""
     axes = rows["axis"].unique(maintain_order=True).to_list()
     columns = min(len(axes), _PANEL_COLUMNS)
     panel_width = plot_width(width) // columns - _PANEL_MARGIN
-    panels = [_panel(_longest(rows.filter(pl.col("axis") == name)), name, panel_width) for name in axes]
+    panels = [_panel(_longest_lines(rows.filter(pl.col("axis") == name)), name, panel_width) for name in axes]
     return alt.concat(*panels, columns=columns).resolve_scale(color="shared")
 
 
-def _longest(rows: pl.DataFrame) -> pl.DataFrame:
+def _longest_lines(rows: pl.DataFrame) -> pl.DataFrame:
     """One line for each part of each source; an optimizer has one for each rule, which is its part here."""
     if rows["op"][0] == "optimizer":
         return rows.with_columns(series=pl.col("beside").str.replace("rule ", ""))
@@ -203,7 +203,7 @@ _HEAP_HEIGHT, _HEAP_GAP = 150, 24  # px, of a panel, and room for the axis of a 
 _BUILT_COLOUR = "residual"  # of what no operator of the step allocated
 
 
-def project_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
+def paper_p744_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The figures of `study paper-p744`: the heap by call site, and those of each study that it makes."""
     heap = "heap-over-step"
     drawn: dict[str, tuple[Chart, str]] = {}

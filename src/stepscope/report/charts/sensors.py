@@ -10,8 +10,8 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from stepscope.quantities import find, in_order
-from stepscope.report.charts.style import LIGHT, axis, plot_width, styled
+from stepscope.quantities import find_quantity, sort_metrics
+from stepscope.report.charts.style import LIGHT, apply_style, axis, plot_width
 
 _TALLEST_RAIL, _LOWEST_RAIL, _ALL_ROWS = 84, 36, 620  # px
 
@@ -119,7 +119,7 @@ _CLOCK_HEIGHT, _MOST_POINTS = 120, 400
 
 def build_clocks(watched: pl.DataFrame, width: int) -> Any:
     """A panel a quantity of `watched` (quantity, scope, unit, t_s, value), a line a scope; a null breaks the line."""
-    quantities = [name for name in in_order(watched["quantity"].unique()) if is_drawn(name)]
+    quantities = [name for name in sort_metrics(watched["quantity"].unique()) if is_clock_or_temperature(name)]
     rows = [
         _clock_panel(watched.filter(pl.col("quantity") == name), _clock_title(name), plot_width(width))
         for name in quantities
@@ -127,13 +127,13 @@ def build_clocks(watched: pl.DataFrame, width: int) -> Any:
     return alt.vconcat(*rows, spacing=12).resolve_scale(color="independent")
 
 
-def is_drawn(quantity: str) -> bool:
+def is_clock_or_temperature(quantity: str) -> bool:
     """Return whether it is a clock or a temperature, and no flag."""
-    return find(quantity).unit in ("Hz", "degC")
+    return find_quantity(quantity).unit in ("Hz", "degC")
 
 
 def _clock_title(quantity: str) -> str:
-    known = find(quantity)
+    known = find_quantity(quantity)
     return "°C" if known.unit == "degC" else f"{known.label_within}, GHz"
 
 
@@ -197,7 +197,7 @@ def write_response(chart: Any, path: Path) -> None:
     """Write the chart as the suffix says (png, svg or html), with all that it needs inside. Raises OSError."""
     import vl_convert  # charts of a notebook are drawn without it
 
-    specification = styled(chart).to_dict()
+    specification = apply_style(chart).to_dict()
     specification["config"]["background"] = "white"
     if path.suffix == ".png":
         path.write_bytes(vl_convert.vegalite_to_png(specification, scale=2, allowed_base_urls=[]))

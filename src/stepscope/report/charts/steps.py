@@ -226,14 +226,16 @@ def build_icicle(cells: pl.DataFrame, width: int) -> Any:
         alt.Y("t0_ms:Q", scale=time, axis=axis("time in a median step, ms", grid=False)),
     )
     place = {"x": x, "x2": "right:Q", "y": y, "y2": "t1_ms:Q"}
-    boxes = alt.Chart(_inline(cells)).mark_rect(color=LIGHT["grid"]).encode(**place, description="hover:N")
+    boxes = alt.Chart(_inline_data(cells)).mark_rect(color=LIGHT["grid"]).encode(**place, description="hover:N")
     legend = alt.Legend(symbolOpacity=_TINT)
     colour = alt.Color(
         "phase:N", legend=legend, scale=alt.Scale(domain=list(_PHASES), range=[LIGHT[kind] for kind in _PHASES])
     )
-    stripes = alt.Chart(_inline(_stripes(cells.filter("leaf")))).mark_rect(opacity=_TINT).encode(**place, color=colour)
-    frames = alt.Chart(_inline(cells)).mark_rect(fill=None, stroke="white", strokeWidth=1.2).encode(**place)
-    labels = alt.Chart(_inline(_labelled(cells, end))).mark_text(
+    stripes = (
+        alt.Chart(_inline_data(_stripes(cells.filter("leaf")))).mark_rect(opacity=_TINT).encode(**place, color=colour)
+    )
+    frames = alt.Chart(_inline_data(cells)).mark_rect(fill=None, stroke="white", strokeWidth=1.2).encode(**place)
+    labels = alt.Chart(_inline_data(_cells_with_labels(cells, end))).mark_text(
         align="left", baseline="top", dx=4, dy=3, fontSize=11, color=LIGHT["ink"]
     )
     text = labels.encode(x=x, y=y, text="label:N")
@@ -249,7 +251,7 @@ def _column_edges(deep: int, inner: int) -> list[float]:
     return edges
 
 
-def _labelled(cells: pl.DataFrame, end: float) -> pl.DataFrame:
+def _cells_with_labels(cells: pl.DataFrame, end: float) -> pl.DataFrame:
     """The cells that have room for a line: their names, cut where they are longer, and the time where it fits too."""
     rows = []
     for row in cells.filter(pl.col("t1_ms") - pl.col("t0_ms") > _CELL_LINE * end / _ICICLE_HEIGHT).iter_rows(
@@ -300,7 +302,7 @@ def _last_names(module: str) -> str:
     return f"{above[-1]}.{last}" if above and last.isdigit() else last
 
 
-def _inline(frame: pl.DataFrame) -> Any:
+def _inline_data(frame: pl.DataFrame) -> Any:
     """Rows as they are: of a frame altair takes 5,000, and a large model has more cells."""
     return alt.InlineData(values=frame.to_dicts())
 

@@ -110,7 +110,7 @@ def dashes(field: str, names: Sequence[str], colours: int, **legend: Any) -> dic
     return {"strokeDash": alt.StrokeDash(field, sort=names, scale=scale, legend=alt.Legend(**legend))}
 
 
-def styled(chart: Any) -> Any:
+def apply_style(chart: Any) -> Any:
     """The chart with the house's configuration; `chart` is any altair chart."""
     muted = LIGHT["muted"]
     return (
@@ -167,14 +167,14 @@ def draw_svg(chart: Any) -> str:
     """SVG of an altair chart; it scales to its place, and `aria-label`s carry what hovering shows."""
     import vl_convert  # charts of a notebook are drawn without it
 
-    svg = vl_convert.vegalite_to_svg(styled(chart).to_json(), allowed_base_urls=[])
+    svg = vl_convert.vegalite_to_svg(apply_style(chart).to_json(), allowed_base_urls=[])
     svg = _SIZE.sub(r"\1", svg, count=1)
     svg = _HIDDEN_FRAME.sub("", svg)
     svg = _COLOUR.sub(lambda match: _VARIABLE.get(match[1].lower(), match[0]), svg)
-    return escape_control_characters(_shorter(svg))
+    return escape_control_characters(_shorten_svg_numbers(svg))
 
 
-def _shorter(svg: str) -> str:
+def _shorten_svg_numbers(svg: str) -> str:
     """Two decimals of a pixel are enough; only tags are touched, never text."""
     parts = re.split(r"(<[^>]*>)", svg)
     return "".join(_trimmed(part) if part.startswith("<") else part for part in parts)

@@ -14,14 +14,14 @@ from stepscope.errors import UnknownName
 from stepscope.plugins import Discovery, discover
 
 
-def discovered() -> Discovery:
+def discover_exports() -> Discovery:
     """Every export of this folder and of plug-ins, and a sentence for each that could not be imported."""
     return discover(sys.modules[__name__], "stepscope.exports")
 
 
-def find(name: str) -> ModuleType:
+def find_export(name: str) -> ModuleType:
     """The export of this name; UnknownName with the nearest where there is none."""
-    known = {module.__name__.rpartition(".")[2]: module for module in discovered().modules}
+    known = {module.__name__.rpartition(".")[2]: module for module in discover_exports().modules}
     if name not in known:
         raise UnknownName("export", name, known)
     return known[name]

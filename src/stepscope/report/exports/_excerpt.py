@@ -36,18 +36,18 @@ class Excerpt:
     @cached_property
     def ops(self) -> pl.DataFrame:
         """The op calls of the chosen steps, columns as `runfolder.OPS`, `source` and `row`: what `parent` counts."""
-        ops = with_sources(self._of_steps(self.run.scan_ops()).collect(), self.run.sources)
+        ops = with_sources(self._rows_of_steps(self.run.scan_ops()).collect(), self.run.sources)
         return ops.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64).over("step")) if len(ops) else _no_rows(ops)
 
     @cached_property
     def op_count(self) -> int:
         """Return how many op calls there are, without reading them."""
-        return int(self._of_steps(self.run.scan_ops()).select(pl.len()).collect().item())
+        return int(self._rows_of_steps(self.run.scan_ops()).select(pl.len()).collect().item())
 
     @property
     def memory_events(self) -> pl.DataFrame:
         """Allocations and frees of the chosen steps."""
-        return self._of_steps(self.run.memory_events.lazy()).collect()
+        return self._rows_of_steps(self.run.memory_events.lazy()).collect()
 
     @property
     def channels(self) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class Excerpt:
         if channel["id"] not in frame.columns:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64, "value": pl.Float64})
         read = frame.select("t0_ns", "t1_ns", value=pl.col(channel["id"]).cast(pl.Float64))
-        return self._in_time(read, "t1_ns", "t0_ns")
+        return self._rows_in_time(read, "t1_ns", "t0_ns")
 
     @cached_property
     def sample_count(self) -> int:
@@ -68,13 +68,13 @@ class Excerpt:
         sizes: dict[str, int] = {}
         for channel in self.channels:
             if (sensor := str(channel["sensor"])) not in sizes:
-                sizes[sensor] = len(self._in_time(self._sensor(sensor), "t1_ns", "t0_ns"))
+                sizes[sensor] = len(self._rows_in_time(self._sensor(sensor), "t1_ns", "t0_ns"))
         return sum(sizes[str(channel["sensor"])] for channel in self.channels)
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """Warnings, gaps and losses in the time of the chosen steps."""
-        return [event for event in self.run.events if self._holds(int(event.get("t_ns", 0)))]
+        return [event for event in self.run.events if self._covers_time(int(event.get("t_ns", 0)))]
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
@@ -86,18 +86,18 @@ class Excerpt:
         span = None if self.whole else self.span_ns
         return self.run.sensor_between(name, *(span or EVER))
 
-    def _of_steps(self, rows: pl.LazyFrame) -> pl.LazyFrame:
+    def _rows_of_steps(self, rows: pl.LazyFrame) -> pl.LazyFrame:
         if self.whole:
             return rows
         first, last = self.steps.select(pl.col("step").min(), pl.col("step").max().alias("last")).row(0)
         return rows.filter(pl.col("step").is_between(first, last))
 
-    def _in_time(self, frame: pl.DataFrame, end: str, begin: str) -> pl.DataFrame:
+    def _rows_in_time(self, frame: pl.DataFrame, end: str, begin: str) -> pl.DataFrame:
         if self.whole or self.span_ns is None:
             return frame
         return frame.filter((pl.col(end) >= self.span_ns[0]) & (pl.col(begin) <= self.span_ns[1]))
 
-    def _holds(self, t_ns: int) -> bool:
+    def _covers_time(self, t_ns: int) -> bool:
         return self.whole or self.span_ns is None or self.span_ns[0] <= t_ns <= self.span_ns[1]
 
 
@@ -110,7 +110,7 @@ def excerpt(run: Run, chosen: str = "all") -> Excerpt:
     steps = run.steps
     if chosen == "all":
         return Excerpt(run, steps, whole=True)
-    begin, end = _limits(chosen)
+    begin, end = _parse_step_range(chosen)
     kept = steps.filter(pl.col("step").is_between(begin, end, closed="left"))
     if kept.is_empty():
         has = f"steps 0 to {int(steps['step'][-1])}" if len(steps) else "no step"
@@ -118,7 +118,7 @@ def excerpt(run: Run, chosen: str = "all") -> Excerpt:
     return Excerpt(run, kept, whole=False)
 
 
-def _limits(chosen: str) -> tuple[int, int]:
+def _parse_step_range(chosen: str) -> tuple[int, int]:
     if found := _FIRST.fullmatch(chosen):
         return 0, int(found[1])
     if (found := _RANGE.fullmatch(chosen)) and int(found[1]) < int(found[2]):
@@ -221,9 +221,9 @@ class ExportPlan:
 @wrap_analysis_faults
 def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | None = None) -> ExportPlan:
     """Return what will be written where; UnknownName or UsageError before anything is."""
-    kind, source = exports.find(to), open_run(run)
+    kind, source = exports.find_export(to), open_run(run)
     part = excerpt(source, steps)
-    target = _target(source, out, f"export-{to}{_stem(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
+    target = _target(source, out, f"export-{to}{_file_name_suffix(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
     if not kind.SUFFIX and target.resolve() == source.path.resolve():
         raise UsageError(f"--out {target}: that is the run itself", "choose another folder")
     return ExportPlan(kind, part, target)
@@ -256,6 +256,6 @@ def _target(run: Run, out: Path | None, name: str, is_file: bool) -> Path:
     return out / name if is_file and out.is_dir() else out
 
 
-def _stem(steps: str) -> str:
+def _file_name_suffix(steps: str) -> str:
     """Part of the file name, so that two choices of steps do not overwrite each other."""
     return "" if steps == "all" else f"-{steps.replace(':', '-')}"

@@ -11,7 +11,7 @@ import polars as pl
 from stepscope.analysis.channels import channel_timeline
 from stepscope.analysis.process_scopes import scope_name
 from stepscope.arrays import Floats, Ints
-from stepscope.quantities import GROUPS, find
+from stepscope.quantities import GROUPS, find_quantity
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.runfolder import COLLECTIVE, COMMUNICATION, MODULE_CALL
 
@@ -35,7 +35,7 @@ class Thread:
         return place if self.lane == 0 else f"{place}, overlapping ({self.lane})"
 
 
-def threads(ops: pl.DataFrame) -> list[Thread]:
+def thread_lanes(ops: pl.DataFrame) -> list[Thread]:
     """Every op in exactly one thread, in lanes that nest; the training process's threads first, then streams."""
     if ops.is_empty():
         return []
@@ -43,7 +43,7 @@ def threads(ops: pl.DataFrame) -> list[Thread]:
     found: list[Thread] = []
     for (device, thread), rows in places.with_row_index("at").group_by(["device", "thread"], maintain_order=True):
         at = rows["at"].to_numpy().astype(np.int64)
-        placed = lanes(rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())
+        placed = divide_into_lanes(rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())
         found.extend(_thread(str(device), int(str(thread or 0)), at, lane) for lane in placed)
     return sorted(found, key=lambda thread: (thread.device != _CPU, thread.device, thread.thread, thread.lane))
 
@@ -79,7 +79,7 @@ def _is_collective_thread(top: pl.DataFrame) -> pl.Series:
     return top.group_by("thread").agg(kept=ran & alone).filter("kept")["thread"]
 
 
-def flows(ops: pl.DataFrame) -> pl.DataFrame:
+def forward_backward_pairs(ops: pl.DataFrame) -> pl.DataFrame:
     """Pairs of rows of the excerpt (forward, backward), one a module and step: its call and where its backward begins.
 
     Of a module that is called several times in a step it is the last call: autograd goes back through that one first.
@@ -107,7 +107,7 @@ class Lane:
         return self.edges[self.edges >= 0]
 
 
-def lanes(t0_ns: Ints, t1_ns: Ints) -> list[Lane]:
+def divide_into_lanes(t0_ns: Ints, t1_ns: Ints) -> list[Lane]:
     """Divide slices into as few lanes as nesting allows, greedily; t0_ns, t1_ns: (n,)."""
     order = np.lexsort((-t1_ns, t0_ns))
     found = _Stacks()
@@ -177,8 +177,15 @@ def _channels(excerpt: Excerpt) -> Iterator[SampledTrack]:
         estimated = " (estimated)" if channel.get("kind") == "estimate" else ""
         scope = scope_name(excerpt.run, str(channel.get("scope")))
         name = f"{what} {channel.get('rail') or scope}{estimated}"
-        unit = find("", line.unit).shown_unit
-        yield SampledTrack(find(quantity).group, name, unit, _whole(line.t_ns), line.values, _whole(line.gaps_ns))
+        unit = find_quantity("", line.unit).shown_unit
+        yield SampledTrack(
+            find_quantity(quantity).group,
+            name,
+            unit,
+            _round_to_int(line.t_ns),
+            line.values,
+            _round_to_int(line.gaps_ns),
+        )
 
 
 def _cores(excerpt: Excerpt) -> Iterator[SampledTrack]:
@@ -211,5 +218,5 @@ def _named_apart(tracks: list[SampledTrack]) -> Iterator[SampledTrack]:
         yield SampledTrack(track.group, name, track.unit, track.t_ns, track.values, track.unread)
 
 
-def _whole(t_ns: Floats) -> Ints:
+def _round_to_int(t_ns: Floats) -> Ints:
     return np.asarray(np.rint(t_ns).astype(np.int64))

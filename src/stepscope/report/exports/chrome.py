@@ -15,7 +15,7 @@ from stepscope.analysis.time.layers import slice_names
 from stepscope.arrays import Ints
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._tracks import SampledTrack, lanes, sampled_tracks
+from stepscope.report.exports._tracks import SampledTrack, divide_into_lanes, sampled_tracks
 
 TITLE = "Chrome trace events, for viewers older than Perfetto"
 SUFFIX = ".json"
@@ -36,7 +36,7 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write the events, a line each; times are us with three decimals since the first of all."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        lines = _Lines(excerpt)
+        lines = _EventTexts(excerpt)
         about = json.dumps(origin(excerpt, lines.zero_ns), separators=(",", ":"), default=str)
         file.write('{"displayTimeUnit":"ns","otherData":' + about + ',"traceEvents":[\n')
         separator = ""
@@ -46,7 +46,7 @@ def write(excerpt: Excerpt, path: Path) -> None:
         file.write("\n]}\n")
 
 
-class _Lines:
+class _EventTexts:
     """The events of one excerpt as text; threads of the viewer are numbered as they come."""
 
     def __init__(self, excerpt: Excerpt) -> None:
@@ -74,29 +74,31 @@ class _Lines:
             yield _line("i", str(event.get("kind") or "event"), ts=at, s="p", args=args)
 
     def _slices(self, name: str, frame: pl.DataFrame) -> Iterator[str]:
-        for lane in lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
-            yield self._named(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
+        for lane in divide_into_lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
+            yield self._name_next_thread(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
             yield from self._complete(frame, lane.rows)
 
     def _ops(self, ops: pl.DataFrame) -> Iterator[str]:
         threads: list[tuple[int, Any]] = []
-        for thread in _tracks.threads(ops):
-            yield self._named(thread.name, device=thread.device, thread=thread.thread)
+        for thread in _tracks.thread_lanes(ops):
+            yield self._name_next_thread(thread.name, device=thread.device, thread=thread.thread)
             threads.append((self._thread, thread))
             yield from self._complete(ops, thread.rows)
         place = np.zeros(len(ops), dtype=np.int64)
         for number, thread in threads:
             place[thread.rows] = number
-        pairs = _tracks.flows(ops).with_row_index("id")
+        pairs = _tracks.forward_backward_pairs(ops).with_row_index("id")
         for kind, column in (("s", "forward"), ("f", "backward")) if len(pairs) else ():
             at = pairs[column].to_numpy()
             times = pl.Series(ops["t0_ns"].to_numpy()[at] - self.zero_ns)
             rows = pl.DataFrame({"id": pairs["id"], "tid": place[at], "ts": times})
             end = ',"bp":"e"' if kind == "f" else ""
             head = f'{{"ph":"{kind}"{end},"name":"backward of","cat":"flow","pid":{_PROCESS},"id":'
-            yield _joined(rows, pl.concat_str(pl.lit(head), "id", pl.lit(',"tid":'), "tid", *_ts("ts"), pl.lit("}")))
+            yield _joined(
+                rows, pl.concat_str(pl.lit(head), "id", pl.lit(',"tid":'), "tid", *_time_field_us("ts"), pl.lit("}"))
+            )
 
-    def _named(self, name: str, **of: Any) -> str:
+    def _name_next_thread(self, name: str, **of: Any) -> str:
         self._thread += 1
         order = _line("M", "thread_sort_index", tid=self._thread, args={"sort_index": self._thread})
         return _line("M", "thread_name", tid=self._thread, args={"name": name, **of}) + ",\n" + order
@@ -119,14 +121,16 @@ class _Lines:
             columns += [rows[name] for name in _OF_STEPS]
             parts += [pl.lit(',"args":{"of":"step"'), *_fields(_OF_STEPS), pl.lit("}")]
         columns += [(rows["t0_ns"] - self.zero_ns).alias("ts"), (rows["t1_ns"] - rows["t0_ns"]).alias("dur")]
-        parts += [*_ts("ts"), *_ts("dur"), pl.lit("}")]
+        parts += [*_time_field_us("ts"), *_time_field_us("dur"), pl.lit("}")]
         return _joined(pl.DataFrame(columns), pl.concat_str(parts))
 
     def _counter(self, track: SampledTrack) -> str:
         head = f'{{"ph":"C","pid":{_PROCESS},"name":{json.dumps(f"{track.name} [{track.unit}]")}'
         rows = pl.DataFrame({"ts": track.t_ns - self.zero_ns, "value": track.values})
         value = pl.col("value").cast(pl.String)
-        return _joined(rows, pl.concat_str(pl.lit(head), *_ts("ts"), pl.lit(',"args":{"value":'), value, pl.lit("}}")))
+        return _joined(
+            rows, pl.concat_str(pl.lit(head), *_time_field_us("ts"), pl.lit(',"args":{"value":'), value, pl.lit("}}"))
+        )
 
 
 def _fields(names: tuple[str, ...]) -> Iterator[pl.Expr]:
@@ -146,7 +150,7 @@ def _joined(rows: pl.DataFrame, text: pl.Expr) -> str:
     return str(rows.select(text.str.join(",\n")).item())
 
 
-def _ts(column: str) -> tuple[pl.Expr, ...]:
+def _time_field_us(column: str) -> tuple[pl.Expr, ...]:
     """A time of ns as a field of us with all its digits."""
     rest = (pl.col(column) % 1000).cast(pl.String).str.zfill(3)
     return pl.lit(f',"{column}":'), (pl.col(column) // 1000).cast(pl.String), pl.lit("."), rest

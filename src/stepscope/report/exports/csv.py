@@ -20,7 +20,7 @@ def estimate(excerpt: Excerpt) -> int:
 
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write one file a table into the folder, which is made; an empty cell is "not measured"."""
-    write_tables(excerpt, path, ".csv", lambda table, file: without_formulas(_flat(table)).write_csv(file))
+    write_tables(excerpt, path, ".csv", lambda table, file: without_formulas(_flatten_nested(table)).write_csv(file))
 
 
 def without_formulas(table: pl.DataFrame) -> pl.DataFrame:
@@ -37,7 +37,7 @@ def without_formulas(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(pl.col(name).cast(pl.String).str.replace(FORMULA.pattern, "'$0") for name in texts)
 
 
-def _flat(table: pl.DataFrame) -> pl.DataFrame:
+def _flatten_nested(table: pl.DataFrame) -> pl.DataFrame:
     """Nested columns as text: a cell of CSV holds one value."""
     nested = [name for name, dtype in table.schema.items() if dtype.is_nested()]
     as_text = [pl.Series(name, [None if v is None else str(v) for v in table[name].to_list()]) for name in nested]

@@ -28,7 +28,7 @@ def write(excerpt: Excerpt, path: Path) -> None:
     run = excerpt.run
     tables = {name: _table(table()) for name, table in small_tables(excerpt).items()}
     content = {"run": run.meta, "device": run.device, "summary": summary(run), "tables": tables}
-    text = json.dumps(_finite(content), indent=1, allow_nan=False, default=str)
+    text = json.dumps(_nan_to_none(content), indent=1, allow_nan=False, default=str)
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -36,10 +36,10 @@ def _table(table: pl.DataFrame) -> dict[str, Any]:
     return {"columns": table.columns, "rows": table.rows()}
 
 
-def _finite(value: Any) -> Any:
+def _nan_to_none(value: Any) -> Any:
     """JSON has no NaN: what is not a number was not measured."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _nan_to_none(inner) for key, inner in value.items()}
+    return [_nan_to_none(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -16,7 +16,7 @@ from stepscope.analysis.energy.power_sources import power_sources
 from stepscope.analysis.first_screen import Headline, headline, setting_facts
 from stepscope.quantities import simulated_badge
 from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.table import Column, Table, figures, latex, words
+from stepscope.report.table import Column, Table, latex, number_column, text_column
 from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, percent, plural
 from stepscope.units import estimate as estimate_text
 
@@ -69,7 +69,7 @@ def _headline(run: Run) -> str:
     columns = (
         Column("", False, of=lambda row: f"{row.kind} {row.label}".strip().capitalize()),
         Column("value", of=lambda row: amount(row.value, row.unit)),
-        Column("95 % CI", False, of=lambda row: _brackets(row) or NOT_MEASURED),
+        Column("95 % CI", False, of=lambda row: _interval_in_brackets(row) or NOT_MEASURED),
     )
     badge = f" {simulated_badge(run.simulated)}." if run.simulated else ""
     caption = f"One training step: {', '.join(setting_facts(run)[:6])}.{badge} Brackets: 95 % CI."
@@ -77,7 +77,7 @@ def _headline(run: Run) -> str:
     return latex(table, "step", escaped) if table.rows else ""
 
 
-def _brackets(row: Headline) -> str:
+def _interval_in_brackets(row: Headline) -> str:
     _, bracket, ends = estimate_text(row.value, row.low, row.high, row.unit).partition("[")
     return bracket + ends
 
@@ -87,12 +87,12 @@ def _layers(run: Run) -> str:
     if layers.is_empty():
         return ""
     names = cut_in_the_middle([str(name or "(the model)") for name in layers["layer"]], _NAME)
-    energy = [figures("energy", "joules", "J")] if layers["joules"].is_not_null().any() else []
+    energy = [number_column("energy", "joules", "J")] if layers["joules"].is_not_null().any() else []
     columns = (
-        words("layer", "cut"),
-        words("type", "type", lambda kind: cut_in_the_middle([kind], _TYPE)[0]),
-        *(figures(phase, f"{phase}_ns", "ns") for phase in ("forward", "backward")),
-        figures("share", "share", percent),
+        text_column("layer", "cut"),
+        text_column("type", "type", lambda kind: cut_in_the_middle([kind], _TYPE)[0]),
+        *(number_column(phase, f"{phase}_ns", "ns") for phase in ("forward", "backward")),
+        number_column("share", "share", percent),
         *energy,
     )
     what = f"The {len(layers)} most expensive layers" if len(layers) == _MOST_LAYERS else "The layers"
@@ -108,7 +108,7 @@ def _sensors(run: Run) -> Iterator[str]:
         own = [source for source in sources if source.sensor == sensor]
         facts = [plural(len(own), "channel")]
         for name, key, unit in _OF_SENSORS:
-            stated = _span([(source.channel or {}).get(key) for source in own], unit or _UNITS[own[0].kind])
+            stated = _value_range_text([(source.channel or {}).get(key) for source in own], unit or _UNITS[own[0].kind])
             facts += [f"{name} {stated}"] if stated else []
         known = dict.fromkeys(said.source for source in own if (said := accuracy_of(source, run.device)) is not None)
         off = "; ".join(known) or "not known"
@@ -122,7 +122,7 @@ _OF_SENSORS = (("update interval", "refresh_ns", "ns"), ("averaging window", "wi
 _UNITS = {"counter": "J", "gauge": "W", "estimate": "W"}
 
 
-def _span(values: list[float | None], unit: str) -> str:
+def _value_range_text(values: list[float | None], unit: str) -> str:
     """The value that all channels have, or the least and the most; nothing where none is known."""
     known = [float(value) for value in values if value]
     return " to ".join(dict.fromkeys(amount(value, unit) for value in (min(known), max(known)))) if known else ""

@@ -22,7 +22,7 @@ from stepscope.analysis.time.layers import slice_names
 from stepscope.arrays import Ints
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
-from stepscope.report.exports._tracks import SampledTrack, lanes, sampled_tracks
+from stepscope.report.exports._tracks import SampledTrack, divide_into_lanes, sampled_tracks
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
@@ -187,13 +187,13 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write the trace, compressed: Perfetto reads it as it is, and a fourth is sooner copied from a board."""
     with path.open("wb") as file, gzip.GzipFile("", "wb", _FASTEST, file, mtime=0) as packed:
-        for part in content(excerpt):
+        for part in trace_parts(excerpt):
             packed.write(part)
 
 
-def content(excerpt: Excerpt) -> Iterator[bytes]:
+def trace_parts(excerpt: Excerpt) -> Iterator[bytes]:
     """The trace in parts, each a whole number of packets."""
-    stream = Packets(excerpt.run.meta)
+    stream = PacketEncoder(excerpt.run.meta)
     yield stream.process(_process(excerpt))
     yield from _slices(stream, "steps", _tracks.steps(excerpt))
     yield from _slices(stream, "phases", _tracks.phases(excerpt.ops))
@@ -212,9 +212,9 @@ def _process(excerpt: Excerpt) -> str:
     return f"training {name or excerpt.run.id}"
 
 
-def _threads(stream: Packets, ops: pl.DataFrame) -> Iterator[bytes]:
+def _threads(stream: PacketEncoder, ops: pl.DataFrame) -> Iterator[bytes]:
     """A track a thread or stream; the arrows are numbered over all of them."""
-    pairs = _tracks.flows(ops)
+    pairs = _tracks.forward_backward_pairs(ops)
     starts, ends = (np.zeros(len(ops), dtype=np.uint64) for _ in range(2))
     numbers = np.arange(1, len(pairs) + 1, dtype=np.uint64)
     starts[pairs["forward"].to_numpy()] = numbers
@@ -223,13 +223,13 @@ def _threads(stream: Packets, ops: pl.DataFrame) -> Iterator[bytes]:
         slice_names(ops).cast(pl.Categorical), "phase", "module", pl.col("source").cast(pl.Categorical),
         "t0_ns", "t1_ns", "flops",
     )  # fmt: skip
-    for thread in _tracks.threads(ops):
+    for thread in _tracks.thread_lanes(ops):
         track = stream.thread(thread.name, thread.thread if thread.lane == 0 and thread.device == "cpu" else None)
         yield track.head
         yield from stream.slices(track, Slices(texts, thread.edges, starts, ends))
 
 
-def _slices(stream: Packets, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
+def _slices(stream: PacketEncoder, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
     """A track of slices without ops; what overlaps goes to a further track of the same name."""
     nothing = np.zeros(len(frame), dtype=np.uint64)
     text = pl.lit(None, dtype=pl.Categorical)
@@ -242,13 +242,13 @@ def _slices(stream: Packets, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
         source=text,
         flops=pl.lit(None, pl.Int64),
     )
-    for lane in lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
+    for lane in divide_into_lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
         track = stream.track(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
         yield track.head
         yield from stream.slices(track, Slices(columns, lane.edges, nothing, nothing))
 
 
-def _sampled_track(stream: Packets, track: SampledTrack) -> Iterator[bytes]:
+def _sampled_track(stream: PacketEncoder, track: SampledTrack) -> Iterator[bytes]:
     if len(track.t_ns):
         yield stream.counter(track.group, track.name, track.unit, track.t_ns, track.values)
     if len(track.unread):
@@ -304,7 +304,7 @@ class Slices:
     ends: Numbers
 
 
-class Packets:
+class PacketEncoder:
     """Numbers the tracks and sequences of one trace, and encodes what is on them."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
@@ -336,20 +336,20 @@ class Packets:
 
     def track(self, name: str) -> Track:
         """A track of slices below the process."""
-        return self._new((2, name), (5, self._process))
+        return self._new_track((2, name), (5, self._process))
 
     def thread(self, name: str, tid: int | None) -> Track:
         """The track of a thread of the process; of a stream of an accelerator (no tid), one below the process."""
         if not tid:  # 0 is the idle task to viewers
             return self.track(name)
-        return self._new((4, message((1, self._pid), (2, tid), (5, name))))
+        return self._new_track((4, message((1, self._pid), (2, tid), (5, name))))
 
     def slices(self, track: Track, slices: Slices) -> Iterator[bytes]:
         """Begin and end packets in the order of the edges, in parts."""
         if not len(slices.edges):
             return
         used = slices.columns[np.sort(slices.edges[slices.edges >= 0])]
-        texts = {column: _Texts.of(used[column]) for column in ("name", "phase", "module", "source")}
+        texts = {column: _InternedTexts.of(used[column]) for column in ("name", "phase", "module", "source")}
         before = _times(slices.columns, slices.edges[:1])
         yield self._start(track, int(before[0]), _interned(texts))
         for first in range(0, len(slices.edges), _AT_ONCE):
@@ -361,7 +361,7 @@ class Packets:
     def counter(self, group: str, name: str, unit: str, t_ns: Ints, values: Any) -> bytes:
         """A counter track below the track of its group: values (n,) that hold from t_ns (n,) on."""
         parent = b"" if group in self._groups else self._group(group)
-        track = self._new((2, name), (5, self._groups[group]), (8, message((6, unit))))
+        track = self._new_track((2, name), (5, self._groups[group]), (8, message((6, unit))))
         octets = np.ascontiguousarray(values.astype("<f8")).view(np.uint64)
         event = (_constant(_TYPE, _COUNTER, octets), Fixed64s(_DOUBLE, octets))
         return (
@@ -387,7 +387,7 @@ class Packets:
         self._groups[name] = track.uuid
         return track.head
 
-    def _new(self, *fields: tuple[int, Any]) -> Track:
+    def _new_track(self, *fields: tuple[int, Any]) -> Track:
         self._last_uuid += 1
         self._last_sequence += 1
         track = Track(self._last_uuid, self._last_sequence, b"")
@@ -415,14 +415,14 @@ class Packets:
 
 
 @dataclass(frozen=True)
-class _Texts:
+class _InternedTexts:
     """The distinct texts of a column, and which of them each physical value of it is, from 1; 0 where it is none."""
 
     known: list[str]
     numbers: Numbers
 
     @classmethod
-    def of(cls, texts: pl.Series) -> _Texts:
+    def of(cls, texts: pl.Series) -> _InternedTexts:
         known = texts.drop_nulls().unique(maintain_order=True)
         codes = known.to_physical().to_numpy().astype(np.int64)
         numbers = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.uint64)
@@ -438,7 +438,7 @@ class _Texts:
         return np.asarray(np.where(texts.is_null().to_numpy(), np.uint64(0), found))
 
 
-def _slice_event(slices: Slices, texts: dict[str, _Texts]) -> tuple[Any, ...]:
+def _slice_event(slices: Slices, texts: dict[str, _InternedTexts]) -> tuple[Any, ...]:
     begins = slices.edges >= 0
     rows = np.where(begins, slices.edges, ~slices.edges)
     columns = slices.columns[rows]
@@ -465,7 +465,7 @@ def _times(columns: pl.DataFrame, edges: Ints) -> Ints:
     return np.where(begins, rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())
 
 
-def _interned(texts: dict[str, _Texts]) -> bytes:
+def _interned(texts: dict[str, _InternedTexts]) -> bytes:
     fields = ((_NAMES, "name"), (_CATEGORIES, "phase"), (_ANNOTATION_TEXTS, "module"))
     entries = [(field, number, text) for field, column in fields for number, text in enumerate(texts[column].known, 1)]
     after = len(texts["module"].known) + 1

@@ -29,7 +29,7 @@ def live_view(out: str | Path, lines: bool = False) -> Iterator[None]:
         yield
     finally:
         if view is not None:
-            _stop(view)
+            _wait_for_view_to_end(view)
 
 
 def _start(out: Path, lines: bool) -> subprocess.Popen[bytes] | None:
@@ -42,7 +42,7 @@ def _start(out: Path, lines: bool) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _stop(view: subprocess.Popen[bytes]) -> None:
+def _wait_for_view_to_end(view: subprocess.Popen[bytes]) -> None:
     """Wait for the view, which ends with the run; end one that hangs."""
     try:
         view.wait(_PATIENCE_S)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from stepscope.liveness import is_running
-from stepscope.report.live.folder import run_of, wait_for
+from stepscope.report.live.folder import find_run_of_process, wait_for
 
 _KIND = 10  # of niceness: the training comes first
 
@@ -26,7 +26,7 @@ def main() -> int:
     os.nice(_KIND)
     parent = os.getppid()
     run = wait_for(
-        lambda: run_of(options.out, options.of, options.since_ns),
+        lambda: find_run_of_process(options.out, options.of, options.since_ns),
         lambda: os.getppid() != parent or not is_running(options.of),
     )
     if run is not None:

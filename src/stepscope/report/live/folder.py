@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stepscope.files import read_object
-from stepscope.liveness import runs_still
-from stepscope.part_names import STEPS, name_of, parts_in_use, parts_of_stem
-from stepscope.quantities import find
+from stepscope.files import read_json_object
+from stepscope.liveness import is_process_of_run_alive
+from stepscope.part_names import STEPS, parts_in_use, parts_of_stem, rows_file_name
+from stepscope.quantities import find_quantity
 
 
 class JsonFile:
@@ -29,7 +29,7 @@ class JsonFile:
         self._seen: tuple[int, int] | None = None
         self.content: dict[str, Any] = {}
 
-    def look(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Read it if it has been replaced; True where the content is new."""
         try:
             state = self._path.stat()
@@ -43,10 +43,10 @@ class JsonFile:
         return True
 
 
-def status_of(header: dict[str, Any]) -> str:
+def status_from_header(header: dict[str, Any]) -> str:
     """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
     status, pid = str(header.get("status", "interrupted")), header.get("pid")  # no pid so far: not known yet
-    return "interrupted" if status == "running" and not (pid is None or runs_still(header)) else status
+    return "interrupted" if status == "running" and not (pid is None or is_process_of_run_alive(header)) else status
 
 
 def planned_steps(header: dict[str, Any]) -> int | None:
@@ -85,12 +85,14 @@ def wait_for(
 def newest_running(runs: Path) -> Path | None:
     """The newest run below a folder that is still going on."""
     running = (
-        run for run, header in _headers(runs) if header.get("status") == "running" and status_of(header) == "running"
+        run
+        for run, header in _headers(runs)
+        if header.get("status") == "running" and status_from_header(header) == "running"
     )
     return next(running, None)
 
 
-def run_of(runs: Path, pid: int, since_ns: int) -> Path | None:
+def find_run_of_process(runs: Path, pid: int, since_ns: int) -> Path | None:
     """The newest run below a folder that this process has begun since then, monotonic ns."""
     own = (
         (run, header.get("clock"))
@@ -104,7 +106,7 @@ def run_of(runs: Path, pid: int, since_ns: int) -> Path | None:
 def _headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every run with its run.json, the newest first: a name begins with its UTC stamp."""
     for path in sorted(runs.glob("*/run.json"), reverse=True):
-        if header := read_object(path):  # else it is being replaced, or foreign: it is looked at again
+        if header := read_json_object(path):  # else it is being replaced, or foreign: it is looked at again
             yield path.parent, header
 
 
@@ -123,7 +125,7 @@ class RowTail:
         self._at = 0
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         return self._file is not None
 
     def read_new_rows(self) -> Iterator[tuple[Any, ...]]:
@@ -162,7 +164,7 @@ class RowTail:
         if self._file is None:
             self._number = self._newest()
             try:
-                path = self._path.with_name(name_of(self._stem, self._number)) if self._number else self._path
+                path = self._path.with_name(rows_file_name(self._stem, self._number)) if self._number else self._path
                 self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return False
@@ -217,7 +219,7 @@ class Pace:
     loss: float | None = None
 
 
-class Steps:
+class StepFollower:
     """Follows the rows of steps."""
 
     def __init__(self, run: Path) -> None:
@@ -226,7 +228,7 @@ class Steps:
         self._recent: deque[tuple[int, int, int, int, float, int]] = deque(maxlen=_RECENT)
         self._began_ns: int | None = None
 
-    def look(self) -> Pace:
+    def read_pace(self) -> Pace:
         """The pace with the steps that have come since the last look."""
         self._recent.extend(self._tail.read_new_rows())
         if not self._recent:
@@ -294,7 +296,7 @@ class Channel:
         self._read_ns = self._moved_ns = 0
 
     @property
-    def still_ns(self) -> int:
+    def ns_without_growth(self) -> int:
         """Return how long a counter has stood still, as far as it was read, ns."""
         return self._read_ns - self._moved_ns
 
@@ -303,7 +305,7 @@ class Channel:
         """The unit of `value`: of a counter, its own a second."""
         return f"{self.unit}/s" if self._counter else self.unit
 
-    def take(self, readings: list[tuple[int, float]]) -> None:
+    def add_readings(self, readings: list[tuple[int, float]]) -> None:
         """New readings, (time ns, value) without those that failed."""
         if not readings:
             return
@@ -353,10 +355,10 @@ class Readings:
                 row = struct.Struct(f"<qq{len(described)}d")
                 tail = RowTail(self._run / "samples" / f"{sensor}.rows", row)
                 channels = [(place, Channel(stated)) for place, stated in enumerate(described, 2)]
-                used = [(place, channel) for place, channel in channels if find(channel.quantity).live]
+                used = [(place, channel) for place, channel in channels if find_quantity(channel.quantity).live]
                 self._tails[sensor] = (tail, used)
 
-    def look(self, now_ns: int = 0) -> None:
+    def read_new_samples(self, now_ns: int = 0) -> None:
         """Read what is new; now_ns: of a run that goes on, for which readings may have ended."""
         self._newest_ns = max(self._newest_ns, now_ns)
         for tail, channels in self._tails.values():
@@ -364,7 +366,7 @@ class Readings:
             if rows:
                 self._newest_ns = max(self._newest_ns, rows[-1][1])
             for place, channel in channels:
-                channel.take([(row[0], row[place]) for row in rows if not math.isnan(row[place])])
+                channel.add_readings([(row[0], row[place]) for row in rows if not math.isnan(row[place])])
 
     def value(self, channel: Channel) -> float | None:
         """Return its newest value; None where nothing was read lately."""

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.device import canonical_rail_name, identify, matches_pattern, rail_of
-from stepscope.analysis.device.contract import is_throttling
+from stepscope.analysis.device.contract import is_throttling_flag
 from stepscope.clock import Clock, monotonic_ns
-from stepscope.quantities import find
-from stepscope.report.live.folder import Channel, JsonFile, LineTail, Pace, Readings, Steps, planned_steps, status_of
+from stepscope.quantities import find_quantity
+from stepscope.report.live.folder import (
+    Channel,
+    JsonFile,
+    LineTail,
+    Pace,
+    Readings,
+    StepFollower,
+    planned_steps,
+    status_from_header,
+)
 
 _WARNINGS = 3
 _SLEEPS_NS = 5_000_000_000  # an idle core wakes more often, for the kernel's watchdog: every 4 s
@@ -75,23 +84,23 @@ class RunWatcher:
         self._clock = clock
         self._header, self._device = JsonFile(run / "run.json"), JsonFile(run / "device.json")
         self._channels = JsonFile(run / "channels.json")
-        self._steps, self._readings = Steps(run), Readings(run)
-        self._events = _Events(run)
+        self._steps, self._readings = StepFollower(run), Readings(run)
+        self._events = _WarningFollower(run)
         self._total: tuple[str, ...] = ()
         self._busy: dict[str, float] = {}  # of each core, as last known
 
-    def look(self) -> Now:
+    def read_state(self) -> Now:
         """Return the state of the run now."""
-        self._header.look()
-        status = status_of(self._header.content)  # before the rows: none comes after its end
-        described, channels = self._device.look(), self._channels.look()
+        self._header.reload_if_changed()
+        status = status_from_header(self._header.content)  # before the rows: none comes after its end
+        described, channels = self._device.reload_if_changed(), self._channels.reload_if_changed()
         if channels:
             listed = self._channels.content.get("channels")
             self._readings.describe(listed if isinstance(listed, list) else [])
         if described or channels:
             self._total = self._find_total()
-        self._readings.look(self._clock() if status == "running" else 0)
-        return self._now(status, self._steps.look())
+        self._readings.read_new_samples(self._clock() if status == "running" else 0)
+        return self._now(status, self._steps.read_pace())
 
     def close(self) -> None:
         """Close the files."""
@@ -117,7 +126,7 @@ class RunWatcher:
             rails=tuple(rails.values()),
             total_w=sum(known) if known and len(known) == len(self._total) else None,
             resident_bytes=self._resident(),
-            processes=self._several(),
+            processes=self._has_several_processes(),
             available_bytes=self._value_of_scope("memory_available", "system"),
             memory_bytes=self._device.content.get("memory_bytes"),
             accelerator_memory=self._accelerator_memory(),
@@ -128,15 +137,15 @@ class RunWatcher:
                 name
                 for quantity in ("throttled", "cooling_state")
                 for name, state in self._values_by_scope(quantity)
-                if state and is_throttling(name)
+                if state and is_throttling_flag(name)
             ),
-            delayed=self._delayed(),
+            delayed=self._run_queue_share(),
             others=tuple(self._others()),
-            warnings=self._events.look(),
+            warnings=self._events.read_last_warnings(),
             simulated=None if simulated is None else str(simulated),
         )
 
-    def _several(self) -> bool:
+    def _has_several_processes(self) -> bool:
         """Return whether training processes are sampled each, since the watched one only launches, or is one of
         several.
         """
@@ -145,11 +154,11 @@ class RunWatcher:
     def _resident(self) -> float | None:
         """Resident memory of the training process, of several of all together, B."""
         watched, below = self._value_of_scope("rss", "process"), self._value_of_scope("rss", "children")
-        if not self._several():
+        if not self._has_several_processes():
             return watched
         return None if watched is None or below is None else watched + below
 
-    def _delayed(self) -> float | None:
+    def _run_queue_share(self) -> float | None:
         """Share of the time that the training thread spent in the run queue."""
         rate = self._value_of_scope("run_delay", "thread")
         return None if rate is None else min(rate / _SHARE["ns"], 1.0)
@@ -165,7 +174,7 @@ class RunWatcher:
                 rate = self._readings.value(channel)
                 share = None if rate is None else rate / _SHARE.get(channel.unit, 1.0)
                 if share is not None and channel.quantity == "core_idle_time":
-                    asleep = share == 0 and channel.still_ns < _SLEEPS_NS
+                    asleep = share == 0 and channel.ns_without_growth < _SLEEPS_NS
                     share = self._busy.get(channel.scope) if asleep else 1 - share
                 found[channel.scope] = None if share is None else min(max(share, 0.0), 1.0)
         self._busy |= {scope: share for scope, share in found.items() if share is not None}
@@ -193,7 +202,7 @@ class RunWatcher:
     def _others(self) -> Iterator[tuple[str, float | None, str]]:
         """What sensors read that no line of the view is made for; a counter as its growth a second."""
         for channel in self._readings.channels:
-            quantity = find(channel.quantity, channel.unit)
+            quantity = find_quantity(channel.quantity, channel.unit)
             if quantity.plain:
                 label = f"{quantity.label_within} {_scope_text(channel.scope)}" + (" (estimated)" * channel.estimated)
                 yield label, self._readings.value(channel), channel.shown_unit
@@ -219,14 +228,14 @@ class RunWatcher:
         return self._readings.value(channels[0]) if channels else None
 
 
-class _Events:
+class _WarningFollower:
     """The last warnings of events.jsonl."""
 
     def __init__(self, run: Path) -> None:
         self._tail = LineTail(run / "events.jsonl")
         self._last: deque[str] = deque(maxlen=_WARNINGS)
 
-    def look(self) -> tuple[str, ...]:
+    def read_last_warnings(self) -> tuple[str, ...]:
         for line in self._tail.read_new_lines():
             try:
                 event: Any = json.loads(line)

@@ -33,16 +33,16 @@ def watch(
     """Show a run until it has ended; returns its status. `lines`: never draw over what is on the terminal."""
     follows = RunWatcher(run)
     with contextlib.closing(follows):
-        first = follows.look()
+        first = follows.read_state()
         if first.ended:
             _print(console, ending_of(first))
             return first.status
         if lines or not console.is_terminal:
             return _print_lines(poll_states(follows, first, LINE_EVERY_S, sleep), console)
-        return _on_screen(poll_states(follows, first, 1 / looks_per_s, sleep), console)
+        return _show_until_ended(poll_states(follows, first, 1 / looks_per_s, sleep), console)
 
 
-def _on_screen(looks: Iterator[Now], console: Console) -> str:
+def _show_until_ended(looks: Iterator[Now], console: Console) -> str:
     now = next(looks)
     with Live(Screen(now), console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for later in looks:
@@ -57,7 +57,7 @@ def _print_lines(looks: Iterator[Now], console: Console) -> str:
         for warning in now.warnings[-1:] if now.warnings != warnings else ():
             _print(console, f"! {warning}")
         status, warnings = now.status, now.warnings
-        _print(console, ending_of(now) if now.ended else line_of(now))
+        _print(console, ending_of(now) if now.ended else status_line(now))
     return status
 
 
@@ -66,7 +66,7 @@ def poll_states(follows: RunWatcher, now: Now, every_s: float, sleep: Callable[[
     yield now
     while not now.ended:
         sleep(every_s)
-        now = follows.look()
+        now = follows.read_state()
         yield now
 
 
@@ -117,7 +117,7 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
         yield [*_label(""), *bar, (f"  {name} {bytes_(used)}{limit}", _PLAIN)]
     yield from _wrapped("heat", [_heat(sensor) for sensor in now.temperatures if sensor[1] is not None], width)
     yield from _wrapped("clocks", [*_clocks(now)], width)
-    yield from _wrapped("limits", [*_limits(now)], width)
+    yield from _wrapped("limits", [*_slowdown_pieces(now)], width)
     known = [(name, value, unit) for name, value, unit in now.others if value is not None]
     yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in known], width)
     for warning in now.warnings:
@@ -214,7 +214,7 @@ def _clocks(now: Now) -> Iterator[Piece]:
             yield f"{name} {si(hertz, 'Hz')}", _PLAIN
 
 
-def _limits(now: Now) -> Iterator[Piece]:
+def _slowdown_pieces(now: Now) -> Iterator[Piece]:
     """Power mode, what takes clocks away, and how long the training waits for a core."""
     if now.power_mode is not None:
         yield f"power mode {now.power_mode}", _PLAIN
@@ -256,7 +256,7 @@ def _cropped(text: str, room: int) -> str:
     return line.plain
 
 
-def line_of(now: Now) -> str:
+def status_line(now: Now) -> str:
     """Step, speed, time left, power, memory, load and heat, as far as they are known."""
     pace = now.pace
     known = [share for _, share in now.cores if share is not None]

@@ -84,7 +84,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldedItems:
     """A list of items that is closed until a reader opens it."""
 
     heading: str
@@ -102,7 +102,7 @@ class More:
 
 
 @dataclass(frozen=True)
-class Views:
+class TabbedViews:
     """Several views of the same content, one visible at a time: a heading and a part each."""
 
     parts: tuple[tuple[str, Part], ...]
@@ -110,7 +110,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BottleneckAnswer:
     """The bottleneck of a run, how sure that is, the evidence, what to know before a number is used, the next step.
 
     fits: which sizes of memory the training fits, as it was measured; layer: the one that takes longest.
@@ -203,7 +203,8 @@ class Anatomy:
 
 
 Part = Union[  # noqa: UP007 - Python 3.10
-    Figure, KeyFigures, Table, Facts, Items, Fold, More, Views, Answer, Shares, Bars, Note, Command, Icicle, Anatomy
+    Figure, KeyFigures, Table, Facts, Items, FoldedItems, More, TabbedViews, BottleneckAnswer, Shares, Bars, Note,
+    Command, Icicle, Anatomy
 ]  # fmt: skip
 
 
@@ -220,14 +221,14 @@ class Section:
     closed: bool = False
 
 
-def flat(parts: Iterable[Part]) -> Iterator[Part]:
+def walk_parts(parts: Iterable[Part]) -> Iterator[Part]:
     """Every part, those inside others after them."""
     for part in parts:
         yield part
         if isinstance(part, More):
-            yield from flat(part.parts)
-        elif isinstance(part, Views):
-            yield from flat(inner for _, inner in part.parts)
+            yield from walk_parts(part.parts)
+        elif isinstance(part, TabbedViews):
+            yield from walk_parts(inner for _, inner in part.parts)
 
 
 def figure(chart: Callable[[int], Any], caption: str, name: str = "") -> Figure:

@@ -12,6 +12,6 @@ import sys
 from stepscope.plugins import Discovery, discover
 
 
-def discovered() -> Discovery:
+def discover_sections() -> Discovery:
     """Every section of this folder and of plug-ins, and a sentence for each that could not be imported."""
     return discover(sys.modules[__name__], "stepscope.sections")

@@ -125,7 +125,7 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
                 if of
                 else [_layer("", "load" if track == "core" else _COLOUR[str(kind)], frame["value"])]
             )
-            yield {**_about(frame, text, track), "top": top, "layers": layers}
+            yield {**_track_header(frame, text, track), "top": top, "layers": layers}
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
         yield _stacked(memory, step)
@@ -145,7 +145,11 @@ def _rails(power: pl.DataFrame) -> tuple[list[str], dict[str, Any]] | None:
     kind = others[0][1]
     label = f"other rails{'' if kind == 'measured' else f' ({kind})'}"
     top = float(whole.to_numpy().max()) * 1.05 or 1.0
-    return [rail for rail, _, _ in others], {**_about(others[0][2], label, "power"), "top": top, "layers": layers}
+    return [rail for rail, _, _ in others], {
+        **_track_header(others[0][2], label, "power"),
+        "top": top,
+        "layers": layers,
+    }
 
 
 def _cores(rows: pl.DataFrame) -> dict[str, Any] | None:
@@ -157,7 +161,7 @@ def _cores(rows: pl.DataFrame) -> dict[str, Any] | None:
     shades = ("load", "share")
     named = [(core.replace(":", " "), shades[number % 2], frame) for number, (core, frame) in enumerate(frames)]
     layers, _ = _stack_layers(named)
-    return {**_about(frames[0][1], "cores", "core"), "top": float(len(frames)), "layers": layers}
+    return {**_track_header(frames[0][1], "cores", "core"), "top": float(len(frames)), "layers": layers}
 
 
 def _stack_layers(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list[dict[str, Any]], pl.Series]:
@@ -167,7 +171,7 @@ def _stack_layers(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list
     for called, colour, frame in frames:
         values = frame["value"].fill_null(0.0)
         layer = _layer(called, colour, values)
-        layers.append(layer if whole is None else {**layer, "below": _short(whole)})
+        layers.append(layer if whole is None else {**layer, "below": _rounded_values(whole)})
         whole = values if whole is None else whole + values
     assert whole is not None, "there is at least one"
     return layers, whole
@@ -180,10 +184,10 @@ def _layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _layer(name: str, colour: str, values: pl.Series) -> dict[str, Any]:
-    return {"name": name, "colour": colour, "values": _short(values)}
+    return {"name": name, "colour": colour, "values": _rounded_values(values)}
 
 
-def _about(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]:
+def _track_header(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]:
     spans = {"start": frame["start_ns"].to_list(), "end": frame["end_ns"].to_list()}
     return {"track": track, "label": label, "unit": frame["unit"][0], **spans}
 
@@ -197,8 +201,8 @@ def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
     first = memory.filter(pl.col("name") == held[0])
     other = "" if seen == step else f" of step {seen}"
     top = float(whole.to_numpy().max()) or 1.0
-    return {**_about(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
+    return {**_track_header(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
 
 
-def _short(values: pl.Series) -> list[float | None]:
+def _rounded_values(values: pl.Series) -> list[float | None]:
     return [None if value is None else float(f"{value:.5g}") for value in values]

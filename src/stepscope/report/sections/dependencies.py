@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.report.charts.dependencies import build_schedules
 from stepscope.report.page.parts import Part, Section, figure
-from stepscope.report.table import Column, Table, bars, ends, figures, words
+from stepscope.report.table import Column, Table, interval_column, number_column, percent_bar_column, text_column
 from stepscope.units import milliseconds, page_name, percent, plural
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def path_sentence(found: Dependencies) -> str:
 def overlap_table(found: Dependencies) -> Table:
     """Return the table of what could run side by side, and how much of a step that would save."""
     columns = (
-        words("Could overlap", "what"),
-        figures("Lanes", "lanes", str),
-        figures("Reached, ms", "reached_ns", milliseconds),
-        ends("reached_low_ns", "reached_high_ns", milliseconds),
-        figures("At most, ms", "most_ns", milliseconds),
-        bars("Of the step, at most", "share"),
+        text_column("Could overlap", "what"),
+        number_column("Lanes", "lanes", str),
+        number_column("Reached, ms", "reached_ns", milliseconds),
+        interval_column("reached_low_ns", "reached_high_ns", milliseconds),
+        number_column("At most, ms", "most_ns", milliseconds),
+        percent_bar_column("Of the step, at most", "share"),
     )
     return Table.from_rows("overlap", columns, found.overlap.iter_rows(named=True), AT_MOST, lively=False)
 
@@ -63,10 +63,10 @@ def overlap_table(found: Dependencies) -> Table:
 def idle_table(found: Dependencies) -> Table:
     """Return the table of what the accelerator, or the cores, are idle for."""
     columns = (
-        words("Idle for", "cause"),
-        words("Device", "device"),
-        figures("ms a step", "ns", milliseconds),
-        bars("Share", "share"),
+        text_column("Idle for", "cause"),
+        text_column("Device", "device"),
+        number_column("ms a step", "ns", milliseconds),
+        percent_bar_column("Share", "share"),
     )
     on_cpu = bool((found.idle["device"] == "cpu").all())
     caption = (
@@ -82,10 +82,12 @@ def _path_table(found: Dependencies) -> Table:
     waited = found.units["after"].list.len().alias("waits_for")
     path = found.units.with_columns(waited).filter("critical").sort("duration_ns", descending=True)
     columns: tuple[Column, ...] = (
-        words("On the critical path", "name", page_name),
-        words("Layer", "module", page_name, missing=""),
-        words("Phase", "phase"),
-        figures("ms", "duration_ns", milliseconds),
-        figures("Waits for", "waits_for", str, meaning="Operators whose results it needs, or must not overwrite early"),
+        text_column("On the critical path", "name", page_name),
+        text_column("Layer", "module", page_name, missing=""),
+        text_column("Phase", "phase"),
+        number_column("ms", "duration_ns", milliseconds),
+        number_column(
+            "Waits for", "waits_for", str, meaning="Operators whose results it needs, or must not overwrite early"
+        ),
     )
     return Table.from_rows("critical-path", columns, path.head(_MOST_ROWS).iter_rows(named=True), lively=len(path) > 12)

@@ -8,7 +8,7 @@ import polars as pl
 
 from stepscope.analysis.summary import (
     METHOD_LABELS,
-    between_sentences,
+    between_steps_sentences,
     energy_badge,
     main_rail,
     module_rows,
@@ -16,7 +16,17 @@ from stepscope.analysis.summary import (
 )
 from stepscope.report.charts import sensors as chart
 from stepscope.report.page.parts import Items, Part, Section, figure
-from stepscope.report.table import Cell, Column, Row, Table, bars, ends, figures, verdict_column, words
+from stepscope.report.table import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    interval_column,
+    number_column,
+    percent_bar_column,
+    text_column,
+    verdict_column,
+)
 from stepscope.units import amount, page_name
 
 if TYPE_CHECKING:
@@ -36,7 +46,7 @@ def build(run: Run) -> Section:
     kinds = run.energy(by="kind")
     rail = main_rail(kinds)
     if rail is None or kinds["joules_per_step"].is_null().all():
-        return Section(_nothing(kinds) if run.rails.lines else "")
+        return Section(_why_no_energy(kinds) if run.rails.lines else "")
     wholes = run.energy(by="component").filter(pl.col("joules_per_step").is_not_null())
     rails = [rail, *(name for name in wholes["rail"].to_list() if name != rail)]
     kinds = kinds.filter(pl.col("joules_per_step").is_not_null())
@@ -46,7 +56,7 @@ def build(run: Run) -> Section:
     modules = run.energy(by="module").filter(pl.col("joules_per_step").is_not_null() & (pl.col("rail") != rail))
     if len(modules):
         parts.append(_modules(modules, rails[1:], batch))
-    sentences = [*between_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
+    sentences = [*between_steps_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
     parts.append(Items(tuple((f"{text[:1].upper()}{text[1:]}.", "") for text in sentences), "What the rails can tell"))
     return Section(_lede(run), tuple(parts), closed=True)
 
@@ -59,7 +69,7 @@ def _lede(run: Run) -> str:
     return f"{marked}Joules a step by {METHOD_LABELS[run.attribution]}, with 95 % CIs.{exact}"
 
 
-def _nothing(kinds: pl.DataFrame) -> str:
+def _why_no_energy(kinds: pl.DataFrame) -> str:
     return "this method has nothing to attribute" if kinds.is_empty() else str(kinds["reason"][0])
 
 
@@ -76,7 +86,7 @@ def _by_rail(kinds: pl.DataFrame, rails: list[str]) -> list[dict[str, Any]]:
 
 
 def _table(name: str, first: str, rows: list[dict[str, Any]], batch: float | None, several: bool) -> Table:
-    columns = (words(first, "name", page_name), *_measures(batch, several))
+    columns = (text_column(first, "name", page_name), *_measures(batch, several))
     return Table.from_rows(name, columns, rows[:_MOST_ROWS], _caption(len(rows)))
 
 
@@ -84,7 +94,7 @@ def _modules(modules: pl.DataFrame, rails: list[str], batch: float | None) -> Ta
     rows = [{**row, "rail": rail} for rail in rails for row in module_rows(modules.filter(pl.col("rail") == rail))]
     columns = (
         Column("Module", False, of=lambda row: Cell(page_name(row["name"] or "(the model)"), page_name(row["name"]))),
-        *(figures(phase.capitalize(), phase, "J", missing="") for phase in _PHASES),
+        *(number_column(phase.capitalize(), phase, "J", missing="") for phase in _PHASES),
         *_measures(batch, True),
     )
     caption = f"Layers on the other rails. {_caption(len(rows))}"
@@ -104,12 +114,12 @@ def _measures(batch: float | None, several: bool) -> tuple[Column, ...]:
         return Cell("") if joules is None or not batch else Cell(amount(joules / batch, "J"), joules / batch)
 
     return (
-        *([words("Rail", "rail")] if several else []),
-        figures("A step", "joules_per_step", "J", missing=""),
-        ends("low", "high", "J"),
-        bars("Share", "share"),
-        figures("Power", "watts", "W"),
-        figures("Above idle", "above_idle", "J", missing="", meaning=_MEANING),
+        *([text_column("Rail", "rail")] if several else []),
+        number_column("A step", "joules_per_step", "J", missing=""),
+        interval_column("low", "high", "J"),
+        percent_bar_column("Share", "share"),
+        number_column("Power", "watts", "W"),
+        number_column("Above idle", "above_idle", "J", missing="", meaning=_MEANING),
         *([Column("A sample", of=sample)] if batch else []),
         verdict_column(),
     )

@@ -63,7 +63,7 @@ def _key_figures(run: Run) -> Iterator[KeyFigure]:
     metrics = run.metrics().filter(shown).sort("metric", maintain_order=True)
     for row in metrics.filter(pl.col("metric").is_in(list(_HEADLINES))).iter_rows(named=True):
         source = _SOURCES.get(row["source"], row["source"])
-        label = f"{_HEADLINES[row['metric']]}, {source}{_scope_prefix(row['scope'])}"
+        label = f"{_HEADLINES[row['metric']]}, {source}{_scope_suffix(row['scope'])}"
         yield KeyFigure(label, amount(row["value"], "B"), interval(row["low"], row["high"], "B"), row["note"] or "")
 
 
@@ -74,7 +74,7 @@ def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
     together = (resident_of_all(run) if name == "rss" else proportional_of_all(run)) if whole else None
     if together is not None and len(together.t_ns) > 1:
         read = pl.DataFrame({"t0_ns": together.t_ns.astype("int64"), "value": together.values, "dark": 0})
-        yield _line(read, int(read["t0_ns"][0]) if start is None else start, f"{label}{_scope_prefix(ALL)}")
+        yield _line(read, int(read["t0_ns"][0]) if start is None else start, f"{label}{_scope_suffix(ALL)}")
     crowded = whole and len(run.part_folders) >= _MOST_RANKS
     for (scope,), frame in samples.group_by(["scope"], maintain_order=True):
         if crowded and str(scope).startswith(RANK):
@@ -82,11 +82,11 @@ def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
         read = frame.sort("t0_ns").with_columns(dark=pl.col("value").is_null().cum_sum()).drop_nulls("value")
         if len(read) < 2 or (scope == CHILDREN and (whole or float(read["value"].to_numpy().max()) == 0)):
             continue  # of several processes, they are in the sum
-        series = f"{label}{_scope_prefix(scope_name(run, str(scope)))}"
+        series = f"{label}{_scope_suffix(scope_name(run, str(scope)))}"
         yield _line(read, int(read["t0_ns"][0]) if start is None else start, series)
 
 
-def _scope_prefix(scope: str) -> str:
+def _scope_suffix(scope: str) -> str:
     """Behind a name: whose memory it is, where it is not that of the only training process."""
     said = {WATCHED: "", CHILDREN: "child processes", ALL: "all processes"}.get(scope, scope.replace(":", " "))
     return f", {said}" if said else ""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from stepscope.analysis.memory.events import Peak, allocated_by_op, live_by_module, over_step
+from stepscope.analysis.memory.events import Peak, allocated_by_op, categories_over_step, live_by_module
 from stepscope.analysis.summary import COMPUTED, PEAK, process_parts, reserved_bytes
 from stepscope.report.charts import memory as over_time
 from stepscope.report.charts import memory as treemap
 from stepscope.report.page.parts import Facts, KeyFigure, KeyFigures, More, Note, Part, Section, figure
-from stepscope.report.table import Cell, Column, Row, Table, figures, words
+from stepscope.report.table import Cell, Column, Row, Table, number_column, text_column
 from stepscope.report.text import allocation_site
 from stepscope.units import amount, category_label, number, percent
 
@@ -33,7 +33,9 @@ def build(run: Run) -> Section:
         if run.framework != "torch":
             return Section(f"allocations are not recorded with {run.framework}")
         return Section("no step's allocations were recorded; --record-memory all records them")
-    series = over_step(run.allocations, peak.step).select("category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6)
+    series = categories_over_step(run.allocations, peak.step).select(
+        "category", t_ms=pl.col("t") / 1e6, mb=pl.col("bytes") / 1e6
+    )
     modules = live_by_module(peak.tensors)
     drawn = series.filter(pl.col("category").is_in(_non_empty_series(series)))
     shown = figure(
@@ -91,8 +93,8 @@ def _tensors(peak: Peak) -> Table:
     columns = (
         Column("Layer", False, of=lambda row: _name(row["module"])),
         Column("Category", False, of=lambda row: Cell(category_label(row["category"]), row["category"])),
-        words("Shape", "shape", meaning="where it is known"),
-        words("Allocated by", "op", missing="before the step"),
+        text_column("Shape", "shape", meaning="where it is known"),
+        text_column("Allocated by", "op", missing="before the step"),
         Column("Size", of=size),
     )
     rows = peak.tensors.head(_MOST_TENSORS).iter_rows(named=True)
@@ -101,10 +103,10 @@ def _tensors(peak: Peak) -> Table:
 
 def _ops(run: Run) -> Table:
     columns = (
-        words("Operator", "op"),
-        figures("Allocations", "allocations", number, meaning="a step"),
-        figures("Allocated", "bytes", "B", meaning="a step; most of it is free again soon"),
-        figures("Live at peak", "at_peak", "B"),
+        text_column("Operator", "op"),
+        number_column("Allocations", "allocations", number, meaning="a step"),
+        number_column("Allocated", "bytes", "B", meaning="a step; most of it is free again soon"),
+        number_column("Live at peak", "at_peak", "B"),
     )
     rows = allocated_by_op(run.allocations).iter_rows(named=True)
     return Table.from_rows("memory-by-operation", columns, rows, "What operators allocate.")

@@ -9,18 +9,18 @@ import polars as pl
 
 from stepscope.analysis.summary import energy_kinds, memory_is_computed, module_quantities
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, OUTSIDE
-from stepscope.report.page.parts import Bars, Icicle, Layer, Part, Section, Views
+from stepscope.report.page.parts import Bars, Icicle, Layer, Part, Section, TabbedViews
 from stepscope.report.table import (
     SHARE_MEANING,
     Cell,
     Column,
     Row,
     Table,
-    ends,
-    figures,
+    interval_column,
+    number_column,
     share_cell,
     shares_sentence,
-    words,
+    text_column,
 )
 from stepscope.report.text_tables import SHARED, SHARED_UPDATES
 from stepscope.units import NOT_MEASURED, count, milliseconds, page_name, si
@@ -62,7 +62,7 @@ def build(run: Run) -> Section:
         bars, tree = _bars(run), _icicle(run, inside)
         views += [("Bars", bars)] if bars.data["metrics"] else []
         views += [("Tree", tree)] if tree.layers_data else []
-    return Section(" ".join(parts), (Views((*views, ("Table", table))),))
+    return Section(" ".join(parts), (TabbedViews((*views, ("Table", table))),))
 
 
 def _bars(run: Run) -> Bars:
@@ -100,7 +100,7 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
         rows = [
             None
             if not row[0] or row[0] < 0
-            else [_rounded(row[0]), [*map(_rounded, row[1 : 1 + len(parts)])], _ends(row[1 + len(parts) :])]
+            else [_rounded(row[0]), [*map(_rounded, row[1 : 1 + len(parts)])], _rounded_interval(row[1 + len(parts) :])]
             for row in columns.iter_rows()
         ]
         yield {"key": key, "title": title, "unit": unit, "rows": rows}
@@ -114,7 +114,7 @@ def _computed(run: Run) -> str:
     return ", computed" if memory_is_computed(run) else ""
 
 
-def _ends(values: Sequence[float | None]) -> list[float | None] | None:
+def _rounded_interval(values: Sequence[float | None]) -> list[float | None] | None:
     return [*map(_rounded, values)] if values and values[0] is not None else None
 
 
@@ -164,18 +164,18 @@ def _table(run: Run, modules: pl.DataFrame) -> Table:
     columns = [
         Column("Layer", False, of=_layer_cell),
         Column("Type", False, of=lambda row: "" if row["module"] is None else row["type"] or ""),
-        words("Called at", "source", missing=NOT_MEASURED, meaning=meanings[0]),
-        figures("Self, ms", "total_ns", milliseconds, meaning=meanings[1]),
-        ends("low_ns", "high_ns", milliseconds, missing=NOT_MEASURED),
+        text_column("Called at", "source", missing=NOT_MEASURED, meaning=meanings[0]),
+        number_column("Self, ms", "total_ns", milliseconds, meaning=meanings[1]),
+        interval_column("low_ns", "high_ns", milliseconds, missing=NOT_MEASURED),
         Column("Share", meaning=SHARE_MEANING, of=share_cell),
-        *(figures(phase.capitalize(), f"{phase}_ns", milliseconds) for phase in ("forward", "backward")),
+        *(number_column(phase.capitalize(), f"{phase}_ns", milliseconds) for phase in ("forward", "backward")),
         Column("Optimizer", of=_optimizer_cell),
-        figures("Total, ms", "tree_total_ns", milliseconds),
-        figures("Parameters", "parameters", count),
-        figures("Calls", "calls", count),
-        figures("FLOP", "flops", lambda flops: si(flops, ""), meaning=meanings[2]),
+        number_column("Total, ms", "tree_total_ns", milliseconds),
+        number_column("Parameters", "parameters", count),
+        number_column("Calls", "calls", count),
+        number_column("FLOP", "flops", lambda flops: si(flops, ""), meaning=meanings[2]),
         *(
-            figures(titles.get(key, title), key, unit, meaning=end)
+            number_column(titles.get(key, title), key, unit, meaning=end)
             for title, key, unit, end in _MORE
             if layers[key].is_not_null().any()
         ),

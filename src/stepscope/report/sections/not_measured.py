@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.caveats import GROUPS
-from stepscope.report.page.parts import Fold, Items, Part, Section
+from stepscope.report.page.parts import FoldedItems, Items, Part, Section
 
 if TYPE_CHECKING:
     from stepscope.analysis.caveats import NotMeasured
@@ -21,31 +21,39 @@ def build(run: Run) -> Section:
     missing = run.not_measured()
     if not missing:
         return Section("")
-    names = ", ".join(dict.fromkeys(_spaced(entry.what) for entry in missing))
+    names = ", ".join(dict.fromkeys(_underscores_to_spaces(entry.what) for entry in missing))
     lede = f"Not measured in this run: {names}. These are unknown, not 0."
     return Section(lede, (*_parts_by_group(missing), *_details(missing)), closed=True)
 
 
 def _parts_by_group(missing: list[NotMeasured]) -> Iterator[Part]:
     for group in GROUPS:
-        rows = tuple((_capital(_spaced(e.what)), _why(e.why, e.remedy)) for e in missing if e.group == group)
+        rows = tuple(
+            (_capitalise_first(_underscores_to_spaces(e.what)), _why(e.why, e.remedy))
+            for e in missing
+            if e.group == group
+        )
         if rows:
-            yield Items(rows, _capital(group))
+            yield Items(rows, _capitalise_first(group))
 
 
 def _details(missing: list[NotMeasured]) -> Iterator[Part]:
-    rows = tuple((_capital(_spaced(entry.what)), f"{_capital(entry.detail)}.") for entry in missing if entry.detail)
+    rows = tuple(
+        (_capitalise_first(_underscores_to_spaces(entry.what)), f"{_capitalise_first(entry.detail)}.")
+        for entry in missing
+        if entry.detail
+    )
     if rows:
-        yield Fold("Where Stepscope looked", rows)
+        yield FoldedItems("Where Stepscope looked", rows)
 
 
-def _spaced(what: str) -> str:
+def _underscores_to_spaces(what: str) -> str:
     return what.replace("_", " ")
 
 
-def _capital(text: str) -> str:
+def _capitalise_first(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def _why(why: str, remedy: str | None) -> str:
-    return f"{_capital(why)}. To change it: {remedy}." if remedy else f"{_capital(why)}."
+    return f"{_capitalise_first(why)}. To change it: {remedy}." if remedy else f"{_capitalise_first(why)}."

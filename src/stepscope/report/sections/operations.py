@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.page.parts import Section
-from stepscope.report.table import SHARE_MEANING, Column, Table, ends, figures, share_cell, shares_sentence, words
+from stepscope.report.table import (
+    SHARE_MEANING,
+    Column,
+    Table,
+    interval_column,
+    number_column,
+    share_cell,
+    shares_sentence,
+    text_column,
+)
 from stepscope.runfolder import PHASES
 from stepscope.units import NOT_MEASURED, count, milliseconds, page_name, plural, si
 
@@ -36,15 +45,15 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
         "Floating-point operations a second while it runs, where shapes tell them",
     )
     columns = (
-        words("Operator", "name", page_name),
-        *([words("Device", "device")] if kinds["device"].n_unique() > 1 else []),
-        figures("Self", "total_ns", milliseconds),
-        ends("low_ns", "high_ns", milliseconds, missing=NOT_MEASURED),
+        text_column("Operator", "name", page_name),
+        *([text_column("Device", "device")] if kinds["device"].n_unique() > 1 else []),
+        number_column("Self", "total_ns", milliseconds),
+        interval_column("low_ns", "high_ns", milliseconds, missing=NOT_MEASURED),
         Column("Share", meaning=SHARE_MEANING, of=share_cell),
-        figures("Calls", "count", count),
-        *(figures(phase.capitalize(), f"{phase}_ns", milliseconds) for phase in phases),
-        words("Most at", "source", missing=NOT_MEASURED, meaning=line),
-        figures("FLOP/s", "flops_per_s", lambda flops: si(flops, ""), meaning=rate),
+        number_column("Calls", "count", count),
+        *(number_column(phase.capitalize(), f"{phase}_ns", milliseconds) for phase in phases),
+        text_column("Most at", "source", missing=NOT_MEASURED, meaning=line),
+        number_column("FLOP/s", "flops_per_s", lambda flops: si(flops, ""), meaning=rate),
     )
     caption = "Times are ms per step, and calls are per step too. "
     caption += "Self times on the CPU, with framework overhead, add up to the step."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.page.parts import Section
-from stepscope.report.table import Cell, Column, Row, Table, bars, verdict_column, words
+from stepscope.report.table import Cell, Column, Row, Table, percent_bar_column, text_column, verdict_column
 from stepscope.units import amount, interval, page_name
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ ORDER = 37
 
 _MOST_ROWS = 300
 _COLUMNS = (
-    words("Operator", "name", page_name),
+    text_column("Operator", "name", page_name),
     Column("Of", False, of=lambda row: _device_and_quantity(row)),
     Column("While it runs", of=lambda row: Cell(amount(row["mean"], row["unit"]), row["mean"])),
     Column("95 % CI", of=lambda row: Cell(interval(row["low"], row["high"], row["unit"]), row["low"])),
-    bars("Share", "share", meaning="Of all that was used in the steps"),
+    percent_bar_column("Share", "share", meaning="Of all that was used in the steps"),
     verdict_column(),
 )
 

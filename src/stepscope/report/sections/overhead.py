@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.page.parts import KeyFigure, KeyFigures, Note, Part, Section
-from stepscope.units import amount, brackets
+from stepscope.units import amount, interval_of_value
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -31,7 +31,7 @@ def build(run: Run) -> Section:
         KeyFigure(
             _LABELS.get(row["metric"], row["metric"].replace("_", " ")),
             amount(row["value"], row["unit"]) if row["value"] > 0 else "too small to tell",
-            brackets(row["value"], row["low"], row["high"], row["unit"]),
+            interval_of_value(row["value"], row["low"], row["high"], row["unit"]),
             row["note"] or "",
         )
         for row in known.iter_rows(named=True)

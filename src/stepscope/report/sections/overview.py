@@ -14,18 +14,37 @@ from stepscope.analysis.process_scopes import ALL, CHILDREN, LAUNCHER, RANK, WAT
 from stepscope.analysis.time.steps import profiled_sentence
 from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES
-from stepscope.quantities import find, in_order, simulated_badge
+from stepscope.quantities import find_quantity, simulated_badge, sort_metrics
 from stepscope.report.charts import steps as chart
-from stepscope.report.page.parts import Answer, KeyFigure, KeyFigures, More, Note, Part, Section, Shares, figure
-from stepscope.report.screen import next_steps, phase_name
-from stepscope.report.table import SHARE_MEANING, Cell, Column, Table, ends, figures, share_cell, shares_sentence
+from stepscope.report.page.parts import (
+    BottleneckAnswer,
+    KeyFigure,
+    KeyFigures,
+    More,
+    Note,
+    Part,
+    Section,
+    Shares,
+    figure,
+)
+from stepscope.report.screen import advice_sentences, phase_name
+from stepscope.report.table import (
+    SHARE_MEANING,
+    Cell,
+    Column,
+    Table,
+    interval_column,
+    number_column,
+    share_cell,
+    shares_sentence,
+)
 from stepscope.report.text_tables import short_source
 from stepscope.units import (
     NOT_MEASURED,
     ROW_LABELS,
     amount,
-    brackets,
     duration,
+    interval_of_value,
     milliseconds,
     percent,
     row_label,
@@ -58,18 +77,23 @@ def build(run: Run) -> Section:
     found = run.verdict()
     first = found.causes[0] if found.causes else None
     title = found.why or found.sentence if first is None else f"{TITLES[first.bound]}: {first.name}"
-    answer = Answer(
+    answer = BottleneckAnswer(
         title=without_long_words(title),
         confidence="" if first is None else first.confidence,
-        evidence=() if first is None else tuple(_capital(entry.text) for entry in first.evidence[:_EVIDENCE]),
+        evidence=() if first is None else tuple(_capitalise_first(entry.text) for entry in first.evidence[:_EVIDENCE]),
         cautions=tuple(said for said in found.cautions if not said.startswith(simulated_badge(run.simulated) or "\0")),
-        next=tuple(_COMMAND.sub(r"`\1`", said) for said in next_steps(run)[:_NEXT]),
-        fits=_fits(run),
+        next=tuple(_COMMAND.sub(r"`\1`", said) for said in advice_sentences(run)[:_NEXT]),
+        fits=_memory_fit_sentence(run),
         layer=_most_expensive(run),
     )
     shown, every = tuple(headlines(run)), tuple(_key_figures(run))
     phases = run.phases()
-    parts: list[Part] = [*([KeyFigures(shown)] if shown else []), answer, *_shares(phases), *_every_step(run)]
+    parts: list[Part] = [
+        *([KeyFigures(shown)] if shown else []),
+        answer,
+        *_shares(phases),
+        *_phases_by_step_figure(run),
+    ]
     more: list[Part] = [*([KeyFigures(every)] if every else []), *_by_phase(phases), *_phase_table(run)]
     if first is not None:
         more.insert(0, Note(without_long_words(found.sentence)))
@@ -88,7 +112,7 @@ def headlines(run: Run) -> Iterator[KeyFigure]:
         label = _SHORT.get(row.metric, row.label)
         if row.metric not in _OF_TIME and unknown:
             yield unknown.pop()
-        ends = brackets(row.value, row.low, row.high, row.unit)
+        ends = interval_of_value(row.value, row.low, row.high, row.unit)
         yield KeyFigure(label, amount(row.value, row.unit), ends, note, row.kind)
     yield from unknown
 
@@ -97,12 +121,12 @@ def _why_no_energy(run: Run) -> str:
     return "no power in the import" if run.meta.get("imported") else "see `stepscope doctor`"
 
 
-def _fits(run: Run) -> str:
+def _memory_fit_sentence(run: Run) -> str:
     """Whether common sizes of memory hold the training; why that cannot be told; nothing where nothing trained."""
     said = fits_sentence(run)
     if said is None and len(run.steps):
         return "Cannot tell, because the memory of the process was not sampled: `stepscope fit` predicts it"
-    return _capital(said or "")
+    return _capitalise_first(said or "")
 
 
 def _most_expensive(run: Run) -> str:
@@ -113,13 +137,15 @@ def _most_expensive(run: Run) -> str:
             where = "on the accelerator" if on_device else f"{_share(row['share'])} of the step"
             source = [short_source(row["source"])] if row["source"] else []
             kind = f" ({row['type']})" if row["type"] else ""
-            return ", ".join([f"{row['layer']}{kind}: {duration(ns)}", where, *source]) + _of_its_type(run, row)
+            return ", ".join([f"{row['layer']}{kind}: {duration(ns)}", where, *source]) + _same_type_total_text(
+                run, row
+            )
         if ns and "compiled" in set(run.model["region"].drop_nulls() if "region" in run.model.columns else ()):
             return "cannot be told: torch.compile ran the layers as one; a run without it lists them"
     return ""
 
 
-def _of_its_type(run: Run, row: dict[str, Any]) -> str:
+def _same_type_total_text(run: Run, row: dict[str, Any]) -> str:
     """What all layers of a type take together, where a single one is a small part of the step; else nothing."""
     alike = run.layers().filter(pl.col("type") == pl.lit(row["type"], pl.String))
     if row["device_ns"] or len(alike) < 2 or (row["share"] or 1.0) >= _SMALL_LAYER:
@@ -131,16 +157,16 @@ def _share(share: float | None) -> str:
     return percent(share, 0 if share is None or share >= _SMALL_LAYER else 1)
 
 
-def _capital(text: str) -> str:
+def _capitalise_first(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
     of_a_rank = pl.col("scope").str.starts_with(RANK) | (pl.col("scope") == LAUNCHER)  # in the table of ranks
     metrics = run.metrics().filter(pl.col("value").is_not_null() & ~of_a_rank)
-    for metric in in_order(metrics["metric"]):
+    for metric in sort_metrics(metrics["metric"]):
         rows = metrics.filter(pl.col("metric") == metric).sort(*_PREFERRED, maintain_order=True)
-        known = find(metric, rows["unit"][0])
+        known = find_quantity(metric, rows["unit"][0])
         for row in rows.head(len(rows) if known.plain else int(known.headline)).iter_rows(named=True):
             of = "" if row["scope"] in _WHOLE else _SAID.get(row["scope"], f", {row['scope'].replace(':', ' ')}")
             yield _key_figure(row, f"{known.label}{of}", known.shown_unit)
@@ -150,7 +176,7 @@ def _key_figures(run: Run) -> Iterator[KeyFigure]:
 
 
 def _key_figure(row: dict[str, Any], label: str, unit: str) -> KeyFigure:
-    ends = brackets(row["value"], row["low"], row["high"], unit)
+    ends = interval_of_value(row["value"], row["low"], row["high"], unit)
     return KeyFigure(label, amount(row["value"], unit), ends, row["note"] or "")
 
 
@@ -167,7 +193,7 @@ def _shares(phases: pl.DataFrame) -> Iterator[Part]:
         yield Shares("Where the step goes", shown)
 
 
-def _every_step(run: Run) -> Iterator[Part]:
+def _phases_by_step_figure(run: Run) -> Iterator[Part]:
     """A stacked bar for each step over the run: a step that differs from the others, and in which phase."""
     parts = phases_by_step(run, _MOST_BARS)
     if parts["step"].n_unique() < _FEWEST_BARS:
@@ -218,11 +244,11 @@ def _hover() -> pl.Expr:
 def _table(phases: pl.DataFrame) -> Table:
     columns = (
         Column("Phase", False, of=lambda row: Cell(row_label(row["phase"]), row["phase"])),
-        figures("ms a step", "ns", milliseconds),
-        ends("low_ns", "high_ns", milliseconds, title="95 % CI, ms", missing=NOT_MEASURED),
+        number_column("ms a step", "ns", milliseconds),
+        interval_column("low_ns", "high_ns", milliseconds, title="95 % CI, ms", missing=NOT_MEASURED),
         Column("Share", meaning=SHARE_MEANING, of=lambda row: share_cell(row, "ns", bar=False)),
         *(
-            [figures("Kernels, ms a step", "device_ns", milliseconds)]
+            [number_column("Kernels, ms a step", "device_ns", milliseconds)]
             if phases["device_ns"].is_not_null().any()
             else []
         ),

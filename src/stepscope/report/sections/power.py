@@ -11,7 +11,7 @@ from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts import sensors as chart
 from stepscope.report.page.parts import Facts, Items, More, Part, Section, figure
-from stepscope.report.table import Cell, Column, Row, Table, ends, figures, words
+from stepscope.report.table import Cell, Column, Row, Table, interval_column, number_column, text_column
 from stepscope.units import bytes_, component_label, number
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def build(run: Run) -> Section:
     totals, about = run.energy_totals(), _board(run)
     badge = f"{simulated_badge(run.simulated)}, not of this machine. " if run.simulated else ""
     if totals.is_empty():
-        return Section(_nothing(run))
+        return Section(_why_no_power(run))
     further = _timeline(run) if run.rail_energy()["rail"].n_unique() > 1 else []
     more: list[Part] = [_components(totals), *further, *_rails(run.rail_energy())]
     if run.energy_tables.notes:
@@ -46,7 +46,7 @@ def _lede(run: Run) -> str:
     return f"Over the steps after warm-up, with 95 % CIs.{covers}{estimate}"
 
 
-def _nothing(run: Run) -> str:
+def _why_no_power(run: Run) -> str:
     if run.rails.lines:
         return "power was sampled, but no step lasted past the warm-up"
     return "no power was measured; it is unknown, not 0"
@@ -55,16 +55,18 @@ def _nothing(run: Run) -> str:
 def _components(totals: pl.DataFrame) -> Table:
     measured = "measured by a sensor, estimated by a power model, or simulated"
     columns = (
-        words("Component", "component", component_label),
-        words("Kind", "kind", meaning=measured),
-        figures("Power", "watts_mean", "W"),
+        text_column("Component", "component", component_label),
+        text_column("Kind", "kind", meaning=measured),
+        number_column("Power", "watts_mean", "W"),
         _ends("watts_low", "watts_high", "W"),
-        figures("Energy a step", "joules_per_step", "J"),
-        figures("a sample", "joules_per_sample", "J"),
-        figures("Energy", "joules", "J"),
+        number_column("Energy a step", "joules_per_step", "J"),
+        number_column("a sample", "joules_per_sample", "J"),
+        number_column("Energy", "joules", "J"),
         _ends("low", "high", "J"),
-        figures("Idle", "idle_watts", "W", meaning="Power before the first step, while the training process was idle"),
-        figures("Gaps", "gap_s", lambda gap: f"{number(gap)} s", meaning="Time in which nothing was read"),
+        number_column(
+            "Idle", "idle_watts", "W", meaning="Power before the first step, while the training process was idle"
+        ),
+        number_column("Gaps", "gap_s", lambda gap: f"{number(gap)} s", meaning="Time in which nothing was read"),
         Column("Rail", False, of=lambda row: Cell(f"{row['rail']} ({row['source']})", row["rail"])),
     )
     caption = f"{_NEVER} 'unattributed' is what the total has beside the rails measured inside it."
@@ -73,14 +75,14 @@ def _components(totals: pl.DataFrame) -> Table:
 
 def _rails(rails: pl.DataFrame) -> list[Part]:
     columns = (
-        words("Rail", "rail"),
-        words("Inside", "inside", meaning="The measured rail that contains it: the two are never added"),
-        words("Feeds", "component", component_label),
-        figures("Power", "watts_mean", "W"),
+        text_column("Rail", "rail"),
+        text_column("Inside", "inside", meaning="The measured rail that contains it: the two are never added"),
+        text_column("Feeds", "component", component_label),
+        number_column("Power", "watts_mean", "W"),
         _ends("watts_low", "watts_high", "W"),
-        figures("Energy", "joules", "J"),
-        words("Sensor", "source"),
-        words("Meaning", "meaning"),
+        number_column("Energy", "joules", "J"),
+        text_column("Sensor", "source"),
+        text_column("Meaning", "meaning"),
     )
     return [Table.from_rows("rails", columns, rails.iter_rows(named=True), lively=len(rails) > _MOST_RAILS)]
 
@@ -134,7 +136,7 @@ def _board(run: Run) -> list[Part]:
 
 def _ends(low: str, high: str, unit: str) -> Column:
     """Return the column of a CI, which a power model need not have."""
-    bounds = ends(low, high, unit)
+    bounds = interval_column(low, high, unit)
 
     def cell(row: Row) -> Cell | str:
         none = row["kind"] == ESTIMATED and row[low] is None

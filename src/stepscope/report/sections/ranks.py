@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.page.parts import Items, More, Note, Part, Section
-from stepscope.report.table import Cell, Column, Row, Table, ends, figures, whole_percent, words
+from stepscope.report.table import Cell, Column, Row, Table, interval_column, number_column, text_column, whole_percent
 from stepscope.report.text import communication_sentences, rank_sentences
 from stepscope.units import milliseconds, number, page_name
 
@@ -44,7 +44,7 @@ def _lede(run: Run) -> str:
     count = len(run.ranks)
     parts = [
         f"{count:,} {'process' if count == 1 else 'processes'} trained.",
-        *(f"{_capital(line)}." for line in rank_sentences(run.rank_table())),
+        *(f"{_capitalise_first(line)}." for line in rank_sentences(run.rank_table())),
     ]
     communication = communication_sentences(run)
     return " ".join([*parts, *(f"Communication: {communication[0]}." for _ in communication[:1])])
@@ -56,9 +56,9 @@ def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:
         yield _table(found.table)
     more: list[Part] = []
     if found.notes:
-        more.append(Items(tuple((f"{_capital(note)}.", "") for note in found.notes)))
+        more.append(Items(tuple((f"{_capitalise_first(note)}.", "") for note in found.notes)))
     if not kinds.is_empty():
-        more += [_kinds(kinds), Note(_CAVEAT)]
+        more += [_collective_table(kinds), Note(_CAVEAT)]
     if more:
         yield More("Collectives, and what to know", tuple(more))
 
@@ -66,36 +66,38 @@ def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:
 def _table(rows: pl.DataFrame) -> Table:
     columns = [
         Column("Rank", False, of=_rank),
-        figures("Samples/s", "samples_per_s", number),
+        number_column("Samples/s", "samples_per_s", number),
     ]
     for key, (title, meaning) in _TIMES.items():
-        columns.append(figures(f"{title}, ms", f"{key}_ns", milliseconds, meaning=meaning))
+        columns.append(number_column(f"{title}, ms", f"{key}_ns", milliseconds, meaning=meaning))
         if key != "overlapped":
-            columns.append(ends(f"{key}_low_ns", f"{key}_high_ns", milliseconds, title="95 % CI, ms"))
+            columns.append(interval_column(f"{key}_low_ns", f"{key}_high_ns", milliseconds, title="95 % CI, ms"))
     columns += [
-        figures("Last", "last_share", whole_percent, meaning="Share of the steps in which it was the last to arrive"),
-        figures(
+        number_column(
+            "Last", "last_share", whole_percent, meaning="Share of the steps in which it was the last to arrive"
+        ),
+        number_column(
             "Peak memory",
             "peak_memory_bytes",
             "B",
             meaning="Most that was resident (RSS), pages shared with others included",
         ),
-        figures(
+        number_column(
             "Peak PSS",
             "peak_pss_bytes",
             "B",
             meaning="The same with a shared page divided by its users, read less often",
         ),
-        figures(
+        number_column(
             "CPU utilisation",
             "cpu_cores",
             "cores",
             meaning="CPU time of the process over time, in its steps after warm-up",
         ),
-        ends("cpu_low_cores", "cpu_high_cores", "cores"),
-        *(figures(title, title.lower(), "{:,}".format) for title in ("Steps", "Profiled")),
-        words("Status", "status"),
-        figures("Process", "pid", str, missing="", meaning="Its number in the system (pid)"),
+        interval_column("cpu_low_cores", "cpu_high_cores", "cores"),
+        *(number_column(title, title.lower(), "{:,}".format) for title in ("Steps", "Profiled")),
+        text_column("Status", "status"),
+        number_column("Process", "pid", str, missing="", meaning="Its number in the system (pid)"),
     ]
     caption = "Medians of the profiled steps after warm-up, per step; the step time is of unprofiled steps where there "
     caption += "are enough of them. A part opens by itself with stepscope report RUN/ranks/1."
@@ -106,19 +108,19 @@ def _rank(row: Row) -> Cell:
     return Cell(f"{row['rank']}" if row["rank"] is not None else f"process {row['process']}", row["process"])
 
 
-def _kinds(kinds: pl.DataFrame) -> Table:
+def _collective_table(kinds: pl.DataFrame) -> Table:
     columns = (
         Column("Collective", False, of=lambda row: Cell(page_name(row["name"]), row["name"])),
-        words("Where", "where", meaning="backend: beside the training; calling thread: within it"),
-        figures("Calls", "calls", number),
-        figures("Bytes", "bytes", "B"),
-        figures("Total, ms", "total_ns", milliseconds),
-        figures("Exposed, ms", "exposed_ns", milliseconds),
+        text_column("Where", "where", meaning="backend: beside the training; calling thread: within it"),
+        number_column("Calls", "calls", number),
+        number_column("Bytes", "bytes", "B"),
+        number_column("Total, ms", "total_ns", milliseconds),
+        number_column("Exposed, ms", "exposed_ns", milliseconds),
     )
     caption = "Means of the profiled steps after warm-up, per step, in this process. Collectives run at once: totals "
     caption += "count each by itself, exposed times count clock time once."
     return Table.from_rows("collectives", columns, kinds.iter_rows(named=True), caption, lively=False)
 
 
-def _capital(text: str) -> str:
+def _capitalise_first(text: str) -> str:
     return text[:1].upper() + text[1:]

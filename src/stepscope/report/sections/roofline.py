@@ -10,7 +10,7 @@ import polars as pl
 from stepscope.analysis.device.ceilings import ceilings_remedy, roofline, roofs, why_no_ceilings
 from stepscope.report.charts import operators as chart
 from stepscope.report.page.parts import Part, Section, figure
-from stepscope.report.table import Table, bars, figures, whole_percent, words
+from stepscope.report.table import Table, number_column, percent_bar_column, text_column, whole_percent
 from stepscope.units import NOT_MEASURED, milliseconds, number, page_name, percent, si
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def _attained(run: Run) -> Iterator[Table]:
     """Yield the share of the attainable by operator, where ceilings were measured; the list of layers has theirs."""
     needed = "What this device was measured to need for such calls; no more than they took"
     columns = (
-        words("Operator", "name", page_name),
-        figures(
+        text_column("Operator", "name", page_name),
+        number_column(
             "ms a step", "self_ns", milliseconds, meaning="Of operators with known FLOPs or bytes, and of mere calls"
         ),
-        figures("Attainable, ms", "attainable_ns", milliseconds, meaning=needed),
-        bars("Share of the attainable", "attained", digits=0),
-        figures("Known", "known", whole_percent, meaning="Share of the row's time that these operators take"),
-        words("Limit", "limit", missing=NOT_MEASURED),
+        number_column("Attainable, ms", "attainable_ns", milliseconds, meaning=needed),
+        percent_bar_column("Share of the attainable", "attained", digits=0),
+        number_column("Known", "known", whole_percent, meaning="Share of the row's time that these operators take"),
+        text_column("Limit", "limit", missing=NOT_MEASURED),
     )
     rows = run.attained("operator").head(_MOST_ROWS)
     if len(rows):
@@ -89,15 +89,15 @@ def _table(points: pl.DataFrame) -> Table:
     per_byte = "Floating-point operations with each byte that goes in or comes out"
     of_roof = "Share of the highest rate at so many FLOP/B that was measured"
     columns = (
-        words("Operator", "name", page_name),
-        words("Device", "device"),
-        figures("ms a step", "total_ns", milliseconds),
-        bars("Share", "share"),
-        figures("FLOP/B", "flop_per_byte", number, meaning=per_byte),
-        figures("FLOP/s", "flops_per_s", lambda rate: si(rate, "")),
-        figures("B/s", "bytes_per_s", lambda rate: si(rate, "")),
-        figures("Of the roof", "attained", whole_percent, meaning=of_roof),
-        words(
+        text_column("Operator", "name", page_name),
+        text_column("Device", "device"),
+        number_column("ms a step", "total_ns", milliseconds),
+        percent_bar_column("Share", "share"),
+        number_column("FLOP/B", "flop_per_byte", number, meaning=per_byte),
+        number_column("FLOP/s", "flops_per_s", lambda rate: si(rate, "")),
+        number_column("B/s", "bytes_per_s", lambda rate: si(rate, "")),
+        number_column("Of the roof", "attained", whole_percent, meaning=of_roof),
+        text_column(
             "Bound by",
             "waits_for",
             missing=NOT_MEASURED,

@@ -51,15 +51,15 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if started:
         yield "Started", f"{datetime.fromtimestamp(started / 1e9, tz=timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
-        yield from _flat(title.capitalize(), meta.get(title))
+        yield from _flatten_fact(title.capitalize(), meta.get(title))
     for key, value in run.device.items():
         if key != "ceilings":  # "Against the machine" has what is made of them
             whose = "" if run.simulated is None else "Simulated: " if key in _OF_A_BOARD else "This machine: "
             title = _key_text(key)
-            yield from _flat(f"{whose}{_SHORT.get(title, title if whose else title.capitalize())}", value, key)
+            yield from _flatten_fact(f"{whose}{_SHORT.get(title, title if whose else title.capitalize())}", value, key)
 
 
-def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_fact(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """A value as one row; of an object, its entries in one row and each inner object in a row of its own."""
     if value is None or value == []:
         return
@@ -71,7 +71,7 @@ def _flat(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield title, ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in plain.items())
     for key, inner in value.items():
         if isinstance(inner, dict):
-            yield from _flat(f"{title}, {_key_text(key)}", inner)
+            yield from _flatten_fact(f"{title}, {_key_text(key)}", inner)
 
 
 def _key_text(key: str) -> str:

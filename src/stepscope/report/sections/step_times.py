@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.device.throttling import throttling
+from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, step_time_level_changes
 from stepscope.report.charts import sensors
 from stepscope.report.charts.steps import STEP_KINDS, build_step_band, build_step_times
@@ -36,7 +36,7 @@ def build(run: Run) -> Section:
         return Section("no training step was recorded")
     steady = steps.slice(warm)
     shown = steady if len(steady) else steps
-    top, low = _limits(shown["ms"])
+    top, low = _axis_limits_ms(shown["ms"])
     row = run.metrics().filter(pl.col("metric") == "step_time")
     median = float(row["value"][0]) / 1e6 if len(row) else None
     drawn = _scatter(steps, shown, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
@@ -49,9 +49,9 @@ def build(run: Run) -> Section:
 def _steadiness(run: Run) -> Iterator[Part]:
     """Return the steadiness of the run: drift, changes of level, throttling; clocks and temperatures over time."""
     watched = clocks_and_heat(run)
-    yield Items((_drift(run), *_levels(run), _throttled(run)), "Drift and throttling")
+    yield Items((_drift(run), *_level_change_items(run), _throttled(run)), "Drift and throttling")
     read = watched.filter(pl.col("value").is_not_null())
-    if not any(map(sensors.is_drawn, read["quantity"].unique())):
+    if not any(map(sensors.is_clock_or_temperature, read["quantity"].unique())):
         yield Note("No temperature and no clock was read in this run: heat shows in the step times only.")
         return
     start = int(run.steps["t0_ns"][0])
@@ -75,7 +75,7 @@ def _drift(run: Run) -> tuple[str, str]:
     return f"The run grew {slower}: the last steps take {number(found.ratio, 3)}x the time of the first.", text
 
 
-def _levels(run: Run) -> Iterator[tuple[str, str]]:
+def _level_change_items(run: Run) -> Iterator[tuple[str, str]]:
     changes = step_time_level_changes(run)
     if changes is None:
         yield (
@@ -97,7 +97,7 @@ def _levels(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _throttled(run: Run) -> tuple[str, str]:
-    held, why = throttling(run)
+    held, why = detect_throttling(run)
     if held is None:
         return "Throttling was not read.", "No sensor of this run reports it, and no clock of a core was read."
     text = "; ".join(why)
@@ -110,7 +110,7 @@ def _kind(warmup_steps: int) -> pl.Expr:
     return pl.when(is_warm).then(pl.lit(warm)).when("recorded").then(pl.lit(recorded)).otherwise(pl.lit(timed))
 
 
-def _limits(ms: pl.Series) -> tuple[float, float]:
+def _axis_limits_ms(ms: pl.Series) -> tuple[float, float]:
     """Upper and lower end of the axis, ms: the steps after warm-up, but no more than some times their median."""
     values = ms.to_numpy()
     top = min(float(values.max()), _TALL * float(np.median(values)))

@@ -8,7 +8,7 @@ import polars as pl
 
 from stepscope.report.charts import sensors as chart
 from stepscope.report.page.parts import Part, Section, figure
-from stepscope.report.table import Cell, Column, Table, bars, ends, figures
+from stepscope.report.table import Cell, Column, Table, interval_column, number_column, percent_bar_column
 from stepscope.units import duration, percent, plural
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MOST_STEPS = 60
 def build(run: Run) -> Section:
     """Timeline of each core, and its utilisation over the whole run."""
     table = _table(run)
-    shown, timeline = _stretch(run)
+    shown, timeline = _steady_steps_with_timeline(run)
     tables = (table,) if table else ()
     if shown.is_empty() or timeline.is_empty():
         return Section("busy time was not sampled, or no step lasted past the warm-up", tables, closed=True)
@@ -40,7 +40,7 @@ def build(run: Run) -> Section:
     return Section(lede, (_figure(run, shown, timeline), *tables), closed=True)
 
 
-def _stretch(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _steady_steps_with_timeline(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Consecutive steps from the middle of the steady part, and the timeline of the cores over them."""
     steady = run.steps.slice(run.warmup_steps)
     count = min(_STEPS, len(steady))
@@ -107,9 +107,9 @@ def _table(run: Run) -> Table | None:
     idle = metrics.filter(pl.col("metric") == "idle_state_ratio").select("scope", idle="value")
     columns = (
         Column("Core", False, of=lambda row: Cell(row["scope"].replace(":", " "), row["scope"])),
-        bars("Utilisation", "value", meaning="Active time of the core over total time (Eq. 1)"),
-        ends("low", "high", "1"),
-        figures("Idle residency", "idle", percent, meaning="Share of the time in which its utilisation is 0"),
+        percent_bar_column("Utilisation", "value", meaning="Active time of the core over total time (Eq. 1)"),
+        interval_column("low", "high", "1"),
+        number_column("Idle residency", "idle", percent, meaning="Share of the time in which its utilisation is 0"),
     )
     notes = [note for note in busy["note"].unique(maintain_order=True) if note]
     caption = f"Over all steps after warm-up ({', '.join(notes)})." if notes else "Over all steps after warm-up."

@@ -31,8 +31,8 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import atomic_write, read_json, user_cache
 from stepscope.privacy import redacted_text
 from stepscope.quantities import simulated_badge
-from stepscope.report.live.folder import planned_steps, status_of
-from stepscope.report.multi_run_figures import labels
+from stepscope.report.live.folder import planned_steps, status_from_header
+from stepscope.report.multi_run_figures import distinct_run_labels
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
 _MOST_RUNS = 20_000
@@ -79,11 +79,12 @@ class Listing:
         self.root = root.resolve()
         self._seen: dict[str, _Seen] = {}
         self._kept = {
-            key: (state, ListedRun(key, self.root / key, facts)) for key, (state, facts) in read_rows(self.root).items()
+            key: (state, ListedRun(key, self.root / key, facts))
+            for key, (state, facts) in read_cached_rows(self.root).items()
         }
         self._lock = threading.Lock()
 
-    def look(self, most: int = _MOST_RUNS) -> list[ListedRun]:
+    def list_runs(self, most: int = _MOST_RUNS) -> list[ListedRun]:
         """Every run that can be listed, the newest first; of those that are new, the newest `most` are read now."""
         with self._lock:
             seen, self._kept = {**self._kept, **self._seen}, {}
@@ -95,25 +96,28 @@ class Listing:
                 if (
                     kept is not None
                     and kept[1].facts["status"] not in ("running", UNREAD)
-                    and kept[0] == _state(folder)
+                    and kept[0] == _header_file_state(folder)
                 ):
                     found[key] = kept
                 else:
                     waiting.append((key, folder))
             waiting.sort(key=lambda run: run[1].name, reverse=True)  # names begin with the time
-            later = {key: seen.get(key) or ((), ListedRun(key, run, _named(run))) for key, run in waiting[most:]}
+            later = {
+                key: seen.get(key) or ((), ListedRun(key, run, _facts_from_folder_name(run)))
+                for key, run in waiting[most:]
+            }
             self._seen = {**found, **later}
             new = self._read(waiting[:most], seen)
             if len(new) >= _WORTH_KEEPING:
                 rows = {key: (state, run.facts) for key, (state, run) in self._seen.items()}
-                write_rows(self.root, {key: row for key, row in rows.items() if row[1]["status"] != UNREAD})
+                write_cached_rows(self.root, {key: row for key, row in rows.items() if row[1]["status"] != UNREAD})
             known = [listed for _, listed in self._seen.values()]
         return sorted(known, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
     def find(self, key: str) -> ListedRun | None:
         """The run with this path below the folder; None where none is listed under it."""
         if key not in self._seen:
-            self.look(AT_ONCE)
+            self.list_runs(AT_ONCE)
         with self._lock:
             kept = self._seen.get(key)
             if kept is not None and kept[1].facts["status"] == UNREAD:
@@ -126,7 +130,7 @@ class Listing:
         read: list[_Seen] = []
         for key, folder in runs:
             self._seen.pop(key, None)
-            state = _state(folder)
+            state = _header_file_state(folder)
             if (facts := _facts(folder, self.root)) is not None:
                 read.append((state, ListedRun(key, folder, facts)))
         new = [listed for state, listed in read if seen.get(listed.key) != (state, listed)]
@@ -191,7 +195,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _state(folder: Path) -> tuple[int, ...]:
+def _header_file_state(folder: Path) -> tuple[int, ...]:
     """Return what changes when run.json or summary.json does."""
     state: list[int] = []
     for name in ("run.json", "summary.json"):
@@ -225,7 +229,7 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
     board, verdict = summary.get("board"), summary.get("verdict")
     return {
         "id": str(header.get("id", folder.name)),
-        "status": status_of(header),
+        "status": status_from_header(header),
         "reason": None if header.get("reason") is None else redacted_text(str(header["reason"])),
         "workload": _text(about.get("name")) or folder.name,
         "batch": _number(about.get("batch_size")),
@@ -241,7 +245,7 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
     }
 
 
-def _named(folder: Path) -> dict[str, Any]:
+def _facts_from_folder_name(folder: Path) -> dict[str, Any]:
     """Return the row of a run that was not read yet: what the name of its folder says."""
     stamp, _, rest = folder.name.partition("-")
     started_s = _stamped_s(stamp)
@@ -300,7 +304,7 @@ def _number(value: object) -> float | None:
     return float(value) if known and isinstance(value, int | float) else None
 
 
-def read_rows(root: Path) -> Rows:
+def read_cached_rows(root: Path) -> Rows:
     """Return the rows that an earlier process stored of this folder; empty where there are none."""
     try:
         path = _rows_path(root)
@@ -314,7 +318,7 @@ def read_rows(root: Path) -> Rows:
         return {}
 
 
-def write_rows(root: Path, rows: Rows) -> None:
+def write_cached_rows(root: Path, rows: Rows) -> None:
     """Store the rows of this folder, readable by this user alone."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _rows_path(root)
@@ -335,13 +339,13 @@ _NEWEST = 6
 _DIGITS = 5
 
 
-def newest(listed: Sequence[ListedRun], root: Path) -> list[ListedRun]:
+def newest_with_steps(listed: Sequence[ListedRun], root: Path) -> list[ListedRun]:
     """Return the newest runs with steps of a list, at most six, oldest first."""
     known = [row for row in listed if row.facts.get("steps") and not has_link_outside(row.path, root)]
     return sorted(known, key=lambda row: row.facts.get("started_s") or 0.0)[-_NEWEST:]
 
 
-def data_of(chosen: Sequence[ListedRun]) -> dict[str, Any]:
+def over_time_data(chosen: Sequence[ListedRun]) -> dict[str, Any]:
     """Return runs and lines, ready for JSON; what cannot be read is named in `absent`.
 
     Raises UsageError for more runs than there are colours, and where no run has a step.
@@ -363,7 +367,7 @@ def data_of(chosen: Sequence[ListedRun]) -> dict[str, Any]:
             absent.append(f"{listed.key} (no step)")
     if not found:
         raise UsageError("none of these runs has a step to draw", "tick runs whose list has a step time")
-    named = zip(found, labels([run for _, run, _ in found]), strict=True)
+    named = zip(found, distinct_run_labels([run for _, run, _ in found]), strict=True)
     runs = [_run(listed, run, lines, label) for (listed, run, lines), label in named]
     return {"quantities": [{"name": name, "unit": unit} for name, unit in QUANTITIES.items()], "runs": runs,
             "absent": absent}  # fmt: skip

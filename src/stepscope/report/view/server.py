@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from stepscope.errors import RunNotFound, UsageError
-from stepscope.report.view.site import Access, Answer, Site, is_loopback
+from stepscope.report.view.site import Access, HttpAnswer, Site, is_loopback
 
 DEFAULT_PORT = 8321
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address and a cookie carry as it is
@@ -34,7 +34,7 @@ class Answering(Protocol):
 
     token: str | None
 
-    def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
+    def answer(self, target: str, headers: Mapping[str, str]) -> HttpAnswer:
         """Return the answer to GET target."""
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._places.release()
             raise
 
-    def waits(self, connection: socket.socket, begins: bool) -> None:
+    def note_waiting(self, connection: socket.socket, begins: bool) -> None:
         """Note that a connection begins to wait for its visitor, to send or to take something, or that it does not."""
         with self._waiting_lock:
             self._waiting.pop(connection, None)
@@ -93,7 +93,7 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.waits(request, False)
+            self.note_waiting(request, False)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -117,7 +117,7 @@ class _Bounded(io.RawIOBase):
         """Wait for the next request."""
         self._until_s: float | None = None
         self._left = MOST_REQUEST_BYTES
-        self._server.waits(self._connection, True)
+        self._server.note_waiting(self._connection, True)
 
     def readable(self) -> bool:
         return True
@@ -168,12 +168,12 @@ class _Request(BaseHTTPRequestHandler):
         if "Content-Length" in headers or "Transfer-Encoding" in headers:
             self.close_connection = True  # nobody reads a body, and it is no next request
         fault: Exception | None = None
-        self.server.waits(self.connection, False)
+        self.server.note_waiting(self.connection, False)
         try:
             answer = self.server.site.answer(self.path, headers)
         except Exception as error:
-            fault, answer = error, Answer(500, f"this page could not be made: {type(error).__name__}")
-        self.server.waits(self.connection, True)
+            fault, answer = error, HttpAnswer(500, f"this page could not be made: {type(error).__name__}")
+        self.server.note_waiting(self.connection, True)
         body = answer.body.encode("utf-8", errors="replace")
         try:
             self.connection.settimeout(ANSWER_S)  # of all that is sent

@@ -44,7 +44,7 @@ _SAFE = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """A response: status, body, its type, and headers beside those that every answer has."""
 
     status: int
@@ -66,38 +66,38 @@ class Site:
     def __init__(self, root: Path, access: Access) -> None:
         self.listing = Listing(root)
         self._access, self.token = access, access.token
-        self._kept, self._watches = PageCache(), Watches()
+        self._kept, self._watches = PageCache(), RunWatchers()
 
     def close(self) -> None:
         """Close the files of running runs."""
         self._watches.close()
 
-    def answer(self, target: str, headers: Mapping[str, str]) -> Answer:
+    def answer(self, target: str, headers: Mapping[str, str]) -> HttpAnswer:
         """The answer to GET target; whatever is wrong with a run becomes a message, never an exception."""
         if len(target) > _LONGEST:
-            return Answer(414, "this address is too long")
+            return HttpAnswer(414, "this address is too long")
         try:
             parts = urlsplit(target)
             query = parse_qs(parts.query, max_num_fields=64)
         except ValueError:
-            return Answer(400, "this address cannot be read")
+            return HttpAnswer(400, "this address cannot be read")
         given = query.get("token", [None])[0]
         refused = self._access.refusal(headers, given)
         if refused is not None:
-            return Answer(403, refused)
+            return HttpAnswer(403, refused)
         if given is not None:
-            return _redirect_without_token(parts.path, query, given if self._access.knows(given) else None)
+            return _redirect_without_token(parts.path, query, given if self._access.is_token(given) else None)
         try:
             return self._routed(unquote(parts.path), query)
         except StepscopeError as error:
-            return Answer(409, f"{error}\n{error.hint or ''}".strip())
+            return HttpAnswer(409, f"{error}\n{error.hint or ''}".strip())
 
-    def _routed(self, path: str, query: Mapping[str, list[str]]) -> Answer:
+    def _routed(self, path: str, query: Mapping[str, list[str]]) -> HttpAnswer:
         if path == "/":
             page, script = list_page(self.listing.root.name or "runs", self._rows(AT_ONCE))
-            return Answer(200, page, _HTML, _page_policy(script))
+            return HttpAnswer(200, page, _HTML, _page_policy(script))
         if path == "/runs.json":
-            return Answer(200, json.dumps({"rows": self._rows(MORE)}, allow_nan=False), _JSON)
+            return HttpAnswer(200, json.dumps({"rows": self._rows(MORE)}, allow_nan=False), _JSON)
         if path == "/over-time":
             return self._over_time(query.get("run", []))
         if path == "/compare":
@@ -105,57 +105,61 @@ class Site:
         kind, _, key = path.lstrip("/").partition("/")
         listed = self.listing.find(key) if kind in ("run", "live", "now") else None
         if listed is None:
-            return Answer(404, "there is no such run in this folder")
+            return HttpAnswer(404, "there is no such run in this folder")
         if has_link_outside(listed.path, self.listing.root):
-            return Answer(403, "a link in this run leads out of the folder: it is not shown")
-        return {"run": self._run, "live": self._live, "now": self._now}[kind](listed)
+            return HttpAnswer(403, "a link in this run leads out of the folder: it is not shown")
+        return {"run": self._run, "live": self._live, "now": self._live_state}[kind](listed)
 
     def _rows(self, most: int) -> list[dict[str, object]]:
-        return [{"key": row.key, **row.facts} for row in self.listing.look(most)]
+        return [{"key": row.key, **row.facts} for row in self.listing.list_runs(most)]
 
-    def _run(self, listed: ListedRun) -> Answer:
-        page = self._kept.get((listed.key,), state_of(listed.path), lambda: html.render(Run(listed.path)))
-        return Answer(200, page, _HTML)
+    def _run(self, listed: ListedRun) -> HttpAnswer:
+        page = self._kept.get((listed.key,), page_files_state(listed.path), lambda: html.render(Run(listed.path)))
+        return HttpAnswer(200, page, _HTML)
 
-    def _live(self, listed: ListedRun) -> Answer:
-        now = self._watches.look(listed.path)
+    def _live(self, listed: ListedRun) -> HttpAnswer:
+        now = self._watches.state_for_json(listed.path)
         if now["ended"]:  # its rows are closed, so there is nothing to follow
-            return Answer(303, "", headers={"Location": "/run/" + quote(listed.key, safe="/")})
+            return HttpAnswer(303, "", headers={"Location": "/run/" + quote(listed.key, safe="/")})
         page, script = live_page(str(listed.facts["workload"]), listed.key, now)
-        return Answer(200, page, _HTML, _page_policy(script))
+        return HttpAnswer(200, page, _HTML, _page_policy(script))
 
-    def _now(self, listed: ListedRun) -> Answer:
-        return Answer(200, json.dumps(self._watches.look(listed.path), allow_nan=False), _JSON)
+    def _live_state(self, listed: ListedRun) -> HttpAnswer:
+        return HttpAnswer(200, json.dumps(self._watches.state_for_json(listed.path), allow_nan=False), _JSON)
 
-    def _chosen(self, keys: list[str]) -> list[ListedRun] | Answer:
+    def _find_chosen_runs(self, keys: list[str]) -> list[ListedRun] | HttpAnswer:
         """Return the runs under these keys, or why they cannot be shown."""
         found = [self.listing.find(key) for key in dict.fromkeys(keys)]
         chosen = [listed for listed in found if listed is not None]
         if len(chosen) < len(found):
-            return Answer(404, "one of these runs is not in this folder")
+            return HttpAnswer(404, "one of these runs is not in this folder")
         if any(has_link_outside(listed.path, self.listing.root) for listed in chosen):
-            return Answer(403, "a link in one of these runs leads out of the folder: it is not shown")
+            return HttpAnswer(403, "a link in one of these runs leads out of the folder: it is not shown")
         return chosen
 
-    def _over_time(self, keys: list[str]) -> Answer:
+    def _over_time(self, keys: list[str]) -> HttpAnswer:
         """The runs laid over each other by time; the newest of the folder where none is named."""
-        chosen = self._chosen(keys) if keys else over_time.newest(self.listing.look(AT_ONCE), self.listing.root)
-        if isinstance(chosen, Answer):
+        chosen = (
+            self._find_chosen_runs(keys)
+            if keys
+            else over_time.newest_with_steps(self.listing.list_runs(AT_ONCE), self.listing.root)
+        )
+        if isinstance(chosen, HttpAnswer):
             return chosen
-        state = tuple(state_of(listed.path) for listed in chosen)
+        state = tuple(page_files_state(listed.path) for listed in chosen)
         cache_key = ("over-time", *(listed.key for listed in chosen))
-        data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.data_of(chosen), allow_nan=False))
+        data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.over_time_data(chosen), allow_nan=False))
         page, script = _page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
-        return Answer(200, page, _HTML, _page_policy(script))
+        return HttpAnswer(200, page, _HTML, _page_policy(script))
 
-    def _compared(self, keys: list[str]) -> Answer:
-        chosen = self._chosen(keys)
-        if isinstance(chosen, Answer):
+    def _compared(self, keys: list[str]) -> HttpAnswer:
+        chosen = self._find_chosen_runs(keys)
+        if isinstance(chosen, HttpAnswer):
             return chosen
-        state = tuple(state_of(run.path) for run in chosen)
+        state = tuple(page_files_state(run.path) for run in chosen)
         cache_key = ("compare", *(run.key for run in chosen))
         paths = [run.path for run in chosen]
-        return Answer(200, self._kept.get(cache_key, state, lambda: compare_page.render(compare(paths))), _HTML)
+        return HttpAnswer(200, self._kept.get(cache_key, state, lambda: compare_page.render(compare(paths))), _HTML)
 
 
 def _page_policy(script: str) -> dict[str, str]:
@@ -167,7 +171,7 @@ def _page_policy(script: str) -> dict[str, str]:
     return {"Content-Security-Policy": policy}
 
 
-def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: str | None) -> Answer:
+def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: str | None) -> HttpAnswer:
     """Off to the same address without the token, which is in a cookie from now on: not in history or on a screen.
 
     token: None where what was given is not ours: a visitor's text never gets into a header.
@@ -175,7 +179,7 @@ def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: st
     rest = urlencode({name: values for name, values in query.items() if name != "token"}, doseq=True)
     place = "/" + quote(unquote(path).lstrip("/\\"), safe="/")  # "//host" would lead to another site
     cookie = {} if token is None else {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
-    return Answer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, **cookie})
+    return HttpAnswer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, **cookie})
 
 
 COOKIE = "stepscope_view"
@@ -203,7 +207,7 @@ class Access:
             return None
         return "the token is missing or wrong: open the address that `stepscope view` printed"
 
-    def knows(self, given: str) -> bool:
+    def is_token(self, given: str) -> bool:
         """Return whether this is the token; never where there is none."""
         return self.token is not None and _are_tokens_equal(given, self.token)
 
@@ -262,7 +266,7 @@ class PageCache:
             return page
 
 
-def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def page_files_state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, time and size of every file of a run that its page is made of."""
     found = []
     for path in sorted(folder.rglob("*")):
@@ -301,7 +305,7 @@ def _page(kind: str, **content: Any) -> tuple[str, str]:
     return text, "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-class Watches:
+class RunWatchers:
     """The runs that are being looked at; each is followed, not read anew."""
 
     def __init__(self, most: int = 16) -> None:
@@ -309,14 +313,14 @@ class Watches:
         self._of: dict[Path, RunWatcher] = {}
         self._lock = threading.Lock()
 
-    def look(self, run: Path) -> dict[str, Any]:
+    def state_for_json(self, run: Path) -> dict[str, Any]:
         """Status, facts and warnings of a run at this moment, ready for JSON."""
         with self._lock:
             if run not in self._of:
                 while len(self._of) >= self._most:
                     self._of.pop(next(iter(self._of))).close()
                 self._of[run] = RunWatcher(run)
-            now = self._of[run].look()
+            now = self._of[run].read_state()
             if now.ended:
                 self._of.pop(run).close()
         return {"status": now.status, "ended": now.ended, "rows": _fact_rows(now), "warnings": list(now.warnings)}

@@ -50,7 +50,7 @@ class DataSet:
     source: str
 
 
-def folder() -> Path:
+def data_root() -> Path:
     """The folder that all data sets are kept in."""
     chosen = os.environ.get("STEPSCOPE_DATA")
     if chosen:
@@ -60,10 +60,10 @@ def folder() -> Path:
 
 def path(dataset: DataSet, file: RemoteFile) -> Path:
     """Return the path of a file of a data set, there or not."""
-    return folder() / dataset.name / file.name
+    return data_root() / dataset.name / file.name
 
 
-def present(dataset: DataSet) -> bool:
+def is_present(dataset: DataSet) -> bool:
     """Return whether all files are there, by name: their content is checked when fetched and by `verify`."""
     return all(path(dataset, file).is_file() for file in dataset.files)
 

@@ -159,7 +159,7 @@ class Packaged:
     present: Callable[[], bool]
 
 
-def installed(module: str) -> bool:
+def is_module_installed(module: str) -> bool:
     """Return whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -185,7 +185,7 @@ PACKAGED = (
         "the topics of Python's documentation, half a million characters",
         "PSF-2.0",
         "part of Python",
-        lambda: installed("pydoc_data.topics"),
+        lambda: is_module_installed("pydoc_data.topics"),
     ),
     Packaged(
         "fashion-mnist (Debian)",
@@ -199,7 +199,7 @@ PACKAGED = (
         "an emulated Atari 2600 with its games",
         "GPL-2.0 (ale-py)",
         "pip install 'stepscope[atari]'",
-        lambda: installed("ale_py"),
+        lambda: is_module_installed("ale_py"),
     ),
 )
 
@@ -217,7 +217,7 @@ __all__ = ["fetch", "listed", "verify"]
 
 def listed() -> list[dict[str, Any]]:
     """Every data set: name, present, summary, licence, and how to get it."""
-    downloads = [_row(each, cache.present(each), f"stepscope data fetch {each.name}") for each in DATA_SETS]
+    downloads = [_row(each, cache.is_present(each), f"stepscope data fetch {each.name}") for each in DATA_SETS]
     return [*downloads, *(_row(each, each.present(), each.get) for each in PACKAGED)]
 
 

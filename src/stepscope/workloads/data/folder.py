@@ -40,7 +40,7 @@ class Labelled:
     label: int
 
 
-class Photographs(Dataset[Batch]):
+class PictureFileDataset(Dataset[Batch]):
     """(image [C, H, W], label) of picture files, read one by one."""
 
     def __init__(self, files: Sequence[Labelled], shape: Shape) -> None:
@@ -88,9 +88,9 @@ def user_pictures(shape: Shape, classes: int, path: Path) -> Splits:
     return _splits(train, test, shape, path, path.name, "the user's own", str(path))
 
 
-def minc(shape: Shape) -> Source:
+def minc_source(shape: Shape) -> Source:
     """MINC-2500 (23 materials) in the size that a network takes: the first of its five splits."""
-    present = functools.partial(cache.present, catalogue.MINC2500)
+    present = functools.partial(cache.is_present, catalogue.MINC2500)
     return Source("minc-2500", "real-full", functools.partial(_minc, shape), present, "minc-2500")
 
 
@@ -119,7 +119,7 @@ def _unpacked_minc() -> Path:
             if cache.verify(dataset)[archive.name] != "ok":
                 raise OSError("its checksum is wrong")
             with tarfile.open(archive) as opened:
-                opened.extractall(archive.parent, **_safely())
+                opened.extractall(archive.parent, **_extract_filter())
             mark.touch()
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             hint = "stepscope data fetch minc-2500; it needs room for the archive and 57,500 files"
@@ -127,7 +127,7 @@ def _unpacked_minc() -> Path:
     return root
 
 
-def _safely() -> dict[str, Any]:
+def _extract_filter() -> dict[str, Any]:
     return {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.10.12
 
 
@@ -135,7 +135,7 @@ def _splits(
     train: list[Labelled], test: list[Labelled], shape: Shape, root: Path, name: str, licence: str, origin: str
 ) -> Splits:
     facts = DataFacts(name, "real-full", _sha256([*train, *test], root), licence, origin, len(train), len(test))
-    return Splits(Photographs(train, shape), Photographs(test, shape) if test else None, facts)
+    return Splits(PictureFileDataset(train, shape), PictureFileDataset(test, shape) if test else None, facts)
 
 
 def _sha256(files: Sequence[Labelled], root: Path) -> str:

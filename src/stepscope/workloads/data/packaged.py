@@ -62,13 +62,13 @@ WEIGHTS = {
 }
 
 
-def weights(workload: str) -> dict[str, Tensor]:
+def shipped_weights(workload: str) -> dict[str, Tensor]:
     """The weights that ship for a workload, by name. DataUnavailable where they are not what was packaged."""
-    found = arrays(f"{workload}.npz", None, WEIGHTS[workload].sha256)
+    found = load_arrays(f"{workload}.npz", None, WEIGHTS[workload].sha256)
     return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
-def arrays(file: str, names: Sequence[str] | None, sha256: str, folder: Path | None = None) -> dict[str, Array]:
+def load_arrays(file: str, names: Sequence[str] | None, sha256: str, folder: Path | None = None) -> dict[str, Array]:
     """The arrays of these names in this order, or all. DataUnavailable where they are not what was packaged."""
     try:
         with ((folder or FOLDER) / file).open("rb") as opened, np.load(opened, allow_pickle=False) as packed:
@@ -80,7 +80,7 @@ def arrays(file: str, names: Sequence[str] | None, sha256: str, folder: Path | N
     return found
 
 
-def text(file: str, sha256: str, folder: Path | None = None) -> str:
+def load_text(file: str, sha256: str, folder: Path | None = None) -> str:
     """The text of a file. DataUnavailable where it is not what was packaged."""
     try:
         found = gzip.decompress(((folder or FOLDER) / file).read_bytes()).decode("utf-8")

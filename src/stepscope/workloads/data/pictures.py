@@ -37,13 +37,13 @@ from torch.utils.data import Dataset
 from stepscope.errors import DataUnavailable
 from stepscope.workloads.data import cache, catalogue, packaged
 from stepscope.workloads.data.cache import DataSet
-from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, always
+from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, is_always_present
 
 Shape = tuple[int, int, int]  # channels, height, width
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledImages:
     """Images [N, C, H, W] as uint8 and labels [N] as int64."""
 
     images: Tensor
@@ -54,8 +54,8 @@ class Part:
 class Pictures:
     """A set that has been read: mean and standard deviation are of the pixels scaled to 0..1, one a channel."""
 
-    train: Part
-    test: Part
+    train: LabelledImages
+    test: LabelledImages
     mean: tuple[float, ...]
     std: tuple[float, ...]
     facts: DataFacts
@@ -69,14 +69,14 @@ class PictureSet:
     kind: DataKind
     classes: int
     read: Callable[[], Pictures]
-    present: Callable[[], bool] = always
+    present: Callable[[], bool] = is_always_present
     fetch: str | None = None
 
 
 class Resized(Dataset[Batch]):
     """(image [C, H, W] as normalised floats, label); to grow by up to a quarter it is padded, not scaled."""
 
-    def __init__(self, part: Part, mean: Sequence[float], std: Sequence[float], shape: Shape) -> None:
+    def __init__(self, part: LabelledImages, mean: Sequence[float], std: Sequence[float], shape: Shape) -> None:
         self._part, self._shape = part, shape
         self._mean, self._std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
@@ -89,12 +89,12 @@ class Resized(Dataset[Batch]):
     def __getitems__(self, indices: list[int]) -> list[Batch]:
         """The samples of a whole batch, which is how a loader asks where it can."""
         channels, height, width = self._shape
-        images = fitted(self._part.images[indices].float() / 255, height, width)
+        images = fit_images(self._part.images[indices].float() / 255, height, width)
         images = ((images - self._mean) / self._std).expand(-1, channels, -1, -1)
         return list(zip(images, self._part.labels[indices], strict=True))
 
 
-def fitted(images: Tensor, height: int, width: int) -> Tensor:
+def fit_images(images: Tensor, height: int, width: int) -> Tensor:
     """Images [N, C, h, w] at [N, C, height, width]."""
     down, right = height - images.shape[2], width - images.shape[3]
     if 0 <= 4 * down <= images.shape[2] and 0 <= 4 * right <= images.shape[3]:
@@ -103,11 +103,14 @@ def fitted(images: Tensor, height: int, width: int) -> Tensor:
     return functional.interpolate(images, (height, width), mode="bilinear", antialias=shrinks, align_corners=False)
 
 
-def splits(pictures: Pictures, shape: Shape, two_classes: bool = False) -> Splits:
+def resized_splits(pictures: Pictures, shape: Shape, two_classes: bool = False) -> Splits:
     """The set in one size; with `two_classes` the question is whether the class number is odd."""
     facts, parts = pictures.facts, (pictures.train, pictures.test)
     if two_classes:
-        parts = (Part(parts[0].images, parts[0].labels % 2), Part(parts[1].images, parts[1].labels % 2))
+        parts = (
+            LabelledImages(parts[0].images, parts[0].labels % 2),
+            LabelledImages(parts[1].images, parts[1].labels % 2),
+        )
         facts = replace(facts, name=f"{facts.name}, odd or even class")
     train, test = (Resized(part, pictures.mean, pictures.std, shape) for part in parts)
     return Splits(train, test, facts)
@@ -123,7 +126,7 @@ def sources(sets: Sequence[PictureSet], shape: Shape, classes: int) -> tuple[Sou
     )
 
 
-def content_sha256(*parts: Part) -> str:
+def content_sha256(*parts: LabelledImages) -> str:
     """SHA-256 of images and labels, in the order given."""
     digest = hashlib.sha256()
     for part in parts:
@@ -133,7 +136,7 @@ def content_sha256(*parts: Part) -> str:
 
 
 def _load(each: PictureSet, shape: Shape, two_classes: bool) -> Splits:
-    return splits(each.read(), shape, two_classes)
+    return resized_splits(each.read(), shape, two_classes)
 
 
 DIGITS_MEAN, DIGITS_STD = 0.1307, 0.3081  # of the pixels of all of MNIST, scaled to 0..1
@@ -160,7 +163,7 @@ CLOTHING_FACTS = DataFacts(
 
 def digits28() -> Splits:
     """The digits as one-channel images, [1, 28, 28], normalised."""
-    return splits(digits(), (1, 28, 28))
+    return resized_splits(digits(), (1, 28, 28))
 
 
 def digits() -> Pictures:
@@ -174,9 +177,12 @@ def clothing() -> Pictures:
 
 
 def _packaged(file: str, mean: float, std: float, facts: DataFacts) -> Pictures:
-    found = packaged.arrays(file, packaged.PICTURES, facts.sha256)
+    found = packaged.load_arrays(file, packaged.PICTURES, facts.sha256)
     images, labels, test_images, test_labels = (torch.from_numpy(array) for array in found.values())
-    train, test = Part(images.unsqueeze(1), labels.long()), Part(test_images.unsqueeze(1), test_labels.long())
+    train, test = (
+        LabelledImages(images.unsqueeze(1), labels.long()),
+        LabelledImages(test_images.unsqueeze(1), test_labels.long()),
+    )
     return Pictures(train, test, (mean,), (std,), facts)
 
 
@@ -191,12 +197,12 @@ _TEST = (f"{_FOLDER}/test_batch.bin",)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training pixels
 
 
-def cifar_records(content: bytes) -> Part:
+def cifar_records(content: bytes) -> LabelledImages:
     """The images and labels of one file of records."""
     if not content or len(content) % _RECORD:
         raise DataUnavailable(f"{len(content)} bytes are no whole CIFAR-10 records", "stepscope data fetch cifar-10")
     table = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, _RECORD)
-    return Part(table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].long())
+    return LabelledImages(table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].long())
 
 
 def _read_cifar() -> Pictures:
@@ -226,7 +232,7 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
     return opened.read()
 
 
-def _joined(contents: list[bytes]) -> Part:
+def _joined(contents: list[bytes]) -> LabelledImages:
     return cifar_records(b"".join(contents))
 
 
@@ -235,7 +241,7 @@ CIFAR10 = PictureSet(
     kind="real-full",
     classes=10,
     read=_read_cifar,
-    present=functools.partial(cache.present, catalogue.CIFAR10),
+    present=functools.partial(cache.is_present, catalogue.CIFAR10),
     fetch="cifar-10",
 )
 
@@ -266,7 +272,7 @@ def idx_tensor(content: bytes, name: str) -> Tensor:
 
 def _read_idx(dataset: DataSet) -> Pictures:
     raw = [idx_tensor(_content(dataset, file.name), file.name) for file in dataset.files]
-    train, test = (Part(images.unsqueeze(1), labels.long()) for images, labels in (raw[:2], raw[2:]))
+    train, test = (LabelledImages(images.unsqueeze(1), labels.long()) for images, labels in (raw[:2], raw[2:]))
     mean, std = _STATISTICS[dataset.name]
     facts = DataFacts(
         name=dataset.name,
@@ -282,7 +288,7 @@ def _read_idx(dataset: DataSet) -> Pictures:
 
 def _content(dataset: DataSet, name: str) -> bytes:
     try:
-        if not cache.present(dataset) and dataset is catalogue.FASHION_MNIST:
+        if not cache.is_present(dataset) and dataset is catalogue.FASHION_MNIST:
             return _of_debian(name)
         return gzip.decompress(cache.read(dataset, name))
     except (OSError, EOFError, zlib.error) as error:
@@ -301,7 +307,7 @@ def _in_debian() -> bool:
 
 
 def _fashion_present() -> bool:
-    return cache.present(catalogue.FASHION_MNIST) or _in_debian()
+    return cache.is_present(catalogue.FASHION_MNIST) or _in_debian()
 
 
 def _damaged_idx(name: str, what: str) -> DataUnavailable:
@@ -315,7 +321,7 @@ MNIST = PictureSet(
     kind="real-full",
     classes=10,
     read=functools.partial(_read_idx, catalogue.MNIST),
-    present=functools.partial(cache.present, catalogue.MNIST),
+    present=functools.partial(cache.is_present, catalogue.MNIST),
     fetch="mnist",
 )
 FASHION_MNIST = PictureSet(

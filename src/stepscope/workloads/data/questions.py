@@ -40,7 +40,7 @@ class Question:
     end: int
 
 
-class Encoded(Dataset[Batch]):
+class EncodedQuestions(Dataset[Batch]):
     """(tokens [T], types [T], mask [T], start, end) of each question."""
 
     def __init__(self, rows: Tensor, bounds: Tensor) -> None:
@@ -58,7 +58,7 @@ class Encoded(Dataset[Batch]):
 
 def sources(length: int) -> tuple[Source, ...]:
     """SQuAD where it has been fetched, else the questions of it that ship inside the package."""
-    present = functools.partial(cache.present, catalogue.SQUAD)
+    present = functools.partial(cache.is_present, catalogue.SQUAD)
     real = Source(
         catalogue.SQUAD.name, "real-full", functools.partial(_load_squad, length), present, catalogue.SQUAD.name
     )
@@ -77,7 +77,7 @@ def questions(content: bytes) -> Iterator[Question]:
         raise DataUnavailable(f"a file of SQuAD is not as published ({error!r})", hint) from error
 
 
-def encoded_questions(questions: list[Question], numbers: dict[str, int], length: int) -> Encoded:
+def encoded_questions(questions: list[Question], numbers: dict[str, int], length: int) -> EncodedQuestions:
     """The questions whose answer lies within `length` tokens."""
     rows, bounds = [], []
     for each in questions:
@@ -87,7 +87,7 @@ def encoded_questions(questions: list[Question], numbers: dict[str, int], length
             tokens = [*first, *(_number(word, numbers) for word in each.paragraph[:room]), SEP]
             rows.append(tokens + [PADDING] * (length - len(tokens)))
             bounds.append((len(first), len(tokens), len(first) + each.start, len(first) + each.end))
-    return Encoded(torch.tensor(rows, dtype=torch.int16).view(-1, length), torch.tensor(bounds).view(-1, 4))
+    return EncodedQuestions(torch.tensor(rows, dtype=torch.int16).view(-1, length), torch.tensor(bounds).view(-1, 4))
 
 
 def _of_paragraph(paragraph: dict[str, Any]) -> Iterator[Question]:
@@ -125,7 +125,7 @@ _XQUAD_SHA256 = "10fe2e001d661754fad24ff3525051448a6eb81b54c41e0dee089c173387bdb
 
 
 def _load_xquad(length: int) -> Splits:
-    articles = json.loads(packaged.text("questions.json.gz", _XQUAD_SHA256))
+    articles = json.loads(packaged.load_text("questions.json.gz", _XQUAD_SHA256))
     train, test = (list(questions(json.dumps(articles[part]).encode())) for part in ("train", "test"))
     facts = DataFacts(
         name=_XQUAD,

@@ -153,7 +153,7 @@ _SPOKEN_SHA256 = "c2b1a7e500d93eb4194766dd4d53341447711f395161c9bfee2b250b9bd22b
 
 def _load_spoken_digits() -> Splits:
     """The ten digits in the place of the ten words; nothing is silent or unknown."""
-    arrays = packaged.arrays("spoken-digits.npz", _SPOKEN, _SPOKEN_SHA256)
+    arrays = packaged.load_arrays("spoken-digits.npz", _SPOKEN, _SPOKEN_SHA256)
     features, scale, labels, test = (torch.from_numpy(arrays[name]) for name in _SPOKEN)
     features = _normalised((features * scale).unsqueeze(1), test)
     facts = DataFacts(
@@ -190,7 +190,7 @@ SPEECH_SOURCES = (
         catalogue.SPEECH_COMMANDS.name,
         "real-full",
         _load_speech,
-        functools.partial(cache.present, catalogue.SPEECH_COMMANDS),
+        functools.partial(cache.is_present, catalogue.SPEECH_COMMANDS),
         catalogue.SPEECH_COMMANDS.name,
     ),
     Source("spoken-digits-3k", "real-subset", _load_spoken_digits),
@@ -206,7 +206,7 @@ _MOTION_SHA256 = "c80ffdc5bb447180012ccbec3e186ae551f1908bf43b383f28c963e9e15f53
 
 
 def _load_motion() -> Splits:
-    found = packaged.arrays("motions.npz", packaged.MOTIONS, _MOTION_SHA256)
+    found = packaged.load_arrays("motions.npz", packaged.MOTIONS, _MOTION_SHA256)
     train, train_labels, test, test_labels = (torch.from_numpy(array) for array in found.values())
     mean, std = train.mean(dim=(0, 2), keepdim=True), train.std(dim=(0, 2), keepdim=True)
     facts = DataFacts(

@@ -38,7 +38,7 @@ class Splits:
     facts: DataFacts
 
 
-def always() -> bool:
+def is_always_present() -> bool:
     """Return True: what ships with the package, or is made on the spot, is always there."""
     return True
 
@@ -50,11 +50,11 @@ class Source:
     name: str
     kind: DataKind
     load: Callable[[], Splits]
-    present: Callable[[], bool] = always
+    present: Callable[[], bool] = is_always_present
     fetch: str | None = None
 
 
-def best(sources: Sequence[Source]) -> Source:
+def best_present_source(sources: Sequence[Source]) -> Source:
     """The first of the best kind that is on this machine: real and full, then real in part, then synthetic."""
     here = [source for source in sources if source.present()]
     if not here:
@@ -63,7 +63,7 @@ def best(sources: Sequence[Source]) -> Source:
     return min(here, key=lambda source: _RANK[source.kind])
 
 
-def named(sources: Sequence[Source], name: str) -> Source:
+def find_source(sources: Sequence[Source], name: str) -> Source:
     """The source of this name; an error says how to get one that is not on this machine."""
     known = {source.name: source for source in sources}
     if name not in known:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import TensorDataset
 
-from stepscope.workloads.data.pictures import Part, Pictures, PictureSet, content_sha256
+from stepscope.workloads.data.pictures import LabelledImages, Pictures, PictureSet, content_sha256
 from stepscope.workloads.data.source import Batch, DataFacts, Source, Splits
 
 SIZE = 512
@@ -34,8 +34,8 @@ def _pictures() -> Pictures:
     """Grey noise of 32 x 32 with random labels of 10 classes; larger inputs are made from it as from any picture."""
     randomness = torch.Generator().manual_seed(_SEED)
     images = torch.randint(0, 256, (SIZE, 1, 32, 32), dtype=torch.uint8, generator=randomness)
-    train = Part(images, torch.randint(0, 10, (SIZE,), generator=randomness))
-    test = Part(images[:0], train.labels[:0])
+    train = LabelledImages(images, torch.randint(0, 10, (SIZE,), generator=randomness))
+    test = LabelledImages(images[:0], train.labels[:0])
     return Pictures(train, test, (0.5,), (0.29,), _facts(content_sha256(train), SIZE))
 
 

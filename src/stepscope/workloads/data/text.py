@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from stepscope.errors import DataUnavailable, UsageError
 from stepscope.workloads.data import catalogue, packaged, synthetic
-from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, always
+from stepscope.workloads.data.source import Batch, DataFacts, DataKind, Source, Splits, is_always_present
 
 Unit = Literal["characters", "words"]
 _TEST_SHARE = 0.1  # the end of the text
@@ -30,7 +30,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowForm:
     """Form of a model's text: unit, size of its vocabulary, tokens a window, and whether it predicts the last token
     only.
     """
@@ -50,14 +50,14 @@ class Corpus:
     licence: str
     origin: str
     read: Callable[[], str]
-    present: Callable[[], bool] = always
+    present: Callable[[], bool] = is_always_present
     fetch: str | None = None
 
 
 class WindowSet(Dataset[Batch]):
     """(tokens [L], the tokens that follow each [L]); of the last one only, a single number, where asked for."""
 
-    def __init__(self, tokens: Tensor, windows: Windows) -> None:
+    def __init__(self, tokens: Tensor, windows: WindowForm) -> None:
         self._tokens, self._windows = tokens, windows
         # Predicting every token uses each once; predicting the last one only takes a window at every quarter.
         self._stride = max(1, windows.length // 4) if windows.last_only else windows.length
@@ -73,7 +73,7 @@ class WindowSet(Dataset[Batch]):
         return self._tokens[start : start + length].long(), (follows[-1] if self._windows.last_only else follows).long()
 
 
-def sources(windows: Windows) -> tuple[Source, ...]:
+def sources(windows: WindowForm) -> tuple[Source, ...]:
     """The texts that a language model can be trained on."""
     real = tuple(
         Source(each.name, each.kind, functools.partial(_load, each, windows), each.present, each.fetch)
@@ -82,7 +82,7 @@ def sources(windows: Windows) -> tuple[Source, ...]:
     return (*real, synthetic.source(functools.partial(_synthetic, windows)))
 
 
-def user_text(windows: Windows, path: Path) -> Splits:
+def user_text(windows: WindowForm, path: Path) -> Splits:
     """A text file of the user's, in UTF-8."""
     if not path.is_file():
         raise UsageError(f"'{path}' is no text file", "language models are trained on one file of text")
@@ -109,7 +109,7 @@ def vocabulary_of(units: Sequence[str], size: int, reserved: int = 0) -> dict[st
     return {unit: number for number, unit in enumerate(kept, start=reserved)}
 
 
-def _load(corpus: Corpus, windows: Windows) -> Splits:
+def _load(corpus: Corpus, windows: WindowForm) -> Splits:
     text = corpus.read()
     units = split_up(text, windows.unit)
     cut = int(len(units) * (1 - _TEST_SHARE))
@@ -124,7 +124,7 @@ def _load(corpus: Corpus, windows: Windows) -> Splits:
     return Splits(train, test, facts)
 
 
-def _synthetic(windows: Windows, size: int, randomness: torch.Generator) -> Batch:
+def _synthetic(windows: WindowForm, size: int, randomness: torch.Generator) -> Batch:
     tokens = torch.randint(0, windows.vocabulary, (size, windows.length + 1), generator=randomness)
     return tokens[:, :-1].contiguous(), (tokens[:, -1] if windows.last_only else tokens[:, 1:]).contiguous()
 
@@ -143,7 +143,7 @@ SHAKESPEARE = Corpus(
     kind="real-full",
     licence="public domain",
     origin="https://github.com/karpathy/char-rnn",
-    read=functools.partial(packaged.text, "shakespeare.txt.gz", _SHAKESPEARE_SHA256),
+    read=functools.partial(packaged.load_text, "shakespeare.txt.gz", _SHAKESPEARE_SHA256),
 )
 TOPICS = Corpus(
     name="python-topics",
@@ -151,5 +151,5 @@ TOPICS = Corpus(
     licence="PSF-2.0",
     origin=f"pydoc_data.topics of Python {platform.python_version()}",
     read=_topics,
-    present=functools.partial(catalogue.installed, "pydoc_data.topics"),
+    present=functools.partial(catalogue.is_module_installed, "pydoc_data.topics"),
 )

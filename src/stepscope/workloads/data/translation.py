@@ -80,7 +80,7 @@ _TESTED_EVERY = 10  # sentence: they are sorted by length
 
 
 def _load_tatoeba() -> Splits:
-    rows = [line.split("\t")[:2] for line in packaged.text("sentences.tsv.gz", _TATOEBA_SHA256).splitlines()]
+    rows = [line.split("\t")[:2] for line in packaged.load_text("sentences.tsv.gz", _TATOEBA_SHA256).splitlines()]
     tested = [number % _TESTED_EVERY == _TESTED_EVERY - 1 for number in range(len(rows))]
     parts = []
     for test in (False, True):
@@ -124,7 +124,7 @@ SOURCES = (
         catalogue.IWSLT15.name,
         "real-full",
         _load_iwslt,
-        functools.partial(cache.present, catalogue.IWSLT15),
+        functools.partial(cache.is_present, catalogue.IWSLT15),
         catalogue.IWSLT15.name,
     ),
     Source(_TATOEBA, "real-subset", _load_tatoeba),

@@ -33,22 +33,30 @@ def _loading_changes(facts: Facts) -> Iterator[Change]:
             refused = "of an iterable data set each worker would yield all samples, unless it divides them itself"
         if not refused and count > max(2, int(facts["cores"])):
             refused = f"{facts['cores']} cores"
-        yield _change(f"workers={count}", f"{count} worker{'s' * (count != 1)} load ahead", arguments, refused)
+        yield _make_loader_change(
+            f"workers={count}", f"{count} worker{'s' * (count != 1)} load ahead", arguments, refused
+        )
     refused = none or ("" if now else "the loader has no worker processes")
-    yield _change("prefetch=4", "4 batches ahead by each worker", {"prefetch_factor": 4}, refused, "prefetch")
+    yield _make_loader_change(
+        "prefetch=4", "4 batches ahead by each worker", {"prefetch_factor": 4}, refused, "prefetch"
+    )
     pinned = none or ("" if facts["device"] == "cuda" else "of a CUDA device alone")
-    yield _change("pinned-memory", "batches in pinned memory", {"pin_memory": True}, pinned, "pinned memory")
+    yield _make_loader_change(
+        "pinned-memory", "batches in pinned memory", {"pin_memory": True}, pinned, "pinned memory"
+    )
 
 
-def _change(name: str, title: str, arguments: Mapping[str, Any], refused: str, group: str = "loader") -> Change:
+def _make_loader_change(
+    name: str, title: str, arguments: Mapping[str, Any], refused: str, group: str = "loader"
+) -> Change:
     code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
     risk = "random numbers drawn by the data set itself differ" if "num_workers" in arguments else ""
     return Change(
-        name, title, group, code, risk, _loader_change(arguments), at_start=True, loader=arguments, refused=refused
+        name, title, group, code, risk, _loader_switch(arguments), at_start=True, loader=arguments, refused=refused
     )  # fmt: skip
 
 
-def with_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def merge_loader_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a loader with these in their place; what needs worker processes only where it has some.
 
     Another loader of the same training, such as that of its evaluation, may have none.
@@ -63,7 +71,7 @@ def with_arguments(given: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 
 
 @contextlib.contextmanager
-def loaders_with(arguments: Mapping[str, Any]) -> Iterator[None]:
+def patch_loader_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Data loaders that are made meanwhile are made with these arguments, however the training gives its own."""
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -75,7 +83,7 @@ def loaders_with(arguments: Mapping[str, Any]) -> Iterator[None]:
         named = {**given.pop("kwargs", {}), **given}
         stream = isinstance(named["dataset"], IterableDataset)  # each worker would yield all of it
         own = {name: value for name, value in arguments.items() if not stream or name not in _OF_WORKERS}
-        plain(**with_arguments(named, own))
+        plain(**merge_loader_arguments(named, own))
 
     DataLoader.__init__ = init  # type: ignore[method-assign,assignment]
     try:
@@ -84,8 +92,8 @@ def loaders_with(arguments: Mapping[str, Any]) -> Iterator[None]:
         DataLoader.__init__ = plain  # type: ignore[method-assign]
 
 
-def _loader_change(arguments: Mapping[str, Any]) -> Switch:
-    return lambda _: loaders_with(arguments)
+def _loader_switch(arguments: Mapping[str, Any]) -> Switch:
+    return lambda _: patch_loader_arguments(arguments)
 
 
 # The update of the parameters: one kernel for all of them, and gradients that are dropped instead of zeroed.
@@ -127,7 +135,7 @@ def _update(name: str) -> Switch:
         ]
         for group, _ in before:
             group.update({key: value for key, value in wanted.items() if key in group})
-        moved = list(_moved_counts(targets))
+        moved = list(_move_step_counts(targets))
         try:
             yield
         finally:
@@ -139,7 +147,7 @@ def _update(name: str) -> Switch:
     return switch
 
 
-def _moved_counts(targets: Targets) -> Iterator[tuple[dict[str, Any], Any]]:
+def _move_step_counts(targets: Targets) -> Iterator[tuple[dict[str, Any], Any]]:
     """Put counts of steps where the update wants them: beside the parameter if fused, else on the host; yield those."""
     import torch
 

@@ -45,7 +45,7 @@ def apply_memory_format(targets: Targets, form: str) -> Iterator[None]:
 
     layout: torch.memory_format = getattr(torch, form)
     moved: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for tensor in _tensors(targets):
+    for tensor in _tensors_of_four_dims(targets):
         memory = tensor.data
         changed = memory.to(memory_format=layout)  # what torch's own `Module.to` does
         if changed.data_ptr() != memory.data_ptr() or changed.stride() != memory.stride():
@@ -66,7 +66,7 @@ def apply_memory_format(targets: Targets, form: str) -> Iterator[None]:
                 tensor.data = memory
 
 
-def _tensors(targets: Targets) -> Iterator[torch.Tensor]:
+def _tensors_of_four_dims(targets: Targets) -> Iterator[torch.Tensor]:
     import torch
 
     seen: set[int] = set()
@@ -127,7 +127,7 @@ def _autocast(device: str) -> Switch:
         def end(_module: object, _args: object, output: Any) -> Any:
             if opened:
                 opened.pop().__exit__(None, None, None)
-            return _in_float(output)
+            return _to_float32(output)
 
         hooks: list[Any] = []
         for model in targets.called:
@@ -142,17 +142,17 @@ def _autocast(device: str) -> Switch:
     return switch
 
 
-def _in_float(output: Any) -> Any:
+def _to_float32(output: Any) -> Any:
     """The output with float32 in place of bfloat16, in tuples, lists and dictionaries as well."""
     import torch
 
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype == torch.bfloat16 else output
     if type(output) in (tuple, list):
-        return type(output)(map(_in_float, output))
+        return type(output)(map(_to_float32, output))
     if isinstance(output, dict):
         for name, value in output.items():
-            output[name] = _in_float(value)
+            output[name] = _to_float32(value)
     return output
 
 
@@ -191,7 +191,7 @@ def _memory_changes(facts: Facts) -> Iterator[Change]:
     yield Change(
         "checkpoint", f"activations of {facts['blocks'] or 'no'} blocks computed again in backward", "checkpoint",
         "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        "batch statistics are updated twice a step", _checkpointed, goal="memory", refused=blocks,
+        "batch statistics are updated twice a step", _checkpoint_blocks, goal="memory", refused=blocks,
     )  # fmt: skip
     for parts in (2, 4):
         refused = "" if facts["divisible"] else "only a step that Stepscope makes itself can be divided"
@@ -205,14 +205,14 @@ def _memory_changes(facts: Facts) -> Iterator[Change]:
 
 
 @contextlib.contextmanager
-def _checkpointed(targets: Targets) -> Iterator[None]:
+def _checkpoint_blocks(targets: Targets) -> Iterator[None]:
     from torch.utils.checkpoint import checkpoint
 
-    from stepscope.footprint.transforms import blocks
+    from stepscope.footprint.transforms import repeated_blocks
 
     changed: list[Any] = []
     for model in targets.called:
-        names = set(blocks(model))
+        names = set(repeated_blocks(model))
         for name, module in model.named_modules():
             if name in names and "forward" not in vars(module):
                 forward: Any = functools.partial(checkpoint, module.forward, use_reentrant=False)

@@ -26,18 +26,18 @@ def _allocation_changes(facts: Facts) -> Iterator[Change]:
         glibc = "the training runs on tcmalloc"
     if not glibc and any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in now):
         glibc = "the environment tunes the allocator already"
-    yield _change("malloc-keep", "glibc keeps up to 256 MB of freed memory", _KEEP, glibc)
+    yield _make_environment_change("malloc-keep", "glibc keeps up to 256 MB of freed memory", _KEEP, glibc)
     title = "glibc keeps freed memory, of large tensors as well"
-    yield _change("malloc-keep-large", title, _KEEP_LARGE, glibc)
+    yield _make_environment_change("malloc-keep-large", title, _KEEP_LARGE, glibc)
     library = facts["tcmalloc"]
     reason = "the training runs on tcmalloc" if facts["tcmalloc_in_use"] else "" if library else "it is not installed"
-    yield _change("tcmalloc", "tcmalloc instead of glibc's malloc", _preload(library, now), reason)
+    yield _make_environment_change("tcmalloc", "tcmalloc instead of glibc's malloc", _preload(library, now), reason)
     library = facts["jemalloc"]
     in_use = "jemalloc" in str(now.get("LD_PRELOAD", ""))
     reason = "the training runs on jemalloc" if in_use else "" if library else "it is not installed"
-    yield _change("jemalloc", "jemalloc instead of glibc's malloc", _preload(library, now), reason)
+    yield _make_environment_change("jemalloc", "jemalloc instead of glibc's malloc", _preload(library, now), reason)
     cuda = "" if facts["device"] == "cuda" else "of a CUDA device alone"
-    yield _change(
+    yield _make_environment_change(
         "expandable-segments", "segments of CUDA memory that grow",
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, cuda, "CUDA allocator",
     )  # fmt: skip
@@ -48,7 +48,7 @@ def _preload(library: str | None, now: Mapping[str, str]) -> dict[str, str]:
     return {"LD_PRELOAD": ":".join(filter(None, (library, now.get("LD_PRELOAD"))))}
 
 
-def _change(
+def _make_environment_change(
     name: str, title: str, environment: Mapping[str, str], refused: str, group: str = "allocator"
 ) -> Change:  # fmt: skip
     risk = "" if group != "allocator" else "the process keeps more memory"
@@ -68,12 +68,12 @@ def _compiling_changes(facts: Facts) -> Iterator[Change]:
         refused = "no module of the training is called"
     yield Change(
         "compile", "torch.compile", "compile", "model.compile()", "merged kernels: the last digits of the loss",
-        _compiled, at_start=True, refused=refused,
+        _compile_models, at_start=True, refused=refused,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _compiled(targets: Targets) -> Iterator[None]:
+def _compile_models(targets: Targets) -> Iterator[None]:
     """Compile each model in place from its next call on; undone, its calls are plain again."""
     models: list[Any] = list(targets.called)
     before = [model._compiled_call_impl for model in models]

@@ -17,10 +17,10 @@ def _start():  # type: ignore[no-untyped-def] # Python 2 has no annotations
     elif before is not None:
         os.environ["PYTHONPATH"] = before
     try:
-        from stepscope.record.processes.children import join
+        from stepscope.record.processes.children import join_parent_run
 
         if orders is not None:
-            join(orders)
+            join_parent_run(orders)
     except Exception:  # another Python, where we are not installed, for one
         pass
     ours = sys.modules.pop("sitecustomize")  # noqa: F841 - Python 2 empties a module that nobody holds
