@@ -85,7 +85,7 @@ def rows_file_name(stem: str, number: int) -> str:
     return f"{stem}.{number:06d}.rows" if number else f"{stem}.rows"
 
 
-def thinned_name(stem: str, first: int, last: int, grain: int) -> str:
+def thinned_file_name(stem: str, first: int, last: int, grain: int) -> str:
     """Return the name of a thinned file."""
     return f"{stem}.{first:06d}-{last:06d}.{grain}{'th' if stem == STEPS else 's'}.parquet"
 

@@ -21,7 +21,7 @@ import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
 from stepscope.experiments.tune.block_runner import BlockRunner, LocalTraining, _loader_with, runner_for_loop
-from stepscope.experiments.tune.changes import all_changes, apply_changes
+from stepscope.experiments.tune.changes import all_changes, changes_applied
 from stepscope.experiments.tune.child import runner_for_workload
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
 from stepscope.experiments.tune.training_state import State
@@ -500,7 +500,7 @@ def test_a_stream_of_data_is_read_by_no_more_workers_and_other_changes_of_its_lo
 
 def test_a_loader_of_a_stream_keeps_its_workers_beside_one_whose_workers_are_changed() -> None:
     change = all_changes({"loader": {"workers": 0}, "cores": 4})["workers=2"]
-    with apply_changes([change], Targets((), ())):
+    with changes_applied([change], Targets((), ())):
         stream, other = DataLoader(Stream(), batch_size=4), DataLoader(TensorDataset(torch.zeros(4)))
     assert (stream.num_workers, other.num_workers) == (0, 2)
 
@@ -550,7 +550,7 @@ def test_autocast_is_opened_for_the_device_that_each_model_is_on(monkeypatch: py
     with FakeTensorMode():
         for model, device in zip(models, ("cuda", "cpu"), strict=False):
             model.weight = nn.Parameter(torch.empty(1, device=device))
-        with apply_changes([unknown], Targets(models, (), models)):
+        with changes_applied([unknown], Targets(models, (), models)):
             for model in models:
                 model(torch.empty(1))
     assert opened == ["cuda", "cpu", "cpu"]  # one without parameters takes the device that is known
@@ -563,8 +563,8 @@ def test_counts_of_steps_lie_beside_the_weights_while_the_update_is_fused() -> N
         optimizer = torch.optim.Adam([weight])
         count = torch.tensor(2.0)
         optimizer.state[weight] = {"step": count}
-        with apply_changes([changes["fused"]], Targets((), (optimizer,))):
+        with changes_applied([changes["fused"]], Targets((), (optimizer,))):
             assert optimizer.state[weight]["step"].device == weight.device
         assert optimizer.state[weight]["step"] is count
-        with apply_changes([changes["foreach"]], Targets((), (optimizer,))):
+        with changes_applied([changes["foreach"]], Targets((), (optimizer,))):
             assert optimizer.state[weight]["step"] is count

@@ -131,13 +131,13 @@ def test_the_judge_is_a_copy_that_is_renewed_and_never_trained() -> None:
     workload = workloads.find("dqn-nature-84")
     model = workload.build()
     assert isinstance(model, DQN)
-    assert model.judge is not None
+    assert model.target is not None
     with torch.no_grad():
         for parameter in model.online.parameters():
             parameter.add_(1)
     states = torch.randint(0, 255, (2, 4, 84, 84), dtype=torch.uint8)
     before = model.best_future_worth(states)
-    model.renew()
+    model.update_target()
     assert not torch.equal(before, model.best_future_worth(states))
     assert torch.equal(model.best_future_worth(states), model(states).amax(1))
 
@@ -178,10 +178,10 @@ def test_the_judge_is_renewed_after_its_number_of_steps() -> None:
     batch = training.workload.example(2)
     training.step(batch)
     model = training.model
-    weights = [buffer.clone() for buffer in model.judge.buffers()]
+    weights = [buffer.clone() for buffer in model.target.buffers()]
     training.counters["updates"] = RENEWED_EVERY - 1
     training.step((batch[0], batch[1], torch.ones(2), batch[3], batch[4]))
-    assert any(not torch.equal(a, b) for a, b in zip(weights, model.judge.buffers(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(weights, model.target.buffers(), strict=True))
 
 
 def test_the_two_networks_of_a_gan_learn_in_turn() -> None:

@@ -50,11 +50,11 @@ _known: WeakKeyDictionary[Run, WhatToChange] = WeakKeyDictionary()  # a run is a
 def what_to_change(run: Run) -> WhatToChange:
     """Return what a tune run of this training found; without one the changes that could apply, none with a gain."""
     if run not in _known:
-        _known[run] = replace(_what_to_change(run), gain=_what_if_answer(run))
+        _known[run] = replace(_tuned_or_untried_changes(run), gain=_what_if_answer(run))
     return _known[run]
 
 
-def _what_to_change(run: Run) -> WhatToChange:
+def _tuned_or_untried_changes(run: Run) -> WhatToChange:
     found = _findings(run, "tune")
     if found is not None:
         rows = {table["name"]: table for table in found["tables"]}

@@ -274,14 +274,14 @@ class Loops:
             largest = items.follow_largest(iterable[passed:-1])
         if isinstance(iterable, range):
             rest, ends = iterable[passed:], self._progress.last_rounds
-            self._omit(max(0, len(rest) - ends), growth, number)
+            self._note_omitted_rounds(max(0, len(rest) - ends), growth, number)
             yield from rest[-ends:]
             return
         held, last, followed, beyond, began = _NOTHING, next(left, _NOTHING), 0, 0, time.process_time()
         for after in itertools.islice(left, _MOST_SKIPPED):
             differs = items.differs(last) or last is largest
             if differs and followed < _DIFFERING:
-                self._omit(waiting, growth, number)
+                self._note_omitted_rounds(waiting, growth, number)
                 waiting, followed, held = 0, followed + 1, _NOTHING
                 items.note_followed(last)
                 paused = time.process_time()
@@ -303,10 +303,10 @@ class Loops:
             )
         self._cut.update([number] if source.jumped else [])
         both = held is not _NOTHING and self._progress.last_rounds > 1
-        self._omit(waiting - both, growth, number)
+        self._note_omitted_rounds(waiting - both, growth, number)
         yield from (item for item in ([held, last] if both else [last]) if item is not _NOTHING)
 
-    def _omit(self, rounds: int, growth: Growth, number: int) -> None:
+    def _note_omitted_rounds(self, rounds: int, growth: Growth, number: int) -> None:
         if rounds > 0:
             self._cut.add(number)
             self._progress.cut = True

@@ -88,7 +88,7 @@ class Overlay(ScriptPaths):
             return "r"
         if flags & os.O_CREAT and flags & os.O_EXCL:
             return "x"
-        if flags & os.O_CREAT and not self._is_there(self._resolve_links(name)):
+        if flags & os.O_CREAT and not self._exists_for_script(self._resolve_links(name)):
             return "w"
         return "w" if flags & os.O_TRUNC else "r+"
 
@@ -102,7 +102,7 @@ class Overlay(ScriptPaths):
         path = self._resolve_links(self._path(file))
         if not set(mode) & set("wax+") or (path.startswith("/dev/") and not path.startswith("/dev/shm/")):
             return self._readable_path(path, file)
-        there, anew = self._is_there(path), bool(set(mode) & set("wx"))
+        there, anew = self._exists_for_script(path), bool(set(mode) & set("wx"))
         if self._is_folder(path):
             raise_os_error(errno.EISDIR, file)
         if "x" in mode and there:
@@ -173,7 +173,7 @@ class Overlay(ScriptPaths):
         name = self._path_of_link_itself(path, dir_fd)
         if name not in self._links and self._is_folder(name):
             raise_os_error(errno.EISDIR, path)
-        if not self._is_there(name):
+        if not self._exists_for_script(name):
             raise_os_error(errno.ENOENT, path)
         self._hide(name)
 
@@ -209,7 +209,7 @@ class Overlay(ScriptPaths):
         """Move a file or folder, as os.replace does."""
         source, target = self._path_of_link_itself(old, src_dir_fd), self._path_of_link_itself(new, dst_dir_fd)
         folder = source not in self._links and self._is_folder(source)
-        if not self._is_there(source):
+        if not self._exists_for_script(source):
             raise_os_error(errno.ENOENT, old, new)
         self._want_parent(target, old, new)
         if target not in self._links and self._is_folder(target):
@@ -217,7 +217,7 @@ class Overlay(ScriptPaths):
                 raise_os_error(errno.EISDIR, old, new)
             if source != target and self.list_folder(target):
                 raise_os_error(errno.ENOTEMPTY, old, new)
-        elif folder and self._is_there(target):
+        elif folder and self._exists_for_script(target):
             raise_os_error(errno.ENOTDIR, old, new)
         if target.startswith(f"{source}/"):
             raise_os_error(errno.EINVAL, old, new)
@@ -265,7 +265,7 @@ class Overlay(ScriptPaths):
             self._links[target] = self._links[source]
             return new
         source = self._resolve_links(source)
-        if not self._is_there(source):
+        if not self._exists_for_script(source):
             raise_os_error(errno.ENOENT, old)
         self._want_parent(target, new)
         if source == target:
@@ -279,14 +279,14 @@ class Overlay(ScriptPaths):
 
     def make_hard_link(self, old: Any, new: Any, *_more: Any, **_options: Any) -> None:
         """Give a file a second name, as os.link does; they part where one of them is written to."""
-        if self._is_there(self._path_of_link_itself(new)):
+        if self._exists_for_script(self._path_of_link_itself(new)):
             raise_os_error(errno.EEXIST, old, new)
         self.copy_file(old, new)
 
     def make_symlink(self, text: Any, new: Any, _folder: bool = False, *, dir_fd: int | None = None) -> None:
         """Make a link as os.symlink does."""
         name = self._path_of_link_itself(new, dir_fd)
-        if self._is_there(name):
+        if self._exists_for_script(name):
             raise_os_error(errno.EEXIST, text, new)
         self._want_parent(name, text, new)
         self._links[name] = os.fsdecode(text)
@@ -294,7 +294,7 @@ class Overlay(ScriptPaths):
     def make_folder(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """Make a folder as os.mkdir does."""
         name = self._path_of_link_itself(path, dir_fd)
-        if self._is_there(name):
+        if self._exists_for_script(name):
             raise_os_error(errno.EEXIST, path)
         self._want_parent(name, path)
         by_tempfile = sys._getframe(1).f_globals.get("__name__") == "tempfile"
@@ -316,7 +316,7 @@ class Overlay(ScriptPaths):
             if isinstance(path, int):
                 return
             name = self._resolve_links(self._path(path, dir_fd))
-            if not self._is_there(name):
+            if not self._exists_for_script(name):
                 raise_os_error(errno.ENOENT, path)
             if not self._is_folder(name):
                 place = self.writable_path(name, "r+")

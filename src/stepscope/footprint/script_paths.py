@@ -157,7 +157,7 @@ class ScriptPaths:
         """Return whether a file of the user's by this name would not be seen."""
         return bool(self._gone) and any(str(name) in self._gone for name in (path, *Path(path).parents))
 
-    def _is_there(self, path: str) -> bool:
+    def _exists_for_script(self, path: str) -> bool:
         if path in self._own or path in self._folders or path in self._links:
             return True
         return not self._is_hidden(path) and self._exists_on_disk(path)
@@ -232,7 +232,7 @@ class ScriptPaths:
         """Raise the system's error where the folder of a name is not there, or is none."""
         parent = str(Path(path).parent)
         if not self._is_folder(parent):
-            raise_os_error(errno.ENOTDIR if self._is_there(parent) else errno.ENOENT, *said)
+            raise_os_error(errno.ENOTDIR if self._exists_for_script(parent) else errno.ENOENT, *said)
 
 
 def is_within(path: str, folder: str) -> bool:

@@ -278,12 +278,12 @@ class OpRecorder:
         in_parts = bool(self._parts)
         if in_parts:
             self._end_part()
-            self._drop_parts()
+            self._stop_profiling_in_parts()
         self.event_count.step_ends()
         self._parts.step_ended()
         return in_parts
 
-    def _drop_parts(self) -> None:
+    def _stop_profiling_in_parts(self) -> None:
         self._parts.drop()
         self._hooks.note_calls(None)
 
@@ -361,14 +361,14 @@ class OpRecorder:
             with DeferredSignals(), contextlib.suppress(Exception):
                 self._stop_window()
             self._note("ops-lost", f"{why}: the op calls of an open window are lost")
-        self._drop_parts()
+        self._stop_profiling_in_parts()
 
     def drop_steps_from(self, step: int) -> None:
         """Drop what is recorded of the steps from this one on, which were none, and begin the plan anew."""
         spans = self._spans if self.layers.open is None else self.layers.open.spans
         spans[:] = [span for span in spans if span.step < step]
         self.close_window()
-        self._drop_parts()
+        self._stop_profiling_in_parts()
         self.apart -= {profiled for profiled in self.apart if profiled >= step}
         self.plan.reset_learnt_state()
 
@@ -382,7 +382,7 @@ class OpRecorder:
         self._memory.close()
         if gone := window.leave(self._end_scopes):
             self._window = self.layers.open = None
-        self._drop_parts()
+        self._stop_profiling_in_parts()
         return gone
 
     def thread_ends(self) -> None:
@@ -398,7 +398,7 @@ class OpRecorder:
         if self._window is not None:
             kineto.forget_callbacks()
         self._window, self.layers.open, self.stopped = None, None, True
-        self._drop_parts()
+        self._stop_profiling_in_parts()
 
     def close(self) -> None:
         """The run ends. A profile of another thread is stopped, unwritten, when that thread next steps an optimizer."""

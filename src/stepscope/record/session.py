@@ -158,7 +158,7 @@ class Session:
         began_ns, spans = self.t0_ns, []
         for t1_ns, loss in ended:
             t0_ns = t1_ns if began_ns is None else began_ns
-            self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, False)
+            self._log.add_step(self.writer, self.number, (t0_ns, t1_ns), samples, loss, False)
             spans.append(StepSpan(self.number, t0_ns, t1_ns, samples))
             self.number += 1
             began_ns = t1_ns
@@ -257,7 +257,7 @@ class Session:
             self.plan.postpone_shapes()
         else:
             self.plan.note_step_length(self.profiled, t1_ns - t0_ns)
-        self._log.write(self.writer, self.number, (t0_ns, t1_ns), samples, loss, self.profiled)
+        self._log.add_step(self.writer, self.number, (t0_ns, t1_ns), samples, loss, self.profiled)
         self._log.flush(self.writer, t1_ns)
         self.number += 1
         if self.number == WARMUP_STEPS:

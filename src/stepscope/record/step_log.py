@@ -21,7 +21,7 @@ class StepLog:
         self._waiting: list[tuple[int, int, int, int | None, Loss, bool]] = []  # for losses that are read later
         self.flushed_ns = self.lost = 0
 
-    def write(
+    def add_step(
         self,
         writer: RunWriter,
         step: int,
@@ -79,6 +79,6 @@ class StepLog:
         self._note("steps-joined", f"{count} updates since step {step} were found to be {what}", step=step)
         self._last.clear()
         for number, end_ns in enumerate(ends_ns, step):
-            self.write(writer, number, (begin_ns, end_ns), None, None, False)
+            self.add_step(writer, number, (begin_ns, end_ns), None, None, False)
             begin_ns = end_ns
         return step, begin_ns

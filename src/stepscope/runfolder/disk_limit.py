@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.files import atomic_write
-from stepscope.part_names import STEPS, PartName, parts_in_use, thinned_name
+from stepscope.part_names import STEPS, PartName, parts_in_use, thinned_file_name
 from stepscope.runfolder import checksums
 from stepscope.runfolder.pack import disk_errors, pack_closed_parts, row_files
 from stepscope.runfolder.schema import read_channels
@@ -129,7 +129,7 @@ def _thin_file(run: Path, part: PartName, files: Sequence[PartName], grain: int,
     sources = [part]
     if earlier is not None and earlier.schema == frame.schema:
         frame, first, sources = pl.concat([earlier, frame]), before[0].first, [part, before[0]]
-    name = thinned_name(part.stem, first, part.last, grain)
+    name = thinned_file_name(part.stem, first, part.last, grain)
     with atomic_write(run / name, durable=True) as target, disk_errors():
         frame.write_parquet(target, compression="zstd", compression_level=3, statistics=False)
     checksums.record_checksums(run, name)

@@ -108,7 +108,7 @@ class Activity:
         of_gpu = [] if chip.gpu is None else [self.gpu]
         return [*of_gpu, self.memory, self.host * (1 - spread) + shared, *[shared] * (count - 1)]
 
-    def watts(self, draw: PowerDraw, changed: ChipScaling, cores: int = 0) -> float:
+    def watts_above_idle(self, draw: PowerDraw, changed: ChipScaling, cores: int = 0) -> float:
         """Return the power above idle of a component, W, of a board with so many cores."""
         of_gpu = changed.gpu_power * (draw.load * self.gpu + draw.compute * self.compute)
         of_cores = changed.core_power * draw.core * (self.host + cores * self.cores)

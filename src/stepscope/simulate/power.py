@@ -62,7 +62,9 @@ class PowerTable:
         if self._chip is not None:
             doing = activity(self._chip, self._options.changed, state, state_id)
             names, cores = self._board.components, len(self._chip.cores)
-            return own * np.array([doing.watts(self._chip.draw[name], self._options.changed, cores) for name in names])
+            return own * np.array(
+                [doing.watts_above_idle(self._chip.draw[name], self._options.changed, cores) for name in names]
+            )
         drawn = self._seeded_generator(kind)
         total = self._board.scale * (drawn.uniform(0.3, 1.2) if state_id == HOST else drawn.uniform(1.0, 8.2))
         shares = self._shares * np.exp(drawn.normal(0, _SHARE_SPREAD, len(self._shares)))

@@ -173,16 +173,16 @@ GREEDY_AFTER = 250_000  # actions, while the share of random ones falls from 1 t
 
 @dataclass(frozen=True)
 class Variant:
-    """Convolutions as (channels, kernel, stride), hidden units, and whether a copy of the network is the judge."""
+    """Convolutions as (channels, kernel, stride), hidden units, and whether there is a target network."""
 
     convolutions: tuple[tuple[int, int, int], ...]
     features: int
     hidden: int
-    judged_by_copy: bool
+    has_target: bool
 
 
-PLAYING_2013 = Variant(((16, 8, 4), (32, 4, 2)), features=32 * 9 * 9, hidden=256, judged_by_copy=False)
-NATURE = Variant(((32, 8, 4), (64, 4, 2), (64, 3, 1)), features=64 * 7 * 7, hidden=512, judged_by_copy=True)
+PLAYING_2013 = Variant(((16, 8, 4), (32, 4, 2)), features=32 * 9 * 9, hidden=256, has_target=False)
+NATURE = Variant(((32, 8, 4), (64, 4, 2), (64, 3, 1)), features=64 * 7 * 7, hidden=512, has_target=True)
 
 
 def q_network(variant: Variant) -> nn.Sequential:
@@ -197,12 +197,12 @@ def q_network(variant: Variant) -> nn.Sequential:
 
 
 class DQN(nn.Module):
-    """`online` is trained; `judge` is its copy, whose weights are buffers: kept with the model and not trained."""
+    """`online` is trained; `target` is its copy, whose weights are buffers: kept with the model and not trained."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
         self.online = q_network(variant)
-        self.judge = _frozen_copy(self.online) if variant.judged_by_copy else None
+        self.target = _frozen_copy(self.online) if variant.has_target else None
 
     def forward(self, states: Tensor) -> Tensor:
         worth: Tensor = self.online(states.float() / 255)
@@ -211,22 +211,22 @@ class DQN(nn.Module):
     def best_future_worth(self, states: Tensor) -> Tensor:
         """Return the worth of the best action in each state [B], without a graph."""
         with torch.no_grad():
-            best: Tensor = (self.judge or self.online)(states.float() / 255).amax(1)
+            best: Tensor = (self.target or self.online)(states.float() / 255).amax(1)
         return best
 
-    def renew(self) -> None:
-        """Bring the judge up to date."""
-        if self.judge is not None:
-            self.judge.load_state_dict(self.online.state_dict())
+    def update_target(self) -> None:
+        """Bring the target network up to date."""
+        if self.target is not None:
+            self.target.load_state_dict(self.online.state_dict())
 
 
 def _frozen_copy(network: nn.Sequential) -> nn.Sequential:
-    judge = copy.deepcopy(network)
-    for module in judge.modules():
+    target = copy.deepcopy(network)
+    for module in target.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             delattr(module, name)
             module.register_buffer(name, parameter.detach())
-    return judge
+    return target
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -239,7 +239,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def step(training: Training, batch: Batch) -> Tensor:
-    """One update, and now and then a new judge."""
+    """One update, and now and then a new target network."""
     assert isinstance(training.model, DQN)
     training.optimizer.zero_grad()
     value = loss(training.model, batch)
@@ -247,7 +247,7 @@ def step(training: Training, batch: Batch) -> Tensor:
     training.optimizer.step()
     training.counters["updates"] = training.counters.get("updates", 0) + 1
     if training.counters["updates"] % RENEWED_EVERY == 0:
-        training.model.renew()
+        training.model.update_target()
     return value.detach()
 
 
@@ -336,7 +336,7 @@ WORKLOADS = (
     _workload(
         "dqn-nature-84",
         NATURE,
-        "Q-learning on Breakout with the network of 2015 and a copy of it as the judge",
+        "Q-learning on Breakout with the network of 2015 and a target network",
         "needs 675 GFLOPS with this network of 5 layers, near the peak of the board: unlikely this one",
     ),
 )

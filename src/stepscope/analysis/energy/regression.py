@@ -86,7 +86,7 @@ def regress(moments: Moments, shape: Hierarchy, near: RidgeFit | None = None, mo
         decided = 1 - variance / sd**2
         left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
         before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
-        spread = _learnt_spread(spread, level, moved, decided, moments.positive_mean_power / busy, most)
+        spread = _updated_prior_sd(spread, level, moved, decided, moments.positive_mean_power / busy, most)
         if abs(noise / before[0] - 1) < _SETTLED and (
             attempt > 8 or (near is not None and _has_converged(before[1], spread))
         ):
@@ -146,7 +146,7 @@ def _share_of_gap(moments: Moments, shape: Hierarchy) -> float:
     return float(seen[gap].sum() / max(float(seen.sum()), 1e-30))
 
 
-def _learnt_spread(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float, most: float) -> Floats:
+def _updated_prior_sd(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float, most: float) -> Floats:
     """Each learnt level's spread that its own coefficients show, within bounds of the power while something runs.
 
     A few kinds whose places are badly known can show a spread beyond every power that was read: it would let all the

@@ -240,7 +240,7 @@ def module_table(run: Run) -> pl.DataFrame:
         return _module_frame({**_identity(tree), **called}).head(len(tree))  # the tree is known, its times are not
     table, number = times.table, times.steps
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
-    own = _ModuleTimes.of(on_cpu, number, tree)
+    own = _ModuleTimes.from_self_times(on_cpu, number, tree)
     of_layers = own.layer_timed_values(times, tree)
     calls = _step_matrix(table, number, tree, "calls")
     columns: dict[str, Any] = {
@@ -295,7 +295,7 @@ class _ModuleTimes:
     recorded: Floats
 
     @classmethod
-    def of(cls, table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> _ModuleTimes:
+    def from_self_times(cls, table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> _ModuleTimes:
         split = {
             phase: _step_matrix(table.filter(pl.col("phase") == phase), steps, tree, "self_ns") for phase in _SPLIT
         }

@@ -15,7 +15,7 @@ import torch
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
+from stepscope.experiments.tune.changes import Change, all_changes, changes_applied
 from stepscope.experiments.tune.changes.loop import merge_loader_arguments
 from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
@@ -90,7 +90,7 @@ class BlockRunner:
         state = self._state() if self._restored else None
         batches = self._batches_for(changes)
         try:
-            with apply_changes(changes, self._targets):
+            with changes_applied(changes, self._targets):
                 for batch in itertools.islice(batches, warmup):
                     self._step(batch)
                 return self._timed(batches, steps)
@@ -103,7 +103,7 @@ class BlockRunner:
         state = self._state()
         found: list[float] = []
         try:
-            with apply_changes(self.find(names), self._targets):
+            with changes_applied(self.find(names), self._targets):
                 for batch in itertools.islice(BatchCopies(self.fixed), steps):
                     loss = _number(self._step(batch))
                     if loss is None:
@@ -117,7 +117,7 @@ class BlockRunner:
         """Return the memory that a step adds at its peak to what was live at its start, B; null where unknown."""
         state = self._state()
         try:
-            with apply_changes(self.find(names), self._targets):
+            with changes_applied(self.find(names), self._targets):
                 for _ in range(2):  # the second frees what the first has left: its size is known if it was watched
                     batch = copy_of_batch(self.fixed[0])
                     with watch_peak_memory() as found:

@@ -131,21 +131,21 @@ def prepare_workload_runner(orders: Orders) -> BlockRunner:
     if orders.get("threads") is not None:
         torch.set_num_threads(orders["threads"])
     from stepscope import workloads
-    from stepscope.experiments.tune.changes import apply_changes
+    from stepscope.experiments.tune.changes import changes_applied
     from stepscope.experiments.tune.training import Targets
 
     if orders.get("what_if"):
         watch_batches()
     at_start = changes_at_start(orders)
     early = [change for change in at_start if change.group != "compile"]
-    _kept.enter_context(apply_changes(early, Targets((), ())))  # before there are threads, which keep their cores
+    _kept.enter_context(changes_applied(early, Targets((), ())))  # before there are threads, which keep their cores
     training = workloads.find(orders["workload"]).prepare(
         batch=orders.get("batch"), optimizer=orders.get("optimizer"), device=orders.get("device") or "cpu"
     )
     targets = Targets((training.model,), training.optimizers)
     if len(early) < len(at_start):
         runner_for_workload(training, targets)  # which modules it calls is seen in a step
-        _kept.enter_context(apply_changes([change for change in at_start if change not in early], targets))
+        _kept.enter_context(changes_applied([change for change in at_start if change not in early], targets))
     return runner_for_workload(training, targets)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import MissingDependency, OutputNotWritable, UnknownName, UsageError
-from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
+from stepscope.experiments.tune.changes import Change, all_changes, changes_applied
 from stepscope.record.c_allocators import jemalloc_library, tcmalloc_library
 from stepscope.runfolder.validation import Fields, IntegerRange, parse, read_regular
 
@@ -200,7 +200,7 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
     from stepscope.experiments.tune.training import Targets, observe_training
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
-    _kept.enter_context(apply_changes(early, Targets((), ())))
+    _kept.enter_context(changes_applied(early, Targets((), ())))
     later = [change for change in changes if change not in early]
     made: list[Targets] = []
 
@@ -212,7 +212,7 @@ def apply_to_workload(workload: Workload, config: Config) -> Workload:
         losses: list[Tensor] = []
         seen = observe_training(lambda: losses.append(plain.step(batch)))
         made.append(Targets((training.model,), training.optimizers, tuple(seen.called_modules.values())))
-        _kept.enter_context(apply_changes(later, made[0]))
+        _kept.enter_context(changes_applied(later, made[0]))
         return losses[0]
 
     return replace(workload, step=step)
@@ -230,7 +230,7 @@ def apply_changes_in_script(changes: Sequence[Change]) -> None:
     from stepscope.record.torch_hooks import TorchHooks
 
     early = [change for change in changes if change.at_start and change.group != "compile"]
-    _kept.enter_context(apply_changes(early, Targets((), ())))
+    _kept.enter_context(changes_applied(early, Targets((), ())))
     later = [change for change in changes if change not in early]
 
     class Waiting(Observer):
@@ -249,7 +249,7 @@ def apply_changes_in_script(changes: Sequence[Change]) -> None:
                 self.made = True
                 routes.remove()
                 models = tuple(self.called_modules.values())
-                _kept.enter_context(apply_changes(later, Targets(models, tuple(self.optimizers.values()), models)))
+                _kept.enter_context(changes_applied(later, Targets(models, tuple(self.optimizers.values()), models)))
 
     def failed(error: BaseException) -> None:
         sys.stderr.write(f"stepscope: the configuration could not be used: {type(error).__name__}: {error}\n")

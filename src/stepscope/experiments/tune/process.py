@@ -137,11 +137,11 @@ class RestartingTraining:
             self._facts = command["facts"]
         if self._gone:
             self._restart(limit_s)
-        answer, failed = self._answer_to(limit_s, command), ""
+        answer, failed = self._ask_once(limit_s, command), ""
         if "over" in answer:
             failed = str(answer["why"]) if answer.get("raised") and not command.get("changes") else ""
             self._restart(limit_s)
-            answer = self._answer_to(limit_s, command)
+            answer = self._ask_once(limit_s, command)
         if "over" in answer:
             self._gone = True
             if self._at_start or command.get("changes"):
@@ -159,7 +159,7 @@ class RestartingTraining:
         """End the process."""
         self._place.close()
 
-    def _answer_to(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask_once(self, limit_s: float, command: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return self._place.ask(limit_s, **command)
         except NoAnswer:  # what it answers late would be taken for the answer to another command
@@ -175,4 +175,4 @@ class RestartingTraining:
         self._place = self._start()
         self._gone = False
         if self._facts is not None:
-            self._answer_to(limit_s, {"do": "use", "facts": self._facts})
+            self._ask_once(limit_s, {"do": "use", "facts": self._facts})

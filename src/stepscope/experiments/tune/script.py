@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
-from stepscope.experiments.tune.changes import Change, all_changes, apply_changes
+from stepscope.experiments.tune.changes import Change, all_changes, changes_applied
 from stepscope.experiments.tune.child import CommandPipe, changes_at_start
 from stepscope.experiments.tune.delays import DELAY, delay_of, take_delay_totals, watch_batches
 from stepscope.experiments.tune.other_load import OtherLoad
@@ -92,7 +92,7 @@ class _Loop:
             torch.set_num_threads(self._orders["threads"])
         self._targets = Targets((), ())
         at_start = [change for change in changes_at_start(self._orders) if change.group != "compile"]
-        self._at_start.enter_context(apply_changes(at_start, self._targets))
+        self._at_start.enter_context(changes_applied(at_start, self._targets))
         self._seen = Observer()
         if self._orders.get("what_if"):
             watch_batches()
@@ -183,7 +183,7 @@ class _Loop:
         targets.optimizers = tuple(seen.optimizers.values())
         if self._steps == _WARMUP:
             compiling = [change for change in changes_at_start(self._orders) if change.group == "compile"]
-            self._at_start.enter_context(apply_changes(compiling, targets))
+            self._at_start.enter_context(changes_applied(compiling, targets))
         while True:
             command = self._commands.next()
             what = command["do"]
@@ -203,7 +203,7 @@ class _Loop:
                 ]
                 take_delay_totals()
                 self._others.begin()
-                self._switches.enter_context(apply_changes(changes, targets))
+                self._switches.enter_context(changes_applied(changes, targets))
                 self._weighs = what == "memory"
                 self._block = (1, _WEIGHED) if self._weighs else (max(1, command["warmup"]), command["steps"])
                 if self._weighs:

@@ -332,7 +332,7 @@ class ThermalInput:
 def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
     """A gauge of degrees Celsius each input; a chip that comes back is found again within a second."""
     folder = root / "sys/class/hwmon"
-    inputs = temperatures(folder)
+    inputs = find_temperature_inputs(folder)
     if not inputs:
         return NoSensor("absent", f"{folder}: no chip measures a temperature of board or processor (an LM75 would)")
     opened: list[tuple[ThermalInput, DeviceFile]] = []
@@ -350,7 +350,7 @@ def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
     return OpenSensor(channels, partial(_read_celsius, files), lambda: close_device_files(files), _EVERY_NS)
 
 
-def temperatures(folder: Path) -> list[ThermalInput]:
+def find_temperature_inputs(folder: Path) -> list[ThermalInput]:
     """The inputs of every chip in order of number; one whose sensor the driver states to be faulty is excluded."""
     found = []
     for chip in chips(folder):

@@ -124,7 +124,7 @@ def remove_hooks_after(hooks: Iterable[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def apply_changes(changes: Iterable[Change], targets: Targets) -> Iterator[None]:
+def changes_applied(changes: Iterable[Change], targets: Targets) -> Iterator[None]:
     """Make the changes, and take them back in reverse."""
     with contextlib.ExitStack() as stack:
         for change in changes:
