@@ -26,7 +26,7 @@ import collections, json, os, sys
 import polars as pl
 from rich.console import Console
 from stepscope.analysis.run import Run
-from stepscope.analysis.summary import has_summary, write_summary
+from stepscope.analysis.summary import is_summary_current, write_summary
 from stepscope.report import html, text
 
 folder, opened = os.path.realpath(sys.argv[1]), collections.Counter()
@@ -52,7 +52,7 @@ if sys.argv[2] == "text":
         Console(file=nowhere).print(text.render(run))
 else:
     html.render(run)
-if run.status != "running" and not has_summary(run):
+if run.status != "running" and not is_summary_current(run):
     write_summary(run)
 print(json.dumps(opened))
 """

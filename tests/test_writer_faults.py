@@ -87,16 +87,16 @@ CLOSES = """
 import os, sys
 from stepscope.runfolder import RunWriter
 writer = RunWriter.create(sys.argv[1], "closes")
-writer.step(0, 1, 2, 16, None, False)
+writer.append_step(0, 1, 2, 16, None, False)
 writer.flush_steps()
 os.closerange(3, 256)
 mine = [open(f"{sys.argv[1]}/mine{number}", "w+b") for number in range(8)]
 for file in mine:
     file.write(b"the user's")
     file.flush()
-writer.step(1, 2, 3, 16, None, False)
+writer.append_step(1, 2, 3, 16, None, False)
 writer.flush_steps()
-writer.event("note", "x")
+writer.append_event("note", "x")
 writer.close("ok")
 for file in mine:
     file.seek(0)
@@ -248,11 +248,11 @@ with (Path(sys.argv[1]) / "ballast").open("wb", 0) as ballast, contextlib.suppre
     while True:
         ballast.write(os.urandom(4096))
 for step in range(200):
-    writer.step(step, 1, 2, None, None, False)
+    writer.append_step(step, 1, 2, None, None, False)
     with contextlib.suppress(OSError):
         writer.flush_steps()
 with contextlib.suppress(OSError):
-    writer.event("note", "x" * 5000)
+    writer.append_event("note", "x" * 5000)
 writer.close("failed", "RuntimeError: the last word")
 print(writer.path)
 """

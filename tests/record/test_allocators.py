@@ -42,7 +42,7 @@ def installed_tcmalloc(root: Path, name: str = "libtcmalloc_minimal.so.4.5.10") 
 @glibc
 def test_a_pinned_threshold_is_stated_by_the_process_that_pinned_it() -> None:
     assert said_by_child("pass", GLIBC_TUNABLES="")["name"] == "default"
-    pinned = said_by_child("a.use('pinned')")
+    pinned = said_by_child("a.use_allocator('pinned')")
     assert (pinned["name"], pinned["mmap_threshold"]) == ("pinned", 65536)
 
 
@@ -65,7 +65,7 @@ for block in blocks[:3]:
 print(read() - before)
 """
     sizes = []
-    for pin in ("", "c_allocators.pin()"):
+    for pin in ("", "c_allocators.pin_mmap_threshold()"):
         command = [sys.executable, "-c", code.format(pin)]
         environment = c_allocators.child_environment("default")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

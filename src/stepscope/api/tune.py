@@ -179,7 +179,7 @@ def _write_findings(findings: Findings, request: TuneRequest, kept: Any, folder:
         versions=versions(),
         command=request.command_line("stepscope", "tune", out=folder),
     )
-    kept.conclude(findings)
+    kept.store_findings(findings)
     write_pictures(findings, lambda: _charts(findings), folder, ("png", "svg", "pdf"))
     return findings
 
