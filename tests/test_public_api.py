@@ -266,7 +266,7 @@ def test_a_log_is_that_of_the_command(here: Path, typed: Typed) -> None:
 
 def test_looking_at_a_run_that_has_ended_is_one_look(here: Path) -> None:
     (now,) = stepscope.live("last")
-    assert (now.run, now.status, now.remaining_s) == (here.name, "ok", None)
+    assert (now.run, now.status, now.left_s) == (here.name, "ok", None)
 
 
 def test_a_meter_log_that_cannot_belong_to_the_run_is_refused_alike(

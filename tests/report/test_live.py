@@ -189,14 +189,14 @@ def test_a_look_knows_speed_power_load_memory_and_heat(growing: Growing) -> None
     assert (now.pace.done, now.planned, now.status) == (150, 200, "running")
     assert now.pace.step_ns == 10 * MS
     assert now.pace.samples_per_s == pytest.approx(1600)
-    assert now.remaining_s == pytest.approx(0.5)
+    assert now.left_s == pytest.approx(0.5)
     assert dict(now.cores) == pytest.approx({"core 0": 0.0, "core 1": 0.75})
     assert dict(now.accelerators) == pytest.approx({"gpu 0": 0.8})
     rails = dict(now.rails)
     assert rails.pop("VDD_SYS_GPU") is None
     assert rails == pytest.approx({"VDD_IN": 5.0})
     assert now.total_w == pytest.approx(5.0)
-    assert now.remaining_j == pytest.approx(2.5)
+    assert now.left_j == pytest.approx(2.5)
     assert (now.resident_bytes, now.available_bytes, now.memory_bytes) == (4e8, 5e9, 8_000_000_000)
     assert now.accelerator_memory == (("gpu 0", 1e9, 4e9),)
     assert now.temperatures == (("CPU-therm", 85.0),)

@@ -52,7 +52,7 @@ def _run_state_json(folder: Path) -> dict[str, Any]:
     with contextlib.closing(RunWatcher(folder)) as follows:
         now = follows.read_state()
     named = {name: dict(getattr(now, name)) for name in ("cores", "accelerators", "rails", "temperatures", "clocks")}
-    return {**asdict(now), **named, "left_s": now.remaining_s, "left_j": now.remaining_j}
+    return {**asdict(now), **named, "left_s": now.left_s, "left_j": now.left_j}
 
 
 @contextlib.contextmanager

@@ -64,16 +64,16 @@ class Now:
         return self.status != "running"
 
     @property
-    def remaining_s(self) -> float | None:
+    def left_s(self) -> float | None:
         """Time until the planned steps are done, at the pace of the last ones."""
         if self.planned is None or self.pace.mean_ns is None or self.ended:
             return None
         return max(self.planned - self.pace.done, 0) * self.pace.mean_ns / 1e9
 
     @property
-    def remaining_j(self) -> float | None:
+    def left_j(self) -> float | None:
         """Energy until then, at the power of now."""
-        return None if self.remaining_s is None or self.total_w is None else self.remaining_s * self.total_w
+        return None if self.left_s is None or self.total_w is None else self.left_s * self.total_w
 
 
 class RunWatcher:

@@ -139,8 +139,8 @@ def _progress(now: Now, ascii_only: bool) -> list[Piece]:
         return [*_label("step"), (str(done), _PLAIN), ("   how many there will be is not known", _DIM)]
     share = min(done / now.planned, 1.0) if now.planned else 0.0
     counted = f"{done}/{now.planned}  "
-    left = "" if now.remaining_s is None else f"  {percent(share, 0)}  left {duration(now.remaining_s * 1e9, 2)}"
-    energy = "" if now.remaining_j is None else f", {si(now.remaining_j, 'J', 2)}"
+    left = "" if now.left_s is None else f"  {percent(share, 0)}  left {duration(now.left_s * 1e9, 2)}"
+    energy = "" if now.left_j is None else f", {si(now.left_j, 'J', 2)}"
     return [*_label("step"), (counted, _PLAIN), *_bar(share, 2 * _BAR, ascii_only), (left + energy, _PLAIN)]
 
 
@@ -266,8 +266,8 @@ def status_line(now: Now) -> str:
         f"step {pace.done}" + (f"/{now.planned}" if now.planned is not None else ""),
         None if pace.step_ns is None else f"{duration(pace.step_ns)} a step",
         None if pace.samples_per_s is None else f"{number(pace.samples_per_s)} samples/s",
-        None if now.remaining_s is None else f"left {duration(now.remaining_s * 1e9, 2)}",
-        None if now.remaining_j is None else f"{si(now.remaining_j, 'J', 2)} left",
+        None if now.left_s is None else f"left {duration(now.left_s * 1e9, 2)}",
+        None if now.left_j is None else f"{si(now.left_j, 'J', 2)} left",
         None if now.total_w is None else si(now.total_w, "W"),
         f"cores {percent(sum(known) / len(known), 0)}" if known else None,
         None if now.resident_bytes is None else f"memory {bytes_(now.resident_bytes)}",

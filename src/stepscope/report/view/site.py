@@ -341,7 +341,7 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         ("Step time, of the last steps", duration(pace.step_ns)),
         ("Throughput", "-" if pace.samples_per_s is None else f"{number(pace.samples_per_s)} samples/s"),
         ("Loss", number(pace.loss, 4)),
-        ("Time left", "-" if now.remaining_s is None else duration(now.remaining_s * 1e9)),
+        ("Time left", "-" if now.left_s is None else duration(now.left_s * 1e9)),
         ("Cores", " · ".join(percent(share, 0) for _, share in now.cores) or "-"),
         *((f"Accelerator {name}", percent(share, 0)) for name, share in now.accelerators),
         ("Memory of the process", bytes_(now.resident_bytes)),
@@ -352,8 +352,8 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         *((f"Temperature of {name}", f"{amount(value, 'degC')}") for name, value in now.temperatures),
         *((name.capitalize(), amount(value, unit)) for name, value, unit in now.others),
     ]
-    if now.remaining_j is not None:
-        rows.append(("Energy left", si(now.remaining_j, "J")))
+    if now.left_j is not None:
+        rows.append(("Energy left", si(now.left_j, "J")))
     if now.simulated is not None:
         rows.insert(0, (simulated_badge(now.simulated), "not of this machine"))
     return rows
