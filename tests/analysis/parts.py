@@ -77,6 +77,7 @@ def write_part(
         now += round(length_us * 1000)
     if frames:
         writer.write_ops(part_of(pl.concat(frames), "ops"))
+        writer.write_model([])
     writer.flush_steps()
     if status != "running":
         writer.close(status, reason)
