@@ -45,9 +45,9 @@ EMPTY = (
 # What torch, Python or the training itself calls in place of its own: nothing stands above it. It makes sure of its
 # callees, which are broken in turn, and does nothing else.
 DOORS = {
-    "record.fault_boundary:Boundary.asks", "record.fault_boundary:Boundary.call",
-    "record.fault_boundary:Boundary.failed", "record.fault_boundary:Boundary.guarded.call",
-    "record.fault_boundary:DeferredSignals._wait", "record.fault_boundary:is_ours",
+    "record.fault_boundary:Boundary.ask", "record.fault_boundary:Boundary.call",
+    "record.fault_boundary:Boundary.handle_error", "record.fault_boundary:Boundary.guarded.call",
+    "record.fault_boundary:DeferredSignals._defer_signal", "record.fault_boundary:is_ours",
     "record.fault_boundary:without_our_frames.frames", "record.kineto:_at_exit",
     "record.kineto:before_other_profilers.end", "record.kineto:before_other_profilers.prepare",
     "record.kineto:follow_ranges.follow", "record.kineto:follow_ranges.forget",
@@ -58,12 +58,12 @@ DOORS = {
     "record.profile:Scope.close", "record.profile:Scope.inside", "record.profile:Scope.note",
     "record.profile:Scope.pause", "record.profile:Scope.resume", "record.profile:Scope.step",
     "record.profile:Scope.update", "record.profile:profile.__exit__", "record.session:Session._at_exit",
-    "record.torch_hooks:TorchHooks._announced_update.apply", "record.torch_hooks:TorchHooks._backward.run",
-    "record.torch_hooks:TorchHooks._compile.compile_in_place",
+    "record.torch_hooks:TorchHooks._announced_update.apply", "record.torch_hooks:TorchHooks._wrap_backward.run",
+    "record.torch_hooks:TorchHooks._wrap_module_compile.compile_in_place",
     "record.torch_hooks:TorchHooks._distributed_backward.run", "record.torch_hooks:TorchHooks._wrap_loader_next.take",
-    "record.torch_hooks:TorchHooks._outermost_updates.after",
-    "record.torch_hooks:TorchHooks._outermost_updates.before", "record.torch_hooks:TorchHooks._scaler_step.step",
-    "record.torch_hooks:TorchHooks._swap.swap", "record.torch_hooks:_ModuleRoute._outermost_call",
+    "record.torch_hooks:TorchHooks._make_optimizer_hooks.after",
+    "record.torch_hooks:TorchHooks._make_optimizer_hooks.before", "record.torch_hooks:TorchHooks._scaler_step.step",
+    "record.torch_hooks:TorchHooks._wrap_swap_tensors.swap", "record.torch_hooks:_ModuleRoute._outermost_call",
     "record.torch_hooks:_ModuleRoute._routed_call.call", "record.torch_private:act_within_backward.<lambda>-2",
     "record.op_windows:_PendingCall.__bool__",
 }  # fmt: skip
@@ -71,10 +71,10 @@ DOORS = {
 STARTS = {
     "record.framework:_leaves", "record.framework:framework_of", "record.meters:_with_distinct_names",
     "record.meters:parse_meters", "record.processes.training:_compile_script",
-    "record.processes.training:_reset_main_module",
-    "record.processes.training:_run_script", "record.processes.training:run_target", "record.profile:Scope.__init__",
-    "record.profile:_is_module", "record.profile:_as_list", "record.profile:profile.__enter__",
-    "record.profile:profile.__init__", "record.settings:parse_max_disk", "record.settings:sampling_period_ns",
+    "record.processes.training:_reset_main_module", "record.processes.training:_run_script",
+    "record.processes.training:run_target", "record.profile:Scope.__init__", "record.profile:_is_module",
+    "record.profile:_as_list", "record.profile:profile.__enter__", "record.profile:profile.__init__",
+    "record.settings:parse_max_disk", "record.settings:sampling_period_ns",
 }  # fmt: skip
 Code = types.CodeType
 
