@@ -18,6 +18,7 @@ import pytest
 
 import stepscope
 from stepscope.record import fault_boundary as boundary_module
+from stepscope.record import profile as profile_module
 from stepscope.record.fault_boundary import Boundary, DeferredSignals, _action_of, is_ours
 
 _OURS = str(Path(stepscope.__file__).parent / "record" / "a_part.py")
@@ -353,3 +354,27 @@ def test_a_handler_that_trains_as_a_call_begins_does_not_wait_for_the_call(monke
     assert boundary.call(lambda: 3) == 3
     assert found
     assert all(found)
+
+
+def test_a_scope_whose_session_could_not_begin_does_all_that_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        return ours("raise RuntimeError('a fault of ours')")()
+
+    monkeypatch.setattr(profile_module, "Session", broken)
+    monkeypatch.setattr(stepscope, "tune", lambda *_, **__: "tuned")
+    with (
+        pytest.warns(RuntimeWarning, match="a fault of ours"),
+        stepscope.profile(out=tmp_path, framework="torch") as scope,
+    ):
+        assert scope.tune(lambda batch: batch, [1]) == "tuned"
+        scope.pause()
+        scope.resume()
+        scope.note("kind", "message")
+        scope.update(answer=42)
+        with scope.inside("loss"):
+            pass
+        scope.step()
+        scope._failed(raised(broken))
+        scope.close()

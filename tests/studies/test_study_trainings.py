@@ -236,9 +236,8 @@ def test_from_which_batch_on_it_is_fast_is_said_where_the_intervals_tell() -> No
     said = f"From which batch on {within} cannot be told: the CI of batch 1 reaches it as well."
     assert _smallest_saturating_batch(_costs(speeds, 2, 60.0)) == said
     assert _smallest_saturating_batch(_costs(speeds, 1, 1.0)) == said  # of one run the interval is of its own steps
-    assert (
-        _smallest_saturating_batch(_costs({1: 50.0, 8: 60.0, 64: 100.0}, 2, 1.0)) == ""
-    )  # the largest is the fastest: nothing beyond it
+    largest_is_fastest = {1: 50.0, 8: 60.0, 64: 100.0}
+    assert _smallest_saturating_batch(_costs(largest_is_fastest, 2, 1.0)) == ""
 
 
 def test_a_single_repeat_names_no_best_and_flags_that_differ_are_a_range() -> None:

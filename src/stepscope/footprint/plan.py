@@ -388,9 +388,8 @@ def _cheapest(judged: _CandidateEvaluator, combinations: list[Variant]) -> Candi
         if judged.took_s > _MOST_S:
             break
         if settings.parts > 1 and not judged.fails(settings):
-            judged.candidate_for(
-                replace(settings, parts=smallest)
-            )  # fails even this, then so do those with fewer, but for one
+            # Fails even this, then so do those with fewer, but for one.
+            judged.candidate_for(replace(settings, parts=smallest))
         candidate = None if judged.fails(settings) else judged.candidate_for(settings)
         if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
             best = candidate

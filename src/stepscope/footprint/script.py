@@ -356,9 +356,8 @@ class Follower:
             return False
         why = f": {self._time_limit.most_s:.0f} s of processor time are over" if over else ""
         self.progress.note_missed(f"what comes after {self.progress.updates} updates{why}")
-        if (
-            self._updated.bytes_per_round > KEPT_FOR_EVER
-        ):  # by a function that `map` calls, say: no loop of the script's
+        # By a function that `map` calls, say: no loop of the script's.
+        if self._updated.bytes_per_round > KEPT_FOR_EVER:
             self.progress.note_missed(f"{bytes_(self._updated.bytes_per_round)} that each update keeps")
             self.progress.rest_unknown = True
         return True

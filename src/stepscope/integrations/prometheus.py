@@ -44,9 +44,8 @@ def live_file(folder: Path, target: Path, every_s: float = LOOK_EVERY_S) -> Iter
 
     done = threading.Event()
     with contextlib.closing(RunWatcher(folder)) as follows:
-        _write(
-            _live_samples(follows.read_state()), target
-        )  # what cannot be written is refused here, and not in the thread
+        # What cannot be written is refused here, and not in the thread.
+        _write(_live_samples(follows.read_state()), target)
 
         def keep() -> None:
             while not done.wait(every_s):

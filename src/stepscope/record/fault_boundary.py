@@ -112,9 +112,8 @@ class Boundary:
         if self.open:
             self.open = False
             try:
-                with (
-                    DeferredSignals()
-                ):  # what a signal raises is the training's: formatting a traceback would swallow it
+                # What a signal raises is the training's: formatting a traceback would swallow it.
+                with DeferredSignals():
                     self._shut(error)
             except BaseException as second:
                 if not is_ours(second):

@@ -220,10 +220,8 @@ class RepeatFilter:
         self._events, self._about, self._regular = self._before[:made], self._about_before[:made], True
         self.replaying = True
         try:
-            with (
-                DeferredSignals(),
-                torch_private.gradients_enabled(),
-            ):  # as they were; it may be an evaluation that differs
+            # Gradients as they were: it may be an evaluation that differs.
+            with DeferredSignals(), torch_private.gradients_enabled():
                 for (kind, _, detail), about in zip(self._events, self._about, strict=True):
                     thing = about()
                     if thing is not None:  # else it went with the loop that had it

@@ -87,9 +87,8 @@ class TorchHooks:
         undo(register_optimizer_step_post_hook(self._after_update).remove)
         undo(self._wrap_method(torch.autograd, "_engine_run_backward", self._wrap_backward))
         undo(self._wrap_method(nn.Module, "compile", self._wrap_module_compile))
-        undo(
-            self._route_code(torch.utils, "swap_tensors", self._wrap_swap_tensors)
-        )  # also of who has imported it by its name
+        # Its code is replaced: also of who has imported it by its name.
+        undo(self._route_code(torch.utils, "swap_tensors", self._wrap_swap_tensors))
         undo(self._wrap_method(torch._C, "_swap_tensor_impl", self._wrap_swap_tensors))
         distributed = sys.modules.get("torch.distributed.autograd")  # torch has imported it, if this build has it
         if distributed is not None:

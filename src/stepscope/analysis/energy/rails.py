@@ -280,9 +280,8 @@ def sum_energies(parts: Sequence[Energy]) -> Energy:
         return Energy(None, None, None, None, None, None, 0.0, dark_s)
     names = ("joules", "low_j", "high_j", "watts", "low_w", "high_w")
     covered_s, gap_s = min(part.covered_s for part in parts), max(part.gap_s for part in parts)
-    parts = [
-        replace(_scale_to_covered_time(part, covered_s), high_j=part.high_j) for part in parts
-    ]  # it allows for the gap
+    # The high end allows for the gap already.
+    parts = [replace(_scale_to_covered_time(part, covered_s), high_j=part.high_j) for part in parts]
     sums = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Energy(**sums, covered_s=covered_s, gap_s=gap_s, windows=min(part.windows for part in parts))
 

@@ -206,10 +206,8 @@ _FEWEST_REPEATS, _WRONG = 8, 0.03  # equal neighbours; share of the pairs that a
 _NEARBY, _TELLING = 5, 0.7  # changes from which chance is taken; chance from which a pair tells nothing
 _LEAST_CHANCE = 0.02
 _EVIDENT = 22.0  # natural logarithm: gain over no clock; the best of some 100,000 clocks at random gains 12
-_PERIODS, _MOST_PERIOD = (
-    240,
-    20,
-)  # periods that are tried; of the whole time, a period at the most is one part in so many
+_PERIODS = 240  # that are tried
+_MOST_PERIOD = 20  # of the whole time, a period at the most is one part in so many
 _POSSIBLE = 25.0  # natural logarithm: a clock so much less likely than the best is none
 _BAND, _BANDS = 0.03, 9  # half of what is searched at once, of a period; such bands to either side
 _SEEN_FIRST, _SEEN = 800, 12_800  # pairs from which a band is searched, and a clock

@@ -494,9 +494,8 @@ class Tuning:
         arm.of_process, arm.base_half = step.of_process, math.log(max(base_high / base, base / low))
         arm.pairs = [(math.log(base) + log, couple) for log, couple in step.pairs]
         arm.as_is_s, arm.changed_s = [seconds / base for seconds in step.as_is_s], step.changed_s
-        drifts = arm.drift is not None and not self.is_loss_steady(
-            arm
-        )  # of what is made at start the check at the end tells
+        # Of what is made at start the check at the end tells.
+        drifts = arm.drift is not None and not self.is_loss_steady(arm)
         arm.over = ratio < 1 - LEAST_GAIN / 2 and high < 1.005 and not drifts
         if arm.of_process:
             arm.memory_bytes, arm.as_is_bytes = step.memory_bytes, step.as_is_bytes
