@@ -364,17 +364,16 @@ def test_a_scope_whose_session_could_not_begin_does_all_that_one_does(
 
     monkeypatch.setattr(profile_module, "Session", broken)
     monkeypatch.setattr(stepscope, "tune", lambda *_, **__: "tuned")
-    with (
-        pytest.warns(RuntimeWarning, match="a fault of ours"),
-        stepscope.profile(out=tmp_path, framework="torch") as scope,
-    ):
-        assert scope.tune(lambda batch: batch, [1]) == "tuned"
-        scope.pause()
-        scope.resume()
-        scope.note("kind", "message")
-        scope.update(answer=42)
-        with scope.inside("loss"):
-            pass
-        scope.step()
-        scope._failed(raised(broken))
-        scope.close()
+    profile = stepscope.profile(out=tmp_path, framework="torch")
+    with pytest.warns(RuntimeWarning, match="a fault of ours"):
+        scope = profile.__enter__()
+    assert scope.tune(lambda batch: batch, [1]) == "tuned"
+    scope.pause()
+    scope.resume()
+    scope.note("kind", "message")
+    scope.update(answer=42)
+    with scope.inside("loss"):
+        pass
+    scope.step()
+    scope._failed(raised(broken))
+    scope.close()
