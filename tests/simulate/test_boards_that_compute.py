@@ -64,7 +64,7 @@ def test_the_work_of_a_layer_is_what_torch_counts(module: nn.Module, shape: Sequ
 def test_a_recurrent_layer_launches_kernels_for_each_step_of_its_sequence() -> None:
     layer = nn.LSTM(8, 16, num_layers=2, batch_first=True)
     short, long = (work_of_call(layer, (torch.randn(4, steps, 8),)) for steps in (5, 50))
-    assert long.kernels == 10 * short.kernels
+    assert long.cells == 10 * short.cells == 2 * 50
     assert long.flops == 10 * short.flops
 
 
@@ -95,7 +95,7 @@ def test_an_embedding_reads_the_rows_that_it_looks_up_and_not_its_table() -> Non
 def test_a_packed_sequence_has_the_steps_of_its_longest() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(torch.randn(7, 2, 8), torch.tensor([7, 4]))
     found = work_of_call(nn.LSTM(8, 16), (packed,))
-    assert found.kernels == work_of_call(nn.LSTM(8, 16), (torch.randn(7, 2, 8),)).kernels
+    assert found.cells == work_of_call(nn.LSTM(8, 16), (torch.randn(7, 2, 8),)).cells == 7
     assert found.flops == pytest.approx(work_of_call(nn.LSTM(8, 16), (torch.randn(11, 8),)).flops)
 
 
@@ -206,6 +206,14 @@ def test_many_small_kernels_keep_a_core_busy_and_the_gpu_waiting() -> None:
     assert found.gpu < 0.5
 
 
+def test_a_recurrent_layer_keeps_the_gpu_busy_only_where_its_cells_are_fused() -> None:
+    layer = nn.LSTM(8, 256, 2, batch_first=True)
+    state = State("LSTM", "forward", "", "", *work_of_call(layer, (torch.randn(64, 80, 8),)))
+    assert doing(state).gpu < 0.3
+    assert doing(state).host == 1
+    assert doing(state, cell_kernels=2).gpu == 1
+
+
 def test_launches_that_take_no_time_leave_nothing_to_the_core() -> None:
     assert doing(RECURRENT, launch_s=1e-9).gpu == 1.0
     assert doing(RECURRENT, launch_s=1e-9).host < 0.01
@@ -249,20 +257,29 @@ def test_the_named_rails_of_a_computing_tx2_lie_inside_its_total() -> None:
 
 
 def test_settings_of_the_chip_can_be_told_in_one_text() -> None:
-    name, options = parse_board("jetson-tx2,peak=0.5x,launch=1ms,spread=100%,memory-power=3,ambient=70C")
+    name, options = parse_board("jetson-tx2,peak=0.5x,launch=1ms,spread=100%,memory-power=3,ambient=70C,cell=2")
     assert name == "jetson-tx2"
     changed = parse_options(options).changed
     assert (changed.peak, changed.launch_s, changed.spread, changed.memory_power) == (0.5, 1e-3, 1.0, 3.0)
-    assert parse_options(options).ambient == 70
+    assert (parse_options(options).ambient, changed.cell_kernels) == (70, 2)
 
 
-@pytest.mark.parametrize("text", ["peak=0", "spread=150%", "ambient=200", "peak=fast", "launch=-1ms"])
+@pytest.mark.parametrize("text", ["peak=0", "spread=150%", "ambient=200", "cell=0", "peak=fast", "launch=-1ms"])
 def test_a_chip_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(StepscopeError, match=r"cannot be simulated|is not a"):
         parse_board(f"jetson-tx2,{text}")
 
 
-NO_AMOUNTS = ("average=nan", "average=inf", "average=1.5", "peak=inf", "bandwidth=nan", "gpu-power=inf", "launch=-1ms")
+NO_AMOUNTS = (
+    "average=nan",
+    "average=inf",
+    "average=1.5",
+    "cell=2.5",
+    "peak=inf",
+    "bandwidth=nan",
+    "gpu-power=inf",
+    "launch=-1ms",
+)
 TOO_SMALL = ("gain=-200%", "offset=-1W", "ambient=-41C", "spread=-1%")
 
 
@@ -279,7 +296,7 @@ def test_an_option_of_python_that_cannot_be_names_the_setting(option: dict[str, 
         parse_options(option)
 
 
-@pytest.mark.parametrize("setting", ["peak=2x", "launch=1ms", "spread=10%", "core-power=2x", "ambient=40C"])
+@pytest.mark.parametrize("setting", ["peak=2x", "launch=1ms", "spread=10%", "core-power=2x", "ambient=40C", "cell=2"])
 def test_a_board_that_does_not_compute_refuses_what_would_change_nothing(setting: str) -> None:
     with pytest.raises(UsageError, match="laptop-rapl does not compute, so it has no"):
         parse_board(f"laptop-rapl,{setting}")
@@ -441,12 +458,13 @@ def test_memory_draws_more_than_the_gpu_where_a_recurrent_layer_waits_and_less_w
     def watts(module: nn.Module, *shape: int) -> tuple[float, float]:
         work = work_of_call(module, (torch.randn(*shape),))
         board = BOARDS["jetson-tx2"]
-        found = watts_of(State(type(module).__name__, "forward", "", "", work.flops, work.moved, work.kernels))
+        found = watts_of(State(type(module).__name__, "forward", "", "", *work))
         idle = {name: board.components[component].idle_w for name, (component, *_) in board.rails.items()}
         return tuple(found[name] + idle[name] for name in ("VDD_SYS_DDR", "VDD_SYS_GPU"))  # type: ignore[return-value]
 
-    memory, gpu = watts(nn.LSTM(8, 256, 2, batch_first=True), 10, 80, 8)
-    assert memory > 1.1 * gpu
+    for batch in (4, 10, 64):
+        memory, gpu = watts(nn.LSTM(8, 256, 2, batch_first=True), batch, 80, 8)
+        assert memory > 1.1 * gpu, batch
     memory, gpu = watts(nn.Conv2d(256, 256, 3, padding=1), 4, 256, 14, 14)
     assert gpu > 1.5 * memory
 

@@ -138,3 +138,12 @@ def test_runs_that_are_given_are_judged_by_the_paper_s_rankings_and_points(tmp_p
     assert {"rankings", "points"} <= {table.name for table in findings.tables}
     few = build_findings(gather_evidence(runs, {}, {}), runs, Observations(only=(1, 2), device="cpu"), [])
     assert not {"rankings", "points"} & {table.name for table in few.tables}
+
+
+def test_a_model_that_could_not_be_counted_keeps_what_is_said_of_all_open() -> None:
+    lost = results({})
+    lost[f"fit-{MODELS[0].workload}"] = {"status": "failed", "reason": "killed"}
+    findings = paper_findings(Paper2019(), lost, None)
+    said = {row[0]: row[1:] for table in findings.tables if table.name == "statements" for row in table.rows}
+    open_ = said["ten models train with a batch of 64" if MODELS[0].trained else "six models cannot be trained"]
+    assert open_ == ("cannot tell", f"too close, or not counted: {MODELS[0].name}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.experiments.engine import SIMULATE, StudyRequest
-from stepscope.experiments.observations import QUICK_BATCHES, QUICK_WORKLOADS, Observations
+from stepscope.experiments.observations import QUICK_BATCHES, Observations
 from stepscope.request import option
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ LARGEST = 64  # batch size that the paper trained with
 _SMALLEST = (1, 2)  # counted in any case: what fits at no batch size does not fit at one, or at two where one cannot be
 PLANS = ("dry", "hour", "night", "week")
 _LEAST_RUNS = 4  # that show a period where only one batch size has steps long enough: three of three may be chance
+_HOUR = ("resnet50-c32", "squeezenet-c32", "char-lstm-80", "dqn-2013-84")
 _NIGHT = (
     "densenet40-12-c32", "resnet50-c32", "squeezenet-c32", "inception-v1-narrow-c32", "dcgan-32", "char-lstm-80",
     "dqn-2013-84",
@@ -105,6 +106,10 @@ class Paper2019(StudyRequest):
     time_limit: float = option(3600.0, "Seconds that one measurement may take.", above=0, unit="s", typed=False)
 
     @property
+    def trainings(self) -> tuple[str, ...]:
+        return self.observations_request.trainings if self.observations_request else ()
+
+    @property
     def observations_request(self) -> Observations | None:
         """Return what is trained and judged besides; None with the plan "dry" and no runs given."""
         shared: dict[str, Any] = {"device": self.device, "threads": self.threads, "seed": self.seed}
@@ -113,7 +118,7 @@ class Paper2019(StudyRequest):
             return Observations(from_=self.from_, only=tuple(range(1, 12)), **shared)
         if self.plan_ == "hour":
             return Observations(
-                workloads=QUICK_WORKLOADS, batch=QUICK_BATCHES, repeats=_LEAST_RUNS, seconds=15.0, day_batches=(16,),
+                workloads=_HOUR, batch=QUICK_BATCHES, repeats=_LEAST_RUNS, seconds=15.0, day_batches=(16,),
                 **shared,
             )  # fmt: skip
         if self.plan_ == "dry":
@@ -207,6 +212,7 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
     limit = limit_of_board(request.board, request.memory)
     rows = [(model, results[f"fit-{request.workload_of(model)}"]) for model in MODELS]
     counted = [(model, found) for model, found in rows if found["status"] == "ok"]
+    lost = [model for model, found in rows if found["status"] != "ok"]
     notes = [f"{model.name}: {found['status']}: {found['reason']}" for model, found in rows if found["status"] != "ok"]
     batches = [str(batch) for batch in sorted({*request.batch, LARGEST})]
     short = dict(zip(VERDICTS, _SHORT, strict=True))
@@ -216,7 +222,7 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
     tables = (
         _feasibility_table(request, counted, limit.bytes),
         ResultTable("batches", "Fits at batch size", ("model", *batches), by_batch, _BY_BATCH),
-        _statement_table(counted),
+        _statement_table([*counted, *((model, _NOT_COUNTED) for model in lost)]),
     )
     cells = [
         {"model": model.name, "trained": model.trained, "batch": int(batch), "verdict": found["verdicts"][batch]}
@@ -239,6 +245,7 @@ def paper_findings(request: Paper2019, results: Mapping[str, Result], measured: 
 
 
 _TITLE = "The 2019 paper on this device"
+_NOT_COUNTED: Mapping[str, Any] = {"verdicts": {}}
 _SHORT = ("yes", "likely", "close", "no")  # for nine columns of verdicts
 _BY_BATCH = "A dash: the model cannot be trained with this batch (batch statistics of one value). close: cannot tell."
 _NOTES = (

@@ -175,6 +175,7 @@ _SAID = {
     "peak": ("peak", "times", 1),
     "bandwidth": ("bandwidth", "times", 1),
     "launch": ("launch_ns", "s", 1e9),
+    "cell": ("cell_kernels", "", 1),
     "spread": ("spread", "share", 1),
     "gpu-power": ("gpu_power", "times", 1),
     "memory-power": ("memory_power", "times", 1),
@@ -183,7 +184,7 @@ _SAID = {
 }
 _NAMES = {option: said for said, (option, _, _) in _SAID.items()}
 _COLDEST = -40.0  # around a board
-_OF_A_CHIP = ("peak", "bandwidth", "launch", "spread", "gpu-power", "memory-power", "core-power", "ambient")
+_OF_A_CHIP = ("peak", "bandwidth", "launch", "cell", "spread", "gpu-power", "memory-power", "core-power", "ambient")
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,7 @@ class Options:
     peak: float = 1.0  # times that of the chip's data sheet
     bandwidth: float = 1.0  # likewise
     launch_ns: int | None = None  # of the core that launches a kernel; None: as the chip comes
+    cell_kernels: int | None = None  # for a step of a recurrent layer; None: as the chip comes
     spread: float = 0.3  # part of the CPU's work that all cores share
     gpu_power: float = 1.0  # times the board's own, as the next two
     memory_power: float = 1.0
@@ -236,6 +238,7 @@ class Options:
         _refuse(self.refresh_ns is not None and self.refresh_ns < 100_000, "a refresh below 0.1 ms")
         _refuse(self.drift_tau_s == 0, "a time constant of 0")
         _refuse(self.average is not None and self.average < 1, "an average of less than one conversion")
+        _refuse(self.cell_kernels is not None and self.cell_kernels < 1, "a cell of no kernel")
         _refuse(self.conversion_ns is not None and self.conversion_ns < 100_000, "a conversion below 0.1 ms")
         _refuse(max(self.repeated, self.unread) >= 1, "a share of 1 or more, repeated or unread")
         _refuse(self.spread > 1, "a share above 1 as spread")
@@ -253,6 +256,7 @@ class Options:
             peak=self.peak,
             bandwidth=self.bandwidth,
             launch_s=None if self.launch_ns is None else max(self.launch_ns, 1) * 1e-9,
+            cell_kernels=self.cell_kernels,
             spread=self.spread,
             gpu_power=self.gpu_power,
             memory_power=self.memory_power,
@@ -316,7 +320,9 @@ def parse_board(text: str) -> tuple[str, dict[str, Any]]:
             _refuse_text(option in options, f"{said} is stated twice")
             amount = _number(said, value, unit) * factor
             _refuse_text(not math.isfinite(amount), f"{said}={value} is not a finite number")
-            _refuse_text(said == "average" and amount != round(amount), f"{said}={value} is not a whole number")
+            _refuse_text(
+                said in ("average", "cell") and amount != round(amount), f"{said}={value} is not a whole number"
+            )
             lowest = {"gain": -1.0, "ambient": _COLDEST}.get(said, 0.0)
             _refuse_text(amount < lowest, f"{said}={value} is too small")
             options[option] = 1 + amount if said == "gain" else round(amount) if unit in ("", "s") else amount

@@ -62,6 +62,7 @@ class Chip:
     celsius_per_watt: float  # with the heat sink that it is sold with; assumed
     draw: Mapping[str, PowerDraw]
     gpu_lower_hz: tuple[int, ...] = ()  # clocks that its governor takes when it has less to do
+    cell_kernels: int = 2  # for a step of a recurrent layer, as cuDNN fuses it: the product, and what comes after it
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -78,12 +79,14 @@ class Chip:
 class ChipScaling:
     """The board's constants in times of its own: peak, bandwidth, and power of GPU, memory and cores.
 
-    launch_s: None is the board's own. spread: the part of the CPU's work that all cores share; the rest is one core's.
+    launch_s, cell_kernels: None is the board's own. spread: the part of the CPU's work that all cores share; the rest
+    is one core's.
     """
 
     peak: float = 1.0
     bandwidth: float = 1.0
     launch_s: float | None = None
+    cell_kernels: int | None = None
     spread: float = 0.3
     gpu_power: float = 1.0
     memory_power: float = 1.0
@@ -124,12 +127,14 @@ def activity(chip: Chip, changed: ChipScaling, state: State, state_id: int) -> A
         return Activity(memory=_LOADING_MEMORY, host=1.0, awake=1.0)
     compute_s = state.flops / (chip.flops * changed.peak * _OF_THE_PEAK)
     memory_s = state.moved / (chip.bandwidth * changed.bandwidth * _OF_THE_BANDWIDTH)
-    host_s = state.kernels * (chip.launch_s if changed.launch_s is None else changed.launch_s)
+    of_cell = chip.cell_kernels if changed.cell_kernels is None else changed.cell_kernels
+    kernels = state.kernels + state.cells * of_cell
+    host_s = kernels * (chip.launch_s if changed.launch_s is None else changed.launch_s)
     if chip.gpu is None:  # a core calls the kernels, and all of them compute
         kernels_s = max(compute_s, memory_s)
         whole_s = kernels_s + host_s
         return Activity(memory=memory_s / whole_s, host=host_s / whole_s, cores=kernels_s / whole_s, awake=1.0)
-    gpu_s = max(compute_s, memory_s, state.kernels * _SHORTEST_KERNEL_S)
+    gpu_s = max(compute_s, memory_s, kernels * _SHORTEST_KERNEL_S)
     whole_s = max(gpu_s, host_s)
     return Activity(gpu_s / whole_s, compute_s / whole_s, memory_s / whole_s, host_s / whole_s, awake=1.0)
 
@@ -149,7 +154,10 @@ def _hertz(megahertz: Sequence[float]) -> tuple[int, ...]:
     return tuple(round(1e6 * number) for number in megahertz)
 
 
+# TensorFlow 1.13, with which the 2019 paper trained, runs a step of an LSTM operator by operator: concat, product,
+# bias, split, forget bias, three sigmoids, two tanh, three products and a sum of its gates.
 TX2 = Chip(
+    cell_kernels=14,
     gpu_lower_hz=_hertz(_TX2_GPU_MHZ),
     gpu="gpu.0",
     flops=2 * 256 * 1.3005e9,

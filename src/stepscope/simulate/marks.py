@@ -99,7 +99,8 @@ class State:
     signature: str = ""  # shapes of inputs and parameters
     flops: float = 0.0  # what it has to do, see `work`
     moved: float = 0.0  # B
-    kernels: float = 1.0
+    kernels: float = 1.0  # beside those of `cells`
+    cells: float = 0.0  # steps of a recurrent layer through its sequence
 
 
 IDLE, HOST, BETWEEN, OTHER = range(4)

@@ -13,21 +13,24 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NUMBER_BYTES = 4
 _STAYS_BYTES = 512 * 1024  # weights of a recurrent layer: more are read again in each step, out of memory; assumed
-_KERNELS_OF_A_CELL = 2  # for each step of the sequence: the product, and what comes after it
 _GATES = {"LSTM": 4, "GRU": 3}
 _UPDATE_ACCESSES = 5  # parameter, gradient and momentum are read, parameter and momentum are written
 
 
 class Work(NamedTuple):
-    """FLOP (a multiplication and an addition are two), bytes from and to memory, and kernels to launch."""
+    """FLOP (a multiplication and an addition are two), bytes from and to memory, and kernels to launch.
+
+    cells: steps of a recurrent layer through its sequence, each of as many kernels as the board's framework launches.
+    """
 
     flops: float = 0.0
     moved: float = 0.0
     kernels: float = 1.0
+    cells: float = 0.0
 
     def of_backward(self) -> Work:
         """Return the work of both gradients: that of the input, and that of the parameters."""
-        return Work(2 * self.flops, 2 * self.moved, 2 * self.kernels)
+        return Work(*(2 * number for number in self))
 
 
 def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -53,14 +56,16 @@ def work_of_call(module: nn.Module, args: Iterable[Any]) -> Work:
         return Work(rows if summed else 0.0, _NUMBER_BYTES * (given.numel() + 2 * rows))
     parameters = sum(parameter.numel() for parameter in module.parameters())
     flops, out, kernels = _flops(module, given, others, parameters)
-    read = _numbers_read_again(module, kernels) if isinstance(module, nn.RNNBase) else parameters
-    return Work(flops, _NUMBER_BYTES * (given.numel() + out + read), kernels)
+    if isinstance(module, nn.RNNBase):
+        read = _numbers_read_again(module, kernels)
+        return Work(flops, _NUMBER_BYTES * (given.numel() + out + read), 0.0, cells=kernels)
+    return Work(flops, _NUMBER_BYTES * (given.numel() + out + parameters), kernels)
 
 
-def _numbers_read_again(module: nn.RNNBase, kernels: float) -> float:
+def _numbers_read_again(module: nn.RNNBase, cells: float) -> float:
     """Return how many numbers of weights are read: those of a layer at once, or in each step where they are many."""
     directions = 2 if module.bidirectional else 1
-    steps = kernels / (_KERNELS_OF_A_CELL * module.num_layers * directions)
+    steps = cells / (module.num_layers * directions)
     read = 0.0
     for layer in range(module.num_layers):
         ends = (f"_l{layer}", f"_l{layer}_reverse")
@@ -79,7 +84,7 @@ def work_of_update(optimizer: Any) -> Work:
 def _flops(
     module: nn.Module, given: torch.Tensor, others: list[torch.Tensor], parameters: int
 ) -> tuple[float, float, float]:
-    """FLOP, numbers that come out, and kernels."""
+    """FLOP, numbers that come out, and kernels, or cells of a recurrent layer."""
     shape, samples = given.shape, given.shape[0] if given.dim() else 1
     if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
         dimensions = len(module.kernel_size)
@@ -99,7 +104,7 @@ def _flops(
             steps = shape[1 if module.batch_first and given.dim() == 3 else 0]
         gates = _GATES.get(module.mode, 1)  # each is written by both products, read, and saved
         numbers = (5 * gates + 3) * rows * module.hidden_size * module.num_layers * directions
-        return 2.0 * parameters * rows, numbers, _KERNELS_OF_A_CELL * steps * module.num_layers * directions
+        return 2.0 * parameters * rows, numbers, steps * module.num_layers * directions
     if isinstance(module, nn.MultiheadAttention):
         rows = given.numel() / max(module.embed_dim, 1)
         keys = others[0].shape if others and others[0].dim() == given.dim() else shape
