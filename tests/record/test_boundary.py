@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.patience import HANG_S
 
 import stepscope
 from stepscope.record import fault_boundary as boundary_module
@@ -69,6 +70,37 @@ def test_a_panic_of_a_library_is_ours() -> None:
 
 def test_a_timeout_that_is_thrown_into_the_thread_is_the_trainings() -> None:
     assert not is_ours(raised(ours("raise error", error=Timeout)))
+
+
+class PlainTimeout(TimeoutError):
+    __module__ = "json"  # of a library
+
+
+@pytest.mark.parametrize("error", [TimeoutError, PlainTimeout])
+def test_a_timeout_of_python_or_of_a_library_that_is_thrown_into_the_thread_is_the_trainings(error: type) -> None:
+    assert not is_ours(raised(ours("raise error", error=error)))
+    assert is_ours(raised(ours("raise error('the sampler said nothing')", error=TimeoutError)))
+
+
+def test_a_thread_does_not_wait_for_ever_for_another_that_is_held_up_within_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler that came in while its thread was with us may wait for this one."""
+    monkeypatch.setattr(boundary_module, "_PATIENCE_S", 0.05)
+    failures: list[str] = []
+    boundary = Boundary(lambda error: failures.append(f"{type(error).__name__}: {error}"))
+    entered, worked = threading.Event(), threading.Event()
+
+    def held_up() -> None:
+        entered.set()
+        assert worked.wait(HANG_S)
+
+    holder = threading.Thread(target=boundary.call, args=(held_up,))
+    holder.start()
+    assert entered.wait(HANG_S)
+    assert boundary.call(lambda: 7) is None
+    worked.set()
+    holder.join()
+    assert not boundary.open
+    assert [text.partition(":")[0] for text in failures] == ["TimeoutError"]
 
 
 @pytest.fixture

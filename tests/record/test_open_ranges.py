@@ -213,3 +213,28 @@ def test_a_window_opens_and_closes_without_room_for_temporary_files(monkeypatch:
     torch.ones(2).sum()
     assert "aten::sum" in [event.name() for event in window.stop()]
     assert not torch._C._autograd._profiler_enabled()
+
+
+def test_an_annotator_of_torchs_may_begin_while_a_step_is_recorded(tmp_path: Path) -> None:
+    annotator: Any = torch.autograd.profiler.emit_itt
+    plain = vars(annotator)["__enter__"]
+    layer = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        layer(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        scope.step()
+
+    with stepscope.profile(layer, out=tmp_path, record="all") as scope:
+        for _ in range(4):
+            train()
+        with annotator():
+            train()
+        for _ in range(3):
+            train()
+    assert vars(annotator)["__enter__"] is plain
+    recorded = scope.run.steps["recorded"].to_list()
+    assert len(recorded) == 8
+    assert recorded[2]

@@ -95,6 +95,44 @@ def test_a_child_that_does_not_train_imports_next_to_nothing_of_us(
     assert imported.isdisjoint({"typing", "ctypes", "dataclasses", "inspect", "pathlib", "json", "threading"})
 
 
+def test_a_child_inherits_what_c_knows_of_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "puts.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "os.putenv('OF_C', '1')\n"
+        'asks = \'import os; print(os.environ.get("OF_C"), os.environ.get("STEPSCOPE_TRAINING"))\'\n'
+        "subprocess.run([sys.executable, '-c', asks])\n"
+        "print(os.environ.get('STEPSCOPE_TRAINING'))\n"
+    )
+    run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    assert capfd.readouterr().out.split() == ["1", "None", "None"] or "1 None" in capfd.readouterr().out
+
+
+FORKS = """
+import os
+child = os.fork()
+if child == 0:
+    import torch
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_that_imports_torch_itself_is_not_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    path, code = run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    assert code == 0
+    run = RunReader(path)
+    assert run.steps.height == 0
+    assert "interrupted" not in str(run.status)
+
+
 @pytest.mark.slow
 def test_processes_that_a_script_spawns_are_parts_of_its_run(tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"

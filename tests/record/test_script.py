@@ -166,6 +166,15 @@ def test_the_exit_code_of_the_script_is_passed_on(script: Path, tmp_path: Path) 
     assert RunReader(path).status == "failed"
 
 
+def test_the_exit_code_is_passed_on_where_ended_children_are_not_kept(script: Path, tmp_path: Path) -> None:
+    """Perl programs and some supervisors start others with SIGCHLD ignored, so that the kernel keeps no exit code."""
+    words = [sys.executable, "-m", "stepscope", "run", "--out", str(tmp_path / "runs"), str(script), "--end", "3"]
+    code = subprocess.run(
+        words, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), check=False
+    ).returncode
+    assert code == 3
+
+
 def test_a_script_that_raises_shows_its_own_traceback_and_none_of_ours(
     script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from tests.patience import HANG_S
 from tests.record.loops import last_step, record
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stepscope.analysis.run import Run
+from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.updates import Update, UpdateCache, ops_of_a_parameter, shares_of
+from stepscope.record.torch_hooks import TorchHooks
+from stepscope.record.torch_private import remove_optimizer_hook
 
 DECAYED, PLAIN = [3, 1, 2, 2], [1, 2, 2]  # ops of a parameter with weight decay, and of one without
 
@@ -124,3 +131,64 @@ def test_layers_in_compiled_and_scripted_code_are_null_never_zero(tmp_path: Path
     said = {gap.what: gap.why for gap in run.not_measured()}
     assert "compiling took" in said["forward and backward of 1 module"]
     assert "scripted" in said["forward and backward of 2 modules"]
+
+
+def test_a_hook_of_ours_may_go_while_an_optimizer_steps_and_others_have_hooks_of_their_own() -> None:
+    """Torch walks through the hooks as they are: to remove one would end the step with a RuntimeError."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    seen: list[str] = []
+    handles: list[Any] = []
+
+    def leaves(*_: Any) -> None:
+        seen.append("ours")
+        remove_optimizer_hook(handles[0])
+
+    handles.append(register_optimizer_step_post_hook(leaves))
+    other = register_optimizer_step_post_hook(lambda *_: seen.append("theirs"))
+    hooks = handles[0].hooks_dict_ref()
+    before = len(hooks)
+    try:
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        optimizer.step()
+    finally:
+        other.remove()
+    assert seen == ["ours", "theirs", "theirs"]
+    remove_optimizer_hook(handles[0])  # nobody steps now
+    assert len(hooks) == before - 2
+
+
+def test_updates_of_two_threads_are_counted_apart() -> None:
+    """The step of a class calls that of its base: torch calls the hooks twice, and another thread comes in between."""
+    counted: list[str] = []
+    listener = SimpleNamespace(after_optimizer=lambda optimizer: counted.append(threading.current_thread().name))
+    hooks = TorchHooks(Boundary(lambda _: None), listener)
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            inside.set()
+            assert done.wait(HANG_S)
+            return found
+
+    def update(kind: Any) -> None:
+        parameter = nn.Parameter(torch.zeros(1))
+        parameter.grad = torch.ones(1)
+        kind([parameter], lr=0.1).step()
+
+    handles = [
+        register_optimizer_step_pre_hook(hooks._before_update), register_optimizer_step_post_hook(hooks._after_update)
+    ]  # fmt: skip
+    try:
+        first = threading.Thread(target=update, args=(Waiting,), name="first")
+        first.start()
+        assert inside.wait(HANG_S)
+        update(torch.optim.SGD)
+        done.set()
+        first.join()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert sorted(counted) == ["MainThread", "first"]

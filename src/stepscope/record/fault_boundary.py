@@ -35,6 +35,7 @@ _SIGACTION_BYTES = 512  # more than any libc's
 _libc: ctypes.CDLL | None = None
 with contextlib.suppress(OSError, TypeError):
     _libc = ctypes.CDLL(None)
+_PATIENCE_S = 30.0  # a signal handler of the training's may wait for a thread, and came in while another was with us
 _PANIC = "PanicException"  # of a library written in Rust: a BaseException, and never meant for the training
 
 
@@ -53,7 +54,12 @@ class Boundary:
         """Call a function of ours; None where it failed, where the door is shut, and from within another such call."""
         if not self.open or self._inside == threading.get_ident():
             return None
-        with self._lock:
+        if not (self._lock.acquire(False) or self._lock.acquire(timeout=_PATIENCE_S)):
+            self.close(
+                TimeoutError("another thread of the training was held up within Stepscope, and waits for this one")
+            )
+            return None
+        try:
             self._inside, began_ns = threading.get_ident(), monotonic_ns()
             try:
                 return function(*args, **kwargs) if self.open else None
@@ -71,6 +77,8 @@ class Boundary:
             finally:
                 self._inside = None
                 self.spent_ns += monotonic_ns() - began_ns
+        finally:
+            self._lock.release()
 
     def ask(self, question: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Ask ours a question that is quickly answered, without the lock; False where it failed or the door is shut."""
@@ -321,7 +329,11 @@ def _arose_with_us(error: BaseException) -> bool:
     handlers = _signal_handlers()
     if any(frame.f_code in handlers or _receives_frame(frame) for frame in frames):
         return False
-    return any(is_foreign(frame.f_code.co_filename) for frame in frames) or not is_foreign(_file_of(kind))
+    if any(is_foreign(frame.f_code.co_filename) for frame in frames):
+        return True
+    if "Timeout" in kind.__name__ and not error.args:
+        return False  # thrown into the thread by whoever limits its time: of a class, and so without a word
+    return not is_foreign(_file_of(kind))
 
 
 def _receives_frame(frame: FrameType) -> bool:

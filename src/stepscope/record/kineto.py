@@ -154,7 +154,7 @@ def start_window(
         with without_usdt_lines():
             torch._C._autograd._prepare_profiler(config, activities)
             enable(config, activities)
-        _running = window
+            _running = window
         try:
             if memory:
                 window.speak_again = _silence_the_allocator()
@@ -282,7 +282,8 @@ def without_usdt_lines() -> Iterator[None]:
             caught.seek(0)
             others = [line for line in caught.read().splitlines(keepends=True) if not any(w in line for w in _CHATTER)]
             if others:
-                os.write(2, b"".join(others))
+                with contextlib.suppress(OSError):  # a full disk, a terminal that is gone
+                    os.write(2, b"".join(others))
 
 
 def _file_in_ram() -> IO[bytes]:
@@ -369,6 +370,7 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
 
     profile._prepare_trace, profile.__exit__ = prepare, end
     over = False
+    annotators = _before_annotators(lambda: callback())
 
     def restore() -> None:
         for name, ours, theirs in (("_prepare_trace", prepare, prepares), ("__exit__", end, ends)):
@@ -379,6 +381,33 @@ def before_other_profilers(callback: Callable[[], None]) -> Callable[[], None]:
         nonlocal callback, over
         callback, over = lambda: None, True  # where somebody has wrapped ours meanwhile, it passes through
         restore()
+        annotators()
+
+    return undo
+
+
+def _before_annotators(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` before `emit_nvtx`, `emit_itt` or the legacy profiler starts: each fails beside another."""
+    legacy = getattr(sys.modules.get("torch.autograd.profiler_legacy"), "profile", None)
+    known = [getattr(torch.autograd.profiler, name, None) for name in ("emit_nvtx", "emit_itt")]
+    routed: list[tuple[Any, Any, Any]] = []
+    for kind in filter(None, (*known, legacy)):
+        plain = vars(kind).get("__enter__")
+        if plain is None:
+            continue
+
+        @functools.wraps(plain)
+        def enter(self: Any, plain: Any = plain) -> Any:
+            callback()
+            return plain(self)
+
+        kind.__enter__ = enter
+        routed.append((kind, plain, enter))
+
+    def undo() -> None:
+        for kind, plain, enter in routed:
+            if vars(kind).get("__enter__") is enter:
+                kind.__enter__ = plain
 
     return undo
 

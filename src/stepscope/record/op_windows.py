@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from stepscope.record import torch_private
 from stepscope.record.fault_boundary import is_ours
 from stepscope.record.ops.modules import ModuleCallLog
-from stepscope.record.torch_private import Scope
+from stepscope.record.torch_private import Scope, remove_optimizer_hook
 
 MOST_BYTES = 32_000_000  # beyond what was resident at most before: 60,000 events, which take 15 times as much when read
 _MORE = 4  # times as much after a false alarm
@@ -136,8 +136,8 @@ def when_an_optimizer_steps(act: Callable[[], bool]) -> None:
 
     def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         try:
-            if act():
-                handles.pop().remove()
+            if handles and act():
+                remove_optimizer_hook(handles.pop())
         except BaseException as error:
             if not is_ours(error):
                 raise

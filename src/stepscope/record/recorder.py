@@ -90,7 +90,7 @@ class OpRecorder:
         self.plan.events_per_step = events = self.event_count.expected()
         self.plan.layers_possible = self.layers.may_open(events)
         self._open_step = step, monotonic_ns()
-        within = torch_private.in_backward()  # an update there has ended a step; no profile may begin or end there
+        within = torch_private.must_not_switch()  # an update there has ended a step; no profile may begin or end there
         if within and self._window is None and self.plan.choice.name != "none":
             self._parts.step_within_backward(step, self._note)
         wanted = not self.stopped and not within and (again or self.plan.records(step, elapsed_ns))
@@ -226,7 +226,7 @@ class OpRecorder:
 
     def _open_part(self, part: str, in_pass: bool = False) -> None:
         parts = self._parts
-        if part not in parts.left or self._window is not None or self.stopped or torch_private.in_backward():
+        if part not in parts.left or self._window is not None or self.stopped or torch_private.must_not_switch():
             return
         self._run_and_time(lambda: self._open(False, False, in_pass))
         if not self.recording:
@@ -273,7 +273,7 @@ class OpRecorder:
         if self.layers.open is not None and self._is_open:
             if span.step == self._open_step[0]:
                 self.plan.layers_timed = self.layers.open.append(span)
-            elif not torch_private.in_backward():  # it has ended late, and the next one may do so as well
+            elif not torch_private.must_not_switch():  # it has ended late, and the next one may do so as well
                 self.close_window()
         in_parts = bool(self._parts)
         if in_parts:

@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 _MOST_MODELS = 256
+_MOST_CALLS = 10_000  # of a model before a backward pass
 _AHEAD = 2  # batches that a loader's wrapper fetches before they are trained on
 
 
@@ -80,7 +81,9 @@ class SampleCount:
 
     def called(self, model: int, samples: int | None, batched: bool) -> None:
         """Note a call of a model with gradients and its samples; None where they are unknown."""
-        self._calls.setdefault(model, []).append((samples, batched))
+        calls = self._calls.setdefault(model, [])
+        if len(calls) < _MOST_CALLS:  # of a training without a backward pass there is no end of them
+            calls.append((samples, batched))
 
     def note_input(self, tensor: torch.Tensor) -> None:
         """A model is called with this: passes of the very tensor, unchanged, are of the same samples."""

@@ -49,7 +49,7 @@ from stepscope.record.listeners import (
     NoneRepeats,
     Repeating,
 )
-from stepscope.record.torch_private import Scope
+from stepscope.record.torch_private import Scope, remove_optimizer_hook
 
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
 _compiled_now: Callable[[], Any] = getattr(getattr(torch._guards, "CompileContext", None), "try_get", lambda: None)
@@ -69,7 +69,7 @@ class TorchHooks:
         self._installed = False
         self._repeating: Repeating = repeating or NoneRepeats()
         self._updates = 0
-        self._updating: list[int] = []  # addresses of optimizers that are within an update, the innermost last
+        self._updating: dict[int, list[int]] = {}  # by thread: addresses of optimizers in an update, the innermost last
         self._modules = _ModuleRoute(boundary, listener, self)
         self._before_update, self._after_update = self._make_optimizer_hooks()
 
@@ -83,8 +83,8 @@ class TorchHooks:
         self._installed, undo = True, self._undo.append  # at once: what comes after it may fail
         undo(self._modules.remove)
         self._modules.install()
-        undo(register_optimizer_step_pre_hook(self._before_update).remove)
-        undo(register_optimizer_step_post_hook(self._after_update).remove)
+        undo(functools.partial(remove_optimizer_hook, register_optimizer_step_pre_hook(self._before_update)))
+        undo(functools.partial(remove_optimizer_hook, register_optimizer_step_post_hook(self._after_update)))
         undo(self._wrap_method(torch.autograd, "_engine_run_backward", self._wrap_backward))
         undo(self._wrap_method(nn.Module, "compile", self._wrap_module_compile))
         # Its code is replaced: also of who has imported it by its name.
@@ -167,10 +167,10 @@ class TorchHooks:
             if _is_compiling():
                 return
             try:
-                updating = self._updating
+                updating = self._updating.setdefault(get_ident(), [])
                 if updating:  # or an exception has ended it
                     within = optimizers_stepping_below(sys._getframe(1))
-                    self._updating = updating = [key for key in updating if key in within]
+                    updating[:] = [key for key in updating if key in within]
                 updating.append(id(optimizer))
                 outermost = updating.count(id(optimizer)) == 1
                 if outermost and not (boundary.open and is_next(UPDATE, optimizer)):
@@ -185,9 +185,10 @@ class TorchHooks:
             if _is_compiling():
                 return
             try:
-                if id(optimizer) in self._updating:
-                    self._updating.remove(id(optimizer))
-                if id(optimizer) not in self._updating:
+                updating = self._updating.get(get_ident(), [])
+                if id(optimizer) in updating:
+                    updating.remove(id(optimizer))
+                if id(optimizer) not in updating:
                     if (times := modules.timed) is not None:
                         times.updating(None)
                     self._updates += 1

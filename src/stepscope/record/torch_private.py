@@ -26,6 +26,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -98,6 +99,36 @@ def make_meta_tensor(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
 def in_backward() -> bool:
     """Return whether a backward pass is under way in this thread; always where torch does not tell."""
     return bool(graph_task() != NO_TASK)
+
+
+def must_not_switch() -> bool:
+    """Return whether no profile may begin or end now: within a backward pass, or while CUDA captures a graph."""
+    return in_backward() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
+
+
+def remove_optimizer_hook(handle: Any) -> None:
+    """Remove a hook of all optimizers; while one steps, torch walks through them, and ours does nothing any more."""
+    hooks = getattr(handle, "hooks_dict_ref", lambda: None)()
+    if hooks is None or not _is_optimizer_stepping():
+        handle.remove()
+    elif handle.id in hooks:
+        hooks[handle.id] = _no_hook
+
+
+def _no_hook(*_: Any) -> None:
+    """Do nothing after an optimizer's step."""
+
+
+def _is_optimizer_stepping() -> bool:
+    """Return whether any thread is within the step of an optimizer."""
+    own = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+    for innermost in list(sys._current_frames().values()):
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code.co_filename == own:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> Callable[[], None] | None:

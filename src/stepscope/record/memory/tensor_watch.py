@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from stepscope.record.fault_boundary import clear_error_frames, is_ours
 from stepscope.record.gradient_threads import GradientThreads
 from stepscope.record.ops.events import NO_MODULE
 from stepscope.record.ops.modules import ModuleRegistry, copied_items, parameters_of
+
+_MOST_BLOCKS = 10_000_000  # of Python's allocator, up to which a look at all objects takes a fraction of a second
 
 
 @dataclass
@@ -194,6 +197,8 @@ class MemoryWatch:
 
 def _tensors_of_python() -> list[Tensor]:
     """All tensors that Python holds: what refers to their types, which takes half of a look at all objects."""
+    if sys.getallocatedblocks() > _MOST_BLOCKS:  # a data set of so many objects: a look at them all takes seconds
+        return []
     kinds, known = (Tensor, nn.Parameter), torch.empty(0)
     found = [referrer for referrer in gc.get_referrers(*kinds) if type(referrer) in kinds]
     if not any(candidate is known for candidate in found):  # where a tensor's type is no reference

@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # as typing has it
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import FrameType, ModuleType
     from typing import Any
 
 ORDERS = "STEPSCOPE_TRAINING"
@@ -31,6 +31,20 @@ _ENV_PLACE = 10  # of `env` among the positional arguments of Popen, behind args
 def _in_child() -> None:
     global _environment_lock
     _environment_lock = RLock()  # another thread may have held it
+    if not _forked_by_server():  # a forked child is not joined, also where it imports torch itself
+        sys.meta_path[:] = [
+            found for found in sys.meta_path if not (isinstance(found, _Finder) and found.waits_for("torch"))
+        ]
+
+
+def _forked_by_server() -> bool:
+    """Return whether `multiprocessing`'s server forks this child, which then is to it what a spawned one is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(f"multiprocessing{os.sep}forkserver.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 if hasattr(os, "register_at_fork"):
@@ -100,20 +114,25 @@ def _disables_site_hooks(words: Sequence[Any]) -> bool:
 
 
 def _joining_popen(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
+    inheriting = _joining_spawn(plain, orders)
+
     def start(self: Any, args: Any, *rest: Any, **options: Any) -> Any:
+        begin = plain
         try:
             if len(rest) <= _ENV_PLACE - 1 and starts_joinable_python(options.get("executable") or args):
-                given = options.get("env")
-                options["env"] = environment(orders, os.environ if given is None else given)
+                if options.get("env") is None:  # it inherits what C knows, which may be more than `os.environ` does
+                    begin = inheriting
+                else:
+                    options["env"] = environment(orders, options["env"])
         except Exception as error:
             _raise_unless_ours(error)
-        return plain(self, args, *rest, **options)
+        return begin(self, args, *rest, **options)
 
     return start
 
 
 def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]:
-    def spawn(*args: Any) -> Any:
+    def spawn(*args: Any, **options: Any) -> Any:
         """The child inherits this environment: it is changed for as long as the call takes, by one thread at a time."""
         with _environment_lock:
             kept = {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
@@ -122,7 +141,7 @@ def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
             except Exception as error:
                 _raise_unless_ours(error)
             try:
-                return plain(*args)
+                return plain(*args, **options)
             finally:
                 for name, value in kept.items():
                     if value is None:
@@ -172,6 +191,10 @@ class _Finder:
 
     def __init__(self, name: str, action: Callable[[ModuleType], object]) -> None:
         self._name, self._action = name, action
+
+    def waits_for(self, name: str) -> bool:
+        """Return whether it is there for this module."""
+        return self._name == name
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         finders = list(sys.meta_path)
