@@ -20,11 +20,12 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import stepscope
 from stepscope import workloads
 from stepscope.errors import UnknownName, UsageError
+from stepscope.experiments.tune.batch_copies import copy_of_batch
 from stepscope.experiments.tune.block_runner import BlockRunner, LocalTraining, _loader_with, runner_for_loop
 from stepscope.experiments.tune.changes import all_changes, changes_applied
 from stepscope.experiments.tune.child import runner_for_workload
 from stepscope.experiments.tune.training import Observer, Targets, facts_of
-from stepscope.experiments.tune.training_state import State
+from stepscope.experiments.tune.training_state import LoaderSampler, State
 
 LIVE = ("channels_last", "bf16", "fused", "foreach", "flush-denormals", "threads=1", "matmul=medium", "checkpoint")
 
@@ -568,3 +569,173 @@ def test_counts_of_steps_lie_beside_the_weights_while_the_update_is_fused() -> N
         assert optimizer.state[weight]["step"] is count
         with changes_applied([changes["foreach"]], Targets((), (optimizer,))):
             assert optimizer.state[weight]["step"] is count
+
+
+class _Wrapped:
+    """An optimizer of no class of torch's, as libraries of sharded training have them."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+
+class _WrappedWithState(_Wrapped):
+    def state_dict(self) -> Any:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.inner.load_state_dict(state)
+
+
+def test_an_optimizer_that_is_none_of_torchs_is_put_back_by_its_state_or_refused() -> None:
+    model = nn.Linear(4, 2)
+
+    def trained(optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+    optimizer = _WrappedWithState(torch.optim.Adam(model.parameters(), 0.1))
+    trained(optimizer)
+    before = copy.deepcopy(optimizer.state_dict())
+    state = State(Targets((model,), (optimizer,)))  # type: ignore[arg-type]
+    trained(optimizer)
+    assert optimizer.state_dict()["state"][0]["step"] == 2
+    state.restore()
+    assert _same(list(before["state"][0].values()), list(optimizer.state_dict()["state"][0].values()))
+    with pytest.raises(UsageError, match="'_Wrapped' cannot be put back"):
+        State(Targets((model,), (_Wrapped(torch.optim.Adam(model.parameters())),)))  # type: ignore[arg-type]
+
+
+def test_a_gradient_scaler_is_as_far_with_each_optimizer_as_it_was() -> None:
+    model = nn.Linear(4, 2)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def forward() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(3, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+
+    forward()
+    scaler.step(optimizer)
+    scaler.update()
+    state = State(Targets((model,), (optimizer,)), (scaler,))
+    forward()  # and the step raises
+    state.restore()
+    forward()
+    scaler.step(optimizer)
+
+
+def test_tensors_that_show_a_number_several_times_are_put_back_and_nothing_else_is_left_out() -> None:
+    model = nn.Linear(4, 2)
+    model.register_buffer("mask", torch.arange(3.0).reshape(1, 3).expand(5, 3))
+    model.own = torch.ones(1).expand(7)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    before = copy.deepcopy(model.state_dict())
+    state = State(Targets((model,), (optimizer,)))
+    model.get_buffer("mask")[0].add_(2)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    state.restore()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not optimizer.state
+
+
+def test_what_cannot_be_put_back_is_told_once_everything_else_is() -> None:
+    class Broken:
+        def state_dict(self) -> dict[str, int]:
+            return {"a": 1}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise ValueError("not today")
+
+    class Count:
+        def __init__(self) -> None:
+            self.count = 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.count = state["count"]
+
+    model, count = nn.Linear(2, 2), Count()
+    state = State(Targets((model,), ()), (Broken(), count))
+    drawn = torch.get_rng_state()
+    count.count, model.weight.data[0, 0] = 7, 5.0
+    torch.rand(1)
+    with pytest.raises(ValueError, match="not today"):
+        state.restore()
+    assert count.count == 1
+    assert model.weight.data[0, 0] != 5.0
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+def test_asking_for_the_facts_changes_no_weight_that_is_computed() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, 3, 6, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = copy.deepcopy(model.state_dict())
+    pictures = torch.ones(1, 3, 6, 6)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    bench = runner_for_loop(step, [pictures], Targets((model,), (optimizer,)), (), 1)
+    bench.facts()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_optimizer_may_keep_a_count_beside_its_parameters() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    count = torch.zeros(1)
+    optimizer.state["k"] = count  # type: ignore[index]  # as MADGRAD
+    targets = Targets((model,), (optimizer,))
+    assert any(tensor is count for tensor in targets.tensors())
+    state = State(targets)
+    count.add_(1)
+    optimizer.state["other"] = 3  # type: ignore[index]
+    state.restore()
+    assert dict(optimizer.state) == {"k": count}
+    assert count == 0
+
+
+def test_a_batch_that_can_be_called_is_copied() -> None:
+    class Graph:
+        def __init__(self) -> None:
+            self.x = torch.zeros(2)
+
+        def __call__(self) -> None: ...
+
+    batch = Graph()
+    copied = copy_of_batch(batch)
+    copied.x.add_(1)
+    assert not batch.x.any()
+    assert copy_of_batch(len) is len
+
+
+def test_the_samples_that_a_sampler_draws_from_are_not_copied() -> None:
+    data = [torch.zeros(1000) for _ in range(50)]
+    loader: Any = DataLoader(data, batch_size=5, shuffle=True)  # type: ignore[arg-type]
+    state = State(Targets((), ()), (LoaderSampler(loader.sampler), LoaderSampler(loader.batch_sampler)))
+    assert state.size == 0
+    state.restore()
+    assert loader.sampler.data_source is data

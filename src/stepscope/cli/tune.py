@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from stepscope.cli._options import make_command, print_wide
 from stepscope.cli._script_options import ScriptCommand
 from stepscope.experiments.tune import TuneRequest
+from stepscope.privacy import redact_command_line
 
 if TYPE_CHECKING:
     from stepscope.experiments.tune.experiment import Tuning
@@ -72,8 +74,16 @@ def _write_config(path: Path, tuning: Tuning, request: TuneRequest) -> None:
     command = request.command_line("stepscope", "tune")
     write_config(path, changes, tuning.facts, f"Written by {command}")
     what = "nothing is certain to help: the file changes nothing" if best is None else best.name
-    use = f"stepscope run --with {path} {request.target}" if path.suffix != ".env" else f". {path}"
+    use = f". {path if path.is_absolute() else f'./{path}'}" if path.suffix == ".env" else _run_command(path, request)
     sys.stderr.write(f"{path}: {what}; use it with: {use}\n")
+
+
+def _run_command(path: Path, request: TuneRequest) -> str:
+    """Return the line that runs the same training with a configuration, without the secrets of its arguments."""
+    chosen = {name: getattr(request, name) for name in ("batch", "optimizer", "threads", "device")}
+    options = [word for name, value in chosen.items() if value is not None for word in (f"--{name}", str(value))]
+    words = ["stepscope", "run", "--with", str(path), *options, request.target, *request.arguments]
+    return shlex.join(redact_command_line(words))
 
 
 tune = make_command(TuneRequest, _tune, "tune")

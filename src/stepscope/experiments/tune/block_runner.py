@@ -15,13 +15,14 @@ import torch
 
 from stepscope.clock import monotonic_ns
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.experiments.tune.batch_copies import BatchCopies, copy_of_batch
 from stepscope.experiments.tune.changes import Change, all_changes, changes_applied
 from stepscope.experiments.tune.changes.loop import merge_loader_arguments
 from stepscope.experiments.tune.child import execute_command
 from stepscope.experiments.tune.delays import DELAY, delay_of
 from stepscope.experiments.tune.process import TrainingEnded
 from stepscope.experiments.tune.training import Observer, Targets, facts_of, observe_training
-from stepscope.experiments.tune.training_state import BatchCopies, LoaderSampler, State, copy_of_batch
+from stepscope.experiments.tune.training_state import LoaderSampler, State
 from stepscope.record.kineto import start_window
 
 
@@ -68,7 +69,11 @@ class BlockRunner:
 
     def facts(self) -> dict[str, Any]:
         """Return what says which changes apply, and how long a step takes, s."""
-        known = facts_of(self._targets, self._seen, self._size, self._divisible)
+        state = self._state()  # reading a weight that is computed may change a buffer, as that of a spectral norm
+        try:
+            known = facts_of(self._targets, self._seen, self._size, self._divisible)
+        finally:
+            state.restore()
         known |= {"step_s": self._step_s, "data_share": self._data_share}
         if not self._known:
             self.set_facts(known)
@@ -130,13 +135,13 @@ class BlockRunner:
         ends: list[int] = []
         last: Any = None
         copied_ns = _copied_ns(batches)
-        _wait_for_accelerator()
+        wait_for_accelerator()
         began_ns = monotonic_ns()
         for batch in itertools.islice(batches, steps):
             last = self._step(batch)
             ends.append(monotonic_ns() - _copied_ns(batches) + copied_ns)
         ended_ns = monotonic_ns()
-        if _wait_for_accelerator():
+        if wait_for_accelerator():
             ended_ns = monotonic_ns()
             step_s = (ended_ns - began_ns) / 1e9 / max(1, len(ends))
             return Block((step_s,) * len(ends), began_ns, ended_ns)
@@ -164,7 +169,7 @@ class BlockRunner:
             next(batches)
             loaded_ns = monotonic_ns()
             self._step(again)
-            _wait_for_accelerator()
+            wait_for_accelerator()
             ended_ns = monotonic_ns()
             self._step_s = (ended_ns - began_ns) / 1e9
             self._data_share = (loaded_ns - began_ns) / (ended_ns - began_ns)
@@ -224,7 +229,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _wait_for_accelerator() -> bool:
+def wait_for_accelerator() -> bool:
     """Wait for the accelerator; return whether there is one in use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

@@ -77,7 +77,12 @@ def _busy_wait(duration_ns: int) -> None:
 @contextlib.contextmanager
 def _delay_layer(targets: Targets, name: str, forward_ns: int, backward_ns: int) -> Iterator[None]:
     """After each call of the module, and in backward when the gradient of what it returned is there."""
-    found = [module for model in targets.models for path, module in model.named_modules() if path == name]
+    found = [
+        module
+        for model in targets.models
+        for path, module in model.named_modules()
+        if name in (path, ".".join(part for part in (type(model).__name__, path) if part))  # of several models by type
+    ]
     if not found:
         raise LookupError(f"the training calls no module {name or 'at the root'}")
 

@@ -131,7 +131,7 @@ class Tuning:
         chosen, final = self.best_before_check(), self.arms.get(FINAL)
         if chosen is None or final is None or final.changes != chosen.changes:
             return None
-        slower = self.rules.goal != "memory" and final.interval()[1] > 1
+        slower = self.rules.goal != "memory" and final.interval()[0] > 1
         drifts = final.drift is not None and not self.is_loss_steady(final)
         return chosen if slower or drifts or final.status == "failed" else None
 
@@ -319,8 +319,9 @@ class Tuning:
     def _loaded_ahead(self, names: Sequence[str]) -> int:
         """Return how many batches workers may have ready from before a block, when nobody waited for them."""
         arguments = {name: value for change in names for name, value in self.known[change].loader.items()}
-        workers = arguments.get("num_workers", (self.facts.get("loader") or {}).get("workers", 0))
-        return int(workers) * int(arguments.get("prefetch_factor", _PREFETCHED))
+        loader = self.facts.get("loader") or {}
+        workers = arguments.get("num_workers", loader.get("workers", 0))
+        return int(workers) * int(arguments.get("prefetch_factor", loader.get("prefetch") or _PREFETCHED))
 
     def _block(self, training: TunableTraining, names: Sequence[str], ahead: int = 0) -> dict[str, Any]:
         seconds = min(0.5, max(0.04, self.rules.seconds / 600))

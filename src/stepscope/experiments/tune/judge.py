@@ -183,14 +183,15 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
         more = f" Not clear yet: {', '.join(unclear)}; run it longer (--minutes)." if unclear else ""
         none = f"{tried} is not" if len(measured) == 1 else f"None of {plural(len(measured), 'change')} is"
         return f"{none} certain to help: {_LEAVE}.{more}{_no_time(tuning)}"
-    checked = final if final is not None and final.status == "measured" else None
+    checked = final if final and final.status == "measured" and final.changes == best.changes else None
     arm = checked or best
     gain, low, high = gains(arm)
     as_is = _median(arm.as_is_s)
     assert gain is not None
     assert as_is is not None
     step = f"{number(1e3 * as_is * (1 - gain / 100))} ms a step instead of {number(1e3 * as_is)}"
-    bounds = "" if low is None or high is None else f" [{low:.1f}, {high:.1f}]"
+    ends = (low, high) if gain >= 0 else (-(high or 0.0), -(low or 0.0))
+    bounds = "" if low is None or high is None else f" [{ends[0]:.1f}, {ends[1]:.1f}]"
     less = "less" if gain >= 0 else "more"
     text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:

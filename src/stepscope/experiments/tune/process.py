@@ -127,6 +127,7 @@ class RestartingTraining:
         self._start: Callable[[], TrainingProcess] = functools.partial(
             TrainingProcess, orders, log, environment, at_start
         )
+        self._ends_with_failure = "script" in orders  # whose process prints why, and ends a little later
         self._place = self._start()
         self._facts: Mapping[str, Any] | None = None
         self._gone = False
@@ -167,7 +168,7 @@ class RestartingTraining:
             self._gone = True
             raise
         except TrainingEnded:
-            self._gone = self._place.ended
+            self._gone = self._ends_with_failure or self._place.ended
             raise
 
     def _restart(self, limit_s: float) -> None:

@@ -145,7 +145,9 @@ class _Loop:
                         self._last_ns = monotonic_ns()
                     self._span_ns = self._last_ns, self._last_ns
                 return
-            self._synchronize()
+            if self._synchronize() and self._seconds:  # the host may be steps ahead: only the whole block is known
+                t_ns = monotonic_ns()
+                self._seconds = [(t_ns - self._span_ns[0]) / 1e9 / len(self._seconds)] * len(self._seconds)
             self._end_block(t_ns)
         waiting_since_ns = monotonic_ns()
         self._answer_commands()
@@ -222,11 +224,11 @@ class _Loop:
         return {**facts, "losses_known": False, "step_s": self._last_s, "data_share": self._data_share}
 
     @staticmethod
-    def _synchronize() -> None:
-        import torch
+    def _synchronize() -> bool:
+        """Wait for the accelerator; return whether there is one in use."""
+        from stepscope.experiments.tune.block_runner import wait_for_accelerator
 
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        return wait_for_accelerator()
 
 
 def _steps_cannot_be_undone(*_: object) -> bool:

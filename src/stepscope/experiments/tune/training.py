@@ -41,8 +41,9 @@ class Targets:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
-            for state in optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+            for state in getattr(optimizer, "state", {}).values():
+                values = state.values() if isinstance(state, dict) else (state,)
+                yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 @dataclass
@@ -75,7 +76,9 @@ class Observer:
         self.batch_ns = monotonic_ns()
         if self.loader is None:
             stream = isinstance(getattr(iterator, "_dataset", None), torch.utils.data.IterableDataset)
-            self.loader = {"workers": int(getattr(iterator, "_num_workers", 0)), "stream": stream}
+            names = {"workers": "_num_workers", "prefetch": "_prefetch_factor"}
+            known = {name: int(getattr(iterator, held, 0) or 0) for name, held in names.items()}
+            self.loader = {**known, "stream": stream}
 
     def returned(self, module: nn.Module, output: Any) -> None: ...
     def after_optimizer(self, optimizer: Any) -> None: ...

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import collections
 import copy
-import itertools
 import random
 import sys
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Sampler
 
-from stepscope.clock import monotonic_ns
 from stepscope.errors import UsageError
 from stepscope.experiments.tune.training import Targets
 
@@ -27,6 +24,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))  # what every module has: parameters, b
 _OF_OPTIMIZERS = frozenset(("state", "param_groups", "defaults")) | {
     name for name in vars(torch.optim.SGD([nn.Parameter()])) if name.endswith("_hooks")
 }
+_OF_SAMPLERS = frozenset(("data_source", "dataset"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -42,13 +40,22 @@ class _SavedTensor:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _SavedTensor:
         memory = tensor.data
-        return cls(tensor, memory, memory.clone(), tensor.requires_grad)
+        return cls(tensor, memory, _without_expansion(memory).clone(), tensor.requires_grad)
 
     def restore(self) -> None:
-        self.memory.copy_(self.content)
+        _without_expansion(self.memory).copy_(self.content)
         self.tensor.data = self.memory
         if self.tensor.is_leaf:
             self.tensor.requires_grad_(self.learns)
+
+
+def _without_expansion(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor each once: torch writes to none that `expand` shows several times."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and size > 1 else tensor
+    return tensor
 
 
 class State:
@@ -66,7 +73,8 @@ class State:
         for model in targets.models:
             self.save_value(model)
         for optimizer in targets.optimizers:
-            self.save_value(optimizer)
+            if not self.save_value(optimizer):  # a wrapper that is none of torch's
+                self._parts[id(optimizer)] = _WithStateDict(optimizer)
         for other in others:
             if isinstance(other, dict):
                 self._keep_part(other, _SavedContainer)
@@ -80,15 +88,18 @@ class State:
         return sum(kept.content.numel() * kept.content.element_size() for kept in self._tensors.values())
 
     def restore(self) -> None:
-        """Make everything as it was."""
+        """Make everything as it was; what cannot be put back is told once everything else is."""
+        failed: list[Exception] = []
         with torch.no_grad():
             for kept in self._tensors.values():
-                kept.restore()
+                _restore(kept, failed)
             for tensor, gradient in self._gradients:
                 tensor.grad = gradient
         for part in (*self._parts.values(), self._random):
             if part is not None:
-                part.restore()
+                _restore(part, failed)
+        if failed:
+            raise failed[0]
 
     def save_value(self, value: Any) -> bool:
         """Have the value put back as the object that it is, with what is in it; False where nobody knows how."""
@@ -136,6 +147,13 @@ class _Restorable(Protocol):
     """Something that a step alters in place."""
 
     def restore(self) -> None: ...
+
+
+def _restore(part: _Restorable, failed: list[Exception]) -> None:
+    try:
+        part.restore()
+    except Exception as error:  # a `load_state_dict` of the user's
+        failed.append(error)
 
 
 def _saver_class(value: Any) -> Callable[[Any, State], _Restorable] | None:
@@ -212,7 +230,7 @@ class _SavedAttributes:
         for name, value in self._attributes.items():
             if name not in of_torch:
                 state.save_value(value)
-        held = [(name, value) for name, value in self._attributes.items() if name in of_torch]
+        held = [(name, value) for name, value in self._attributes.items() if name in of_torch - _OF_SAMPLERS]
         self._contents = [(value, value.copy()) for _, value in held if isinstance(value, (dict, set))]
 
     def restore(self) -> None:
@@ -226,10 +244,13 @@ class _SavedAttributes:
 
 
 class _SavedSampler(_SavedAttributes):
-    """A sampler of a data loader, and those within it: the order of what comes may follow from a count of its own."""
+    """A sampler of a data loader, and those within it: the order of what comes may follow from a count of its own.
+
+    The samples that it draws from are no part of it: a list of them would be copied around every block.
+    """
 
     def __init__(self, sampler: Any, state: State) -> None:
-        super().__init__(sampler, state)
+        super().__init__(sampler, state, _OF_SAMPLERS)
 
 
 class _SavedModule(_SavedAttributes):
@@ -249,7 +270,11 @@ class _SavedOptimizer:
         self._state = [
             (key, values, {name: self._kept(value, state) for name, value in values.items()})
             for key, values in optimizer.state.items()
+            if isinstance(values, dict)
         ]
+        # Some keep a count of steps under a name, beside the dictionaries of their parameters.
+        loose = {key: value for key, value in optimizer.state.items() if not isinstance(value, dict)}
+        self._loose = {key: self._kept(value, state) for key, value in loose.items()}
         self._groups = [
             (group, {name: self._kept(value, state) for name, value in group.items() if name != "params"})
             for group in optimizer.param_groups
@@ -270,6 +295,7 @@ class _SavedOptimizer:
             values.clear()
             values.update({name: self._value(value) for name, value in content.items()})
             self._optimizer.state[key] = values
+        self._optimizer.state.update({key: self._value(value) for key, value in self._loose.items()})
         for group, values in self._groups:
             for name in [name for name in group if name != "params" and name not in values]:
                 del group[name]
@@ -295,6 +321,7 @@ class _WithStateDict:
         self._other = other
         known = hasattr(other, "state_dict") and hasattr(other, "load_state_dict")
         self._content = copy.deepcopy(other.state_dict()) if known else None
+        self._stages = self._copy_of_stages()
         idle = not getattr(other, "is_enabled", lambda: True)()  # a gradient scaler that does nothing
         if not self._content and not idle:
             empty = ": its state_dict() is empty" if known else ""
@@ -305,67 +332,15 @@ class _WithStateDict:
 
     def restore(self) -> None:
         self._other.load_state_dict(copy.deepcopy(self._content))
+        if self._stages is not None:
+            present = self._other._per_optimizer_states
+            present.clear()
+            present.update({key: dict(stage) for key, stage in self._stages.items()})
 
-
-def copy_of_batch(value: Any, depth: int = 0) -> Any:
-    """Return a batch that a step may alter: containers, its own objects, memory of tensors and arrays are new."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, (dict, collections.UserDict)):
-        found = copy.copy(value)
-        for name in found:
-            found[name] = copy_of_batch(found[name], depth)
-        return found
-    if isinstance(value, tuple):
-        items = (copy_of_batch(inner, depth) for inner in value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [copy_of_batch(inner, depth) for inner in value]
-    if type(value).__module__ == "numpy" and hasattr(value, "copy"):
-        return value.copy()
-    return value if isinstance(value, _NOT_OF_A_BATCH) or depth >= _DEEP else _copy_of_object(value, depth)
-
-
-_DEEP = 3  # objects within objects: what is deeper belongs to no batch, as the data set that one refers to
-_NOT_OF_A_BATCH: tuple[Any, ...] = (*_PLAIN, type, types.ModuleType, Callable, nn.Module, Dataset, DataLoader)
-
-
-def _copy_of_object(value: Any, depth: int) -> Any:
-    """Return a copy of a dataclass, or of a class of the user's; one that cannot be copied is the same."""
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
-    if not (slots or getattr(value, "__dict__", None)):
-        return value
-    try:
-        found = copy.copy(value)
-        for name in slots:
-            object.__setattr__(found, name, copy_of_batch(getattr(value, name), depth + 1))
-    except (TypeError, AttributeError):
-        return value
-    held = getattr(found, "__dict__", {})
-    held.update({name: copy_of_batch(inner, depth + 1) for name, inner in held.items()})
-    return found
-
-
-def _slots(kind: type) -> list[str]:
-    named = vars(kind).get("__slots__", ())
-    return [name for name in ((named,) if isinstance(named, str) else named) if not name.startswith("__")]
-
-
-class BatchCopies:
-    """Batches of a list again and again, a copy each time. spent_ns: what copying has taken so far."""
-
-    def __init__(self, kept: Sequence[Any]) -> None:
-        self._batches = itertools.cycle(kept)
-        self.spent_ns = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        began_ns = monotonic_ns()
-        batch = copy_of_batch(next(self._batches))
-        self.spent_ns += monotonic_ns() - began_ns
-        return batch
+    def _copy_of_stages(self) -> dict[int, dict[str, Any]] | None:
+        """Return how far a gradient scaler is with each optimizer: unscaled or stepped, and in no `state_dict`."""
+        stages = getattr(self._other, "_per_optimizer_states", None)
+        return {key: dict(stage) for key, stage in stages.items()} if isinstance(stages, dict) else None
 
 
 class RandomNumbers:

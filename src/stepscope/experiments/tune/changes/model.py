@@ -29,7 +29,7 @@ def _layout_changes(facts: Facts) -> Iterator[Change]:
     switch = functools.partial(apply_memory_format, form="channels_last")
     yield Change("channels_last", "channels_last memory format", "layout", code, risk, switch, refused=refused)
     reason = "" if facts["channels_last"] else "the weights are laid out so already"
-    code = "model = model.to(memory_format=torch.contiguous_format)"
+    code = "model = model.to(memory_format=torch.contiguous_format)\nx = x.contiguous()"
     switch = functools.partial(apply_memory_format, form="contiguous_format")
     name = "contiguous memory format instead of channels_last"
     yield Change("contiguous", name, "layout", code, risk, switch, refused=reason)
@@ -89,7 +89,8 @@ def _precision_changes(facts: Facts) -> Iterator[Change]:
     device = str(facts["device"])
     taken = "the training uses autocast already" if facts["autocast"] else ""
     unknown = "" if facts["calls"] else "no module of the training is called"
-    code = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    loss = criterion(model(x), y)'
+    code = f'with torch.autocast("{device}", dtype=torch.bfloat16):\n    output = model(x)\n'
+    code += "loss = criterion(output.float(), y)"
     yield Change(
         "bf16", "autocast to bfloat16", "precision", code, _BF16, _autocast(device),
         refused=taken or unknown, lossy=True,
