@@ -312,3 +312,19 @@ def test_the_history_of_lbfgs_is_counted_though_it_is_not_made_without_numbers()
 
     few, many = (dry_run(job(history), 2).peak_bytes for history in (10, 60))
     assert many - few == 2 * 50 * 4 * 100_000
+
+
+def test_tables_that_are_no_buffers_are_counted() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vectors = torch.zeros(10_000, 32)
+            self.masks = {"one": [torch.zeros(500, 500)]}
+            self.head = nn.Linear(32, jobs.CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = nn.functional.embedding(x.flatten(1).long()[:, :4], self.vectors).mean(1)
+            return torch.as_tensor(self.head(rows + self.masks["one"][0].sum()))
+
+    held = dry_run(jobs.job(Table), 4).log.alive_bytes(frozenset(["other"]))
+    assert held >= 4 * (10_000 * 32 + 500 * 500)

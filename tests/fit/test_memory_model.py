@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,11 @@ def test_an_unknown_allocator_gets_the_nearest() -> None:
     with pytest.raises(UnknownName) as caught:
         limits.allocator_of("tcmaloc")
     assert "tcmalloc" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_more_live_bytes_take_no_less_and_no_least_is_above_its_most(name: str) -> None:
+    for by in (ALLOCATORS[name], ALLOCATORS[name].for_script(), replace(ALLOCATORS[name], low=1.4)):
+        most = [by.resident((size, size), 0) for size in range(100_000_000, 2_000_000_000, 10_000_000)]
+        assert all(low <= high for low, high in most)
+        assert all(later >= earlier for (_, earlier), (_, later) in pairwise(most))

@@ -15,6 +15,7 @@ from torch import nn
 
 from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.footprint import prediction_trials
 from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time, with_measured_times
 from stepscope.footprint.prediction import JobQuestion
 from stepscope.footprint.prediction_trials import prove_under_limit
@@ -248,3 +249,22 @@ def test_one_pass_that_takes_less_than_two_is_found() -> None:
     plan = make_plan(asked, None, search)
     assert plan.chosen is not None
     assert plan.chosen.settings == Variant(allocator="pinned")
+
+
+def test_what_lies_above_a_limit_of_resident_memory_is_told_also_where_a_control_group_held_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = StepCost(before_bytes=1, peak_bytes=900_000_000, step_s=0.5)
+    monkeypatch.setattr(prediction_trials, "train_under_limit", lambda *_: ("/sys/fs/cgroup/one", cost))
+    assert "above the limit by what is resident" in prove_under_limit([], "default", Limit(800_000_000, ""))
+    assert "trained under the limit, kept" in prove_under_limit([], "default", Limit(1_000_000_000, ""))
+
+
+def test_a_control_group_of_a_proof_has_no_swap(tmp_path: Path) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    seen = {}
+    with prediction_trials._memory_account(Limit(1 << 30, ""), tmp_path) as kind:
+        seen = {path.name: path.read_text() for path in Path(str(kind)).iterdir()}
+        for path in Path(str(kind)).iterdir():
+            path.unlink()
+    assert seen == {"memory.max": str(1 << 30), "memory.swap.max": "0"}

@@ -6,11 +6,16 @@ from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tests.fit.test_script import followed
+from torch.utils.data import DataLoader
 
+from stepscope.analysis.memory.limits import ADDRESSES, DATA
+from stepscope.footprint.script_loaders import _Loader
 from stepscope.footprint.script_loop_items import tensors_of
+from stepscope.footprint.simulator import LoaderMemory
 
 SAMPLERS = """
 import itertools
@@ -94,3 +99,34 @@ def test_tensors_of_a_batch_are_found_in_mappings_and_objects() -> None:
     graph = SimpleNamespace(store=SimpleNamespace(mapping={"x": one}))
     graph.store.parent = graph
     assert [len(tensor) for tensor in tensors_of([UserDict(a=one, b=two), {"graph": graph}])] == [2, 3]
+
+
+BY_LENGTH = """
+class Buckets:
+    batch_size = 4
+    def __init__(self): self.lengths = [10] * 4 + [90] * 4 + [30] * 4
+    def __len__(self): return 30
+    def __iter__(self): return iter([[0, 1, 2, 3]] * 10 + [[4, 5, 6, 7]] * 10 + [[8, 9, 10, 11]] * 10)
+data = [(torch.ones(100, n), 0) for n in Buckets().lengths]
+for x, y in DataLoader(data, batch_sampler=Buckets()):
+    update(x.mean(2), y)
+"""
+
+
+def test_a_sampler_of_the_users_own_may_put_the_large_samples_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (missed,) = followed(tmp_path, monkeypatch, BY_LENGTH).missed
+    assert "of one sample, which may be larger" in missed or "not of one size" in missed
+
+
+def test_the_most_workers_of_any_pass_count_and_arrays_wait_as_tensors_do() -> None:
+    plain, other = LoaderMemory(4, batches=(10, 100)), LoaderMemory(8, batches=(10, 70))
+    both = plain.or_more(other)
+    assert both.bytes((5, 50)) == (4 * 5 + 10, 8 * 50 + 100)
+    low, high = both.private_bytes(DATA)
+    assert (low, high) == (0, 8 * (8 << 20))  # the stack of a thread that hands out work
+    assert both.private_bytes(ADDRESSES)[1] > high + 8 * (64 << 20)
+    loader = _Loader(DataLoader([0], num_workers=2))  # type: ignore[arg-type]
+    loader.note_batch([np.zeros(1000), b"0123", torch.zeros(5)])
+    assert loader.waiting[0] == 8000 + 4 + 20

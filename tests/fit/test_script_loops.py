@@ -430,6 +430,33 @@ def test_sizes_that_grow_or_are_looked_up_in_rounds_that_were_omitted_are_told(
         assert followed(tmp_path, monkeypatch, body.format(branch)).missed == ()
 
 
+def test_sizes_that_are_chosen_in_rounds_that_were_omitted_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "size = 8\nfor epoch in range(100):\n    {0}\n    update(*data[:size])\n"
+    for branch in ("if epoch == 50: size = 900", "if epoch % 50 == 48: size += 892",
+                   "size = 900 if 10 <= epoch < 90 else 8"):  # fmt: skip
+        found = followed(tmp_path, monkeypatch, body.format(branch))
+        assert found.later is not None, branch
+        assert live_peak(found.later).high > live_peak(found.log).high + 800 * 200 * 4
+    body = "x = data.tensors[0]\nfor epoch in range(100):\n    update(*data[:8])\n    if epoch == 50: gram = x.T @ x\n"
+    assert followed(tmp_path, monkeypatch, body).later is not None
+
+
+def test_a_length_that_the_data_have_is_told_to_be_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+ids = torch.randint(0, 9, (2000, 100))
+for step in range(5):
+    length = {0}
+    update(data.tensors[0][:8], data.tensors[1][:8])
+"""
+    for length in ("int((ids != 0).sum(1).max())", "ids.sum(1).amax().item()"):
+        answer = answered(tmp_path, monkeypatch, body.format(length))
+        assert any("the largest of whole numbers" in why for why in answer.unsure), length
+    right = answered(tmp_path, monkeypatch, body.format("int((ids == 3).sum())"))
+    assert not any("the largest of whole numbers" in why for why in right.unsure)
+
+
 UNFROZEN = """
 back = nn.Sequential(*[nn.Linear(1000, 1000) for _ in range(4)])
 head = nn.Linear(1000, 10)

@@ -200,7 +200,8 @@ class Search:
         def process(account: str) -> ProcessPeak:
             return self.simulator.peak_of_process(live, by, self._before, account)
 
-        verdict, decides = worst_verdict(process, limit, not reasons_for_doubt(self._question))
+        sure = not reasons_for_doubt(self._question) and not any(self.simulator.workspaces.not_modelled.values())
+        verdict, decides = worst_verdict(process, limit, sure)
         return Candidate(
             settings, process(decides.account), verdict, compute, self._seconds(settings, compute, step_time)
         )

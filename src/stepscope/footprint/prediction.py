@@ -378,6 +378,9 @@ def _slope(simulator: Simulator, job: Job, batch: int, live: LivePeak) -> int | 
         return None
 
 
+_LENGTH_MADE_UP = "the largest of whole numbers in the data is asked for, and made up: sizes that follow from it"
+
+
 def _made_up_note(looks: int) -> str:
     often = plural(looks, "time")
     return f"the loop reads values of tensors ({often}, as loss.item() does): a dry run has none and made them up"
@@ -496,7 +499,11 @@ def predict_script_fit(
         for log in logs:
             log.set_probed_sizes(size_of)
     log, live, reached = _log_with_higher_peak(logs)
-    kept = DeviceCalibration(environment=UNMEASURED if environment is None else environment(watched.imports))
+    if environment is None:
+        kept = DeviceCalibration(environment=UNMEASURED)
+    else:
+        known = calibration.load_calibration(calibration.calibration_path())
+        kept = replace(known, environment=environment(watched.imports))
     simulator = Simulator(platform, kept, allocator)
     simulator.loading, simulator.allocator = watched.loading, simulator.allocator.for_script()
     not_modelled = {name: count for name, count in workspaces.not_modelled.items() if count}
@@ -505,6 +512,7 @@ def predict_script_fit(
         *(f"not followed: {call}" for call in watched.missed),
         *(f"followed once, not seen to be reached: {side}" for side in watched.forced if reached),
         *([] if environment is None else _shared_memory_warning(watched.loading)),
+        *([_LENGTH_MADE_UP] if any(log.lengths_asked for log in logs) else []),
         *([_ON_A_GPU] if any(storage.device.startswith("cuda") for storage in log.storages) else []),
         *_without_rule(not_modelled),
     ]

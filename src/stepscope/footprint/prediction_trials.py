@@ -115,7 +115,10 @@ else:
     open(os.path.join(kind, "cgroup.procs"), "w").write(str(os.getpid()))
 os.execvp(sys.argv[3], sys.argv[3:])
 """
-_GROUPS = (("sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("sys/fs/cgroup", "memory.max"))
+_GROUPS = (  # the file of the limit, and that of swap with what forbids it
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    ("sys/fs/cgroup", "memory.max", "memory.swap.max"),
+)
 
 
 def prove_under_limit(command: Sequence[str], allocator: str, limit: Limit, root: Path = Path("/")) -> str:
@@ -129,6 +132,9 @@ def prove_under_limit(command: Sequence[str], allocator: str, limit: Limit, root
         return f"trained, {bytes_(cost.peak_bytes)} resident at its peak: {held} the limit, which nothing enforced here"
     by = ACCOUNTS.get(kind, "a control group")
     took = f"{bytes_(cost.peak_bytes)} resident, {cost.step_s:.3g} s of processor time a step"
+    if limit.account == RESIDENT and cost.peak_bytes > limit.bytes:
+        files = "pages of files that others had read are not charged to it"
+        return f"trained in {by} of that size, but {took}: above the limit by what is resident, since {files}"
     return f"trained under the limit, kept by the kernel ({by}); {took}"
 
 
@@ -150,7 +156,7 @@ def _memory_account(limit: Limit, root: Path) -> Iterator[str | None]:
     if limit.account in (ADDRESSES, DATA):
         yield limit.account
         return
-    for mounted, name in _GROUPS:
+    for mounted, name, swap in _GROUPS:
         group = root / mounted / f"stepscope-{os.getpid()}"
         try:
             group.mkdir()
@@ -161,6 +167,8 @@ def _memory_account(limit: Limit, root: Path) -> Iterator[str | None]:
         except OSError:
             group.rmdir()
             continue
+        with contextlib.suppress(OSError):  # this kernel counts none
+            (group / swap).write_text("0" if swap == "memory.swap.max" else str(limit.bytes))
         try:
             yield str(group)
         finally:

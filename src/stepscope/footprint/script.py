@@ -200,7 +200,7 @@ class Follower:
         if self.progress.updates == 0:
             raise UsageError(
                 f"'{self.target}' ended without an optimizer step: it trains nothing that can be seen",
-                "give a script that trains with torch.optim, or module:function",
+                "give a script that trains, or module:function",
             )
 
     @property

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate
 
 from stepscope.footprint.script_loop_items import batch_sizes, tensors_of
@@ -158,6 +159,13 @@ def next_or_omitted(plain: Callable[[Any], Any], iterator: Any) -> Any:
     return iterator.omitted_batch()
 
 
+def _plain_bytes(batch: Any) -> int:
+    """Return the bytes of arrays and texts in a batch: workers hand them over as they do tensors."""
+    leaves = tree_leaves(batch)
+    sizes = (len(leaf) if isinstance(leaf, bytes) else getattr(leaf, "nbytes", 0) for leaf in leaves)
+    return sum(size for leaf, size in zip(leaves, sizes, strict=True) if not isinstance(leaf, Tensor))
+
+
 class _Loader:
     """A DataLoader of the script: its workers, and the batches that wait for the training."""
 
@@ -181,7 +189,7 @@ class _Loader:
 
     def note_batch(self, batch: Any, most: int = 0) -> None:
         """Note the size of a batch, and the most that there was while it was made, B."""
-        size = sum(tensor.nbytes for tensor in tensors_of(batch))
+        size = sum(tensor.nbytes for tensor in tensors_of(batch)) + _plain_bytes(batch)
         self._batch, self.making = max(self._batch, size), max(self.making, most - size)
         if not self.skipped and len(self._sizes) < _FIRST:
             self._sizes.append(batch_sizes(batch))
@@ -205,8 +213,9 @@ class _Loader:
         if getattr(self.loader.collate_fn, "__name__", "") in _STACK:
             if any(sizes != self._sizes[0] for sizes in self._sizes):
                 return "whose batches are not of one size"
-            if (self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", 1)) != 1:
-                return ""
+            alike = self.loader.batch_size or type(self.loader.batch_sampler) is BatchSampler
+            if alike and (self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", 1)) != 1:
+                return ""  # samples of one size: a sampler of the user's own may put the large ones together
             return "" if self._samples_equal_in_size else "of one sample, which may be larger"
         return "" if self._samples_equal_in_size else "with a collate_fn of its own, which may be larger"
 

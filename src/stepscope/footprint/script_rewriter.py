@@ -143,7 +143,8 @@ class LoopRewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.IfExp:
         """Return the expression with a note of its test."""
-        self._note_condition(node, _may_allocate([ast.Expr(node.body)]), _may_allocate([ast.Expr(node.orelse)]))
+        body, otherwise = (_may_allocate([ast.Expr(side)]) or _is_size(side) for side in (node.body, node.orelse))
+        self._note_condition(node, body, otherwise)
         return node
 
     def _note_condition(
@@ -334,9 +335,25 @@ _SMALL = frozenset(_SMALL_CALLS.split())
 
 
 def _may_allocate(statements: Sequence[ast.stmt]) -> bool:
-    """Return whether statements call anything that may take memory."""
-    calls = (part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.Call))
-    return any(not _allocates_little(call) for call in calls)
+    """Return whether statements call or multiply anything that may take memory, or choose a size."""
+    return any(_part_may_allocate(part) for statement in statements for part in ast.walk(statement))
+
+
+def _part_may_allocate(part: ast.AST) -> bool:
+    if isinstance(part, ast.Call):
+        return not _allocates_little(part)
+    if isinstance(part, ast.AugAssign):
+        return isinstance(part.op, ast.MatMult) or _is_size(part.value)
+    if isinstance(part, ast.Assign):
+        return _is_size(part.value)
+    return isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult)
+
+
+def _is_size(value: ast.expr) -> bool:
+    """Return whether this is a whole number that may be a size, or a tuple with one; 0 and 1 count or switch."""
+    parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
+    numbers = (part.value for part in parts if isinstance(part, ast.Constant))
+    return any(isinstance(number, int) and number > 1 for number in numbers)
 
 
 def _allocates_little(call: ast.Call) -> bool:

@@ -123,9 +123,11 @@ def _on_host(storage: Storage) -> bool:
 
 _PARTLY_TOUCHED = 1.02  # of what is resident lies in a heap: so much of it is never written to that holes cost little
 _FEWER_HOLES = 0.06  # of a heap: what is freed early leaves room, which may be used again
+_SURELY_ABOVE = 1.15  # times the least of a heap that gives hardly anything back: its most, however much lies in it
 _HOLES_OF_SAVING = 0.9  # of a heap of which a share is saved by running forward again, so much more at the least
 _CODE_WITHOUT_FILE = 0.3  # of kernels' code at the least: primitives and autograd; the rest lies in files of torch
 _PAGE_TABLES = 0.004  # of resident bytes: 8 B of each page of 4 KiB, and as much for what the kernel notes of it
+_STACK, _ARENA = 8 << 20, 64 << 20  # of a thread, as Linux and glibc have it, B
 _ADDRESSES_OF_A_KERNEL = 1_500_000  # B at most: primitives of oneDNN take 256 KiB each and use little of them
 
 
@@ -146,6 +148,7 @@ class LoaderMemory:
     earlier: int = 0
     copied: int = 0
     old: int = 0
+    workers_at_most: int = 0  # where another pass through the script has more
 
     def or_more(self, other: LoaderMemory) -> LoaderMemory:
         """Return this one, at the most as much as another."""
@@ -154,14 +157,27 @@ class LoaderMemory:
             (self.arrays[0], max(self.arrays[1], other.arrays[1])),
         )
         return replace(
-            self, batches=batches, arrays=arrays, earlier=max(self.earlier, other.earlier),
-            copied=max(self.copied, other.copied), old=max(self.old, other.old),
+            self, batches=batches, arrays=arrays, workers_at_most=max(self._most, other._most),
+            earlier=max(self.earlier, other.earlier), copied=max(self.copied, other.copied),
+            old=max(self.old, other.old),
         )  # fmt: skip
 
     def bytes(self, worker: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of all workers, given the private bytes of one."""
-        low, high = (self.workers * own + batches for own, batches in zip(worker, self.batches, strict=True))
+        low, high = self.workers * worker[0] + self.batches[0], self._most * worker[1] + self.batches[1]
         return low, high + self.copied + self.old
+
+    def private_bytes(self, account: str) -> tuple[int, int]:
+        """Return what workers add to an account that has each process by itself: how their batches come here.
+
+        The training has a thread a worker that hands out work, with its stack and, in addresses, an arena of glibc's.
+        """
+        arena = _ARENA if account == ADDRESSES else 0
+        return 0, self._most * (_STACK + arena) + (self.batches[1] if account == ADDRESSES else 0)
+
+    @property
+    def _most(self) -> int:
+        return max(self.workers, self.workers_at_most)
 
 
 class Simulator:
@@ -222,14 +238,15 @@ class Simulator:
         platform = self.workspaces.platform
         code = code_bytes(live.code, platform)
         if account in (ADDRESSES, DATA):  # what is asked for counts, touched or not
-            low, high = live.bytes, max(live.bytes, high)
+            low, high = live.least or live.bytes, max(live.bytes, live.most, high)
             code = (code[0], code[1] + _ADDRESSES_OF_A_KERNEL * (live.code.backward_kernels if live.code else 0))
         if account == CHARGED:
             code = (round(_CODE_WITHOUT_FILE * code[0]), code[1] + round(_PAGE_TABLES * high))
         environment, loading = self._kept.environment, self.loading
         own, hole, mark = environment.of(account), live.largest_hole, live.heap_mark
         peak = process_peak((low, high), live.mapped, by, own, code, hole, mark)
-        workers = (0, 0) if account in (ADDRESSES, DATA) else loading.bytes(environment.worker)
+        alone = account in (ADDRESSES, DATA)
+        workers = loading.private_bytes(account) if alone else loading.bytes(environment.worker)
         earlier = loading.earlier - peak.live[1] - peak.allocator[1] - peak.code[1]
         return replace(peak, data=(loading.arrays[0], max(loading.arrays[1], earlier)), workers=workers)
 
@@ -277,10 +294,11 @@ def _recomputing(by: Allocator, live: LivePeak, plain: LivePeak | None) -> Alloc
     """Return an allocator that gives hardly anything back: what the second forward keeps lies in between."""
     low = by.low - _FEWER_HOLES
     if plain is None:
-        return replace(by, low=low, high=by.high_recomputed)
+        return replace(by, low=low, high=max(by.high, by.high_recomputed))
     saved = max(0.0, 1 - live.bytes / plain.bytes)
     as_before = by.high * plain.bytes / live.bytes
-    return replace(by, low=low + _HOLES_OF_SAVING * saved, high=max(by.high, min(by.high_recomputed, as_before)))
+    low, high = low + _HOLES_OF_SAVING * saved, max(by.high, min(by.high_recomputed, as_before))
+    return replace(by, low=low, high=high, high_of_much=max(by.high_of_much, min(high, _SURELY_ABOVE * low)))
 
 
 _NO_SUCH_BATCH = 1 << 62  # B: fits nowhere

@@ -101,12 +101,15 @@ class Allocator:
         most = self._heap(small[1], largest) + min(mapped, live[1]) * self.mapped_high
         if self.holes:
             most = max(most, self._heap(mark[0], largest) + mark[1] * self.mapped_high)
-        return round(small[0] * self.low + min(mapped, live[0])), round(most) + self.holes
+        least = small[0] * self.low + min(mapped, live[0])
+        return round(least), round(max(least, most)) + self.holes
 
     def _heap(self, live: int, largest: int) -> float:
-        """Return the most that glibc's heap takes for so many live bytes in it."""
-        settled = min(1.0, max(0.0, (live - UNSETTLED) / (SETTLED - UNSETTLED)))
-        heap = live * (self.high + settled * (self.high_of_much - self.high))
+        """Return the most that glibc's heap takes for so many live bytes in it; for more bytes it is no less."""
+        slope = (self.high - self.high_of_much) / (SETTLED - UNSETTLED)
+        turns = (self.high / slope + UNSETTLED) / 2 if slope > 0 else SETTLED
+        sizes = (live, min(live, max(UNSETTLED, min(SETTLED, turns))))
+        heap = max(size * (self.high - slope * (min(max(size, UNSETTLED), SETTLED) - UNSETTLED)) for size in sizes)
         return max(heap, live * LITTLE_WASTE + HOLES_OF_LARGEST * largest) if self.holes else heap
 
 

@@ -35,6 +35,8 @@ from stepscope.runfolder import MEMORY
 
 BUILDING, TRAINING, EVALUATION, SAVING = "building", "training", "evaluation", "saving"  # scenes of a program
 _FREED = -1
+_LARGEST = ("aten.max", "aten.amax")  # ops whose result, a whole number, a program takes for a size
+_OF_MODULES = frozenset(vars(nn.Module()))  # parameters, buffers, layers, hooks
 _ADD = torch.ops.aten.add.Tensor
 _GROUPED = getattr(torch.ops.aten, "_grouped_mm", None) and torch.ops.aten._grouped_mm.default
 # Gradients of index_select, gather, index and take are added into zeros; where somebody looks on, torch makes a copy.
@@ -111,6 +113,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`value_of`: what a program gets that looks at a number outside any module, where tensors have none."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.looks = 0  # how often a number was asked for outside any module
+        self.lengths_asked = 0  # of them, the largest of whole numbers: of data it is a length
         self.in_bf16 = False  # whether any tensor was
         self._value_of = value_of
         self.storages: list[Storage] = []
@@ -156,6 +159,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self.adopt(buffer, "buffer", name)
+            held = [value for attribute, value in vars(module).items() if attribute not in _OF_MODULES]
+            for leaf in tree_leaves(held):  # tables and masks that are no buffers
+                if isinstance(leaf, Tensor):
+                    self.adopt(leaf, "other", name)
 
     def adopt_optimizer(self, optimizer: Optimizer) -> None:
         """Count the parameters and the state of an optimizer; what is known already gets its category."""
@@ -386,7 +393,12 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _LOOK(tensor)
         except DataDependentOutputException:
             self.looks += not self._optimizing
+            self.lengths_asked += not tensor.dtype.is_floating_point and self._made_by(tensor).startswith(_LARGEST)
             return value_of(tensor)
+
+    def _made_by(self, tensor: Tensor) -> str:
+        number = self._alive.get(tensor.untyped_storage()._cdata)
+        return "" if number is None else self.storages[number].op
 
     def _kernel_held(self, hidden: HiddenBytes, out: Any) -> None:
         for place, size, resident in hidden.kept:
