@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from tests.fabricate import CEILINGS, STEP, Core, Op, Sampled, every_step, fabricate_run
 
 from stepscope.analysis.compare import compare
+from stepscope.analysis.metrics import Measured, background_cpu_load, background_warning
+from stepscope.analysis.process_scopes import ALL
 from stepscope.analysis.run import Run
 from stepscope.analysis.verdict import TITLES
 
@@ -240,6 +243,15 @@ def test_the_threads_of_the_training_are_no_background_load(tmp_path: Path) -> N
     assert verdict.causes[0].evidence[0].text == "it computes with 16 threads on 2 cores"
     assert "background" not in verdict.sentence
     assert "set_num_threads" in verdict.next[0]
+
+
+def test_a_load_that_wanders_over_many_cores_is_seen() -> None:
+    cores = [Measured("core_utilisation", f"core:{n}", 1 / 16, "1", 0.0, 1 / 8) for n in range(16)]
+    own = [Measured("process_cpu_utilisation", ALL, 0.1, "cores", 0.08, 0.12)]
+    (load,) = background_cpu_load([*cores, *own])
+    assert load.value == pytest.approx(0.9)
+    assert load.low == pytest.approx(0.9 - math.hypot(0.25, 0.02))
+    assert background_warning([load])
 
 
 def test_a_starved_training_is_given_no_advice_on_its_layers(tmp_path: Path) -> None:

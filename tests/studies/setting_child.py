@@ -24,7 +24,9 @@ def main(orders: dict[str, Any]) -> None:
     else:
         length_us = (20_000 + 500 * batch + 10 * orders["seed"]) // (2 if orders["precision"] == "bf16" else 1)
         ops = STEP if orders["kind"] == "training" else STEP[1:3]
-        header = {"workload": {"name": orders["workload"], "batch_size": batch, "device": "cpu"}}
+        header = {
+            "workload": {"name": orders["workload"], "batch_size": batch, "device": "cpu", "kind": orders["kind"]}
+        }
         power = None if orders["mode"] is None else 5.0 + orders["mode"]
         fabricate_run(out, steps=20, ops=ops, residual_us=length_us, batch=batch, header=header, power_w=power)
         ended["result"] = {"state_bytes": 0 if orders["optimizer"] == "sgd" else 1000}

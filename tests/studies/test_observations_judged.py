@@ -15,12 +15,15 @@ from stepscope.experiments.observations import (
     FAILS,
     HOLDS,
     UNKNOWN,
+    Observations,
     Outcome,
     Verdict,
     all_observations,
     discover_observation_files,
 )
 from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence
+from stepscope.experiments.observations._measurements import gather_measurements, planned_measurements
+from stepscope.experiments.observations.study import judge_all
 
 # All that the paper saw turned round at once: each of the observations 1 to 11 has its own reason to fail.
 CONTRARY = Behaviour(
@@ -262,3 +265,33 @@ def test_a_model_whose_memory_could_not_be_counted_keeps_observation_nine_open()
     assert found.outcome == UNKNOWN
     assert "memory of net" in found.why
     assert judged(9, Evidence(memory=memory(parameters=2.0), absent=refused)).outcome == FAILS
+
+
+@pytest.mark.parametrize("number", [1, 5, 10])
+def test_a_model_of_which_no_run_was_made_keeps_what_is_claimed_of_all_open(known: Evidence, number: int) -> None:
+    lost = replace(known, absent={"models": "vgg16 batch 4, repeat 1 of 3: failed: out of memory"})
+    (found,) = judge_all(lost, (number,))
+    assert found.outcome == UNKNOWN
+    assert "vgg16" in found.why
+    assert judge_all(lost, (12,))[0].outcome == HOLDS  # of another network
+
+
+def test_models_whose_runs_all_failed_are_named_as_lost() -> None:
+    request = Observations(workloads=("lenet", "alexnet-c32"), batch=(4,), repeats=2, only=(10,), device="cpu")
+    failed = {"status": "failed", "reason": "out of memory"}
+    gathered = gather_measurements(request, {point.id: failed for point in planned_measurements(request)})
+    assert all(name in gathered.absent["models"] for name in ("lenet batch 4", "alexnet-c32 batch 4"))
+
+
+def test_a_batch_size_whose_runs_were_all_disturbed_keeps_its_model_open(known: Evidence) -> None:
+    name, largest = known.runs["workload"][0], known.runs["batch"].max()
+    here = (pl.col("workload") == name) & (pl.col("batch") == largest)
+    load = pl.when(here).then(pl.lit("background CPU load of 1 core"))
+    found = judged(10, replace(known, runs=known.runs.with_columns(background=load)))
+    assert found.outcome == UNKNOWN
+    outcomes = {each.model: each.outcome for each in found.parts[0].models}
+    assert outcomes.pop(name) == UNKNOWN
+    assert set(outcomes.values()) == {HOLDS}
+    used = judged(3, replace(known, runs=known.runs.with_columns(background=load)))
+    assert used.outcome == UNKNOWN
+    assert "batch sizes were disturbed" in used.why

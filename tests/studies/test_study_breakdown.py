@@ -14,6 +14,7 @@ from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
 from stepscope.experiments.breakdown.study import FAMILY_NAMES, family_milliseconds, op_family
 from stepscope.experiments.engine.engine import Plan, answer_study
+from stepscope.experiments.observations._measurements import runs_in
 from stepscope.report.charts.operators import breakdown_charts
 from stepscope.report.study_results import render
 
@@ -61,6 +62,10 @@ def test_two_models_are_broken_down_side_by_side(tmp_path: Path) -> None:
     assert "resnet8-c32 holds" in findings.answer
     assert "most of the difference was made by" in findings.answer
     assert sum("cannot be judged" in note for note in findings.notes) == 4
+    taken = runs_in(tmp_path / "study")  # by the observations: a forward alone is no training
+    assert sorted((run.meta["workload"]["name"], run.meta["workload"]["kind"]) for run in taken) == [
+        ("lenet", "training"), ("resnet8-c32", "training"),
+    ]  # fmt: skip
     drawn = breakdown_charts(findings.frames)
     assert set(drawn) == {"memory-over-step", "time-by-family", "saved-by-family"}
     assert "Memory at the peak" in render(findings, drawn)

@@ -20,6 +20,7 @@ from stepscope.experiments.paper_p744.study import (
     HOLDS,
     OPEN,
     UNMEASURED,
+    _judge_operators,
     count_heap,
     heap_findings,
     project_findings,
@@ -264,3 +265,13 @@ def test_the_project_is_drawn_by_call_site(lenet: dict[str, Any]) -> None:
     charts = paper_p744_charts(findings.frames)
     assert list(charts) == ["heap-over-step"]
     assert "lenet, batch 32" in charts["heap-over-step"][0](800).to_json()
+
+
+def test_training_in_parts_is_on_the_device_that_was_asked_for_and_its_data_are_pinned() -> None:
+    asked = PaperP744(plan_="night", device="cpu")
+    assert {part.device for part in PaperP744(plan_="night", device="cuda").partial_requests.values()} == {"cuda"}
+    pinned = asked.checked()
+    assert isinstance(pinned, PaperP744)
+    assert pinned.data is not None
+    (judged,) = _judge_operators(PaperP744(plan_="hour", device="cuda"), {})
+    assert judged.verdict == "not measured"

@@ -271,3 +271,16 @@ def test_a_study_does_not_go_on_with_another_device_or_torch(
     told = list[str]()
     answer_study(asked, tmp_path, child=CHILD, watch=_counting(told))
     assert told == []
+
+
+def test_an_optimizer_of_another_family_gets_no_betas() -> None:
+    rules = with_every_optimizer(workloads.find("dcgan-32")).hyperparameters
+    assert {"betas", "lr"} <= rules["adam"].keys()
+    assert rules["adagrad"].keys() == rules["adafactor"].keys() == {"lr"}
+
+
+def test_a_training_may_take_as_long_as_its_seconds_and_a_target_has_none() -> None:
+    assert BatchSweep("lenet", seconds=1800.0).rules.time_limit_s > 3600
+    assert BatchSweep("lenet").rules.time_limit_s == 900
+    with pytest.raises(UsageError, match="--seconds ends no training that has a --target"):
+        BatchSweep("lenet", target=0.5, seconds=30.0)

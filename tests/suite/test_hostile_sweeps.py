@@ -59,6 +59,16 @@ def test_a_plan_that_cannot_be_is_refused(hostile: str, plan: dict[str, Any], tm
         SweepFolder(_kept(tmp_path / "s", changed))
 
 
+def test_a_study_goes_on_with_the_data_that_it_began_with(tmp_path: Path) -> None:
+    def begin(data: str) -> None:
+        StudyFolder(tmp_path / "s", "batch", {}, where={"device": "a board", "data": {"data of lenet": data}})
+
+    begin("mnist-5k")
+    begin("mnist-5k")
+    with pytest.raises(UsageError, match='data of lenet: "mnist-5k" -> "mnist"'):  # which was fetched meanwhile
+        begin("mnist")
+
+
 @pytest.mark.parametrize("kind", ["a pipe", "a link", "no end of lists"])
 def test_what_is_no_plan_at_all_is_refused(kind: str, tmp_path: Path) -> None:
     folder = _kept(tmp_path / "s", "[" * 100_000)
@@ -178,6 +188,18 @@ def test_nobody_works_in_a_folder_with_links_or_pipes(linked: str, tmp_path: Pat
     with pytest.raises(RunDamaged, match="is a link, or no plain file"), folder.locked():
         pytest.fail("it was worked in")
     assert mine.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_result_that_was_changed_since_it_was_written_is_none(tmp_path: Path) -> None:
+    study = StudyFolder(tmp_path / "s", "tune", {})
+    study.store_result("a", {"status": "ok", "ms": 41.5, "steps": 12})
+    file = study.path / "cells" / "a.json"
+    for changed in (file.read_text().replace("41.5", "37.9"), file.read_text().replace('"ok"', '"lost"')):
+        file.write_text(changed)
+        assert study.result("a") is None
+        assert study.results() == {}
+    file.write_text('{"status": "ok", "ms": 41.5}')  # of an earlier version, or of somebody who means it
+    assert study.result("a") == {"status": "ok", "ms": 41.5}
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link", "no end of lists"])

@@ -6,6 +6,7 @@ regularity: its observations 2 and 7.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -311,8 +312,8 @@ _NOTABLE_CORES = 0.2  # of one core
 def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
     """Background CPU load, in cores: use of all cores (Eq. 1) less that of the processes of the run.
 
-    The sampler counts as one of the others (it is stated on its own). Nothing where one of the two is missing; the
-    bounds are those of both together, the widest case.
+    The sampler counts as one of the others (it is stated on its own). Nothing where one of the two is missing. Errors
+    of the cores and of the processes are independent of each other: their squares add.
     """
     rows = [row for row in measured if row.value is not None]
     cores = [row for row in rows if row.metric == "core_utilisation"]
@@ -320,9 +321,10 @@ def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
     own = [row for row in used if row.scope == ALL] or [row for row in used if row.scope in (WATCHED, CHILDREN)]
     if not cores or not any(row.scope in (ALL, WATCHED) for row in own):
         return []
-    value = max(0.0, _sum_of_bounds(cores, "value") - _sum_of_bounds(own, "value"))
-    low = max(0.0, _sum_of_bounds(cores, "low") - _sum_of_bounds(own, "high"))
-    high = max(0.0, _sum_of_bounds(cores, "high") - _sum_of_bounds(own, "low"))
+    away = sum(row.value or 0.0 for row in cores) - sum(row.value or 0.0 for row in own)
+    value = max(0.0, away)
+    low = max(0.0, away - math.hypot(*_distances(cores, "low"), *_distances(own, "high")))
+    high = max(0.0, away + math.hypot(*_distances(cores, "high"), *_distances(own, "low")))
     note = f"of {len(cores)} cores: all that were busy, less those of this run's processes"
     return [Measured("background_cpu_use", "system", value, "cores", low, high, cores[0].n, cores[0].source, note)]
 
@@ -336,9 +338,9 @@ def background_warning(use: list[Measured]) -> str:
     return f" Background CPU load: {busy} {cores}: times and energy are not this training's alone."
 
 
-def _sum_of_bounds(rows: list[Measured], bound: str) -> float:
-    """Sum of a bound, which for a row without an interval is its value."""
-    return sum(float(getattr(row, bound) if getattr(row, bound) is not None else row.value or 0.0) for row in rows)
+def _distances(rows: list[Measured], bound: str) -> list[float]:
+    """Distance of each row's bound from its value; 0 for a row without an interval."""
+    return [getattr(row, bound) - row.value for row in rows if getattr(row, bound) is not None]
 
 
 _AT_LEAST = "at least: the largest reading"

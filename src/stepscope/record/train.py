@@ -50,6 +50,7 @@ class TrainingChoices:
     seed: int = 0
     lr: float | None = None
     precision: str = "fp32"
+    kind: str = "training"  # or inference: a forward alone
 
 
 def train_workload(
@@ -66,6 +67,7 @@ def train_workload(
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least one step")
     made = asdict(choices)
+    del made["kind"]
     cast = workload_in_precision(workload, made.pop("precision"), choices.device)
     training = cast.prepare(**made)
     counted = count_flops(training.model, workload.loss, workload.example(2))
@@ -110,6 +112,7 @@ def _facts(workload: Workload, training: Training, counted: FlopCount, choices: 
     return {
         "workload": {
             "domain": workload.domain,
+            "kind": choices.kind,
             "batch_size": training.batch_size,
             "optimizer": type(training.optimizer).__name__,
             "hyperparameters": _hyperparameters(training.optimizer),

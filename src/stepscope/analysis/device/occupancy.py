@@ -14,11 +14,17 @@ import numpy as np
 from stepscope.analysis.channels import Series, board_computes, growth_windows, series_of, shortest_window_ns
 from stepscope.analysis.device.throttling import CoreClock, clock_of
 from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
-from stepscope.analysis.metrics import background_cpu_load, core_utilisation, process_cpu_utilisation
+from stepscope.analysis.metrics import (
+    background_cpu_load,
+    background_warning,
+    core_utilisation,
+    process_cpu_utilisation,
+)
 from stepscope.analysis.process_scopes import CHILDREN, OWN, has_several_processes
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import span_ns
 from stepscope.runfolder import RunReader
+from stepscope.units import number
 
 if TYPE_CHECKING:
     from stepscope.analysis.metrics import Measured
@@ -244,3 +250,14 @@ def core_wait_sentence(run: RunReader) -> str:
     if delayed is None or delayed.value < _NOTABLE_WAIT:
         return ""
     return f"background CPU load: the training waited for a core {100 * delayed.value:.0f} % of the time"
+
+
+def background_load_sentence(run: RunReader) -> str:
+    """Return that other processes took a good part of the machine beside this run; else "".
+
+    Cores that were sampled of a simulated board that computes are the board's: the training's own waiting tells.
+    """
+    if board_computes(run):
+        return core_wait_sentence(run)
+    load = background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])
+    return f"background CPU load of {number(load[0].value, 2)} cores" if background_warning(load) else ""

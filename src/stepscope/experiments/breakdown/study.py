@@ -296,13 +296,15 @@ def family_joules(run: Run) -> FamilyEnergy | None:
     found: dict[str, float] = defaultdict(float)
     half: dict[str, float | None] = {}
     rows = known.filter(pl.col("component") == component)
-    for row in rows.filter(pl.col("rail") == rows["rail"][0]).iter_rows(named=True):  # two meters are not added
+    rails = rows["rail"].unique(maintain_order=True)
+    for row in rows.filter(pl.col("rail") == rails[0]).iter_rows(named=True):  # two meters are not added
         name = OPTIMIZER if row["phase"] == "optimizer" else op_family(row["name"])
         found[name] += row["joules_per_step"]
         own = _half_interval(row)
         before = half.get(name, 0.0)
         half[name] = None if own is None or before is None else before + own
-    return FamilyEnergy(component, dict(found), half)
+    named = component if len(rails) == 1 else f"{component} ({rails[0]} alone)"
+    return FamilyEnergy(named, dict(found), half)
 
 
 def bytes_at_peak(events: pl.DataFrame) -> dict[tuple[str, str], int]:

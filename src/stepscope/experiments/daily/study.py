@@ -23,6 +23,7 @@ from stepscope.experiments.engine.engine import (
     energy_name,
     energy_notes,
     evaluated_samples_text,
+    load_notes,
     mean_of,
     overlap,
     plan_of_seeds,
@@ -93,7 +94,9 @@ def _notes(made: Sequence[SettingOutcome], request: DailyTraining) -> Iterator[s
     yield "time and energy are those of the training steps; looking at the accuracy is not counted"
     if min(len(outcome.cells) for outcome in made) < 2:
         yield "one seed gives no CI: --seeds 5"
-    yield from energy_notes([cell for outcome in made for cell in outcome.cells])
+    cells = [cell for outcome in made for cell in outcome.cells]
+    yield from energy_notes(cells)
+    yield from load_notes(cells)
     if request.battery is not None and all(outcome.day_j is None for outcome in made):
         yield "--battery cannot be judged without energy"
 
@@ -182,8 +185,10 @@ class SettingOutcome:
     def fits(self, seconds: float) -> bool | None:
         """Return whether the longest day is trained in so much time.
 
-        Null where the interval spans it or is not known.
+        Null where the interval spans it or is not known, or where other processes disturbed a training.
         """
+        if any(cell.get("background") for cell in self.cells):
+            return None
         if self.day_s.low is None or self.day_s.high is None:
             return None
         return True if self.day_s.high <= seconds else False if self.day_s.low > seconds else None

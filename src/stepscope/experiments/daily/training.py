@@ -61,6 +61,7 @@ def train_all_days(
         "seed": seed, "batch": routine.batch, "replay": routine.replay, "data": asdict(training.data),
         "pretrained": pretrained, "days": list(_evaluation_rows(done, ends, lessons)),
         "energy_kind": done.energy_kind, "energy_note": done.energy_note, "energy_gap": done.gap,
+        "background": done.background,
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from stepscope import __version__
 from stepscope.analysis.estimate import Estimate, mean_interval
 from stepscope.analysis.results import Findings, ResultTable
 from stepscope.clock import monotonic_ns
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.experiments.engine.folder import ResultFolder, StudyFolder
 from stepscope.experiments.engine.process import Tick, UntimedWork, run_child
 from stepscope.experiments.engine.sweep_points import in_rounds, training_file_digests
@@ -109,6 +109,14 @@ def energy_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if gap > 0:
         text = "it is counted at the mean power of the other readings; above 20 % energy is not known"
         yield f"the sensor missed up to {100 * gap:.2g} % of the time of a training: {text}"
+
+
+def load_notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield how many of these trainings other processes disturbed; results of earlier versions do not say."""
+    disturbed = [cell["background"] for cell in cells if cell.get("background")]
+    if disturbed:
+        which = f"{len(disturbed)} of {len(cells)} trainings were disturbed (the first: {disturbed[0]})"
+        yield f"{which}: times and energy are not the training's alone; repeat them on a quiet machine"
 
 
 AnySetting = TypeVar("AnySetting", bound="SettingLike")
@@ -311,7 +319,8 @@ def answer_study(
     """
 
     plan, watch = plan or request.plan(), watch or ProgressCallbacks()
-    folder = StudyFolder(Path(out), request.study, request.to_dict(), _sources(request.trainings), measured_on())
+    where = {**measured_on(), "data": _data_sets(request)}
+    folder = StudyFolder(Path(out), request.study, request.to_dict(), _sources(request.trainings), where)
 
     def measure(point: Point, _: Mapping[str, Result]) -> Result:
         plan.before(point)
@@ -346,6 +355,18 @@ def _sources(targets: Sequence[str]) -> dict[str, str]:
     for target in targets:
         for name, digest in training_file_digests(target).items():
             found[name if found.get(name, digest) == digest else target] = digest
+    return found
+
+
+def _data_sets(request: StudyRequest) -> dict[str, str]:
+    """Return the data set of each workload of the suite whose request names none: after a fetch it may be another."""
+    from stepscope import workloads
+
+    packaged = set() if hasattr(request, "data") else {workload.name for workload in workloads.every()}
+    found = dict[str, str]()
+    for name in request.trainings:
+        with contextlib.suppress(StepscopeError):  # that there is none is told by whoever trains it
+            found |= {f"data of {name}": workloads.find(name).data.name} if name in packaged else {}
     return found
 
 

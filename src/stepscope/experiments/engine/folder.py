@@ -33,7 +33,7 @@ from stepscope.analysis.result_cache import user_seal
 from stepscope.analysis.results import Findings
 from stepscope.errors import OutputNotWritable, RunDamaged, RunNotFound, SchemaTooNew, UsageError
 from stepscope.experiments.engine.sweep_points import SweepPoint, WorkloadEntry
-from stepscope.files import atomic_write, check_and_strip_checksum, replace_json
+from stepscope.files import CHANGED, atomic_write, check_and_strip_checksum, replace_json
 from stepscope.privacy import redacted_text, redacted_texts
 from stepscope.runfolder.pack import disk_errors
 from stepscope.runfolder.validation import Fields, FileName, IntegerRange, clean_text, parse, read_regular
@@ -55,7 +55,7 @@ class ResultFolder:
         self.path = path
 
     def result(self, name: str) -> dict[str, Any] | None:
-        """Return the result of a point; null where it has not ended, or where its file is damaged."""
+        """Return the result of a point; null where it has not ended, or its file is damaged or was changed."""
         return _object(self.path / self.results_folder / f"{name}.json") or None
 
     def results(self) -> dict[str, dict[str, Any]]:
@@ -133,7 +133,7 @@ class StudyFolder(ResultFolder):
         """Begin, or go on: what has ended is kept. UsageError where the folder holds another request.
 
         sources: what the training is by name, such as the SHA-256 of its file; another one is refused likewise.
-        where: on what is measured now: device, accelerators, versions; others than the folder's are refused likewise.
+        where: on what is measured now: device, accelerators, versions, data; others than the folder's are refused.
         """
         super().__init__(path)
         plain = redacted_texts(json.loads(json.dumps(dict(settings), default=str)))
@@ -221,11 +221,11 @@ def _refuse_other_sources(path: Path, before: Any, now: Mapping[str, str] | None
 
 
 def _refuse_other_device(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError for another device or other versions; an earlier version of Stepscope wrote down none."""
+    """Raise UsageError for another device, data or versions; an earlier version of Stepscope wrote down none."""
     lines = [f"  {name}: {_short(was)} -> {_short(is_)}" for name, was, is_ in _differences(before, now)]
     if lines:
         raise UsageError(
-            f"'{path}' began on another device or with other versions, so its results could not be mixed:\n"
+            f"'{path}' began on another device, with other data or other versions, so its results could not be mixed:\n"
             + "\n".join(lines),
             "go on there with what it began with, or give another folder: --out DIR",
         )
@@ -422,10 +422,12 @@ _RESULT = {
 
 def _read_json_cleaned(path: Path) -> Any:
     """Return the JSON of a plain file, its texts cleaned; OSError or ValueError where there is none."""
+    return _parse_json_cleaned(check_and_strip_checksum(read_regular(path, _MOST_BYTES))[0])
+
+
+def _parse_json_cleaned(text: bytes) -> Any:
     try:
-        return _clean_texts(
-            json.loads(check_and_strip_checksum(read_regular(path, _MOST_BYTES))[0].decode("utf-8", errors="replace"))
-        )
+        return _clean_texts(json.loads(text.decode("utf-8", errors="replace")))
     except RecursionError:
         raise ValueError("objects within objects without end") from None
 
@@ -440,11 +442,13 @@ def _clean_texts(content: Any) -> Any:
 
 
 def _object(path: Path) -> dict[str, Any]:
+    """Return the object of a result's file; an empty one where it cannot be read, or is not as it was written."""
     try:
-        content = _read_json_cleaned(path)
+        text, differs = check_and_strip_checksum(read_regular(path, _MOST_BYTES))
+        content = _parse_json_cleaned(text)
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if isinstance(content, dict) and differs != CHANGED else {}
 
 
 def _check_plan(plan: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.analysis.device.occupancy import background_load_sentence
 from stepscope.analysis.forecast import step_energy
 from stepscope.analysis.run import Run
 from stepscope.arrays import Floats
@@ -80,6 +81,7 @@ class TrainingRecord:
     energy_kind: str | None
     energy_note: str | None
     run: str
+    background: str = ""  # a sentence where other processes took a good part of the machine
 
     def seconds(self, steps: int, begin: int = 0) -> float:
         """Time of the steps from `begin` to `steps`, s, without what lies between them."""
@@ -158,9 +160,9 @@ def _read_record(session: Session, looks: list[Evaluation]) -> TrainingRecord:
     run = Run(session.path)
     steps = run.steps
     lengths = (steps["t1_ns"] - steps["t0_ns"]).to_numpy().astype(np.float64) / 1e9
-    energy = step_energy(run, steps)
+    energy, load = step_energy(run, steps), background_load_sentence(run)
     if energy is None:
         note = "no sensor of this device gives the energy of the whole: `stepscope doctor` says what would"
-        return TrainingRecord(tuple(looks), lengths, None, None, note, str(session.path))
+        return TrainingRecord(tuple(looks), lengths, None, None, note, str(session.path), load)
     kind = "simulated" if run.simulated else "estimated" if energy.note else "measured"
-    return TrainingRecord(tuple(looks), lengths, energy.values, kind, energy.scope, str(session.path))
+    return TrainingRecord(tuple(looks), lengths, energy.values, kind, energy.scope, str(session.path), load)

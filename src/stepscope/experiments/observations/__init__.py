@@ -250,6 +250,10 @@ class Observations(StudyRequest):
         )
 
     @property
+    def trainings(self) -> tuple[str, ...]:
+        return () if self.from_ else self.workloads
+
+    @property
     def all_of_runs(self) -> bool:
         """Return whether all that runs tell is asked for: the paper's rankings and points belong to no observation."""
         return not self.only or {entry.number for entry in all_observations() if entry.needs == "runs"} <= set(

@@ -11,11 +11,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.channels import Series, core_busy_time, growth_windows, series_of, shortest_window_ns
-from stepscope.analysis.device.occupancy import core_wait_sentence
+from stepscope.analysis.device.occupancy import background_load_sentence
 from stepscope.analysis.energy.rails import MeasuredRail
 from stepscope.analysis.estimate import null_if_nan
 from stepscope.analysis.memory.events import memory_over_time
-from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.periodicity import period_of
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import CPU
@@ -23,7 +22,6 @@ from stepscope.analysis.time.steps import profiled_steps, span_ns, steps_after_w
 from stepscope.arrays import Floats
 from stepscope.experiments.observations import AS_THE_PAPER
 from stepscope.experiments.observations._statistics import why_not_judged
-from stepscope.units import number
 
 if TYPE_CHECKING:
     from stepscope.record.dry import Job
@@ -96,7 +94,7 @@ class Evidence:
     @property
     def runs_without_load(self) -> pl.DataFrame:
         """The runs without background CPU load: whose times, and energy with them, are the training's."""
-        return self.runs.filter(pl.col("background").is_null())
+        return _with_every_batch(self.runs.filter(pl.col("background").is_null()), self.runs)
 
     @property
     def undisturbed(self) -> pl.DataFrame:
@@ -105,7 +103,8 @@ class Evidence:
         Those are the calm ones, and all of a simulated board that computes: nothing else runs on its processors, and
         what this machine's load lengthens are all states of the training alike.
         """
-        return self.runs.filter(pl.col("background").is_null() | (pl.col("device") == BOARDS_GPU))
+        calm = pl.col("background").is_null() | (pl.col("device") == BOARDS_GPU)
+        return _with_every_batch(self.runs.filter(calm), self.runs)
 
     @property
     def why_all_disturbed(self) -> str:
@@ -156,6 +155,12 @@ class Evidence:
     def accelerated(self) -> bool:
         """Return whether the trainings ran on an accelerator."""
         return bool((self.runs["device"] != "cpu").any())
+
+
+def _with_every_batch(kept: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """Keep of the chosen runs those of models of which each batch size is left: fewer would be another claim."""
+    left, ran = (frame.group_by("workload").agg(pl.col("batch").n_unique().alias("batches")) for frame in (kept, runs))
+    return kept.join(left.join(ran, on=["workload", "batches"]), on="workload", how="semi")
 
 
 def gather_evidence(runs: Sequence[Run], more: dict[str, pl.DataFrame], absent: dict[str, str]) -> Evidence:
@@ -235,12 +240,7 @@ def _run_metric_columns(run: Run, metrics: pl.DataFrame) -> dict[str, Any]:
     found["energy_kind"] = kind if found.get("energy_per_step_j") is not None else None
     found["flop_per_s"] = _flop_rate(run, found.get("samples_per_s"))
     found["cores"] = len(metrics.filter(metric="core_utilisation"))
-    background = [Measured(**row) for row in metrics.filter(metric="background_cpu_use").to_dicts()]
-    found["background"] = (
-        f"background CPU load of {number(background[0].value, 2)} cores" if background_warning(background) else None
-    )
-    if run.board_computes:
-        found["background"] = core_wait_sentence(run) or None
+    found["background"] = background_load_sentence(run) or None
     return {name: found.get(name) for name in RUNS if name in found}
 
 

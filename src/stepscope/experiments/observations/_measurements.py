@@ -20,6 +20,7 @@ from stepscope.experiments.engine.engine import Point, Result
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint, in_rounds
 from stepscope.experiments.observations import Observations
+from stepscope.experiments.sweeps import INFERENCE
 
 LEAST_STEPS = 12  # three of them warm-up; nine are enough for the interval of a median
 _TASKS = "stepscope.experiments.observations._measurements"
@@ -76,11 +77,14 @@ def gather_measurements(request: Observations, results: Mapping[str, Result]) ->
     """Return what the points gave, and the runs that were made elsewhere."""
     gathered = Measurements()
     rows: dict[str, list[Any]] = {"memory": [], "days": []}
+    without: dict[str, str] = {}  # models that no run was made of, and why
     for point in planned_measurements(request):
         result, kind = results[point.id], _KINDS[point.task]
         if result["status"] != "ok":
             gathered.notes.append(f"{point.title}: {result['status']}: {result['reason']}")
             gathered.absent.setdefault(kind, f"{point.title}: {result['reason']}")
+            if kind == "run":
+                without.setdefault(point.orders["workload"], f"{point.title}: {result['status']}: {result['reason']}")
         elif kind == "run":
             try:
                 gathered.runs.append(Run(result["run"]))
@@ -94,7 +98,12 @@ def gather_measurements(request: Observations, results: Mapping[str, Result]) ->
                 for day in result["days"]
             ]
     gathered.frames = {name: pl.DataFrame(of_kind) for name, of_kind in rows.items() if of_kind}
-    gathered.runs += [run for sweep in request.from_ for run in runs_in(sweep)]
+    places = {run.path.resolve(): run for sweep in request.from_ for run in runs_in(sweep)}
+    gathered.runs += places.values()
+    measured = {str((run.meta.get("workload") or {}).get("name")) for run in gathered.runs}
+    lost = [why for name, why in without.items() if name not in measured]
+    if lost:
+        gathered.absent["models"] = "; ".join(lost)
     return gathered
 
 
@@ -115,7 +124,7 @@ def _good_runs(places: Sequence[Path]) -> Iterator[Run]:
     for place in places:
         with contextlib.suppress(RunError):
             run = Run(place)
-            if run.status == "ok":
+            if run.status == "ok" and (run.meta.get("workload") or {}).get("kind") != INFERENCE:
                 yield run
 
 

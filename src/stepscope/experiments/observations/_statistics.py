@@ -324,8 +324,11 @@ def why_not_judged(runs: pl.DataFrame, kept: pl.Series, known: Iterable[str], wh
     for (name,), frame in runs.group_by(["workload"], maintain_order=True):
         if name not in set(known):
             others = frame["background"].drop_nulls()
-            lost = len(others) == len(frame) and not frame["run"].is_in(kept.implode()).any()
-            found[str(name)] = f"all {len(frame)} of its runs were disturbed ({others[0]})" if lost else why
+            lost = len(others) > 0 and not frame["run"].is_in(kept.implode()).any()
+            which = (
+                f"all {len(frame)} of its runs" if len(others) == len(frame) else "all runs of one of its batch sizes"
+            )
+            found[str(name)] = f"{which} were disturbed ({others[0]})" if lost else why
     return found
 
 

@@ -24,10 +24,12 @@ from stepscope.experiments.observations import (
     Interval,
     JudgedClaim,
     Limits,
+    Observation,
     Observations,
     Verdict,
     all_observations,
     undecidable_claim,
+    verdict_from_claims,
 )
 from stepscope.experiments.observations._evidence import (
     CONVOLUTIONAL,
@@ -193,7 +195,16 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
 
 def judge_all(evidence: Evidence, only: Sequence[int] = ()) -> list[Verdict]:
     """The verdict on every observation, or on those of these numbers."""
-    return [observation.judge(evidence) for observation in all_observations() if not only or observation.number in only]
+    return [_judge(entry, evidence) for entry in all_observations() if not only or entry.number in only]
+
+
+def _judge(observation: Observation, evidence: Evidence) -> Verdict:
+    """Judge it; a model of which there is no run at all keeps what is claimed of all models open."""
+    verdict, lost = observation.judge(evidence), evidence.absent.get("models")
+    if observation.needs != "runs" or not lost:
+        return verdict
+    missing = undecidable_claim("of every model", "a run of each model that was asked for", lost)
+    return verdict_from_claims(observation, [*verdict.parts, missing], verdict.reading)
 
 
 def _select_comparable_runs(result: Measurements) -> tuple[list[Run], list[str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.errors import UsageError
 from stepscope.experiments.breakdown import Breakdown
-from stepscope.experiments.engine import DATA, DEVICE, SIMULATE, THREADS, StudyRequest, check_device
+from stepscope.experiments.engine import DATA, DEVICE, SIMULATE, THREADS, StudyRequest, check_device, pinned_data
 from stepscope.experiments.kernels import Kernels
 from stepscope.experiments.partial import PartialTraining
 from stepscope.request import option
@@ -87,7 +87,8 @@ class PaperP744(StudyRequest):
     @property
     def partial_requests(self) -> dict[str, PartialTraining]:
         """Figures 10 to 12 by name: LeNet with the project's settings, transfer, and with the plan "night" ResNet18."""
-        shared: dict[str, Any] = {"threads": self.threads, "simulate": self.simulate, "seeds": self.seeds}
+        shared: dict[str, Any] = {"threads": self.threads, "device": self.device}
+        shared |= {"simulate": self.simulate, "seeds": self.seeds}
         found = {
             "figure-10": PartialTraining(preset="second-paper", **shared),
             "figure-12": PartialTraining(
@@ -108,7 +109,8 @@ class PaperP744(StudyRequest):
             return self
         for part in (self.breakdown_request, self.kernels_request, *self.partial_requests.values()):
             part.checked()
-        return replace(self, import_=None if self.import_ is None else self.import_.absolute())
+        data = pinned_data("resnet18-c32", self.data) if self.plan_ == "night" else self.data
+        return replace(self, data=data, import_=None if self.import_ is None else self.import_.absolute())
 
     def plan(self) -> Plan:
         from stepscope.experiments.engine.engine import Plan, joined_plan

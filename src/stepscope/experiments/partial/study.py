@@ -20,6 +20,7 @@ from stepscope.experiments.engine.engine import (
     energy_name,
     energy_notes,
     evaluated_samples_text,
+    load_notes,
     mean_of,
     plan_of_seeds,
     split_trained_and_failed,
@@ -151,7 +152,9 @@ def _notes(outcomes: Sequence[SettingOutcome], request: PartialTraining) -> Iter
     seeds = {len(outcome.cells) for outcome in outcomes}
     if min(seeds) < 2:
         yield "one seed gives no CI: --seeds 5"
-    yield from energy_notes([cell for outcome in outcomes for cell in outcome.cells])
+    cells = [cell for outcome in outcomes for cell in outcome.cells]
+    yield from energy_notes(cells)
+    yield from load_notes(cells)
     if 1.0 in request.fractions and set(FRACTIONAL) & set(request.ways):
         yield "100 % of layers or filters is the same training as all, and is shown as such"
     yield from dict.fromkeys(
@@ -224,7 +227,7 @@ def way_table(outcomes: Sequence[SettingOutcome], energy_kind: str | None) -> Re
         row: Row = (outcome.setting.name, len(outcome.cells), 100 * outcome.trained_share)
         row += (*value_and_bounds(outcome.accuracy), *value_and_bounds(outcome.time_s))
         row += (None if peak is None else peak.value,)
-        if outcome.energy_j is not None or energy_kind:
+        if energy_kind:
             row = (*row, *value_and_bounds(outcome.energy_j))
         rows.append((*row, unbeaten_in or None))
     columns = WAY_COLUMNS

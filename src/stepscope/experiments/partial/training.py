@@ -110,7 +110,8 @@ def train_one_seed(
         "way": lesson.way, "fraction": lesson.fraction, "seed": seed, "steps": steps,
         "batch": training.batch_size, "data": asdict(training.data), "optimizer": f"{rule.name} {dict(rule.values)}",
         "curve": list(_curve(done)), "step_s": float(_median(done)), "energy_kind": done.energy_kind,
-        "energy_note": done.energy_note, "energy_gap": done.gap, "cost": asdict(cost), "notes": notes,
+        "energy_note": done.energy_note, "energy_gap": done.gap, "background": done.background,
+        "cost": asdict(cost), "notes": notes,
     }  # fmt: skip
 
 

@@ -384,8 +384,8 @@ def resume_sweep(request: SuiteRun, out: Path) -> SweepFolder:
             folder.plan, sweep_plan(request, chosen_entries(request), sweep_grid(request), folder.path.name)
         )
         if other:
-            asked = " ".join(request.given_options)
-            said = f"the sweep in '{out}' was begun otherwise than {asked} asks:\n" + "\n".join(other)
+            options = " ".join(request.given_options)
+            said = f"the sweep in '{out}' was begun otherwise than {options} asks:\n" + "\n".join(other)
             raise UsageError(said, "leave these options out, or begin a new sweep with another --out")
     folder.refuse_changes([entry for name in folder.plan["workloads"] for entry in _current_entries(name)])
     return folder

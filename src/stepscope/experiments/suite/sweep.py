@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.device.occupancy import core_wait_sentence
+from stepscope.analysis.device.occupancy import background_load_sentence
 from stepscope.analysis.estimate import change_points
-from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
@@ -196,11 +195,8 @@ def run_flags(run: Run) -> Iterator[str]:
     if slower:
         by = f"steps took {max(c.ratio for c in slower):.2f}x the time from step {steps['step'][slower[0].step]} on"
         yield f"throttled: {by}, and the clock fell" if _clock_fell(run) else f"slowed down: {by}"
-    use = [Measured(**row) for row in run.metrics().filter(metric="background_cpu_use").to_dicts()]
-    if run.board_computes:  # the cores that were sampled are the board's: the training's own waiting tells
-        yield from [said] if (said := core_wait_sentence(run)) else []
-    elif background_warning(use):
-        yield f"background CPU load: {use[0].value:.2g} cores"
+    if said := background_load_sentence(run):
+        yield said
     if run.simulated:
         yield f"the power of a simulated {run.simulated}, not of this machine"
 

@@ -88,6 +88,7 @@ QUICK = Option("12 steps and 2 repeats for each setting.")
 SEED = Option("Seed of the order of the trainings and of the trainings.")
 
 _MOST_STEPS, _QUICK_STEPS, _SECONDS = 500, 12, 10.0
+_SLOWEST = 3  # times the seconds that were asked for, with start and the last step
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,15 @@ def training_rules(request: StudyRequest, default_steps: int | None = None) -> T
     steps, seconds, target = (getattr(request, name, None) for name in ("steps", "seconds", "target"))
     if steps is not None and seconds is not None and target is None:
         raise UsageError("--steps and --seconds both end a training", "give one of them")
+    if target is not None and seconds is not None:
+        raise UsageError("--seconds ends no training that has a --target", "give --steps as the most that it may take")
     if target is not None:
         steps, seconds = steps or _MOST_STEPS, None
     elif steps is None and seconds is None:
         steps = _QUICK_STEPS if getattr(request, "quick", False) else default_steps
         seconds = _SECONDS if steps is None else None
-    return TrainingRules(steps=steps, seconds=seconds, target_loss=target, **given)
+    limit_s = max(TrainingRules.time_limit_s, _SLOWEST * (seconds or 0.0))
+    return TrainingRules(steps=steps, seconds=seconds, target_loss=target, time_limit_s=limit_s, **given)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,8 @@ def _bytes(value: Any) -> int:
 
 def _scaled_hyperparameters(kind: OptimizerKind, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     of = dict(known.get(kind.like) or {"lr": 1e-3})
-    return {**of, "lr": of["lr"] * kind.times}
+    others = {} if kind.times != 1 else of  # of another family: it takes no betas
+    return {**others, "lr": of["lr"] * kind.times}
 
 
 def _reporting_maker(make: Make, tell: Callable[[Optimizer], None]) -> Make:

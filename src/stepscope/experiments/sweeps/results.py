@@ -418,15 +418,16 @@ def loss_tables(question: SweepQuestion, trainings: Sequence[TrainingRun]) -> tu
         if steps == 0:
             continue
         ends = np.array([[a[steps - 1], b[steps - 1]] for a, b in curves])
-        mean, low, high = mean_interval(ends[:, 1] - ends[:, 0])
-        own = float(ends[:, 1].mean())
-        row = (question.label(setting), steps + WINDOW - 1, own, mean, null_if_nan(low), null_if_nan(high), len(pairs))
-        rows.append(row)
+        whole = np.isfinite(ends).all()  # the mean of those that did not diverge is that of chosen ones
+        apart = mean_interval(ends[:, 1] - ends[:, 0]) if whole else (math.nan,) * 3
+        numbers = (null_if_nan(value) for value in (float(ends[:, 1].mean()), *apart))
+        rows.append((question.label(setting), steps + WINDOW - 1, *numbers, len(pairs)))
     if not rows:
         return ()
     name = question.label(first)
     columns = (question.axis, "steps", "loss", f"less that of {name}", "low", "high", "repeats")
     note = f"Losses are means of {WINDOW} steps, compared after as many steps from the same seeds; Student's 95 % CI."
+    note += " A dash: the loss of a repeat is no number." if any(row[3] is None for row in rows) else ""
     return (ResultTable("loss", f"The loss beside {name}", columns, tuple(rows), note),)
 
 
