@@ -360,6 +360,9 @@ def test_a_meter_s_table_is_a_rail_beside_a_profiler_file_and_its_columns_can_be
     assert _total_w(run) == pytest.approx(7.0005)
     with pytest.raises(UsageError, match="no column 'P3'"):
         run_of(table, clock=Clock(columns=("when", "P3")), kind="meter-csv")
+    table.write_text("time,power,P2 [mW]\n" + "".join(f"{t},9,7000\n" for t in stamps))
+    both = Run(import_file(table, out=tmp_path / "two", options=Options(clock=Clock(zone=timezone.utc))))
+    assert any("'P2 [mW]' not read" in str(event.get("message")) for event in both.events)
     table.write_text("time,power (W)\n" + "".join(f"{t},{8 + n % 2}\n" for n, t in enumerate(stamps)))
     joined = run_of(file, table)
     (row,) = joined.energy_totals().to_dicts()

@@ -280,6 +280,12 @@ def test_a_log_is_read_in_the_dialect_of_its_meter(name: str) -> None:
     assert log.clock == clock
 
 
+def test_other_columns_of_power_are_named_and_not_read() -> None:
+    log = meter_csv.parse_meter_csv("time,power,p2 (W),volt (V)\n0,5,8,12\n1,6,9,12\n")
+    assert (log.power_column, log.other_columns) == ("power", ("p2 (W)",))
+    assert meter_csv.parse_meter_csv("time,power,p2 (W)\n0,5,8\n1,6,9\n", None, "p2 (W)").other_columns == ()
+
+
 def test_readings_under_one_stamp_are_spread_until_the_next_stamp() -> None:
     rows = [f"10:00:0{second},{watts}" for second in (1, 2, 3, 9) for watts in range(4)]
     log = meter_csv.parse_meter_csv("\n".join(["time,power", *rows]))

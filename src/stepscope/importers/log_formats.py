@@ -40,6 +40,7 @@ class MeterReadings:
     channels: tuple[Channel, ...]
     columns: tuple[Sequence[float], ...]
     skipped: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def is_mllog(lines: Sequence[str]) -> bool:
@@ -138,12 +139,15 @@ def read_meter_table(
     """
     log = parse_meter_csv(text, *columns, lambda stamps: local_times.unix_s(stamps, zone))
     name = _word(PurePath(source).stem)
+    others = ", ".join(f"'{column}'" for column in log.other_columns)
+    left = f"{source}: power is column '{log.power_column}'; {others} not read (--power-column NAME takes another)"
     return MeterReadings(
         f"meter_csv-{name}",
         _unix_ns(log, source, started_ns, zone),
         (_channel(f"meter_csv-{name}", name, source, log.power_column),),
         (log.power_w,),
         log.skipped,
+        (left,) if others else (),
     )
 
 

@@ -332,7 +332,8 @@ def _meters(meters: Sequence[MeterReadings], source: str) -> list[SensorLog]:
         apart = np.diff(meter.t_ns)
         refresh_ns = int(np.median(apart[apart > 0])) if (apart > 0).any() else None
         channels = tuple(replace(channel, refresh_ns=refresh_ns) for channel in meter.channels)
-        notes = (f"{source}: {meter.skipped} lines could not be read",) if meter.skipped else ()
+        skipped = (f"{source}: {meter.skipped} lines could not be read",) if meter.skipped else ()
+        notes = (*skipped, *meter.notes)
         log = SensorLog(meter.sensor, channels, meter.t_ns, meter.t_ns, meter.columns, notes, meter.skipped)
         logs.append(sort_by_time(log))
     return logs

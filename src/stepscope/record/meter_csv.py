@@ -28,6 +28,7 @@ _UNITS = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "kw": 1e3, "v": 1.0, "mv": 1e-3, "a"
 _SPELLED = re.compile(
     r"(kilo|milli|micro|nano|[kmnuµμ])?(?:([swvah]|min)|(sec|second|minute|hour|watt|volt|amp|ampere)s?)"
 )
+_POWER_UNITS = ("w", "mw", "uw", "kw")
 _NO_POWER = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "hp"}
 _OTHERS = _NO_POWER | {"%", "dbm", "ps", "d", "day", "days"}
 _UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
@@ -49,6 +50,7 @@ class MeterLog:
     clock: MeterClock
     power_column: str
     skipped: int  # rows without a time, or that go back in time
+    other_columns: tuple[str, ...] = ()  # of power as well, by their names or units, that were not read
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class _Columns:
     power: tuple[int, ...]
     factor: float
     name: str
+    others: tuple[str, ...] = ()
 
 
 def parse_meter_csv(
@@ -117,7 +120,8 @@ def _log(
     if sum(value == value for value in watts) < 2:
         example = _unread_example(texts, numbers, times[0])
         raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
-    return MeterLog(tuple(_spread_equal_stamps(seconds)), tuple(watts), times[1], columns.name, skipped)
+    stamps = tuple(_spread_equal_stamps(seconds))
+    return MeterLog(stamps, tuple(watts), times[1], columns.name, skipped, columns.others)
 
 
 def _unread_example(
@@ -218,7 +222,7 @@ def _renamed(head: Sequence[str] | None, time_column: str | None, power_column: 
             renamed.append(f"{places[index]} ({unit})" if unit else places[index])
         else:
             other_time = time_column is not None and name in _TIME_NAMES
-            other_power = power_column is not None and (name in _POWER_NAMES or unit in ("w", "mw", "uw", "kw"))
+            other_power = power_column is not None and _is_power(name, unit)
             renamed.append("" if other_time or other_power else cell)
     return renamed
 
@@ -235,14 +239,19 @@ def _columns(head: Sequence[str] | None, width: int) -> _Columns:
         raise ValueError(f"no time column among: {', '.join(head)}; name one of them 'time'")
     places = tuple(place for place in (date, time) if place is not None)
     unit = named[places[-1]][1] if date is None else ""
-    power = _find(named, _POWER_NAMES, ("w", "mw", "uw", "kw"))
+    power = _find(named, _POWER_NAMES, _POWER_UNITS)
     if power is not None:
-        return _Columns(places, unit, (power,), _factor(*named[power], _UNITS), head[power])
+        others = tuple(cell for place, cell in enumerate(head) if place != power and _is_power(*named[place]))
+        return _Columns(places, unit, (power,), _factor(*named[power], _UNITS), head[power], others)
     voltage, current = _find(named, _VOLTAGE_NAMES, ("v", "mv")), _find(named, _CURRENT_NAMES, ("a", "ma", "ua"))
     if voltage is None or current is None:
         raise ValueError(f"no power column among: {', '.join(head)}; name one of them 'power' (W)")
     factor = _factor(*named[voltage], _UNITS) * _factor(*named[current], _UNITS)
     return _Columns(places, unit, (voltage, current), factor, f"{head[voltage]} x {head[current]}")
+
+
+def _is_power(name: str, unit: str) -> bool:
+    return name in _POWER_NAMES or unit in _POWER_UNITS
 
 
 def _factor(column: str, unit: str, known: Mapping[str, float]) -> float:
