@@ -27,7 +27,7 @@ _MOST_STEPS = 60
 def build(run: Run) -> Section:
     """Timeline of each core, and its utilisation over the whole run."""
     table = _table(run)
-    shown, timeline = _steady_steps_with_timeline(run)
+    shown, timeline = _middle_steps_with_timeline(run)
     tables = (table,) if table else ()
     if shown.is_empty() or timeline.is_empty():
         return Section("busy time was not sampled, or no step lasted past the warm-up", tables, closed=True)
@@ -40,7 +40,7 @@ def build(run: Run) -> Section:
     return Section(lede, (_figure(run, shown, timeline), *tables), closed=True)
 
 
-def _steady_steps_with_timeline(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _middle_steps_with_timeline(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Consecutive steps from the middle of the steady part, and the timeline of the cores over them."""
     steady = run.steps.slice(run.warmup_steps)
     count = min(_STEPS, len(steady))
