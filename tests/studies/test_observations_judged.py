@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from tests.studies.tx2_board import Behaviour, board_evidence, days, memory
 
+from stepscope.analysis.channels import Growth
 from stepscope.experiments.observations import (
     AS_THE_PAPER,
     FAILS,
@@ -21,7 +24,7 @@ from stepscope.experiments.observations import (
     all_observations,
     discover_observation_files,
 )
-from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence
+from stepscope.experiments.observations._evidence import BOARDS_GPU, Evidence, _power_of_rails
 from stepscope.experiments.observations._measurements import gather_measurements, planned_measurements
 from stepscope.experiments.observations.study import judge_all
 
@@ -295,3 +298,17 @@ def test_a_batch_size_whose_runs_were_all_disturbed_keeps_its_model_open(known: 
     used = judged(3, replace(known, runs=known.runs.with_columns(background=load)))
     assert used.outcome == UNKNOWN
     assert "batch sizes were disturbed" in used.why
+
+
+def test_the_power_of_a_total_is_the_sum_of_its_rails_whoever_reads_them_when() -> None:
+    def rail(watts: float, t_ms: list[int], gap: int | None = None) -> Any:
+        t_ns = 1e6 * np.array(t_ms)
+        holes = np.arange(len(t_ms) - 1) == (-1 if gap is None else gap)
+        growth = Growth(t_ns, watts * np.diff(t_ns) * 1e-9, holes)
+        return SimpleNamespace(best=SimpleNamespace(growth=growth, window_ns=1e6 * watts, refresh_ns=1e6))
+
+    lines = [rail(2.0, list(range(0, 120, 10))), rail(3.0, list(range(5, 135, 25)), gap=2)]
+    series, smears_ns = _power_of_rails("total", lines)
+    assert series.t_ns.tolist() == [17.5e6, 42.5e6, 92.5e6]  # without the gap of the slower one
+    assert series.values == pytest.approx([5.0, 5.0, 5.0])
+    assert smears_ns == 3e6

@@ -503,16 +503,22 @@ def _channels(run: Run, use: ProcessorUse | None, edges: Floats) -> Iterator[tup
             seen = growth_windows(own, *span, shortest_window_ns(own))
             yield "use", "trainer", _series("process", (seen.edges_ns[1:] + seen.edges_ns[:-1]) / 2, seen.rates), 0.0
     for name, lines in run.rails.components():
-        if len(lines) == 1 and not lines[0].estimated:
-            yield "power", name, *_rail_power(lines[0])
+        if lines and not any(line.estimated for line in lines):
+            yield "power", name, *_power_of_rails(name, lines)
 
 
-def _rail_power(line: MeasuredRail) -> tuple[Series, float]:
-    """Mean power between two readings, W, and what the sensor averages over, ns."""
-    growth = line.best.growth
-    apart = np.diff(growth.t_ns)
-    watts = np.where(growth.gap, np.nan, growth.steps / np.maximum(apart, 1.0) * 1e9)
-    return _series(line.name, growth.t_ns[:-1] + apart / 2, watts), max(line.best.window_ns, line.best.refresh_ns)
+def _power_of_rails(name: str, lines: Sequence[MeasuredRail]) -> tuple[Series, float]:
+    """Mean power between two readings of the slowest of these rails, W, and what a sensor averages over at most, ns."""
+    growths = [line.best.growth for line in lines]
+    slowest = min(growths, key=lambda growth: len(growth.t_ns))
+    edges, watts = slowest.t_ns, np.zeros(len(slowest.t_ns) - 1)
+    apart = np.maximum(np.diff(edges), 1.0)
+    for growth in growths:
+        joules = np.interp(edges, growth.t_ns, growth.known_growth, left=np.nan, right=np.nan)
+        missing = np.interp(edges, growth.t_ns, np.concatenate([[0.0], np.cumsum(growth.gap)]))
+        watts += np.where(np.diff(missing) > 0, np.nan, np.diff(joules) / apart * 1e9)
+    smears_ns = max(max(line.best.window_ns, line.best.refresh_ns) for line in lines)
+    return _series(name, edges[:-1] + apart / 2, watts), smears_ns
 
 
 def _series(scope: str, t_ns: Floats, values: Floats) -> Series:
