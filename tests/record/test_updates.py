@@ -11,11 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+import torch._dynamo
 from tests.patience import HANG_S
 from tests.record.loops import last_step, record
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import stepscope
 from stepscope.analysis.run import Run
 from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.updates import Update, UpdateCache, ops_of_a_parameter, shares_of
@@ -192,3 +194,24 @@ def test_updates_of_two_threads_are_counted_apart() -> None:
         for handle in handles:
             handle.remove()
     assert sorted(counted) == ["MainThread", "first"]
+
+
+def test_a_model_that_was_compiled_within_a_run_is_not_compiled_anew_after_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    compiled: Any = torch.compile(model, backend="eager")  # Dynamo notes what a module's plain call is
+
+    def train() -> None:
+        optimizer.zero_grad()
+        compiled(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+    with stepscope.profile(model, out=tmp_path) as scope:
+        for _ in range(4):
+            train()
+            scope.step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        train()
+        with stepscope.profile(model, out=tmp_path) as scope:
+            train()
+    assert nn.Module.__call__ is torch._dynamo.utils.unpatched_nn_module_call

@@ -381,12 +381,14 @@ class _ModuleRoute:
         self._refresh_call_flags()
         self._call = call = functools.wraps(plain)(self._routed_call(plain))
         nn.Module.__call__ = call  # type: ignore[method-assign]
+        _tell_dynamo(plain, call)
 
         def undo() -> None:
             self._installed = False
             self._refresh_call_flags()
             if vars(nn.Module)["__call__"] is call:  # else somebody has wrapped it: it passes through
                 nn.Module.__call__ = plain  # type: ignore[method-assign]
+                _tell_dynamo(call, plain)
 
         self._undo = [undo]
 
@@ -538,3 +540,11 @@ class _ModuleRoute:
             opened.pop()
         elif scope in opened:  # another thread's call ended in between
             opened.remove(scope)
+
+
+def _tell_dynamo(before: Any, now: Any) -> None:
+    """Let Dynamo take this for a plain call of a module: else it guards on ours, and compiles anew once we are gone."""
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        known = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
+        if known is not None and known is before:
+            sys.modules[name].unpatched_nn_module_call = now  # type: ignore[attr-defined]
