@@ -56,7 +56,8 @@ def test_the_largest_batch_has_the_highest_throughput_and_resources_are_told_apa
     findings = answer_study(BATCHES, tmp_path, child=CHILD)
     best = {row[0]: row[1] for row in findings.tables[0].rows}
     assert best["throughput, samples/s"] == "batch 64"
-    assert "From batch 64 on" in findings.answer
+    assert findings.answer.startswith("Best by throughput: batch 64 with ")
+    assert "on, throughput" not in findings.answer  # the largest of all: from it on there is none
     speeds = {row[0]: row for row in findings.tables[1].rows if row[1] == "throughput, samples/s"}
     assert speeds["batch 4"][2] < speeds["batch 4"][4] < speeds["batch 64"][3]  # type: ignore[operator]
     assert any("energy cannot be judged" in note for note in findings.notes)

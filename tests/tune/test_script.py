@@ -54,7 +54,7 @@ def test_a_script_takes_changes_between_its_steps_and_is_started_again(script: P
     try:
         facts = place.ask(HANG_S, do="facts")
         assert facts["optimizers"][0]["kind"] == "SGD"
-        assert facts["loader"] == {"workers": 0, "stream": False}
+        assert facts["loader"] == {"workers": 0, "prefetch": 0, "stream": False}
         assert (facts["calls"], facts["conv2d"], facts["losses_known"]) == (1, 1, False)
         place.ask(HANG_S, do="use", facts={**facts, "cores": 4})
         changed = place.ask(HANG_S, do="block", changes=["channels_last", "bf16", "threads=1"], warmup=1, steps=3)

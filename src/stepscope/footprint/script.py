@@ -126,11 +126,13 @@ def _follow_unseen_branches(watched: ScriptLog, before: Follower, arguments: Seq
         followed = again.loops.forced
         if again.whole:
             missed = [words for words in watched.missed if words not in followed.values()]
+            known = {words.lstrip("0123456789") for words in watched.missed}  # as many batches or rounds, give or take
+            missed += [words for words in again.progress.missed if words.lstrip("0123456789") not in known]
             return replace(
                 watched,
                 later=again.log,
                 forced=tuple(followed.values()),
-                missed=tuple(dict.fromkeys([*missed, *again.progress.missed])),
+                missed=tuple(missed),
                 loading=watched.loading.or_more(again.loading()),
             )
         if not followed:
