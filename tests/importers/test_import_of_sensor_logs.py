@@ -370,3 +370,19 @@ def test_a_meter_s_table_is_a_rail_beside_a_profiler_file_and_its_columns_can_be
     table.write_text("t,power\n" + "".join(f"{n * 0.05},{8 + n % 2}\n" for n in range(80)))
     with pytest.raises(UsageError, match="start of its own"):
         run_of(table)
+
+
+def test_rails_that_only_some_lines_of_a_log_have_are_kept(tmp_path: Path) -> None:
+    """A log over a change of the board's software, or of two boards: names of rails differ from some line on."""
+    old = "RAM 1000/7846MB (lfb 1x4MB) CPU [5%@345,off] VDD_SYS_GPU 152/152 VDD_SYS_CPU 300/300 VDD_IN 2000/2000"
+    new = "RAM 1000/7846MB (lfb 1x4MB) CPU [5%@345,off] VDD_GPU 400/400 VDD_IN 3000/3000"
+    log = tmp_path / "tx2.log"
+    log.write_text("\n".join([old] * 5 + [new] * 4) + "\n")
+    clock = Clock(started=BEGIN, interval_ns=1_000_000_000)
+    run = Run(import_file(log, out=tmp_path / "runs", options=Options(clock=clock)))
+    means = {name: run.sensor("tegrastats")[f"rail.{name}.power"].drop_nans().drop_nulls() for name in
+             ("VDD_SYS_GPU", "VDD_SYS_CPU", "VDD_GPU", "VDD_IN")}  # fmt: skip
+    assert {name: (len(column), column.mean()) for name, column in means.items()} == {
+        "VDD_SYS_GPU": (5, pytest.approx(0.152)), "VDD_SYS_CPU": (5, pytest.approx(0.3)),
+        "VDD_GPU": (4, pytest.approx(0.4)), "VDD_IN": (9, pytest.approx((5 * 2 + 4 * 3) / 9)),
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.results import Findings, ResultTable
+from stepscope.api.requests import STUDIES
 from stepscope.errors import UsageError
 from stepscope.experiments.breakdown.study import TIME_COLUMNS
 from stepscope.experiments.engine.engine import Plan, Point, answer_study, joined_plan
@@ -275,3 +277,9 @@ def test_training_in_parts_is_on_the_device_that_was_asked_for_and_its_data_are_
     assert pinned.data is not None
     (judged,) = _judge_operators(PaperP744(plan_="hour", device="cuda"), {})
     assert judged.verdict == "not measured"
+
+
+@pytest.mark.parametrize("name", [name for name, known in STUDIES.items() if known.charts])
+def test_the_charts_of_each_study_are_where_its_command_looks_for_them(name: str) -> None:
+    module, _, function = STUDIES[name].charts.partition(":")
+    assert callable(getattr(importlib.import_module(f"stepscope.report.charts.{module}"), function))

@@ -197,9 +197,9 @@ class Run(RunReader):
 
     @property
     def simulated(self) -> str | None:
-        """The board that was simulated, where the power of this run is no measurement of this machine."""
-        stated = self.meta.get("simulated")
-        return None if stated is None else str(stated)
+        """The simulated board with its settings, where the power of this run is no measurement of this machine."""
+        stated = [str(self.meta[name]) for name in ("simulated", "simulated_settings") if self.meta.get(name)]
+        return ",".join(stated) or None
 
     @property
     def board_computes(self) -> bool:

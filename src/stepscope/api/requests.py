@@ -383,7 +383,7 @@ STUDIES = {
         Study(Observations, "observations:observation_charts"),
         Study(OptimizerSweep, "comparison:setting_charts"),
         Study(Paper2019, "observations:paper_charts"),
-        Study(PaperP744, "operators:project_charts"),
+        Study(PaperP744, "operators:paper_p744_charts"),
         Study(PartialTraining, "comparison:partial_charts"),
         Study(PowerModes, "comparison:setting_charts"),
         Study(PrecisionSweep, "comparison:setting_charts"),

@@ -261,12 +261,17 @@ def _compare_with_paper(model: PaperModel, found: Mapping[str, Any]) -> str:
     """Return how the count stands to the paper's mark."""
     verdict = found["verdicts"][str(LARGEST)]
     if model.trained:
-        said = {"does not fit": f"differs: up to batch {found['likely']}", "too close": "cannot tell"}
+        said = {"does not fit": f"differs: {_up_to(found)}", "too close": "cannot tell"}
         return said.get(str(verdict), "as the paper")
     none = all(answer in (None, "does not fit") for answer in found["verdicts"].values())
     if none:
         return "as the paper"
-    return f"differs: likely up to batch {found['likely']}" if found["likely"] else "cannot tell"
+    return f"differs: {_up_to(found)}" if found["sure"] else "cannot tell"
+
+
+def _up_to(found: Mapping[str, Any]) -> str:
+    """Return up to which batch size it likely fits: the whole interval of its process lies below the memory."""
+    return f"likely up to batch {found['sure']}" if found["sure"] else "at no batch size, or too close to tell"
 
 
 def _feasibility_table(
@@ -284,8 +289,8 @@ def _feasibility_table(
         about = (model.name, request.workload_of(model), trained_as, verdict, _compare_with_paper(model, found))
         rows.append((*about, *largest, *bytes_, printed))
     columns = (
-        "model", "workload", "the paper trained", "here at 64", "against the paper", "largest that fits",
-        "largest likely", "live GB at 64", "process GB, low", "process GB, high", "the paper's GB",
+        "model", "workload", "the paper trained", "here at 64", "against the paper", "largest that likely fits",
+        "largest, too close", "live GB at 64", "process GB, low", "process GB, high", "the paper's GB",
     )  # fmt: skip
     note = f"Memory of a training process for {limit / 1e9:.3g} GB. DenseNet40's 5.9 GB are of intermediate data alone."
     return ResultTable("feasibility", "Which models can be trained", columns, tuple(rows), note)

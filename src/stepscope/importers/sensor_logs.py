@@ -187,8 +187,10 @@ def _tegrastats_channels(
     lines: Sequence[tegrastats.TegrastatsLine], source: str
 ) -> tuple[list[Channel], list[list[float]]]:
     """Channels of everything that any line names."""
-    first = max(lines, key=lambda line: len(line.rails))
-    places = rail_channels(first.rails)
+    places = dict[str, tuple[str, int]]()
+    for line in sorted(lines, key=lambda line: -len(line.rails)):  # names that only some lines have are theirs
+        for name, place in rail_channels(line.rails).items():
+            places.setdefault(name, place)
     watts = [rail_watts(line, places) for line in lines]
     found: dict[str, tuple[Channel, list[float]]] = {}
     for index, name in enumerate(places):

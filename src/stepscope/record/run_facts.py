@@ -158,6 +158,7 @@ def metering_facts(metering: Metering) -> dict[str, Any]:
     chosen = {
         "power_model": metering.power_model,
         "simulated": metering.simulated and metering.simulated.partition(",")[0],
+        "simulated_settings": (metering.simulated and metering.simulated.partition(",")[2]) or None,
     }
     return {key: value for key, value in chosen.items() if value is not None}
 

@@ -38,7 +38,11 @@ class TrainingEnvironment:
     def settings(self, training: Training) -> Settings:
         """Return the settings of a session that times steps and reads sensors, and records no ops."""
         facts = {
-            "workload": {"batch_size": training.batch_size, "data": asdict(training.data)},
+            "workload": {
+                "batch_size": training.batch_size,
+                "data": asdict(training.data),
+                "kind": "with evaluations",
+            },
             "seed": training.seed,
         }
         metering = Metering(simulated=self.simulated, characterise=self.simulated is None)

@@ -383,12 +383,12 @@ def _frames(rows: Sequence[KernelRate], roofs: Mapping[str, Any]) -> dict[str, p
 
 
 def _agreement(of: Mapping[str, Any]) -> str:
-    """Return whether timer and bare loop agree within _WITHIN; undecided where only the CI does."""
-    if abs(of["ratio"] - 1) <= _WITHIN:
-        return "yes"
-    if of["low"] is None or (of["low"] <= 1 + _WITHIN and of["high"] >= 1 - _WITHIN):
+    """Return whether timer and bare loop agree within _WITHIN: undecided where the CI reaches out of it, or into it."""
+    if of["low"] is None or of["high"] is None:
         return "cannot tell"
-    return "no"
+    if of["low"] >= 1 - _WITHIN and of["high"] <= 1 + _WITHIN:
+        return "yes"
+    return "cannot tell" if of["low"] <= 1 + _WITHIN and of["high"] >= 1 - _WITHIN else "no"
 
 
 def _end(row: KernelRate, side: str) -> float | None:

@@ -62,6 +62,7 @@ class ModelVerdict:
     outcome: Outcome
     found: Interval | None
     why: str
+    where: str = ""  # which of its batch sizes the number is of, where it is not the claim's own
 
 
 @dataclass(frozen=True)

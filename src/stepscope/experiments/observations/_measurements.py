@@ -20,7 +20,7 @@ from stepscope.experiments.engine.engine import Point, Result
 from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint, in_rounds
 from stepscope.experiments.observations import Observations
-from stepscope.experiments.sweeps import INFERENCE
+from stepscope.experiments.sweeps import TRAINING
 
 LEAST_STEPS = 12  # three of them warm-up; nine are enough for the interval of a median
 _TASKS = "stepscope.experiments.observations._measurements"
@@ -124,7 +124,7 @@ def _good_runs(places: Sequence[Path]) -> Iterator[Run]:
     for place in places:
         with contextlib.suppress(RunError):
             run = Run(place)
-            if run.status == "ok" and (run.meta.get("workload") or {}).get("kind") != INFERENCE:
+            if run.status == "ok" and (run.meta.get("workload") or {}).get("kind", TRAINING) == TRAINING:
                 yield run
 
 

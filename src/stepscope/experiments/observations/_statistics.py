@@ -166,7 +166,11 @@ def compare_model_pairs(
     pairs: Iterable[tuple[BatchMeans, BatchMeans]],
 ) -> tuple[list[tuple[str, int, list[Comparison]]], dict[str, str]]:
     """Return each model against another, as `judge_models` takes them, and why some cannot be compared."""
-    known = [(f"{a.model} over {b.model}", a.runs + b.runs, difference_between_models(a, b)) for a, b in pairs]
+    known, counted = [], set[str]()
+    for a, b in pairs:  # each model's runs once, in however many pairs it is
+        runs = sum(cells.runs for cells in (a, b) if cells.model not in counted)
+        counted |= {a.model, b.model}
+        known.append((f"{a.model} over {b.model}", runs, difference_between_models(a, b)))
     apart = {name: "they have no batch size in common" for name, _, found in known if not found}
     return [entry for entry in known if entry[2]], apart
 
@@ -229,12 +233,16 @@ def combine_verdicts(
     worst = min(deciding, key=lambda model_result: _margin(model_result.found, limits))
     others = ", ".join(verdict.model for verdict in verdicts if verdict.outcome == HOLDS)
     held = f"; holds for {others}" if outcome != HOLDS and others else ""
-    of = f"{plural(runs, 'run')}; models: {len(verdicts)}"
+    pairs = any(" over " in verdict.model for verdict in verdicts)
+    unknown = sum(verdict.found is None for verdict in verdicts)
+    of = f"{plural(runs, 'run')}; {'pairs of models' if pairs else 'models'}: {len(verdicts)}"
+    of += f", of which {unknown} could not be judged" if unknown else ""
     if outcome == HOLDS:
         why = f"for each of {plural(len(verdicts), 'model')}; nearest to the limit {worst.model}: {worst.why}"
     else:
         why = "; ".join(f"{model_result.model}: {model_result.why}" for model_result in deciding) + held
-    return JudgedClaim(claim, test, effect, worst.found, limits, of, outcome, why, tuple(verdicts))
+    named = f"{effect}; the number: {worst.where}" if worst.where else effect
+    return JudgedClaim(claim, test, named, worst.found, limits, of, outcome, why, tuple(verdicts))
 
 
 def _margin(found: Interval | None, limits: Limits) -> float:
@@ -265,9 +273,11 @@ def _judge_model(
             if outcome == wanted:
                 where = f" {comparison.what}" if comparison.what else ""
                 if wanted == FAILS:
-                    return ModelVerdict(model, FAILS, spread, f"{interval_text(spread)}{where}, not {own}")
+                    return ModelVerdict(
+                        model, FAILS, spread, f"{interval_text(spread)}{where}, not {own}", comparison.what
+                    )
                 why = f"{interval_text(spread)}{where} spans the limit ({own}); more repeats or longer runs would tell"
-                return ModelVerdict(model, UNKNOWN, spread, why)
+                return ModelVerdict(model, UNKNOWN, spread, why, comparison.what)
     spread = judged[0][2]
     return ModelVerdict(model, HOLDS, spread, f"{interval_text(spread)}, {limits}")
 

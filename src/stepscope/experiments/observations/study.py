@@ -82,7 +82,13 @@ def paper_points() -> pl.DataFrame:
     return pl.DataFrame(rows, schema={**schema, "value": pl.Float64}, orient="row")
 
 
-def point_table(drawn: Mapping[str, pl.DataFrame]) -> ResultTable:
+_OF_A_BOARD = (
+    " Beside a simulated board, times and samples a second are this machine's with its processor; use and power are "
+    "the board's, joules its power over this machine's time."
+)
+
+
+def point_table(drawn: Mapping[str, pl.DataFrame], simulated: str | None = None) -> ResultTable:
     """The paper's points beside own values of the same model, at the same batch size or day."""
     rows: list[tuple[Value, ...]] = []
     for point in paper_points().iter_rows(named=True):
@@ -94,6 +100,7 @@ def point_table(drawn: Mapping[str, pl.DataFrame]) -> ResultTable:
         )
     columns = ("figure", "model", "batch or day", "the paper", "here", "unit")
     note = "The paper's values are those in its text, of a Jetson TX2 with TensorFlow 1.13; a dash: not measured here."
+    note += _OF_A_BOARD if simulated else ""
     return ResultTable("points", "The paper's points beside own ones", columns, tuple(rows), note)
 
 
@@ -182,9 +189,9 @@ def build_findings(evidence: Evidence, runs: Sequence[Run], request: Observation
             _model_table(verdicts),
             _part_table(verdicts),
             _paper_table(verdicts, drawn),
-            *([ranking_table(evidence), point_table(drawn)] if request.all_of_runs else []),
+            *([ranking_table(evidence), point_table(drawn, simulated)] if request.all_of_runs else []),
             _method_table(verdicts),
-            _means_by_workload_table(evidence),
+            _means_by_workload_table(evidence, simulated),
         ),
         device=_device(runs),
         notes=(*notes, *_limit_notes(evidence)),
@@ -319,7 +326,7 @@ def _method_table(verdicts: Sequence[Verdict]) -> ResultTable:
     return ResultTable("methods", "How each was tested", ("no.", "claim", "number", "test"), rows)
 
 
-def _means_by_workload_table(evidence: Evidence) -> ResultTable:
+def _means_by_workload_table(evidence: Evidence, simulated: str | None) -> ResultTable:
     columns = (
         "workload",
         "batch",
@@ -336,7 +343,8 @@ def _means_by_workload_table(evidence: Evidence) -> ResultTable:
         pl.len().alias("runs"), *(pl.col(name).mean() for name in of)
     )
     rows = tuple(grouped.sort("workload", "batch").select("workload", "batch", "runs", *of).iter_rows())
-    return ResultTable("runs", "What was measured", columns, rows, "Means over the runs.")
+    note = "Means over all runs, also the disturbed ones." + (_OF_A_BOARD if simulated else "")
+    return ResultTable("runs", "What was measured", columns, rows, note)
 
 
 def _bounds(interval: Interval | None) -> tuple[Value, Value, Value]:

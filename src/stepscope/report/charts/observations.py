@@ -29,7 +29,7 @@ _COMPONENTS = {
     "soc": LIGHT["data"],
     "rest": LIGHT["residual"],
 }
-_IDLE = ("idle_percent", alt.Scale(domain=[0, 100]), "in idle states, % of the time")
+_IDLE = ("idle_percent", alt.Scale(domain=[0, 100]), "windows in which it does nothing, %")
 _BUSY = ("percent", alt.Scale(domain=[0, 100]), "busy, % of the time")
 Chart = Callable[[int], Any]
 
@@ -272,7 +272,7 @@ _DRAW: dict[str, Callable[[Mapping[str, pl.DataFrame], int], Any]] = {
 _CAPTIONS = {
     "figure-3-use-over-steps": "Figure 3: use of accelerator or training process, and of each core, in {workload}.",
     "figure-4-use-by-batch": "Figure 4: use against batch size; bars are the range over the repeats.",
-    "figure-5-cores-by-batch": "Figure 5: use of each core and, where it is read, its time in idle states, by batch.",
+    "figure-5-cores-by-batch": "Figure 5: use of each core, and windows in which it does nothing, by batch.",
     "figure-6-energy-by-batch": "Figure 6: energy of one step by component against batch size.",
     "figure-7-power-over-steps": "Figure 7: power of each rail over some steps of {workload}, whose starts are marked.",
     "figure-8-throughput-by-batch": "Figure 8: throughput against batch size; bars are the range over the repeats.",
