@@ -185,7 +185,7 @@ import os, signal, sys
 from pathlib import Path
 from typing import Any
 from typing import Any
-from stepscope.runfolder import keep
+from stepscope.runfolder import disk_limit
 count, at = 0, int(sys.argv[1])
 def killing(call):
     def killer(*arguments, **options):
@@ -196,7 +196,7 @@ def killing(call):
         return call(*arguments, **options)
     return killer
 Path.unlink, Path.replace, os.fsync = killing(Path.unlink), killing(Path.replace), killing(os.fsync)
-keep.main(sys.argv[2:])
+disk_limit.main(sys.argv[2:])
 """
 
 

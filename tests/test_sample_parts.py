@@ -175,7 +175,7 @@ def test_many_rows_in_parts_are_read_as_one_long_sensor(writer: RunWriter, monke
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from stepscope.runfolder import keep
+from stepscope.runfolder import disk_limit
 count, at = 0, int(sys.argv[1])
 def killing(call):
     def killer(*arguments, **options):
@@ -186,7 +186,7 @@ def killing(call):
         return call(*arguments, **options)
     return killer
 Path.unlink, Path.replace, os.fsync = killing(Path.unlink), killing(Path.replace), killing(os.fsync)
-keep.main(sys.argv[2:])
+disk_limit.main(sys.argv[2:])
 """
 
 
