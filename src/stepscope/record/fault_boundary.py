@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from time import sleep as _sleep  # the training may put a mock in its place
 from types import CodeType, FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,6 +36,7 @@ _SIGACTION_BYTES = 512  # more than any libc's
 _libc: ctypes.CDLL | None = None
 with contextlib.suppress(OSError, TypeError):
     _libc = ctypes.CDLL(None)
+_SHORT_LOOKS = 100  # at a thread that is with us, before those that are a millisecond apart
 _PATIENCE_S = 30.0  # a signal handler of the training's may wait for a thread, and came in while another was with us
 _PANIC = "PanicException"  # of a library written in Rust: a BaseException, and never meant for the training
 
@@ -54,14 +56,12 @@ class Boundary:
         """Call a function of ours; None where it failed, where the door is shut, and from within another such call."""
         if not self.open or self._inside == threading.get_ident():
             return None
-        if not (self._lock.acquire(False) or self._lock.acquire(timeout=_PATIENCE_S)):
-            self.close(
-                TimeoutError("another thread of the training was held up within Stepscope, and waits for this one")
-            )
+        if self._inside is not None and not self._has_come_out():
             return None
-        try:
-            self._inside, began_ns = threading.get_ident(), monotonic_ns()
-            try:
+        with self._lock:
+            began_ns = monotonic_ns()
+            try:  # an exception that another thread sets may arise at any call from here on
+                self._inside = threading.get_ident()
                 return function(*args, **kwargs) if self.open else None
             except BaseException as error:
                 if not is_ours(error):
@@ -77,8 +77,22 @@ class Boundary:
             finally:
                 self._inside = None
                 self.spent_ns += monotonic_ns() - began_ns
-        finally:
-            self._lock.release()
+
+    def _has_come_out(self) -> bool:
+        """Wait for the thread that is within us; False where it is held up: a signal handler may wait for this one.
+
+        Without taking the lock: an exception that another thread sets could come in before it is given back.
+        """
+        began_ns, turns, holder = monotonic_ns(), 0, self._inside
+        while holder is not None and self._inside == holder:
+            _sleep(0.0 if turns < _SHORT_LOOKS else 0.001)
+            turns += 1
+            if monotonic_ns() - began_ns > _PATIENCE_S * 1e9:
+                self.close(
+                    TimeoutError("a thread of the training is held up within Stepscope, and may wait for this one")
+                )
+                return False
+        return True
 
     def ask(self, question: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Ask ours a question that is quickly answered, without the lock; False where it failed or the door is shut."""

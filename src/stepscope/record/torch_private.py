@@ -122,13 +122,16 @@ def _no_hook(*_: Any) -> None:
 def _is_optimizer_stepping() -> bool:
     """Return whether any thread is within the step of an optimizer."""
     own = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
-    for innermost in list(sys._current_frames().values()):
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code.co_filename == own:
-                return True
-            frame = frame.f_back
-    return False
+    frame: FrameType | None = None
+    try:
+        for frame in list(sys._current_frames().values()):
+            while frame is not None:
+                if frame.f_code.co_filename == own:
+                    return True
+                frame = frame.f_back
+        return False
+    finally:
+        del frame  # one of them is this one: what the training's functions hold would live until it is collected
 
 
 def act_within_backward(roots: Any, nodes: int, action: Callable[[], None]) -> Callable[[], None] | None:
