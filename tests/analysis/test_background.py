@@ -18,7 +18,7 @@ def process(value: float, scope: str = "process") -> Measured:
 def test_what_neither_the_trainer_nor_its_children_used_is_others() -> None:
     use = background_cpu_load([core(0, 1.0), core(1, 0.9), process(1.1), process(0.2, "children")])
     assert use[0].value == pytest.approx(0.6)
-    assert use[0].low == pytest.approx(0.52)
+    assert use[0].low == pytest.approx(0.56)  # four errors of 0.02 that are independent of each other
     assert "0.6 cores" in background_warning(use)
 
 
