@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import polars as pl
@@ -105,7 +106,35 @@ def test_a_child_inherits_what_c_knows_of_the_environment(tmp_path: Path, capfd:
         "print(os.environ.get('STEPSCOPE_TRAINING'))\n"
     )
     run_script(str(script), [], Settings(out=tmp_path / "runs"))
-    assert capfd.readouterr().out.split() == ["1", "None", "None"] or "1 None" in capfd.readouterr().out
+    assert capfd.readouterr().out.split() == ["1", "None", "None"]
+
+
+def test_a_child_that_another_thread_forks_meanwhile_has_the_environment_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(children.ORDERS, raising=False)
+    seen: list[str] = []
+
+    def fork() -> None:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, str(os.environ.get(children.ORDERS)).encode())
+            os._exit(0)
+        os.close(writer)
+        seen.append(os.read(reader, 100).decode())
+        os.close(reader)
+        os.waitpid(child, 0)
+
+    def start() -> None:
+        assert os.environ[children.ORDERS] == "orders"  # for the child that is started
+        other = threading.Thread(target=fork)
+        other.start()
+        other.join()
+
+    children._joining_spawn(start, "orders")()
+    assert seen == ["None"]
+    assert children.ORDERS not in os.environ
 
 
 FORKS = """

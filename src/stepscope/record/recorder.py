@@ -91,7 +91,7 @@ class OpRecorder:
         self.plan.layers_possible = self.layers.may_open(events)
         self._open_step = step, monotonic_ns()
         within = torch_private.must_not_switch()  # an update there has ended a step; no profile may begin or end there
-        if within and self._window is None and self.plan.choice.name != "none":
+        if torch_private.in_backward() and self._window is None and self.plan.choice.name != "none":
             self._parts.step_within_backward(step, self._note)
         wanted = not self.stopped and not within and (again or self.plan.records(step, elapsed_ns))
         if not again:

@@ -100,9 +100,8 @@ def _run_training_script(
         child = subprocess.Popen(command, close_fds=False, env=environment)
     finally:
         os.close(go)
-    if (
-        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    ):  # the kernel would keep no exit code; the script inherited it
+    # Ignored, the kernel would keep no exit code; the script has inherited it as it was.
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return _run_with_sampler(child, tell, writer, settings)

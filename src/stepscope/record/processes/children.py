@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from _thread import RLock
+from _thread import RLock, get_ident
 
 TYPE_CHECKING = False  # as typing has it
 if TYPE_CHECKING:
@@ -25,12 +25,16 @@ STARTUP = f"{__file__.rpartition(os.sep)[0]}{os.sep}startup"
 _PYTHONS = ("python", "pypy")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "fabric", "lightning")
 _environment_lock = RLock()
+_lent: tuple[int, dict[str, str | None]] | None = None  # while a child starts: by which thread, and what stood there
 _ENV_PLACE = 10  # of `env` among the positional arguments of Popen, behind args
 
 
 def _in_child() -> None:
-    global _environment_lock
+    global _environment_lock, _lent
     _environment_lock = RLock()  # another thread may have held it
+    if _lent is not None and _lent[0] != get_ident():  # of another thread's child: this one is none of ours
+        _put_back(_lent[1])
+        _lent = None
     if not _forked_by_server():  # a forked child is not joined, also where it imports torch itself
         sys.meta_path[:] = [
             found for found in sys.meta_path if not (isinstance(found, _Finder) and found.waits_for("torch"))
@@ -135,21 +139,28 @@ def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
     def spawn(*args: Any, **options: Any) -> Any:
         """The child inherits this environment: it is changed for as long as the call takes, by one thread at a time."""
         with _environment_lock:
-            kept = {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
+            global _lent
+            before, kept = _lent, {name: os.environ.get(name) for name in (ORDERS, PYTHONPATH, "PYTHONPATH")}
             try:
+                _lent = get_ident(), kept
                 os.environ.update(environment(orders, os.environ))
             except Exception as error:
                 _raise_unless_ours(error)
             try:
                 return plain(*args, **options)
             finally:
-                for name, value in kept.items():
-                    if value is None:
-                        os.environ.pop(name, None)
-                    else:
-                        os.environ[name] = value
+                _put_back(kept)
+                _lent = before
 
     return spawn
+
+
+def _put_back(kept: Mapping[str, str | None]) -> None:
+    for name, value in kept.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any], str], Callable[..., Any]], orders: str) -> None:
