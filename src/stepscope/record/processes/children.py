@@ -33,7 +33,9 @@ def _in_child() -> None:
     global _environment_lock, _lent
     _environment_lock = RLock()  # another thread may have held it
     if _lent is not None and _lent[0] != get_ident():  # of another thread's child: this one is none of ours
-        _put_back(_lent[1])
+        os.environ.update({name: value for name, value in _lent[1].items() if value is not None})
+        for name in [name for name, value in _lent[1].items() if value is None]:
+            os.environ.pop(name, None)
         _lent = None
     if not _forked_by_server():  # a forked child is not joined, also where it imports torch itself
         sys.meta_path[:] = [
@@ -149,18 +151,14 @@ def _joining_spawn(plain: Callable[..., Any], orders: str) -> Callable[..., Any]
             try:
                 return plain(*args, **options)
             finally:
-                _put_back(kept)
+                for name, value in kept.items():  # here: nothing of ours that it would call could fail
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
                 _lent = before
 
     return spawn
-
-
-def _put_back(kept: Mapping[str, str | None]) -> None:
-    for name, value in kept.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Callable[..., Any], str], Callable[..., Any]], orders: str) -> None:
