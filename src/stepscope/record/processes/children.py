@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from _thread import RLock, get_ident
+from contextlib import suppress
 
 TYPE_CHECKING = False  # as typing has it
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ def _in_child() -> None:
         for name in [name for name, value in _lent[1].items() if value is None]:
             os.environ.pop(name, None)
         _lent = None
-    if not _forked_by_server():  # a forked child is not joined, also where it imports torch itself
-        sys.meta_path[:] = [
-            found for found in sys.meta_path if not (isinstance(found, _Finder) and found.waits_for("torch"))
-        ]
+    with suppress(Exception):  # a fault of ours: the interpreter would print it among the child's own output
+        if not _forked_by_server():  # a forked child is not joined, also where it imports torch itself
+            sys.meta_path[:] = [
+                found for found in sys.meta_path if not (isinstance(found, _Finder) and found.waits_for("torch"))
+            ]
 
 
 def _forked_by_server() -> bool:
