@@ -56,7 +56,7 @@ class Boundary:
         """Call a function of ours; None where it failed, where the door is shut, and from within another such call."""
         if not self.open or self._inside == threading.get_ident():
             return None
-        if self._inside is not None and not self._has_come_out():
+        if self._inside is not None and not self.ask(self._has_come_out):
             return None
         with self._lock:
             began_ns = monotonic_ns()
