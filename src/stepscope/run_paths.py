@@ -14,9 +14,14 @@ NEWEST = "last"
 _STAMP = len("20260101T000000Z")
 
 
+def run_folders(parent: Path) -> list[Path]:
+    """Return the folders of runs in a folder, in no order; hidden ones are runs on their way to or from a store."""
+    return [header.parent for header in parent.glob("*/run.json") if not header.parent.name.startswith(".")]
+
+
 def last_runs(count: int, runs: str | Path = RUNS) -> list[Path]:
     """The newest runs below a folder that have steps, the oldest of them first. RunNotFound where there are fewer."""
-    folders = [header.parent for header in Path(runs).glob("*/run.json") if has_steps(header.parent)]
+    folders = [folder for folder in run_folders(Path(runs)) if has_steps(folder)]
     if len(folders) < count:
         found = f"{len(folders)} run{'' if len(folders) == 1 else 's'} with steps"
         raise RunNotFound(f"there are {found} below '{runs}', not {count}", "name the runs, or record one more")
@@ -50,7 +55,7 @@ def find_run(run: str | Path, runs: str | Path = RUNS) -> Path:
     """
     meant, below = Path(run), Path(runs)
     if meant.parts[:1] == (NEWEST,) and not meant.exists():
-        folders = [header.parent for header in below.glob("*/run.json")]
+        folders = run_folders(below)
         if not folders:
             raise RunNotFound(f"there is no run below '{below}'", "record one: stepscope run lenet")
         return _newest(folders, 1)[0].joinpath(*meant.parts[1:])

@@ -21,7 +21,9 @@ from tests.patience import HANG_S
 from stepscope import store
 from stepscope.errors import MissingDependency, OutputNotWritable, RunDamaged, RunNotFound, StoreError, UsageError
 from stepscope.liveness import process_identity
+from stepscope.run_paths import run_folders
 from stepscope.runfolder import RunReader, RunWriter
+from stepscope.runfolder.pack import pack
 from stepscope.store import Choice, Store, open_store
 from stepscope.store import index as store_listing
 from stepscope.store import manifest as manifests
@@ -339,6 +341,64 @@ def test_a_content_that_was_replaced_is_collected(local: Store, tmp_path: Path) 
     store.push(local, [run])
     assert len(store.collect(local, 0.0).removed) == 1
     assert store.pull(local, [run.name], tmp_path / "pulled")[0].is_dir()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone", "half"])
+def test_a_damaged_copy_replaces_no_sound_run_of_the_store(local: Store, tmp_path: Path, harm: str) -> None:
+    run = make_run(tmp_path / "runs")
+    pack(run)
+    store.push(local, [run])
+    packed = run / "steps.parquet"
+    packed.write_bytes(packed.read_bytes()[:-1] + b"?") if harm == "flipped" else packed.unlink()
+    (run / "checksums.json").unlink() if harm == "half" else None
+    with pytest.raises(StoreError, match="this copy of it is damaged"):
+        store.push(local, [run])
+    assert not store.verify(local)[0].wrong
+    assert store.collect(local, 0.0).removed == ()
+    store.remove(local, [run.name])
+    assert store.push(local, [run])[0].outcome == "pushed"
+
+
+def test_a_run_on_its_way_from_a_store_is_no_run_of_the_folder(local: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    shutil.copytree(run, run.parent / f".pull-{run.name}-0123abcd.999999")
+    assert run_folders(run.parent) == [run]
+    assert store.listed(open_store(run.parent))["id"].to_list() == [run.name]
+
+
+def test_collecting_keeps_the_files_of_a_damaged_manifest(local: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    manifest = next((Path(local.root) / "manifests").iterdir())
+    manifest.write_bytes(manifest.read_bytes().replace(b"run.json", b"run.jsom", 1))
+    assert store.collect(local, 0.0).removed == ()
+    assert store.push(local, [run])[0].outcome == "pushed", "the files were all there"
+    assert not store.verify(local)[0].wrong
+
+
+def test_collecting_removes_nothing_of_a_run_that_is_tagged_meanwhile(local: Store, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    store.push(local, [run])
+    listed, lists = type(local).list_folder, 0
+
+    def tagged_meanwhile(self: Store, folder: str) -> list[str]:
+        nonlocal lists
+        names = listed(self, folder)
+        lists += folder == "manifests"
+        if (folder, lists) == ("manifests", 1):
+            lists += 1
+            store.tag(local, [run.name], ["good"])
+        return names
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(local), "list_folder", tagged_meanwhile)
+        assert store.collect(local, 0.0).removed == ()
+    assert store.pull(local, [run.name], tmp_path / "pulled")[0].is_dir()
+
+
+def test_verifying_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="there is no store"):
+        store.verify(open_store(tmp_path / "not mounted"))
 
 
 def test_a_changed_file_is_found_out_and_nothing_of_the_run_is_left(local: Store, tmp_path: Path) -> None:

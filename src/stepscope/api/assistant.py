@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunError, RunNotFound, StepscopeError, UsageError
-from stepscope.run_paths import NEWEST, find_run
+from stepscope.run_paths import NEWEST, find_run, run_folders
 from stepscope.units import plural
 
 MOST_STEPS, MOST_MINUTES, MOST_RUNS, MOST_COMPARED = 2_000, 10.0, 50, 10
@@ -40,7 +40,7 @@ class Assistant:
 
         if most < 1:
             raise UsageError(f"most={most}: no run would be listed", "most=1 or more")
-        folders = sorted((header.parent for header in self.runs.glob("*/run.json")), reverse=True)
+        folders = sorted(run_folders(self.runs), reverse=True)
         lines = []
         for folder in folders[: max(1, min(most, MOST_RUNS))]:
             try:

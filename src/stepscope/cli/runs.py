@@ -225,11 +225,11 @@ def _open(store: str | None, timeout_s: float) -> Store:
 
 def _folders(paths: list[Path]) -> list[Path]:
     """The run folders that are meant; a folder without a run.json stands for the runs in it."""
-    from stepscope.run_paths import find_run
+    from stepscope.run_paths import find_run, run_folders
 
     folders: list[Path] = []
     for path in map(find_run, paths):
-        inside = sorted(header.parent for header in path.glob("*/run.json"))
+        inside = sorted(run_folders(path))
         folders.extend([path] if (path / "run.json").exists() or not inside else inside)
     return folders
 

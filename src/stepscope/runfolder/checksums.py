@@ -62,6 +62,12 @@ def missing_files(run: Path, known: dict[str, Any]) -> list[str]:
     ]
 
 
+def changed_files(run: Path, known: dict[str, Any]) -> list[str]:
+    """Return which packed files hold something else than was noted of them."""
+    there = {name: stated for name, stated in known.items() if isinstance(stated, list) and (run / name).is_file()}
+    return [name for name, stated in there.items() if file_checksum(run / name) != stated]
+
+
 def _write(run: Path, known: dict[str, Any]) -> None:
     replace_json(run / CHECKSUMS, {name: known[name] for name in sorted(known)}, whole=True)
 

@@ -20,6 +20,7 @@ from typing import Any
 from stepscope.errors import RunDamaged, RunNotFound, SchemaTooNew
 from stepscope.files import check_and_strip_checksum
 from stepscope.privacy import cleaned_fields, redacted_texts
+from stepscope.run_paths import run_folders
 from stepscope.runfolder.schema import PARTS, SCHEMA
 
 MOST_BYTES = 256_000_000  # of a JSON file; that of 100,000 modules takes 25 MB
@@ -326,7 +327,7 @@ def describe_dropped(name: str, dropped: list[str]) -> list[str]:
 
 def _suggest_run(path: Path) -> str:
     """Return the run that was meant: 'last', or one of a like name in the same folder or in runs/."""
-    folders = {header.parent for parent in (path.parent, path.parent / "runs") for header in parent.glob("*/run.json")}
+    folders = {folder for parent in (path.parent, path.parent / "runs") for folder in run_folders(parent)}
     names = ["last", *sorted((folder.name for folder in folders), reverse=True)]
     near = difflib.get_close_matches(path.name, names, n=1) or [name for name in names if path.name in name][:1]
     return f"did you mean {near[0]}?" if near else "list the folder that you gave to --out (default: runs/)"
@@ -334,7 +335,7 @@ def _suggest_run(path: Path) -> str:
 
 def _inside(path: Path) -> str:
     """Return the newest run in a folder of runs, or what a run's folder is called."""
-    newest = max((header.parent for header in path.glob("*/run.json")), default=None)
+    newest = max(run_folders(path), default=None)
     called = "runs/<stamp>-<name>-<id>" if newest is None else f"the newest here is {newest}"
     return f"give the folder of one run, {called}"
 

@@ -25,6 +25,7 @@ from stepscope.analysis.time.steps import quick_stats
 from stepscope.errors import RunError, RunNotFound, StoreError, UsageError
 from stepscope.files import atomic_write, read_json_object, user_cache
 from stepscope.privacy import withheld_kinds
+from stepscope.run_paths import run_folders
 from stepscope.runfolder import RunReader
 from stepscope.runfolder.writer import is_run_id
 from stepscope.store import manifest as manifests
@@ -173,7 +174,7 @@ def runs(store: Store) -> pl.DataFrame:
 
 def refuse_folder_of_runs(store: Store) -> None:
     """Raise UsageError where runs lie in the folder itself: nothing of them was pushed."""
-    if store.is_local and not store.list_folder(FOLDER) and next(Path(store.root).glob("*/run.json"), None) is not None:
+    if store.is_local and not store.list_folder(FOLDER) and run_folders(Path(store.root)):
         raise UsageError(
             f"'{store.address}' holds runs as they were recorded: a store is another folder", "--store store"
         )
@@ -279,7 +280,7 @@ def _plain_folder(root: Path, address: str) -> pl.DataFrame:
         raise RunNotFound(f"there is no store at '{address}'", "stepscope runs push RUN --store ... makes one")
     known, states = (
         _cached_rows(root),
-        {header.parent: _fact_files_state(header.parent) for header in root.glob("*/run.json")},
+        {folder: _fact_files_state(folder) for folder in run_folders(root)},
     )
     rows = {path.name: known[path.name] for path, state in states.items() if known.get(path.name, [0])[0] == state}
     found: list[RunReader] = []

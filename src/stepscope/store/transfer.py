@@ -18,6 +18,7 @@ from stepscope.errors import OutputNotWritable, RunError, StepscopeError, StoreE
 from stepscope.files import sync
 from stepscope.liveness import is_running
 from stepscope.runfolder import RunReader
+from stepscope.runfolder.checksums import CHECKSUMS, changed_files, read_checksums
 from stepscope.store import manifest as manifests
 from stepscope.store.index import FOLDER, find, read_manifests, refuse_folder_of_runs, run_facts, write_index
 from stepscope.store.manifest import SHORT, FileEntry, Manifest, digest_of
@@ -111,6 +112,7 @@ def _push_redacted(store: Store, run: RunReader, tags: tuple[str, ...]) -> Pushe
         _refuse_another_run(store, known, new)
         if known.digest == new.digest and known.tags == new.tags and _is_whole(store, known):
             return Pushed(run.id, "already there", known.bytes)
+        _refuse_damaged_copy(store, known, new, run)
     _send_files(store, run.path, new)
     save_manifest(store, new, names)
     return Pushed(run.id, "pushed" if known is None else "replaced", new.bytes)
@@ -151,6 +153,20 @@ def _refuse_another_run(store: Store, known: Manifest, new: Manifest) -> None:
         raise StoreError(
             f"{store.address} holds another run named '{new.id}': it began at another time",
             "rename the folder and the id in its run.json, or remove the other: stepscope runs rm",
+        )
+
+
+def _refuse_damaged_copy(store: Store, known: Manifest, new: Manifest, run: RunReader) -> None:
+    """Raise StoreError where files that the store has are damaged or gone here."""
+    here = {file.path: file.sha256 for file in new.files}
+    differ = {file.path for file in known.files if here.get(file.path) != file.sha256}
+    noted = read_checksums(run.path)
+    damaged = {text.partition(":")[0] for text in run.damaged_files()} | set(changed_files(run.path, noted))
+    worse = sorted(differ & (damaged | ({*noted, CHECKSUMS} - set(here))))
+    if worse:
+        raise StoreError(
+            f"{store.address} holds '{new.id}' already, and this copy of it is damaged: {', '.join(worse[:3])}",
+            f"keep that one: stepscope runs pull {new.id}; or remove it first: stepscope runs rm {new.id}",
         )
 
 
@@ -322,6 +338,11 @@ def remove(store: Store, run_ids: Iterable[str]) -> list[str]:
     return removed
 
 
+def _run_of(name: str) -> str:
+    """Return the run of a manifest's file name, or of a path below runs/."""
+    return name.partition("~")[0].partition("/")[0]
+
+
 DAY_S = 86400.0
 _OURS = re.compile(f"[0-9a-f]{{{SHORT}}}")  # a folder of runs that is no store has others, and keeps them
 
@@ -341,10 +362,13 @@ def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) ->
     names = [name for name in store.list_folder(FOLDER) if manifests.run_id_of_file_name(name) is not None]
     refused: dict[str, StoreError] = {}
     found = read_manifests(store, names, refused)
-    kept = {manifests.run_id_of_file_name(name) for name in refused}  # a later version may know what they name
     latest = {entry.id: entry.revision for entry in sorted(found.values(), key=lambda entry: entry.revision)}
+    # A later version may know what a refused one names; a damaged one may be the only one that names intact files.
+    kept = set(map(_run_of, refused)) | (set(map(_run_of, set(names) - set(found))) - set(latest))
     stale = [
-        name for name in set(names) - set(refused) if name not in found or found[name].revision < latest[found[name].id]
+        name
+        for name in set(names) - set(refused)
+        if (found[name].revision < latest[found[name].id] if name in found else _run_of(name) in latest)
     ]
     named = {entry.folder for entry in found.values() if entry.revision == latest[entry.id]}
     removed, young, freed = [f"{FOLDER}/{name}" for name in stale], [], 0
@@ -361,6 +385,8 @@ def collect(store: Store, older_than_s: float = DAY_S, dry_run: bool = False) ->
             freed += sum(store.sizes(folder).values())
     if dry_run:
         return Collected(tuple(removed), freed, tuple(young), len(latest))
+    changed = set(map(_run_of, set(store.list_folder(FOLDER)) - set(names)))  # tagged or pushed meanwhile
+    removed = [path for path in removed if _run_of(path.partition("/")[2]) not in changed]
     for path in removed:
         store.remove(path, recursive=not path.startswith(FOLDER))
     return Collected(tuple(removed), freed, tuple(young), write_index(store))

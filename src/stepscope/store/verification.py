@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepscope.errors import RunNotFound, StoreError
 from stepscope.store import manifest as manifests
-from stepscope.store.index import FOLDER, find, refuse_folder_of_runs
+from stepscope.store.index import FOLDER, INDEX, find, refuse_folder_of_runs
 from stepscope.store.manifest import FileEntry
 from stepscope.store.storage import RefusedFile, Store
 
@@ -29,9 +29,11 @@ def verify(
     """Read every file of runs (None: of all) and compare size and SHA-256 with the manifest; nothing is changed.
 
     `done` is told of each run. A manifest that cannot be read is a run of its own, with its name. Raises RunNotFound
-    where a run is not there, StoreError where the store fails, UsageError for a folder of runs that is no store.
+    where a run or the store is not there, StoreError where the store fails, UsageError for a folder of runs that is no store.
     """
     refuse_folder_of_runs(store)
+    if not _all_ids(store) and INDEX not in store.list_folder(""):
+        raise RunNotFound(f"there is no store at '{store.address}'", "stepscope runs push RUN --store ... makes one")
     found: list[Verified] = []
     for run_id in _all_ids(store) if run_ids is None else run_ids:
         found.append(_verified(store, run_id))

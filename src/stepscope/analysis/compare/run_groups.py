@@ -20,7 +20,7 @@ from stepscope.analysis.time.steps import missing_steps_file, profiled_steps, st
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
 from stepscope.quantities import find_quantity, sort_metrics
-from stepscope.run_paths import find_run
+from stepscope.run_paths import find_run, run_folders
 
 FEWEST, MOST = 2, 10
 _ALWAYS = ("workload", "batch", "optimizer", "precision")
@@ -155,8 +155,10 @@ def _folder_group(path: Path, attribution: str) -> RunGroup:
 
 def _run_folders(path: Path) -> Iterator[Path]:
     """Return the run folders: in runs/<point>/ for a sweep, else the folder itself."""
-    patterns = ("runs/*/run.json", "runs/*/*/run.json") if (path / "sweep.json").is_file() else ("*/run.json",)
-    for pattern in patterns:
+    if not (path / "sweep.json").is_file():
+        yield from sorted(run_folders(path))
+        return
+    for pattern in ("runs/*/run.json", "runs/*/*/run.json"):
         yield from (header.parent for header in sorted(path.glob(pattern)))
 
 
@@ -212,6 +214,8 @@ _OF_THE_BOARD = frozenset(  # what sensors say of the board itself, and so of a 
     {"accelerator_utilisation", "mean_cpu_utilisation", "memory_utilisation", "nvmap_used", "fan_level"}
 )
 _BLOCKS, _LEAST_IN_BLOCK = 10, 4
+# Ends of the names of metrics that go with the lengths of the steps; simulated and estimated energies are among them.
+_OF_LENGTHS = ("step_time", "throughput", "energy_per_step", "energy_per_sample")
 
 
 def difference_label(ratio: Estimate) -> str:
@@ -256,7 +260,7 @@ def headline_metrics(run: Run) -> list[Measured]:
     rows = [Measured(**row) for row in run.metrics().iter_rows(named=True)]
     kept = [row for row in rows if row.value is not None and _is_training_metric(row)]
     kept = [row for row in kept if find_quantity(row.metric, row.unit).compared]
-    kept = [_with_drift(run, row) if row.metric in ("step_time", "throughput") else row for row in kept]
+    kept = [_with_drift(run, row) if row.metric.endswith(_OF_LENGTHS) else row for row in kept]
     peak = run.peak()
     if peak is not None and not peak.computed:
         exact = float(peak.bytes)
@@ -301,7 +305,7 @@ def _with_drift(run: Run, row: Measured) -> Measured:
     """The wider of two intervals: neighbouring steps are alike where a machine drifts, which order statistics miss."""
     steps, _ = timed_steps(run)
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
-    values = lengths if row.metric == "step_time" else _sample_rates(steps)
+    values = lengths if row.metric.endswith(("step_time", "per_step")) else _sample_rates(steps)
     width = _block_interval_factor(values)
     if width is None or row.value is None or row.low is None or row.high is None:
         return row

@@ -21,6 +21,7 @@ from stepscope.experiments.engine.folder import SweepFolder
 from stepscope.experiments.engine.sweep_points import SweepPoint, in_rounds
 from stepscope.experiments.observations import Observations
 from stepscope.experiments.sweeps import TRAINING
+from stepscope.run_paths import run_folders
 
 LEAST_STEPS = 12  # three of them warm-up; nine are enough for the interval of a median
 _TASKS = "stepscope.experiments.observations._measurements"
@@ -113,7 +114,7 @@ def runs_in(path: Path) -> list[Run]:
         ended = SweepFolder(path).results().values()
         places = [path / result["run"] for result in ended if result["status"] == "ok" and result.get("run")]
     else:
-        places = [header.parent for header in sorted({*path.glob("*/run.json"), *path.glob("runs/*/*/run.json")})]
+        places = sorted({*run_folders(path), *(header.parent for header in path.glob("runs/*/*/run.json"))})
     found = list(_good_runs(places))
     if not found:
         raise RunNotFound(f"no run that ended well in '{path}'", "give the folder of a sweep: stepscope suite list")

@@ -19,6 +19,7 @@ from stepscope.files import read_json_object
 from stepscope.liveness import is_process_of_run_alive
 from stepscope.part_names import STEPS, parts_in_use, parts_of_stem, rows_file_name
 from stepscope.quantities import find_quantity
+from stepscope.run_paths import run_folders
 
 
 class JsonFile:
@@ -105,9 +106,9 @@ def find_run_of_process(runs: Path, pid: int, since_ns: int) -> Path | None:
 
 def _headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every run with its run.json, the newest first: a name begins with its UTC stamp."""
-    for path in sorted(runs.glob("*/run.json"), reverse=True):
-        if header := read_json_object(path):  # else it is being replaced, or foreign: it is looked at again
-            yield path.parent, header
+    for folder in sorted(run_folders(runs), reverse=True):
+        if header := read_json_object(folder / "run.json"):  # else it is being replaced, or foreign: looked at again
+            yield folder, header
 
 
 _FIRST_LOOK_BYTES = 65_536  # of a run that has gone on for long, only its end is of interest
