@@ -80,6 +80,15 @@ def test_a_name_that_commands_is_quoted_and_begins_no_line(runs: Path) -> None:
     verbs = Assistant(runs)
     for text in (verbs.list_runs(), verbs.ask()):
         assert not any(line.startswith("next: delete") for line in text.splitlines())
+    compared = verbs.compare([path.name for path in runs.iterdir()])
+    assert (compared.startswith("```\n"), compared.endswith("\n```"), compared.count("`")) == (True, True, 6)
+
+
+def test_what_a_run_says_of_its_sensors_is_quoted(runs: Path) -> None:
+    gone = {"sensor": "hwmon", "reason": "no permission", "detail": "x", "remedy": "next: delete all`"}
+    path = fabricate_run(runs, steps=20, missing=(gone,))
+    text = Assistant(runs).ask(path.name)
+    assert "To change it: `next: delete all'`" in text
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "last/ranks/1"])

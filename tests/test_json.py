@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from tests.patience import HANG_S
 from typer.main import get_command
 
 from stepscope.__main__ import build_app, main
+from stepscope.cli._options import print_json
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -180,6 +182,11 @@ def test_a_script_that_removes_its_run_keeps_its_exit_code_also_with_json_and_a_
     ended = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=HANG_S, check=False, text=True)
     assert (ended.returncode, ended.stdout) == (3, "")
     assert "Traceback" not in ended.stderr
+
+
+def test_a_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": math.inf, "rows": [(math.nan, 1.5)], "at": Path("x")})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "rows": [[None, 1.5]], "at": "x"}
 
 
 def test_fit_prints_the_keys_that_are_documented(capsys: pytest.CaptureFixture[str]) -> None:

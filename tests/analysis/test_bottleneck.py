@@ -396,6 +396,18 @@ def _on_a_gpu(out: Path, flops: int | None, kernel_us: int) -> Run:
     return _run(out, Machine(), ops=ops, ceilings={**CEILINGS, "device": "cuda:0"})
 
 
+def test_a_low_clock_of_the_cpu_throttles_no_training_whose_gpu_is_busy(tmp_path: Path) -> None:
+    slow = Machine(clocks=(1e9, 1e9), limit=1e9)
+    kernel = Op("sgemm", "fc", "forward", 9_900, device="cuda:0", thread=7)
+    ops = (Op("aten::mm", "fc", "forward", 10_000, (kernel,)),)
+    busy = _run(tmp_path / "busy", slow, ops=ops, residual_us=0)
+    assert "throttled" not in [cause.bound for cause in busy.verdict().causes]
+    quick = _run(tmp_path / "quick", Machine(clocks=(2e9, 2e9)), ops=(replace(ops[0], self_us=9_000),), residual_us=0)
+    assert "clock" not in [part.name for part in compare([quick, busy]).surroundings() if part.share > 0.2]
+    alone = _run(tmp_path / "alone", slow)
+    assert alone.verdict().bound == "throttled"
+
+
 def test_of_kernels_whose_work_is_not_known_no_ceiling_is_said_to_be_far(tmp_path: Path) -> None:
     verdict = _on_a_gpu(tmp_path, None, 9_000).verdict()
     assert verdict.bound == "unknown"

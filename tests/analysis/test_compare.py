@@ -22,10 +22,11 @@ from tests.report.test_memory_report import events
 from typer.testing import CliRunner
 
 import stepscope
-from stepscope.analysis.compare import WHAT, compare
+from stepscope.analysis.compare import WHAT, check, compare
 from stepscope.analysis.compare.explanation import RESIDUAL
 from stepscope.analysis.compare.run_groups import _estimate
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios, geometric_mean_of_repeats
+from stepscope.analysis.first_screen import observed_batch
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
@@ -236,6 +237,7 @@ def test_repeats_add_up_to_the_mean_that_is_stated(tmp_path: Path) -> None:
     why = comparison.explain()
     assert why.first == pytest.approx(comparison.quantities.filter(metric="step_time")["value"][0])
     assert why.parts["first"].sum() == pytest.approx(why.first)
+    assert RESIDUAL not in why.parts["name"], "every step was profiled whole"
 
 
 def test_a_run_without_operations_gives_the_reason(tmp_path: Path) -> None:
@@ -363,6 +365,44 @@ def test_energy_is_explained_by_parts_that_add_up(tmp_path: Path) -> None:
     assert why.parts["name"][0] == "aten::addmm"
     part = why.parts.row(0, named=True)
     assert part["low"] < 0.004 * 7.0 < part["high"]
+
+
+def test_totals_of_different_supplies_have_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [fabricate_run(tmp_path / name, steps=60, power_w=5.0) for name in ("a", "b")]
+    first, other = map(Run, paths)
+    rails = replace(other.rails, covers="the module, without the carrier board")
+    monkeypatch.setattr(other, "rails", rails)
+    comparison = compare([first, other])
+    rows = comparison.quantities.filter(metric="energy_per_step", side=1, scope="total")
+    assert rows["ratio"].to_list() == [None]
+    assert rows["value"][0] > 0
+    (said,) = [note for note in comparison.notes if "not of the same supply" in note]
+    assert f"A: {first.rails.covers}; B: {rails.covers}" in said
+    assert "total" not in comparison.explain("energy").note
+    judged = check(other, first, {"energy": 0.05})
+    assert all(row.metric is None for row in judged.judged)
+    assert said in judged.notes
+
+
+def test_scripts_that_train_other_batches_are_no_repeats_and_cannot_be_checked(tmp_path: Path) -> None:
+    unstated = {"header": {"workload": {"name": "train"}}}
+    for batch in (16, 32):
+        fabricate_run(tmp_path / "both", steps=40, noise=0.01, batch=batch, **unstated)
+    runs = sorted((tmp_path / "both").iterdir())
+    with pytest.raises(UsageError, match="differ in more than the code: batch"):
+        check(*runs)
+    comparison = compare([tmp_path / "both", tmp_path / "both"])
+    assert [setting.label for setting in comparison.settings] == ["train batch 16", "train batch 32"]
+
+
+def test_batches_that_vary_from_step_to_step_are_no_setting(tmp_path: Path) -> None:
+    path = fabricate_run(tmp_path, steps=40, header={"workload": {"name": "train"}})
+    assert observed_batch(Run(path)) == 16
+    run = Run(path)
+    varied = run.steps.with_columns(samples=pl.Series([8 + place % 7 for place in range(40)], dtype=pl.Int64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "steps", varied)
+        assert observed_batch(run) is None
 
 
 def test_simulated_energy_is_not_compared_with_measured(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
+import pytest
 from tests.fabricate import MODEL, STEP, Op, every_step, fabricate_run
 from typer.testing import CliRunner
 
 import stepscope
 from stepscope.analysis.compare import compare
+from stepscope.analysis.run import Run
 from stepscope.cli._application import build_app
 
 CLIPPED = (
@@ -71,6 +74,29 @@ def test_another_model_is_called_so_and_its_layers_are_not_listed(tmp_path: Path
     (change,) = comparison.program().changes
     assert (change.what, change.first, change.other) == ("model", len(MODEL) - 1, 9)
     assert "another model, 9 layers" in comparison.sentences()[0]
+
+
+def test_operator_calls_that_vary_from_step_to_step_are_not_called_the_same(tmp_path: Path) -> None:
+    runs = [Run(fabricated(tmp_path / name)) for name in ("a", "b")]
+    often = pl.when(pl.col("step") % 2 == 0).then(1).otherwise(2)
+    table = runs[1].self_times.with_columns(count=pl.col("count") * often)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs[1], "self_times", table)
+        program = compare(runs).program()
+    assert (program.changes, program.calls) == ((), None)
+    assert program.reason == "the operator calls of a step vary"
+    assert program.sentence("B") == ""
+
+
+def test_layers_are_the_same_only_where_both_sides_have_a_model(tmp_path: Path) -> None:
+    said = compare([fabricated(tmp_path / "a"), fabricated(tmp_path / "b", model=())]).program().sentence("B")
+    assert said.endswith("operator calls a step.")
+
+
+def test_operators_that_are_not_those_of_torch_are_not_called_unprofiled(tmp_path: Path) -> None:
+    ops = (Op("dot_general.3", "fc", "forward", 2_000), Op("fusion.1", "fc", "forward", 1_000))
+    program = compare([fabricated(tmp_path / name, ops) for name in ("a", "b")]).program()
+    assert (program.calls, program.reason) == (None, "the operators of one side are not PyTorch's")
 
 
 def test_runs_without_a_whole_profiled_step_have_layers_compared_alone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from tests.fabricate import fabricate_run
 from tests.integrations.trainings import a_file, library
@@ -45,6 +46,18 @@ def test_figures_are_in_si_and_carry_their_unit_in_their_name(run: Run) -> None:
     assert named["mean_power_watts/total"] == pytest.approx(5.0)
     assert named["energy_per_step_joules/total"] == pytest.approx(5.0 * STEP_S)
     assert named["core_utilisation/core_0_low"] <= named["core_utilisation/core_0"]
+
+
+def test_two_figures_of_one_name_and_scope_are_kept_apart_by_their_source(tmp_path: Path) -> None:
+    again = Run(fabricate_run(tmp_path, steps=STEPS))
+    found, metrics = logged_values(again), again.metrics()
+    metrics = pl.concat([metrics, metrics.with_columns(source=pl.lit("pss"))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "metrics", lambda _: metrics)
+        twice = logged_values(again)
+    names = [(figure.name, figure.scope) for figure in twice]
+    assert len(set(names)) == len(names) > len(found)
+    assert {(figure.name, figure.scope) for figure in found} <= set(names)
 
 
 def test_what_was_not_measured_has_no_entry(without_power: Run) -> None:

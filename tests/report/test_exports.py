@@ -401,9 +401,12 @@ def test_without_a_place_an_export_goes_into_the_run_folder(run: Run, capsys: py
     assert (run.path / "export-csv" / "ops.csv").is_file()
 
 
-def test_tables_are_not_written_over_the_run_itself(run: Run) -> None:
-    with pytest.raises(UsageError, match="that is the run itself"):
-        export_command(run=run.path, to="parquet", out=run.path)
+def test_tables_are_not_written_over_a_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("{}", encoding="utf-8")
+    for place in (run.path, tmp_path / "other"):
+        with pytest.raises(UsageError, match="a run lies there"):
+            export_command(run=run.path, to="parquet", out=place)
 
 
 @pytest.mark.parametrize("name", NAMES)

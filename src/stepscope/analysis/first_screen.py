@@ -52,14 +52,11 @@ def setting_facts(run: Run) -> list[str]:
     """Return what was trained on what: workload, batch, optimizer, precision, device, threads, steps, day."""
     workload = run.meta.get("workload")
     about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
-    stated = {"batch": about.get("batch_size"), "optimizer": about.get("optimizer")}
-    if None in stated.values():
-        stated = {name: stated[name] or value for name, value in observed_setting(run).items()}
-    batch, threads = stated["batch"], run.meta.get("threads")
+    batch, threads = about.get("batch_size") or observed_batch(run), run.meta.get("threads")
     facts = [
         about.get("name") or run.id,
         f"batch {batch}" if batch else None,
-        stated["optimizer"],
+        about.get("optimizer") or observed_optimizer(run),
         about.get("precision"),
         f"times of {machine_name(run)}" if run.simulated is not None else machine_name(run),
         f"{threads} thread{'' if threads == 1 else 's'}" if threads else None,
@@ -69,14 +66,17 @@ def setting_facts(run: Run) -> list[str]:
     return [str(fact) for fact in facts if fact]
 
 
-def observed_setting(run: Run) -> dict[str, Any]:
-    """Return what a script does not state and its steps show: batch and optimizer; null where they do not."""
-    samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
+def observed_optimizer(run: Run) -> str | None:
+    """Return the optimizers whose steps were profiled; null where none was."""
     names = run.self_times["name"].str.extract(r"^Optimizer\.step#(.+)\.step$").drop_nulls().unique().sort()
-    return {
-        "batch": int(np.median(samples)) if len(samples) else None,  # the last of an epoch may be smaller
-        "optimizer": ", ".join(names) or None,
-    }
+    return ", ".join(names) or None
+
+
+def observed_batch(run: Run) -> int | None:
+    """Return how many samples most steps after warm-up took (the last of an epoch may be smaller); else null."""
+    samples = steps_after_warmup(run)["samples"].drop_nulls().to_numpy()
+    median = int(np.median(samples)) if len(samples) else None
+    return median if np.count_nonzero(samples == median) * 2 > len(samples) else None
 
 
 def machine_name(run: Run) -> str | None:

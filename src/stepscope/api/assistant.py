@@ -64,7 +64,8 @@ class Assistant:
 
         if not 2 <= len(runs) <= MOST_COMPARED:
             raise UsageError(f"{plural(len(runs), 'run')} cannot be compared", f"give 2 to {MOST_COMPARED} names")
-        return _truncate(text(compare([self._run_folder(run) for run in runs]), 120))
+        drawn = text(compare([self._run_folder(run) for run in runs]), 120)
+        return f"```\n{_truncate(drawn.replace('`', chr(39)))}\n```"
 
     def measure(self, workload: str, steps: int = 200, batch: int | None = None, threads: int | None = None) -> str:
         """Train a workload of the package for some steps, measure it, and say what was found, as `ask` does."""

@@ -6,6 +6,7 @@ import functools
 import inspect
 import io
 import json as json_format
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -40,8 +41,16 @@ def replace_unprintable_output() -> None:
 
 
 def print_json(answer: Any) -> None:
-    """Print an answer as JSON; paths and dates become text."""
-    typer.echo(json_format.dumps(answer, indent=1, default=str))
+    """Print an answer as JSON; paths and dates become text, and numbers that are none, or infinite, null."""
+    typer.echo(json_format.dumps(_finite(answer), indent=1, default=str))
+
+
+def _finite(answer: Any) -> Any:
+    if isinstance(answer, dict):
+        return {name: _finite(value) for name, value in answer.items()}
+    if isinstance(answer, (list, tuple)):
+        return [_finite(value) for value in answer]
+    return None if isinstance(answer, float) and not math.isfinite(answer) else answer
 
 
 def print_written(path: Any, as_json: bool) -> None:

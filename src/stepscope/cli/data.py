@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -37,7 +36,7 @@ def _list(json: bool) -> None:
 
     rows = catalogue.listed()
     if json:
-        typer.echo(json_format.dumps(rows, indent=1))
+        print_json(rows)
         return
     columns = (
         text_column("data set", "name"),
@@ -83,7 +82,7 @@ def _verify(names: Sequence[str], json: bool) -> None:
 
     rows = catalogue.verify(names)
     if json:
-        typer.echo(json_format.dumps(rows, indent=1))
+        print_json(rows)
     for row in () if json else rows:
         typer.echo(f"{row['data set']}/{row['file']}: {row['state']}")
     if not rows and not json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from stepscope.cli._options import (
     AsJson,
     check_page_options,
     make_command,
+    print_json,
     print_wide,
     print_written,
     with_privacy_options,
@@ -74,7 +74,7 @@ def _show(
     if html:
         typer.echo(str(write_page(results, against, models, out or default_page(path))))
     elif json:
-        typer.echo(json_format.dumps(results_json(results, against), indent=1, default=str))
+        print_json(results_json(results, against))
     else:
         print_wide(*render_results(results, against, models), width=_PAGE)
 
@@ -100,7 +100,7 @@ def _list(
 
     found = list_contents(request.below)
     if json:
-        typer.echo(json_format.dumps(found, indent=1))
+        print_json(found)
     else:
         Console(highlight=False).print(*contents_text(found), sep="\n")
 
@@ -179,7 +179,7 @@ def print_fleet_results(path: Path, against: str | None, models: bool, json: boo
         )
     frame = fleet_results(folder)
     if json:
-        typer.echo(json_format.dumps({"boards": list(folder.boards), "settings": frame.to_dicts()}, default=str))
+        print_json({"boards": list(folder.boards), "settings": frame.to_dicts()})
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     console.print(f"{path.name}: {len(folder.boards)} boards", results_table(frame), sep="\n")

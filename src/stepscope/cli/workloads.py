@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_format
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.cli._options import print_json
 from stepscope.errors import DataUnavailable, MissingDependency, StepscopeError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def workloads(
         chosen, lambda new: track(new, "counting", transient=True, console=errors, disable=len(new) < 4)
     )
     if json:
-        typer.echo(json_format.dumps(rows, indent=1))
+        print_json(rows)
     else:
         console = Console()
         console.print(_table(rows, exact=console.width >= _EXACT_FROM))
@@ -67,7 +67,7 @@ def _train_and_print_bands(chosen: list[Workload], json: bool) -> None:
         rows.append(row)
         if not json:
             typer.echo(band_text(row))
-    typer.echo(json_format.dumps(rows, indent=1) if json else bands_summary(rows))
+    print_json(rows) if json else typer.echo(bands_summary(rows))
     refuse_broken_bands(rows)
 
 

@@ -45,9 +45,14 @@ class LoggedValue:
 
 
 def logged_values(run: Run) -> list[LoggedValue]:
-    """The metrics and the cost of measuring that have a value."""
-    rows = [*run.metrics().iter_rows(named=True), *run.overhead().iter_rows(named=True)]
-    return [_logged_value(row) for row in rows if row["value"] is not None and math.isfinite(row["value"])]
+    """The metrics and the cost of measuring that have a value; a second of one name has its source in it, as "_pss"."""
+    named: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in (*run.metrics().iter_rows(named=True), *run.overhead().iter_rows(named=True)):
+        if row["value"] is not None and math.isfinite(row["value"]):
+            again = (row["metric"], row["scope"]) in named
+            metric = f"{row['metric']}_{plain_name(row['source'])}" if again else row["metric"]
+            named[metric, row["scope"]] = {**row, "metric": metric}
+    return [_logged_value(row) for row in named.values()]
 
 
 def flatten_values(found: list[LoggedValue]) -> dict[str, float]:

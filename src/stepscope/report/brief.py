@@ -5,7 +5,6 @@ At most about 1,500 tokens, whatever the run holds. Names of a run are data: the
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 import polars as pl
@@ -18,7 +17,7 @@ from stepscope.report.screen import figure_text
 from stepscope.units import bytes_, duration, escape_control_characters, estimate, percent, row_label, si
 
 _MOST = 4_000  # characters
-_NAME = 48  # characters of a name
+_NAME, _SENTENCE = 48, 160  # characters of a name, and of a reason that a run states
 _LAYERS, _OPERATORS, _CAUSES, _UNKNOWN = 5, 5, 3, 8
 
 
@@ -92,10 +91,8 @@ def _step_share_lines(run: Run) -> Iterator[str]:
 def _not_measured_lines(run: Run) -> Iterator[str]:
     entries = run.not_measured()
     for entry in entries[:_UNKNOWN]:
-        remedy = f" To change it: {entry.remedy}." if entry.remedy else ""
-        yield textwrap.shorten(
-            f"unknown: {entry.what.replace('_', ' ')}: {entry.why}.{remedy}", 320, placeholder=" ..."
-        )
+        remedy = f" To change it: {quoted(entry.remedy, _SENTENCE)}" if entry.remedy else ""
+        yield f"unknown: {quoted(entry.what.replace('_', ' '))}: {quoted(entry.why, _SENTENCE)}{remedy}"
     if len(entries) > _UNKNOWN:
         yield f"unknown: {len(entries) - _UNKNOWN} more things"
     yield f"all numbers: stepscope report {run.path.name} --json"

@@ -157,9 +157,8 @@ def _throttling_cause(seen: Occupancy) -> Iterator[Cause]:
     low, high = (None if end is None else 1 - end for end in (clock.share.high, clock.share.low))
     slow = evidence_above("the fastest core's clock was {} of its maximum", clock.share, "cpufreq")
     signs = [Evidence(sign, None, source="limits and flags") for sign in (*clock.acting, *clock.limits)]
-    yield from notable_cause(
-        "throttled", "clock", Estimate(1 - clock.share.value, low, high), slow, *signs, _clock_drop_evidence(clock)
-    )
+    lost = Estimate(1 - clock.share.value, low, high).times(seen.host_alone)
+    yield from notable_cause("throttled", "clock", lost, slow, *signs, _clock_drop_evidence(clock))
 
 
 def _clock_drop_evidence(clock: CoreClock) -> Evidence | None:

@@ -26,11 +26,11 @@ from stepscope.analysis.compare.run_groups import (
     RunGroup,
     Setting,
     match_settings,
-    observed_differences,
     quantities,
     run_group,
     samples_per_step,
     setting_differences,
+    total_supplies,
 )
 from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios
@@ -141,7 +141,7 @@ class Comparison:
     def by_the_machine(self, other: int = 1, setting: int = 0) -> bool:
         """Return whether the machine explains half of the difference in step time, or all that was changed."""
         around = self.surroundings(other, setting)
-        same = bool(around) and not self.differences(other, setting) and not self.program(other, setting).changes
+        same = bool(around) and not self.differences(other, setting) and self.program(other, setting).calls is not None
         return same or sum(part.share for part in around) >= EXPLAINS
 
     def program(self, other: int = 1, setting: int = 0) -> Program:
@@ -152,7 +152,7 @@ class Comparison:
     def differences(self, other: int = 1, setting: int = 0) -> dict[str, tuple[Any, Any]]:
         """Return the settings and devices that a side and the first do not have in common, stated or seen."""
         first, second = (self.settings[setting].sides[side][0] for side in (0, other))
-        return {**observed_differences(first, second), **setting_differences(first, second)}
+        return setting_differences(first, second)
 
     def layers(self, quantity: str = "time", setting: int = 0) -> list[LayerRow]:
         """Return each layer with its value on every side: "time" (self, ns), "energy" (J) or "memory" (live, B).
@@ -221,6 +221,14 @@ def compare(runs: Sequence[str | Path | Run], per: str = "step", attribution: st
     return Comparison(_distinct_names(run_groups), settings, (*notes, *_warnings(settings, run_groups)), per)
 
 
+def _supply_notes(sides: Sequence[Sequence[Run]]) -> Iterator[str]:
+    """Yield what the totals of the sides are of, where that differs."""
+    supplies = [" or ".join(total_supplies(runs)) for runs in sides]
+    if len(set(filter(None, supplies))) > 1:
+        of = "; ".join(f"{side_letter(side)}: {supply or 'none'}" for side, supply in enumerate(supplies))
+        yield f"Total power and energy are not of the same supply, and have no ratio ({of})."
+
+
 def _distinct_names(run_groups: tuple[RunGroup, ...]) -> tuple[RunGroup, ...]:
     """Operands with names of their own: the same folder name can be given twice."""
     names = [group.name for group in run_groups]
@@ -247,6 +255,7 @@ def _warnings(settings: Sequence[Setting], run_groups: Sequence[RunGroup]) -> It
         sides = ", ".join(dict.fromkeys(side for side, _ in simulated))
         use = " and the use of its processors" if any(board_computes(run) for _, run in simulated) else ""
         yield f"SIMULATED sensors of {sides}: power, energy, heat{use} are of a simulated board, not of a device."
+    yield from _supply_notes([group.runs for group in run_groups])
     computed = [
         side_letter(side) for side, group in enumerate(run_groups) if any(memory_is_computed(run) for run in group.runs)
     ]
@@ -466,7 +475,8 @@ def check(
         else:
             judged.append(_judge_limit(what, limit, row, sides))
     counts = len(sides[0].runs), len(sides[1].runs)
-    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left), tuple(_simulated_notes(sides)))
+    notes = (*_simulated_notes(sides), *_supply_notes([sides[1].runs, sides[0].runs]))
+    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left), notes)
 
 
 def _simulated_notes(sides: Sequence[RunGroup]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from stepscope.analysis.compare.run_groups import pooled_step_time, samples_per_step
+from stepscope.analysis.compare.run_groups import TOTAL, pooled_step_time, samples_per_step, total_supplies
 from stepscope.analysis.estimate import Estimate, mean_of_repeats
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run
@@ -70,7 +70,17 @@ def explain_time(
     if kernels:
         return explain_difference(what, by, "ns", sides[0], sides[1], "mean of the profiled steps")
     wholes = [pooled_step_time(runs, per_sample) for runs in (first, other)]
-    return explain_difference(what, by, "ns", sides[0], sides[1], _NOTE, wholes)
+    before, after = (
+        _scaled_to_whole(parts, whole, [pooled_step_time([run], per_sample) for run in runs])
+        for parts, whole, runs in zip((sides[0], sides[1]), wholes, (first, other), strict=True)
+    )
+    return explain_difference(what, by, "ns", before, after, _NOTE, wholes)
+
+
+def _scaled_to_whole(parts: Parts, whole: Estimate, repeats: Sequence[Estimate]) -> Parts:
+    """Return means of parts scaled to the geometric mean of the repeats, which is what is stated for the whole."""
+    factor = whole.value * len(repeats) / sum(repeat.value for repeat in repeats)
+    return {name: part.times(factor) for name, part in parts.items()}
 
 
 def explain_difference(
@@ -192,7 +202,7 @@ def _live_at_peak(run: Run, peak: Peak, by: str) -> pl.DataFrame:
 
 
 ENERGY_BY = ("module", "type", "kind", "phase")
-_WHOLE = ("total", "device")  # components that stand for the whole
+_WHOLE = (TOTAL, "device")  # components that stand for the whole
 
 
 def explain_energy(first: Sequence[Run], other: Sequence[Run], by: str, per_sample: bool = False) -> Explanation:
@@ -218,6 +228,7 @@ def _shared_component(runs: Sequence[Run], by: str) -> str | None:
     """The component that all runs have values of: the whole device, else the one with most energy."""
     frames = [_energy_frame(run, by) for run in runs]
     shared = set.intersection(*(set(frame["component"]) for frame in frames)) if frames else set()
+    shared -= {TOTAL} if len(total_supplies(runs)) > 1 else set()
     for name in _WHOLE:
         if name in shared:
             return name

@@ -41,12 +41,14 @@ class ProgramChange:
 class Program:
     """Differences between the steps of two sides as programs.
 
-    calls: operator calls of a step, where nothing differs. reason: why operator calls were not compared; layers were.
+    calls: operator calls of a step, where nothing differs. reason: why operator calls were not compared, or could not
+    be told apart. layers_known: both sides have a model, whose layers were compared.
     """
 
     changes: tuple[ProgramChange, ...]
     calls: int | None = None
     reason: str = ""
+    layers_known: bool = False
 
     def sentence(self, letter: str) -> str:
         """Return what differs, or that nothing does; empty where that is not known."""
@@ -55,7 +57,8 @@ class Program:
             return f"{letter}'s step differs from A's: {'; '.join(parts)}."
         if self.calls is None:
             return ""
-        return f"A and {letter} make the same {plural(self.calls, 'operator call')} a step, in the same layers."
+        same = ", in the same layers" if self.layers_known else ""
+        return f"A and {letter} make the same {plural(self.calls, 'operator call')} a step{same}."
 
     def changes_of_kind(self, what: str) -> list[ProgramChange]:
         """Return the changes of one sort."""
@@ -107,17 +110,19 @@ def program_changes(first: Sequence[Run], other: Sequence[Run]) -> Program:
     sides = [_OperatorCalls.of(runs) for runs in (first, other)]
     before, after = sides
     if before is None or after is None:
-        return Program(tuple(layers), reason="one side has no fully profiled step")
+        profiled = all(run.steps["recorded"].any() for run in (*first, *other))
+        why = "the operators of one side are not PyTorch's" if profiled else "one side has no fully profiled step"
+        return Program(tuple(layers), reason=why)
     changes = (*layers, *_flops(before, after), *_operator_changes(before, after))
-    return Program(changes, None if changes else round(float(np.median(after.total))))
+    if changes or not _are_same(before, after):
+        return Program(changes, reason="" if changes else "the operator calls of a step vary")
+    known = all(_layers_of(side[0]) for side in (first, other))
+    return Program((), round(float(np.median(after.total))), layers_known=known)
 
 
 def _layer_changes(first: Run, other: Run) -> Iterator[ProgramChange]:
     """The layers that one side alone has, or that have other parameters; of another model their number alone."""
-    sides = [
-        {(name, kind): own for name, kind, own in run.model.select("module", "type", "parameters").iter_rows() if name}
-        for run in (first, other)
-    ]
+    sides = [_layers_of(run) for run in (first, other)]
     if not all(sides):
         return
     keys = list(dict.fromkeys((*sides[0], *sides[1])))
@@ -131,6 +136,12 @@ def _layer_changes(first: Run, other: Run) -> Iterator[ProgramChange]:
             continue  # a container of what changed
         before, after = (None if (name, kind) not in side else float(side[name, kind] or 0) for side in sides)
         yield ProgramChange("layer", f"{name} ({kind})", before, after)
+
+
+def _layers_of(run: Run) -> dict[tuple[str, str], int | None]:
+    """Return the own parameters of each layer of the model, by name and type."""
+    rows = run.model.select("module", "type", "parameters").iter_rows()
+    return {(name, kind): own for name, kind, own in rows if name}
 
 
 @dataclass(frozen=True)
@@ -198,6 +209,12 @@ def _operator_changes(first: _OperatorCalls, other: _OperatorCalls) -> Iterator[
     for kind in sorted(apart, key=cost):
         before, after = (count or None for count in counts[kind])
         yield ProgramChange("operator", kind, before, after)
+
+
+def _are_same(first: _OperatorCalls, other: _OperatorCalls) -> bool:
+    """Return whether a step of both sides makes the same calls of each kind, in the median."""
+    kinds = dict.fromkeys((*first.kinds, *other.kinds))
+    return all(np.median(first.of_kind(kind)) == np.median(other.of_kind(kind)) for kind in kinds)
 
 
 def _are_ranges_disjoint(first: Floats, other: Floats) -> bool:

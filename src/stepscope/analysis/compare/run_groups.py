@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_repeats, mean_interval
-from stepscope.analysis.first_screen import observed_setting
+from stepscope.analysis.first_screen import observed_batch, observed_optimizer
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.process_scopes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
@@ -82,13 +82,13 @@ def match_settings(run_groups: Sequence[RunGroup]) -> tuple[tuple[Setting, ...],
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """Return the setting of the training: workload, batch, optimizer, precision, threads, device."""
+    """Return the setting of the training: workload, batch (stated or seen), optimizer, precision, threads, device."""
     workload = run.meta.get("workload")
     about = workload if isinstance(workload, dict) else {"name": workload}
     own = {name: about.get(name) for name in ("optimizer", "precision", "device")}
     return {
         "workload": about.get("name") or run.id,
-        "batch": about.get("batch_size"),
+        "batch": about.get("batch_size") or observed_batch(run),
         **own,
         "threads": run.meta.get("threads"),
     }
@@ -96,9 +96,11 @@ def setting_of(run: Run) -> dict[str, Any]:
 
 def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     """Return what two runs do not have in common of setting, board, data and simulated sensors: name to (first,
-    other).
+    other). An optimizer that one of them does not state is the one that was seen, where both were.
     """
     pairs = {name: (value, setting_of(other)[name]) for name, value in setting_of(first).items()}
+    if None in pairs["optimizer"] and None not in (seen := (observed_optimizer(first), observed_optimizer(other))):
+        pairs["optimizer"] = seen
     pairs["board"] = (_board_name(first), _board_name(other))
     pairs["data"] = (_data_identity(first), _data_identity(other))
     pairs["simulated"] = (first.simulated, other.simulated)
@@ -106,13 +108,6 @@ def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
 
 CHANGES = ("batch", "optimizer", "precision", "threads", "device", "board")  # of a training, by name, in this order
-
-
-def observed_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """Return in what two runs were seen to train otherwise, of what a script does not state: batch and optimizer."""
-    before, after = observed_setting(first), observed_setting(other)
-    pairs = {name: (before[name], after[name]) for name in before}
-    return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
 
 
 def _board_name(run: Run) -> object:
@@ -210,6 +205,7 @@ QUANTITY_SCHEMA = {
     "difference": pl.String,
 }
 _PROPORTIONAL = "pss"
+TOTAL = "total"  # the scope of what the whole device takes, as far as it was measured
 _OF_THE_BOARD = frozenset(  # what sensors say of the board itself, and so of a simulated one where there is one
     {"accelerator_utilisation", "mean_cpu_utilisation", "memory_utilisation", "nvmap_used", "fan_level"}
 )
@@ -231,7 +227,7 @@ def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
     """A row a metric, scope and side (number from 0): value and 95 % CI, ratio to side 0. Columns as `SCHEMA`.
 
     Of a single run the interval is the one within it (`interval_of` "steps"); of repeats, the one between them. What is
-    measured on one side and simulated on the other has no ratio.
+    measured on one side and simulated on the other has no ratio, nor have totals of different supplies.
     """
     simulated = [any(run.simulated is not None for run in side) for side in sides]
     values = [pool_repeats(runs) for runs in sides]
@@ -243,9 +239,15 @@ def quantities(sides: Sequence[Sequence[Run]]) -> pl.DataFrame:
         for number, side in enumerate(values):
             if (measured := side.get(key)) is not None:
                 alike = key[0] not in _OF_THE_BOARD or simulated[number] == simulated[0]
+                alike = alike and (key[1] != TOTAL or total_supplies(sides[number]) == total_supplies(sides[0]))
                 first = values[0].get(key) if number and alike else None
                 rows.append({"side": number, **_quantity_row(measured, len(sides[number]), first)})
     return pl.DataFrame(rows, schema=QUANTITY_SCHEMA)
+
+
+def total_supplies(runs: Sequence[Run]) -> list[str]:
+    """Return what the total of power and energy is of, such as "the processor alone": each that a run of them has."""
+    return sorted({run.rails.covers for run in runs} - {""})
 
 
 def pool_repeats(runs: Sequence[Run]) -> dict[tuple[str, str], Measured]:

@@ -125,12 +125,14 @@ def _background_cores(side: Side) -> float:
 
 
 def _clock_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
-    """The time on the core grows as the clock falls."""
+    """The time on the core grows as the clock falls, but not while an accelerator sets the pace."""
     clocks = [[seen.clock.share for seen, _, _ in side if seen.clock is not None] for side in (first, other)]
     if any(len(known) < len(side) for known, side in zip(clocks, (first, other), strict=True)):
         return
     before, after = (_mean([share.value for share in known]) for known in clocks)
-    ran = _mean([length * (1.0 if seen.runs is None else seen.runs.value) for seen, length, _ in other])
+    ran = _mean(
+        [length * min(1.0 if seen.runs is None else seen.runs.value, seen.host_alone) for seen, length, _ in other]
+    )
     spread = [_mean([((share.high or share.value) - (share.low or share.value)) / 2 for share in known])
               for known in clocks]  # fmt: skip
     if not before or not after:

@@ -15,6 +15,7 @@ from stepscope.analysis.channels import Series, board_computes, growth_windows, 
 from stepscope.analysis.device.throttling import CoreClock, clock_of
 from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
 from stepscope.analysis.metrics import (
+    accelerator_utilisation,
     background_cpu_load,
     background_warning,
     core_utilisation,
@@ -71,6 +72,7 @@ class Occupancy:
     storage_read: Estimate | None  # B/s
     storage_written: Estimate | None
     clock: CoreClock | None
+    host_alone: float  # share of the profiled steps in which no accelerator runs a kernel; else its work sets the pace
 
     @property
     def are_cores_full(self) -> bool:
@@ -166,7 +168,13 @@ def occupancy(run: RunReader) -> Occupancy:
         storage_read=_rate(run, "storage_read", "process", 1e9) if single_process else None,
         storage_written=_rate(run, "storage_written", "process", 1e9) if single_process else None,
         clock=None if span is None or board_computes(run) else clock_of(run, span),
+        host_alone=1 - max((kernels or 0.0 for kernels in _kernel_shares(run)), default=0.0),
     )  # fmt: skip
+
+
+def _kernel_shares(run: RunReader) -> list[float | None]:
+    """Return the share of the profiled steps in which each accelerator runs kernels; none where none was recorded."""
+    return [row.value for row in accelerator_utilisation(run) if row.source == "ops"]
 
 
 def _estimate_of_row(row: Measured | None) -> Estimate | None:

@@ -224,8 +224,8 @@ def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | 
     kind, source = exports.find_export(to), open_run(run)
     part = excerpt(source, steps)
     target = _target(source, out, f"export-{to}{_file_name_suffix(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
-    if not kind.SUFFIX and target.resolve() == source.path.resolve():
-        raise UsageError(f"--out {target}: that is the run itself", "choose another folder")
+    if not kind.SUFFIX and (target / "run.json").exists():
+        raise UsageError(f"--out {target}: a run lies there, whose tables would be replaced", "choose another folder")
     return ExportPlan(kind, part, target)
 
 

@@ -276,7 +276,7 @@ def _pace(recent: list[tuple[int, int, int, int, float, int]], began_ns: int | N
         step_ns=median(lengths),
         mean_ns=span_ns / len(recent),
         samples_per_s=sum(row[3] for row in recent) * 1e9 / span_ns if counted and span_ns > 0 else None,
-        loss=loss if loss == loss else None,  # NaN is "not given"
+        loss=None if math.isnan(loss) else loss,  # NaN is "not given"
     )
 
 
