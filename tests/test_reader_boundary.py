@@ -382,6 +382,20 @@ def test_a_run_of_another_boot_or_of_a_pid_that_is_taken_again_does_not_run() ->
     assert not is_process_of_run_alive({"pid": 1, "clock": {"unix_ns": 1_000_000_000}})
 
 
+@pytest.mark.parametrize("other", [{"boot_id": "another"}, {"pid_namespace": 1}])
+def test_a_run_in_a_container_or_on_another_machine_is_going_on_while_its_files_grow(
+    run: Path, other: dict[str, Any]
+) -> None:
+    _edit(run / "run.json", status="running", **{**process_identity(os.getpid()), **other})
+    (run / "samples" / "0.rows").touch()
+    assert RunReader(run).status == "running"
+    (row,) = Listing(run.parent).list_runs()
+    assert row.facts["status"] == "running"
+    for path in (run, *run.rglob("*")):
+        os.utime(path, (1e9, 1e9))
+    assert RunReader(run).status == "interrupted"
+
+
 @pytest.mark.parametrize(
     ("typed", "kept"),
     [

@@ -27,24 +27,46 @@ def is_running(pid: object, started: int | None = None) -> bool:
 
 
 def process_identity(pid: int) -> dict[str, Any]:
-    """Return what tells a process from every later one, as run.json holds it: its number, its start, and the boot."""
-    return {"pid": pid, "pid_started": start_time(pid), "boot_id": boot_id()}
+    """Return what tells a process from every other: its number, its start, the boot, and where the number counts."""
+    return {"pid": pid, "pid_started": start_time(pid), "boot_id": boot_id(), "pid_namespace": _pid_namespace()}
 
 
-def is_process_of_run_alive(header: Mapping[str, Any]) -> bool:
+def is_process_of_run_alive(header: Mapping[str, Any], run: Path | None = None) -> bool:
     """Return whether the process of a run.json is there: a number alone would be another process's one day.
 
-    Of a run that an earlier version wrote, the clocks tell whether this boot is that of the run.
+    Of a process in another container, or on a machine that shares the folder, `run` tells: its files grow. Of a run
+    that an earlier version wrote, the clocks tell whether this boot is that of the run.
     """
-    boot, pid = header.get("boot_id"), header.get("pid")
-    if isinstance(boot, str) and boot_id() not in (None, boot):
-        return False
+    boot, pid, namespace = header.get("boot_id"), header.get("pid"), header.get("pid_namespace")
+    same_boot = not isinstance(boot, str) or boot_id() in (None, boot)
+    if not same_boot or (isinstance(namespace, int) and _pid_namespace() not in (None, namespace)):
+        return run is not None and _grows(run)
     clock = header.get("clock")
     begun_ns = clock.get("unix_ns") if isinstance(clock, Mapping) else None
     if boot is None and isinstance(begun_ns, int) and begun_ns / 1e9 < _boot_time_s() - _CLOCK_STEP_S:
         return False
     started = header.get("pid_started")
     return is_running(pid, started if isinstance(started, int) else None)
+
+
+_GROWS_S = 30.0  # the sampling process writes four times a second
+
+
+def _grows(run: Path) -> bool:
+    """Return whether something was written to a run folder just now."""
+    try:
+        places = [entry for folder in (run, run / "samples") if folder.is_dir() for entry in os.scandir(folder)]
+        return any(abs(time.time() - entry.stat().st_mtime) < _GROWS_S for entry in places)
+    except OSError:
+        return False
+
+
+def _pid_namespace() -> int | None:
+    """Return what tells whether two processes number processes alike: a container has numbers of its own."""
+    try:
+        return os.stat(_PROC / "self/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 def boot_id() -> str | None:

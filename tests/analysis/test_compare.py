@@ -385,12 +385,12 @@ def test_totals_of_different_supplies_have_no_ratio(tmp_path: Path, monkeypatch:
 
 
 def test_scripts_that_train_other_batches_are_no_repeats_and_cannot_be_checked(tmp_path: Path) -> None:
-    unstated = {"header": {"workload": {"name": "train"}}}
-    for batch in (16, 32):
-        fabricate_run(tmp_path / "both", steps=40, noise=0.01, batch=batch, **unstated)
-    runs = sorted((tmp_path / "both").iterdir())
+    unstated = {"workload": {"name": "train"}}
+    first, other = (
+        fabricate_run(tmp_path / "both", steps=40, noise=0.01, batch=batch, header=unstated) for batch in (16, 32)
+    )
     with pytest.raises(UsageError, match="differ in more than the code: batch"):
-        check(*runs)
+        check(first, other)
     comparison = compare([tmp_path / "both", tmp_path / "both"])
     assert [setting.label for setting in comparison.settings] == ["train batch 16", "train batch 32"]
 

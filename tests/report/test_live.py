@@ -462,10 +462,10 @@ def test_the_planned_steps_are_read_where_they_are_said(argv: list[str], planned
     assert planned_steps({"argv": argv, "planned_steps": 7}) == 7
 
 
-def test_a_run_whose_trainer_is_gone_is_interrupted() -> None:
-    assert status_from_header({"status": "running", "pid": 2**22 + 1}) == "interrupted"
-    assert status_from_header({"status": "running", "pid": os.getpid()}) == "running"
-    assert status_from_header({"status": "running"}) == "running", "a run that has only begun has no pid yet"
+def test_a_run_whose_trainer_is_gone_is_interrupted(tmp_path: Path) -> None:
+    assert status_from_header({"status": "running", "pid": 2**22 + 1}, tmp_path) == "interrupted"
+    assert status_from_header({"status": "running", "pid": os.getpid()}, tmp_path) == "running"
+    assert status_from_header({"status": "running"}, tmp_path) == "running", "a run that has only begun has no pid yet"
 
 
 def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:

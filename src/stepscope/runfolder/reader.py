@@ -75,7 +75,7 @@ class RunReader:
         """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
         status = self.meta.get("status")
         status = status if status in STATUSES else "interrupted"
-        return "interrupted" if status == "running" and not is_process_of_run_alive(self.meta) else status
+        return "interrupted" if status == "running" and not is_process_of_run_alive(self.meta, self.path) else status
 
     @property
     def warmup_steps(self) -> int:

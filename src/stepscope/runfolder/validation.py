@@ -74,6 +74,7 @@ RUN: dict[Any, Shape] = {
     "pid": IntegerRange(1, 1 << 31),
     "pid_started": _COUNT,
     "boot_id": str,
+    "pid_namespace": _COUNT,
     "host": str,
     "workload": {
         **dict.fromkeys(("name", "domain", "optimizer", "precision", "device"), str),
@@ -137,7 +138,7 @@ DEVICE: dict[Any, Shape] = {
     "power_mode": str,
     "trip_points_celsius": {...: _NUMBERS},
     "accelerators": [{"name": str}],
-    "accelerators_torch": [{"name": str}],
+    "accelerators_torch": [{"name": str, "card": str}],
     "virtual_machine": bool,
     "at_start": _ENDS,
     "at_end": _ENDS,
@@ -151,7 +152,7 @@ CHANNELS: dict[Any, Shape] = {
             {
                 "id": str,
                 "sensor": FileName,
-                **dict.fromkeys(("quantity", "unit", "kind", "scope", "source", "rail", "parent_scope"), str),
+                **dict.fromkeys(("quantity", "unit", "kind", "scope", "source", "rail", "parent_scope", "card"), str),
                 **dict.fromkeys(("refresh_ns", "window_ns"), IntegerRange(0, _LARGEST_WHOLE)),
                 **dict.fromkeys(("step_size", "counter_range", "most_per_s"), float),
                 **dict.fromkeys(("read_cost_ns", "read_cost_p99_ns"), float),

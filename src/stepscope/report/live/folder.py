@@ -44,10 +44,10 @@ class JsonFile:
         return True
 
 
-def status_from_header(header: dict[str, Any]) -> str:
+def status_from_header(header: dict[str, Any], run: Path) -> str:
     """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
     status, pid = str(header.get("status", "interrupted")), header.get("pid")  # no pid so far: not known yet
-    return "interrupted" if status == "running" and not (pid is None or is_process_of_run_alive(header)) else status
+    return "interrupted" if status == "running" and not (pid is None or is_process_of_run_alive(header, run)) else status
 
 
 def planned_steps(header: dict[str, Any]) -> int | None:
@@ -88,7 +88,7 @@ def newest_running(runs: Path) -> Path | None:
     running = (
         run
         for run, header in _headers(runs)
-        if header.get("status") == "running" and status_from_header(header) == "running"
+        if header.get("status") == "running" and status_from_header(header, run) == "running"
     )
     return next(running, None)
 

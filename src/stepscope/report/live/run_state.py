@@ -92,7 +92,7 @@ class RunWatcher:
     def read_state(self) -> Now:
         """Return the state of the run now."""
         self._header.reload_if_changed()
-        status = status_from_header(self._header.content)  # before the rows: none comes after its end
+        status = status_from_header(self._header.content, self.path)  # before the rows: none comes after its end
         described, channels = self._device.reload_if_changed(), self._channels.reload_if_changed()
         if channels:
             listed = self._channels.content.get("channels")
@@ -263,4 +263,6 @@ def total_scopes(rails: Collection[tuple[str, str]], device: dict[str, Any], sim
         if all(of):
             also = [scope for scope, entry in entries.items() if entry and entry.name in rule.also]
             return tuple(dict.fromkeys([*(scope for scopes in of for scope in scopes), *also]))
-    return next(((scope,) for pattern in _WHOLE_BOARD for _, scope in rails if matches_pattern(pattern, scope)), ())
+    of_kind = ([scope for _, scope in rails if matches_pattern(pattern, scope)] for pattern in _WHOLE_BOARD)
+    best = next(filter(None, of_kind), [])
+    return tuple(best if best and best[0].startswith("battery:") else best[:1])

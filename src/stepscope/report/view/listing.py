@@ -229,7 +229,7 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
     board, verdict = summary.get("board"), summary.get("verdict")
     return {
         "id": str(header.get("id", folder.name)),
-        "status": status_from_header(header),
+        "status": status_from_header(header, folder),
         "reason": None if header.get("reason") is None else redacted_text(str(header["reason"])),
         "workload": _text(about.get("name")) or folder.name,
         "batch": _number(about.get("batch_size")),
