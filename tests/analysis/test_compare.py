@@ -392,7 +392,7 @@ def test_scripts_that_train_other_batches_are_no_repeats_and_cannot_be_checked(t
     with pytest.raises(UsageError, match="differ in more than the code: batch"):
         check(first, other)
     comparison = compare([tmp_path / "both", tmp_path / "both"])
-    assert [setting.label for setting in comparison.settings] == ["train batch 16", "train batch 32"]
+    assert sorted(setting.label for setting in comparison.settings) == ["train batch 16", "train batch 32"]
 
 
 def test_batches_that_vary_from_step_to_step_are_no_setting(tmp_path: Path) -> None:
