@@ -157,6 +157,10 @@ def test_gpus_are_named_at_the_end_where_the_training_has_initialised_them(
     found = run_facts.device_json(None, tmp_path)  # device.json is gone as well
     assert found["accelerators_torch"] == [{"index": 0, "name": "a GPU", "memory_bytes": 8_000}]
     assert {"board", "at_end"} <= set(found)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: {"reserved_bytes.all.allocated": 2_097_152 * index})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cards = run_facts.device_json(None, tmp_path)["accelerators_torch"]
+    assert [card["used"] for card in cards] == [False, True]
 
 
 def test_a_working_directory_that_was_removed_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.analysis.powered import TX2, powered, rail, times, total
+from tests.patience import HANG_S
 
 import stepscope
 from stepscope.analysis.energy.accuracy import GPU_LINES, _of_gpu, accuracy_of
@@ -16,18 +19,20 @@ from stepscope.api import calibration as api
 from stepscope.errors import UsageError
 from stepscope.record import diagnosis
 from stepscope.record.diagnosis import diagnose
-from stepscope.record.sampler import calibration
+from stepscope.record.sampler import calibration, loop
 from stepscope.record.sampler.calibration import (
+    Calibration,
     LoadRecording,
     align_log_to_load,
     calibrate_channels,
     load_calibrations,
+    refused_calibrations,
     save_calibrations,
     square_load,
     with_calibrations,
 )
 from stepscope.record.sensors import Survey
-from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor
+from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Target
 
 GAIN, OFFSET_W, DELAY_S, WINDOW_S = 0.95, -1.2, 0.04, 0.1
 SECONDS = 60.0
@@ -88,6 +93,17 @@ def test_a_log_with_a_clock_of_its_own_is_laid_over_the_load() -> None:
     assert found[CHANNEL.id].gain == pytest.approx(GAIN, rel=0.01)
 
 
+def test_in_a_log_of_a_day_the_load_is_the_last_minute_and_not_one_like_it_before() -> None:
+    day = [(float(t), 5.0 + t % 7 / 10) for t in range(-86400, -3)]
+    before = [(t / 1e9 - SECONDS - 10, watts) for t, watts in _plug(0.0)]  # a calibration that was made just now
+    last = [(t / 1e9, watts) for t, watts in _plug(0.0)]
+    log = [*(row for row in day if row[0] < before[0][0]), *before, *last]
+    laid = align_log_to_load([t + 9e4 for t, _ in log], [w for _, w in log], False, LOAD, int(SECONDS * 1e9))
+    assert abs(laid[-1][0] - last[-1][0] * 1e9) < 0.6e9
+    found, _ = calibrate_channels(_recorded(_sensor()), [CHANNEL], laid, "log", 0.01)
+    assert found[CHANNEL.id].gain == pytest.approx(GAIN, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("meter", "why"),
     [
@@ -132,6 +148,61 @@ def test_a_calibration_is_kept_for_the_device_and_goes_into_the_channels_and_doc
     assert load_calibrations(tmp_path) == {}
 
 
+def _kept(channel: Channel) -> Calibration:
+    facts = calibration._channel_facts(channel)
+    return Calibration(0.95, 0.01, 15.0, 16.0, 0.1, 0.01, 9, None, None, None, "plug", "2026-01-01", facts)
+
+
+def test_a_calibration_is_of_this_very_device_and_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(diagnosis, "_torch", lambda: {})
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for place, serial in ((first, "1421\0"), (second, "1422\0")):
+        (place / "proc/device-tree").mkdir(parents=True)
+        (place / "proc/device-tree/serial-number").write_text(serial)
+        (place / "etc").mkdir()
+        (place / "etc/machine-id").write_text("cloned with the card\n")
+    plain = replace(CHANNEL, source="/sys/class/hwmon/hwmon3/power1_input (does not open for x)", rail="VDD_IN")
+    save_calibrations(first, {CHANNEL.id: _kept(plain)})
+    assert load_calibrations(second) == {}
+
+    def applied(channel: Channel) -> dict[str, Any] | None:
+        seen = Survey({"ina3221": OpenSensor((channel,), lambda: [1.0], lambda: None)}, {})
+        return with_calibrations(seen, first).found["ina3221"].channels[0].calibration
+
+    assert applied(replace(plain, source="/sys/class/hwmon/hwmon5/power1_input")) is not None
+    other = replace(plain, source="/sys/class/hwmon/hwmon3/power2_input")
+    assert applied(other) is None
+    assert "power2_input" in refused_calibrations([other], first)[CHANNEL.id]
+    assert applied(replace(plain, card="0000:65:00.0")) is None
+
+
+def test_a_calibration_that_does_not_say_of_which_device_is_refused_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(diagnosis, "_torch", lambda: {})
+    old = {name: value for name, value in asdict(_kept(CHANNEL)).items() if name != "channel"}
+    path = calibration._file(calibration._kind_of_device(tmp_path))
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"format": 1, "channels": {CHANNEL.id: old}}))
+    facts = diagnose(tmp_path)[0]
+    assert facts["calibrated"] == {}
+    assert "calibrate again" in facts["calibrations_refused"][CHANNEL.id]
+
+
+def test_a_sensor_that_joins_in_mid_run_has_its_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    save_calibrations(tmp_path, {CHANNEL.id: _kept(CHANNEL)})
+    seen = Survey({"ina3221": OpenSensor((CHANNEL,), lambda: [1.0], lambda: None)}, {})
+    monkeypatch.setattr(loop, "survey_sensors", lambda *_: seen)
+    late = loop.LateSensors({"ina3221": NoSensor("denied", "x")}, tmp_path, Target(1), lambda: 1, 0)
+    late.collect()
+    assert late._asking is not None
+    late._asking.join(HANG_S)
+    assert late.collect()["ina3221"].channels[0].calibration == asdict(_kept(CHANNEL))
+
+
 def test_calibrate_keeps_what_the_minute_showed_and_refuses_without_meter_or_sensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,8 +232,6 @@ def test_calibrate_keeps_what_the_minute_showed_and_refuses_without_meter_or_sen
 
 def test_the_square_load_is_recorded_by_real_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(calibration, "square_load", lambda start, seconds: [(start + 50_000_000, start + 150_000_000)])
-    from stepscope.record.sensors.contract import Target
-
     said: list[str] = []
     found = {"ina3221": OpenSensor((CHANNEL,), lambda: [3.0], lambda: None)}
     recorded = calibration.record_square(found, Target(1), 0.2, said.append)

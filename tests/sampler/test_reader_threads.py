@@ -12,12 +12,12 @@ import pytest
 from tests.patience import HANG_S, until
 
 from stepscope.clock import monotonic_ns
-from stepscope.record.sampler import stream
+from stepscope.record.sampler import loop, stream
 from stepscope.record.sampler.loop import Sampling, StreamOpener
 from stepscope.record.sampler.rows import EventLog
 from stepscope.record.sampler.stream import ReaderThread, Stream, needs_thread, stop_all
 from stepscope.record.sensors import NO_ANSWER, Survey, load_sensors, survey_sensors
-from stepscope.record.sensors.contract import Channel, NoSensor, OpenSensor, Target
+from stepscope.record.sensors.contract import ASLEEP, Channel, NoSensor, OpenSensor, Target
 from stepscope.runfolder import RunReader
 
 PERIOD_NS = 1_000_000
@@ -162,3 +162,25 @@ def test_a_sensor_that_hangs_when_it_is_asked_holds_up_none_of_the_others(
     let_go.set()
     until(lambda: closed)
     assert closed == [True]  # what it found too late holds no file open
+
+
+def test_a_sensor_that_sleeps_is_looked_for_every_second_and_the_other_missing_ones_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"gpu": NoSensor("absent", f"the GPU {ASLEEP}"), "plug": NoSensor("absent", "no plug")}
+    looked: list[frozenset[str]] = []
+    now_ns = [0]
+
+    def survey(root: Path, target: Target, names: frozenset[str]) -> Survey:
+        looked.append(names)
+        found = {"gpu": OpenSensor((), list, lambda: None)} if len(looked) == 3 else {}
+        return Survey(found, {name: missing[name] for name in names - set(found)})
+
+    monkeypatch.setattr(loop, "survey_sensors", survey)
+    late = loop.LateSensors(missing, tmp_path, Target(1), lambda: now_ns[0], 4_000_000_000)
+    for now_ns[0] in range(0, 10_000_000_000, 500_000_000):
+        late.collect()
+        if late._asking is not None:
+            late._asking.join(HANG_S)
+            late.collect()
+    assert looked == [{"gpu"}, {"gpu"}, {"gpu"}, {"plug"}, {"plug"}]

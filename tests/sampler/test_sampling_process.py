@@ -105,6 +105,36 @@ def test_channels_json_says_what_is_sampled_and_what_is_missing_and_why(run: Pat
     assert all(why["reason"] in ("absent", "denied", "unsupported", "failed") for why in table["missing"])
 
 
+@linux
+@pytest.mark.parametrize(("hard", "quantity"), [(256, "core_busy_time"), (4096, "core_idle_time")])
+def test_many_cores_take_the_files_that_the_hard_limit_allows_and_no_more(
+    run: Path, tmp_path: Path, hard: int, quantity: str
+) -> None:
+    root, cores = tmp_path / "root", 64
+    cpus = root / "sys/devices/system/cpu"
+    for core in range(cores):
+        for file in (*(f"cpuidle/state{state}/time" for state in range(5)), "thermal_throttle/core_throttle_count"):
+            (cpus / f"cpu{core}" / file).parent.mkdir(parents=True)
+            (cpus / f"cpu{core}" / file).write_text("12345\n")
+    (cpus / "online").write_text(f"0-{cores - 1}\n")
+    (root / "proc").mkdir()
+    lines = "".join(f"cpu{core} 10 1 2 400 7 3 4 9 0 0\n" for core in range(cores))
+    (root / "proc/stat").write_text(f"cpu 10 1 2 400 7 3 4 9 0 0\n{lines}intr 1 2 3\n")
+    (root / "proc/meminfo").write_text("MemAvailable: 4000 kB\nSwapTotal: 2000 kB\nSwapFree: 1500 kB\n")
+    command = [sys.executable, "-m", "stepscope.record.sampler", "--run", str(run), "--pid", str(os.getpid())]
+    limited = ["/bin/sh", "-c", f'ulimit -Sn 128; ulimit -Hn {hard}; exec "$0" "$@"', *command, "--root", str(root)]
+    with subprocess.Popen(limited, stdout=subprocess.PIPE) as sampling:
+        assert sampling.stdout is not None
+        assert sampling.stdout.readline() == b"ready\n"
+        sampling.terminate()
+        assert sampling.wait(HANG_S) == 0
+    table = json.loads((run / "channels.json").read_text())
+    sampled = {channel["sensor"]: channel["quantity"] for channel in table["channels"]}
+    assert sampled["cpu_cores"] == quantity
+    assert {"cpu_limits", "system_memory", "system_steal"} <= set(sampled)
+    assert not [why for why in table["missing"] if "open files" in why["detail"]]
+
+
 def test_without_proc_the_sampler_still_runs_and_gives_the_reasons(run: Path, tmp_path: Path) -> None:
     sampler = start_sampler(run, root=tmp_path / "nothing")
     assert sampler.stop().exit_code == 0

@@ -6,11 +6,13 @@ import errno
 import json
 import math
 import os
+import resource
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -315,6 +317,24 @@ def test_one_dear_read_stretches_no_pause_and_two_in_a_row_do(bench: Bench, monk
         pauses.append(stream.due_ns - bench.now)
     bench.stream.close()
     assert pauses == [100_000_000] * 4 + [2_500_000_000]  # 2 % of a core
+
+
+@pytest.mark.parametrize(("blocking", "pause_ns"), [(True, 2_500_000_000), (False, 100_000_000)])
+def test_a_sensor_that_starts_a_process_for_each_read_is_read_as_seldom_as_that_process_is_dear(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, blocking: bool, pause_ns: int
+) -> None:
+    found = bench.sensor.discover(bench.run, bench.target)
+    assert isinstance(found, OpenSensor)
+    slow = replace(found, every_ns=100_000_000, blocking=blocking)
+    stream = Stream(bench.sensor, slow, bench.target, bench.run, bench.file, bench.events, 10)
+    spent_s = count(0.0, 0.05)
+    monkeypatch.setattr("stepscope.record.sampler.stream.time.thread_time_ns", lambda: 0)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_utime=next(spent_s), ru_stime=0.0))
+    for _ in range(2):
+        bench.now = stream.due_ns
+        stream.sample_slowly(bench.now)
+    bench.stream.close()
+    assert stream.due_ns - bench.now == pytest.approx(pause_ns)
 
 
 def test_two_sensors_of_one_rail_are_both_kept_under_names_of_their_own(bench: Bench) -> None:

@@ -151,6 +151,16 @@ def test_the_phone_itself_is_found_by_its_termux_program(tmp_path: Path, monkeyp
     assert {channel.scope for channel in sensor.channels} == {"battery:phone"}
 
 
+def test_a_phone_that_nobody_has_named_is_read_every_ten_seconds_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_program(tmp_path, monkeypatch, android.TERMUX, f"echo '{json.dumps(TERMUX)}'")
+    for meters, every_ns in (((), 10_000_000_000), ((Meter("termux", "", "termux"),), 500_000_000)):
+        sensor = android.discover(ROOT, Target(1, meters=meters))
+        assert isinstance(sensor, OpenSensor), sensor
+        assert sensor.every_ns == every_ns
+
+
 @pytest.mark.parametrize(
     ("said", "reason", "remedy"),
     [

@@ -56,6 +56,26 @@ def test_the_power_of_a_graphics_card_is_named_by_its_bus_address(tmp_path: Path
     assert (sensor.channels[0].scope, sensor.channels[0].rail) == ("gpu:0000:03:00.0", "PPT")
 
 
+def test_a_graphics_card_that_sleeps_is_not_woken_by_a_read_and_is_read_when_it_is_awake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"power1_average": "35000000\n", "power1_label": "PPT\n", "temp1_input": "41000\n"}
+    hwmon(tmp_path, 4, "amdgpu", "0000:03:00.0", files)
+    state = "sys/devices/bus/0000:03:00.0/power/runtime_status"
+    write(tmp_path, {state: "suspended\n"})
+    with monkeypatch.context() as asleep:
+        refuse_reading(asleep, "hwmon4/", errno.EIO)
+        sensors = [found(look(tmp_path, watching())) for look in (meters.discover_hwmon, meters.discover_temperatures)]
+        assert all(math.isnan(value) for sensor in sensors for value in sensor.read())
+    assert sensors[0].blocking
+    write(tmp_path, {state: "active\n"})
+    assert [list(sensor.read()) for sensor in sensors] == [[35.0], [41.0]]
+    write(tmp_path, {state: "suspending\n"})
+    assert all(math.isnan(value) for sensor in sensors for value in sensor.read())
+    for sensor in sensors:
+        sensor.close()
+
+
 def test_the_power_of_an_apu_is_that_of_its_package_and_a_card_beside_it_has_its_own(tmp_path: Path) -> None:
     ppt = {"power1_average": "35000000\n", "power1_label": "PPT\n"}
     apu = {**ppt, "in1_label": "vddnb\n", "power2_average": "36000000\n", "power2_label": "fastPPT\n"}

@@ -300,6 +300,52 @@ def test_a_reading_that_is_no_number_is_empty_and_a_row_back_in_time_is_counted(
 
 
 @pytest.mark.parametrize(
+    ("stamps", "skipped"),
+    [
+        ([0, 1, 2, 9999, 3, 4, 5], [9999]),
+        ([0, 1, 2, 9998, 9999, 3, 4, 5], [9998, 9999]),
+        ([900, 0, 1, 2, 3], [900]),
+        ([0, 1, 2, 3, 0, 4, 5], [0]),
+        ([5, 6, 7, 8, 9, 0, 1, 2], [0, 1, 2]),  # it started anew
+        ([0, 0, 1, 1, 2, 2], []),
+    ],
+)
+def test_a_stamp_that_most_others_contradict_costs_its_own_row_and_none_behind_it(
+    stamps: list[int], skipped: list[int]
+) -> None:
+    log = meter_csv.parse_meter_csv("\n".join(["time,power", *(f"{t},{place}" for place, t in enumerate(stamps))]))
+    assert log.skipped == len(skipped)
+    assert sorted([*(stamps[int(watts)] for watts in log.power_w), *skipped]) == sorted(stamps)
+
+
+@pytest.mark.parametrize("date", ["2026-10-25 ", ""])
+def test_the_hour_that_a_clock_repeats_in_autumn_is_kept_and_a_stamp_that_is_an_hour_wrong_is_not_taken_for_it(
+    date: str,
+) -> None:
+    def rows(seconds: list[int]) -> list[str]:
+        return [f"{date}{t // 3600:02d}:{t // 60 % 60:02d}:{t % 60:02d},{place}" for place, t in enumerate(seconds)]
+
+    three = 3 * 3600
+    log = meter_csv.parse_meter_csv("\n".join(["time,power", *rows([*range(7000, three), *range(7200, 12000)])]))
+    assert (log.skipped, len(log.t_s)) == (0, three - 7000 + 4800)
+    assert {later - earlier for earlier, later in zip(log.t_s, log.t_s[1:], strict=False)} == {1.0}
+    for wrong_s, skipped in ((3600, 1), (-3600, 0)):
+        wrong = [*range(7000, 7100), 7100 + wrong_s, *range(7101, 7200)]
+        log = meter_csv.parse_meter_csv("\n".join(["time,power", *rows(wrong)]))
+        assert (log.skipped, log.t_s[-1] - log.t_s[0]) == (skipped, 199.0)
+
+
+@pytest.mark.parametrize(
+    ("head", "column"),
+    [("time,power (MW)", None), ("time,P [MW]", None), ("time,power_MW", None), ("time,out (MW)", "out (MW)"),
+     ("time,power (megawatts)", None)],
+)  # fmt: skip
+def test_megawatts_are_refused_since_they_may_be_meant_as_milliwatts(head: str, column: str | None) -> None:
+    with pytest.raises(meter_csv.UnknownUnit, match="the unit 'megawatts'"):
+        meter_csv.parse_meter_csv(f"{head}\n0,5\n1,6\n", None, column)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

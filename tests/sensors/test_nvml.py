@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from stepscope.record.access import cards_asleep
+from stepscope.record.run_facts import _card_identity
 from stepscope.record.sensors import nvml
-from stepscope.record.sensors.contract import NoSensor, OpenSensor, Target
+from stepscope.record.sensors.contract import ASLEEP, NoSensor, OpenSensor, Target
 
 ROOT = Path("/")
 NOT_SUPPORTED, NOT_FOUND, LOST = 3, 6, 15
@@ -224,6 +226,27 @@ def test_without_the_module_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> Non
     assert missing(nvml.discover(ROOT, Target(1))).reason == "absent"
 
 
+def test_nvml_is_not_asked_while_all_nvidia_gpus_sleep_since_that_would_wake_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    board = Board([Card(EVERYTHING)])
+    put(monkeypatch, board)
+    monkeypatch.setattr(nvml, "cards_asleep", lambda root, vendor: cards_asleep(tmp_path, vendor))
+    for place, vendor, kind, state in (
+        ("01:00.0", "0x10de", "0x030200", "suspended"), ("01:00.1", "0x10de", "0x040300", "active"),
+        ("02:00.0", "0x1002", "0x030000", "active"), ("03:00.0", "0x10de", "0x030000", "suspending"),
+    ):  # fmt: skip
+        card = tmp_path / "sys/bus/pci/devices" / place
+        (card / "power").mkdir(parents=True)
+        for name, text in (("vendor", vendor), ("class", kind), ("power/runtime_status", state)):
+            (card / name).write_text(f"{text}\n")
+    answer = missing(nvml.discover(ROOT, Target(1)))
+    assert answer.detail.endswith(ASLEEP)
+    assert board.open == 0
+    (card / "power/runtime_status").write_text("active\n")
+    found(nvml.discover(ROOT, Target(1))).close()
+
+
 def test_a_saved_tree_has_no_nvml_even_where_the_machine_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     put(monkeypatch, Board([Card(EVERYTHING)]))
     answer = missing(nvml.discover(tmp_path, Target(1)))
@@ -277,6 +300,37 @@ def test_processes_are_listed_once_a_second_and_a_trainer_that_is_not_listed_rea
         now[0] += 50_000_000
     assert board.calls["nvmlDeviceGetComputeRunningProcesses"] - listed == 2
     sensor.close()
+
+
+def test_a_trainer_that_is_not_listed_is_no_loss_of_a_gpu_whose_other_calls_are_not_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, board = [0], Board([Card({"ComputeRunningProcesses": []})])
+
+    def slow(_: Card) -> int:
+        now[0] += 2_400_000
+        return 5_000
+
+    board.nvmlDeviceGetPowerUsage = slow  # type: ignore[attr-defined]
+    put(monkeypatch, board)
+    sensor = found(nvml.discover(ROOT, Target(1, clock=lambda: now[0])))
+    for now[0] in (10_000_000_000, 10_960_000_000, 11_010_000_000):  # in the last read the list alone is due
+        assert values(sensor)["gpu.0.power"] == 5.0
+    sensor.close()
+
+
+def test_a_card_is_known_by_its_place_and_number_as_torch_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SimpleNamespace(domain=0, bus=0x65, device=0)
+    known = Card({**EVERYTHING, "PciInfo": place, "UUID": b"GPU-0a1b2c3d-1111-2222-3333-444455556666"}, mig=[Card({})])
+    put(monkeypatch, Board([known, Card(EVERYTHING)]))
+    sensor = found(nvml.discover(ROOT, Target(1)))
+    sensor.close()
+    assert {channel.card for channel in sensor.channels if channel.scope == "gpu:0"} == {"0000:65:00.0 0a1b2c3d"}
+    assert {channel.card for channel in sensor.channels if channel.scope == "gpu:1"} == {None}
+    torch_has = SimpleNamespace(
+        pci_domain_id=0, pci_bus_id=0x65, pci_device_id=0, uuid="0a1b2c3d-1111-2222-3333-444455556666"
+    )
+    assert _card_identity(torch_has) == {"card": "0000:65:00.0 0a1b2c3d"}
 
 
 def test_a_memory_that_the_driver_does_not_know_is_nan_and_not_sixteen_exabytes(

@@ -70,6 +70,17 @@ def test_psys_holds_the_package_that_holds_its_cores_and_dram_stands_beside_it(t
     }
 
 
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "HygonGenuine"])
+def test_the_core_zone_of_amd_is_one_core_and_is_not_shown_as_all_of_them(vendor: str, tmp_path: Path) -> None:
+    zones = {"intel-rapl:0": zone("package-0", 1), "intel-rapl:0:0": zone("core", 1)}
+    write(powercap(tmp_path, zones), {"proc/cpuinfo": f"processor\t: 0\nvendor_id\t: {vendor}\n"})
+    seen = channels(tmp_path)
+    assert list(seen) == ["rapl:package-0"]
+    assert "one core's on AMD: not read" in seen["rapl:package-0"].source
+    write(tmp_path, {"proc/cpuinfo": "vendor_id\t: GenuineIntel\n"})
+    assert list(channels(tmp_path)) == ["rapl:package-0", "rapl:package-0/core"]
+
+
 def test_without_psys_packages_and_dram_belong_to_the_system(tmp_path: Path) -> None:
     zones = {
         "intel-rapl:0": zone("package-0", 1),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -80,6 +82,68 @@ def test_garbage_in_one_idle_state_loses_that_core_alone(tmp_path: Path) -> None
     sensor.close()
     assert math.isnan(values[0])
     assert values[1] == 2000.0
+
+
+def test_a_core_whose_idle_states_the_kernel_makes_anew_is_read_again_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuidle(tmp_path, {0: [1, 1], 1: [2, 2]})
+    pread, now_ns = os.pread, [0]
+
+    def of_kernfs(file: int, size: int, offset: int) -> bytes:
+        if not os.fstat(file).st_nlink:
+            raise OSError(errno.ENODEV, "No such device")
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", of_kernfs)
+    sensor = found(cpu.discover_cores(tmp_path, Target(1, clock=lambda: now_ns[0])))
+    folders = [tmp_path / f"sys/devices/system/cpu/cpu{core}/cpuidle" for core in (0, 1)]
+    shutil.rmtree(folders[1])
+    for _ in range(2):  # looked for at once, and then once a second
+        assert [str(value) for value in sensor.read()] == ["2000.0", "nan"]
+    cpuidle(tmp_path, {0: [1, 1], 1: [2, 2, 3]})
+    now_ns[0] = 1_000_000_000
+    assert list(sensor.read()) == [2000.0, 7000.0]
+    for folder in folders:
+        shutil.rmtree(folder)
+    sensor.read()
+    now_ns[0] = 2_000_000_000
+    with pytest.raises(OSError, match="no idle state"):
+        sensor.read()
+    sensor.close()
+
+
+def test_idle_states_that_would_take_half_of_the_files_of_a_process_leave_the_cores_to_proc_stat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(cpuidle(tmp_path, {0: [1, 1], 1: [2, 2]}), {"proc/stat": STAT})
+    for limit, quantity in ((8, "core_idle_time"), (7, "core_busy_time")):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, 4096))
+        sensor = found(cpu.discover_cores(tmp_path, ME))
+        sensor.close()
+        assert {channel.quantity for channel in sensor.channels} == {quantity}
+
+
+def test_children_are_not_counted_as_ended_while_no_more_files_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = "(w) S 1 1 1 0 -1 0 1 1 1 1 25 4 0 0 20 0 1 0 100 1000000 250 1 1\n"
+    for pid, below in ((1, "7"), (7, "")):
+        write(tmp_path, {f"proc/{pid}/task/{pid}/children": below, f"proc/{pid}/stat": f"{pid} {numbers}"})
+    now_ns = [0]
+    sensor = found(processes.discover_children(tmp_path, Target(1, clock=lambda: now_ns[0])))
+    before = list(sensor.read())
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    write(tmp_path, {"proc/1/task/1/children": "7 8", "proc/8/task/8/children": "", "proc/8/stat": f"8 {numbers}"})
+    for now_ns[0] in (1_000_000_000, 1_100_000_000):
+        with monkeypatch.context() as full:
+            full.setattr(os, "open", refuse)
+            assert all(map(math.isnan, sensor.read()))
+    assert list(sensor.read()) == [2 * value for value in before]
+    sensor.close()
 
 
 @pytest.mark.parametrize("idle", [{0: [5], 1: []}, {0: [0], 1: [0]}])

@@ -190,6 +190,8 @@ def _print_power(console: Console, found: dict[str, Any]) -> None:
         console.print("  Not characterised yet: the first run does it, and --characterise shows it.", highlight=False)
     for name, kept in found["calibrated"].items():
         console.print(f"  {calibration_line(name, kept)}", highlight=False, markup=False, soft_wrap=True)
+    for name, why in found["calibrations_refused"].items():
+        console.print(f"  {name}: calibration not used: {why}", highlight=False, markup=False, soft_wrap=True)
 
 
 def calibration_line(name: str, kept: Mapping[str, Any]) -> str:

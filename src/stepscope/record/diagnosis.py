@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.record.device import describe_device, temperatures_and_clocks
-from stepscope.record.sampler.calibration import load_calibrations
+from stepscope.record.sampler.calibration import load_calibrations, refused_calibrations
 from stepscope.record.sampler.characterise import (
     SensorProfile,
     device_identity,
@@ -77,6 +77,9 @@ def diagnose(
         ],
         "characterised": {name: asdict(profile) for name, profile in known.items()},
         "calibrated": {name: asdict(kept) for name, kept in load_calibrations(root).items()},
+        "calibrations_refused": refused_calibrations(
+            (channel for found in sensors.values() for channel in found.channels), root
+        ),
         "proc": (root / "proc/stat").exists(),
         "perf": _perf_event_facts(root),
         "torch": _torch(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,12 @@ _SPELLED = re.compile(
     r"(kilo|milli|micro|nano|[kmnuµμ])?(?:([swvah]|min)|(sec|second|minute|hour|watt|volt|amp|ampere)s?)"
 )
 _POWER_UNITS = ("w", "mw", "uw", "kw")
-_NO_POWER = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "hp"}
+_NO_POWER = {"va", "kva", "var", "kvar", "wh", "mwh", "kwh", "j", "kj", "hp", "megawatt", "megawatts"}
 _OTHERS = _NO_POWER | {"%", "dbm", "ps", "d", "day", "days"}
 _UNIX = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3), (1e8, 1.0))  # from such a number on, and its unit in s
 _HEAD = re.compile(r"(?P<name>[^(\[]*?)[\s_]*(?:[(\[]\s*(?P<unit>[^)\]]*)\s*[)\]])?")
-_DAY_S = 86400.0
+_MEGA = re.compile(r"(?<![A-Za-z])MW(?![A-Za-z])")  # refused: no training takes it, and mW would be a guess
+_DAY_S, _HOUR_S, _LONGEST_STEP_S = 86400.0, 3600.0, 120.0  # the step: between readings where a clock repeats an hour
 _MOST_W = 1e6
 
 
@@ -49,7 +51,7 @@ class MeterLog:
     power_w: tuple[float, ...]
     clock: MeterClock
     power_column: str
-    skipped: int  # rows without a time, or that go back in time
+    skipped: int  # rows without a time, or whose time most others contradict
     other_columns: tuple[str, ...] = ()  # of power as well, by their names or units, that were not read
 
 
@@ -109,19 +111,32 @@ def _log(
     ]
     numbers = _numbers(texts)
     times = _times(texts[0], numbers[0], columns.time_unit, local)
-    seconds, watts, last = [], [], -math.inf
-    for t_s, *values in zip(times[0], *numbers[1:], strict=True):
-        if t_s is None or (t_s < last and local is None):
-            skipped += 1
-            continue
-        last = t_s
-        seconds.append(t_s)
-        watts.append(_watts(values, columns.factor))
+    dated = [(place, t_s) for place, t_s in enumerate(times[0]) if t_s is not None]
+    dated = _longest_in_order(dated) if local is None else dated
+    skipped += len(rows) - len(dated)
+    seconds = [t_s for _, t_s in dated]
+    watts = [_watts([column[place] for column in numbers[1:]], columns.factor) for place, _ in dated]
     if sum(value == value for value in watts) < 2:
         example = _unread_example(texts, numbers, times[0])
         raise ValueError(f"fewer than two readings with a time and a number in column '{columns.name}'{example}")
     stamps = tuple(_spread_equal_stamps(seconds))
     return MeterLog(stamps, tuple(watts), times[1], columns.name, skipped, columns.others)
+
+
+def _longest_in_order(stamps: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The most stamps that never go back: one that is far ahead costs itself alone, and none that stands behind it."""
+    # From the end: `ends` are the places where series of 1, 2, 3 and so on begin, of each length that with the latest.
+    keys: list[float] = []
+    ends: list[int] = []
+    follows: dict[int, int | None] = {}
+    for place in reversed(range(len(stamps))):
+        length = bisect_right(keys, -stamps[place][1])
+        follows[place] = ends[length - 1] if length else None
+        keys[length : length + 1], ends[length : length + 1] = [-stamps[place][1]], [place]
+    kept = ends[-1:]
+    while kept and (behind := follows[kept[-1]]) is not None:
+        kept.append(behind)
+    return [stamps[place] for place in kept]
 
 
 def _unread_example(
@@ -263,6 +278,7 @@ def _factor(column: str, unit: str, known: Mapping[str, float]) -> float:
 
 def _named(cell: str) -> tuple[str, str]:
     """Name and unit of a column in lower case: "Power (mW)", "power_milliwatts", "P [W]", "mW"."""
+    cell = _MEGA.sub("megawatts", cell)
     matched = _HEAD.fullmatch(cell)
     name = (matched["name"] if matched else cell).strip().lower().replace("_", " ")
     unit = _unit((matched["unit"] if matched else None) or "")
@@ -325,8 +341,10 @@ def _times(
             known = iter(local(dated))
             return [next(known) if isinstance(stamp, datetime) else None for stamp in stamps], "unix"
         clock = "unix" if all(stamp.tzinfo is not None for stamp in dated) else "own"
-        return [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps], clock
-    return _continue_past_midnight([stamp if isinstance(stamp, float) else None for stamp in stamps]), "h:m:s"
+        seconds = [_seconds(stamp) if isinstance(stamp, datetime) else None for stamp in stamps]
+        return seconds if clock == "unix" else _continue_past_repeated_hour(seconds), clock
+    of_day = _continue_past_midnight([stamp if isinstance(stamp, float) else None for stamp in stamps])
+    return _continue_past_repeated_hour(of_day), "h:m:s"
 
 
 def _seconds(stamp: datetime) -> float:
@@ -347,6 +365,24 @@ def _stamp(cell: str) -> datetime | float | None:
         return datetime.fromisoformat(text)
     except ValueError:
         return None
+
+
+def _continue_past_repeated_hour(seconds: Sequence[float | None]) -> list[float | None]:
+    """Stamps that go back by an hour, since summer time ends, go on; not around some that are an hour wrong."""
+    shift, last, turned = 0.0, math.nan, -math.inf
+    known: list[float | None] = []
+    for value in seconds:
+        if value is not None:
+            step = value + shift - last
+            if 0 <= step + _HOUR_S <= _LONGEST_STEP_S and last - turned > _HOUR_S:
+                shift += _HOUR_S
+            elif shift and 0 <= step - _HOUR_S <= _LONGEST_STEP_S and last - turned <= _HOUR_S:
+                shift -= _HOUR_S
+            if abs(step) > _HOUR_S / 2:
+                turned = value + shift
+            last = value + shift
+        known.append(None if value is None else value + shift)
+    return known
 
 
 def _continue_past_midnight(seconds: Sequence[float | None]) -> list[float | None]:

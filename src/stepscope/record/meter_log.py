@@ -58,6 +58,7 @@ def import_csv(run_path: str | Path, csv_path: str | Path, align: Align) -> Chan
     frame = pl.DataFrame({"t0_ns": t0_ns, "t1_ns": t1_ns, channel.id: values}, schema_overrides=_STAMPS)
     others = [row for row in table["channels"] if row["sensor"] != channel.sensor]
     message = f"{source.name}: {len(log.t_s)} readings of '{log.power_column}', {aligned.words()}"
+    message += f"; {log.skipped} rows skipped: no time, or out of order" if log.skipped else ""
     try:
         _write(run.path, frame, channel, {**table, "channels": [*others, asdict(channel)]})
         RunWriter(run.path, run.meta).append_event(

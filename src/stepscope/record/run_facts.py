@@ -135,8 +135,27 @@ def _gpus() -> list[dict[str, Any]]:
     with contextlib.suppress(RuntimeError, AssertionError):  # a GPU that has failed
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            found.append({"index": index, "name": properties.name, "memory_bytes": properties.total_memory})
+            facts = {"index": index, "name": properties.name, "memory_bytes": properties.total_memory}
+            found.append({**facts, **_card_identity(properties), **_card_use(torch, index)})
     return found
+
+
+def _card_identity(properties: Any) -> dict[str, str]:
+    """What tells the card from others, as the sensors of a card state it: its PCI address, and its UUID's begin."""
+    place: Any = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    signs = [] if None in place else ["{:04x}:{:02x}:{:02x}.0".format(*place)]
+    uuid = getattr(properties, "uuid", None)  # since torch 2.3 or so
+    signs += [] if uuid is None else [str(uuid).removeprefix("GPU-").partition("-")[0]]
+    return {"card": " ".join(signs)} if signs else {}
+
+
+def _card_use(torch: Any, index: int) -> dict[str, bool]:
+    """Return whether torch ever had memory of a card that it saw; nothing where its allocator does not tell."""
+    try:
+        reserved = torch.cuda.memory_stats(index).get("reserved_bytes.all.allocated")
+    except (RuntimeError, AssertionError):
+        return {}
+    return {} if reserved is None else {"used": reserved > 0}
 
 
 def rank_of_process() -> dict[str, Any]:

@@ -5,6 +5,7 @@ Python's own int() would also take a plus, an underscore between digits (1_000) 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -23,6 +24,7 @@ from stepscope.record.sensors.contract import (
     Target,
     decoded_later,
     no_sensor_from_error,
+    read_line_or_empty,
     read_small_file,
 )
 
@@ -129,6 +131,55 @@ class DeviceFile:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         self._file = os.open(path, READ_ONLY)
         self._may_be_replaced = not any(map(path.is_relative_to, _OF_THE_KERNEL))
+
+
+class CardAsleep(BlockingIOError):
+    """Raised by a read that would wake a graphics card."""
+
+
+class CardFile(DeviceFile):
+    """A file of a graphics card in its `hwmon` folder; a card that sleeps is not woken, and its reads fail."""
+
+    def __init__(self, find: Callable[[], Path | None], clock: Clock = monotonic_ns) -> None:
+        self._state: DeviceFile | None = None
+        with contextlib.suppress(OSError):  # a kernel without power management
+            self._state = DeviceFile(lambda: _beside(find(), f"device/{_POWER_STATE}"), clock)
+        super().__init__(find, clock)
+
+    @property
+    def asleep(self) -> bool:
+        """Return whether the card is suspended; False where its driver does not say."""
+        try:
+            return self._state is not None and self._state.read(READ_BYTES).startswith(_ASLEEP)
+        except OSError:
+            return False
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes as other files do; raises CardAsleep where the card would be woken."""
+        if self.asleep:
+            raise CardAsleep(errno.EAGAIN, "the graphics card is asleep")
+        return super().read(size)
+
+    def close(self) -> None:
+        """Close both files; a later read opens them again."""
+        super().close()
+        if self._state is not None:
+            self._state.close()
+
+
+_POWER_STATE, _ASLEEP = "power/runtime_status", b"suspend"  # suspended, suspending
+
+
+def _beside(path: Path | None, name: str) -> Path | None:
+    return None if path is None else path.parent / name
+
+
+def cards_asleep(root: Path, vendor: str) -> bool:
+    """Return whether a vendor ("0x10de") has graphics cards on PCI, and all are suspended; the look wakes none."""
+    devices = [path.parent for path in root.glob("sys/bus/pci/devices/*/vendor") if read_line_or_empty(path) == vendor]
+    cards = [device for device in devices if read_line_or_empty(device / "class").startswith("0x03")]
+    states = [read_line_or_empty(card / _POWER_STATE).encode() for card in cards]
+    return bool(states) and all(state.startswith(_ASLEEP) for state in states)
 
 
 def open_device_files(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Sequence
 from typing import IO
+
+from stepscope.record.sensors.contract import wait_readable
 
 _CHUNK = 65536
 _LONGEST_LINE = 16384  # a child that prints no line end must not fill the memory
@@ -38,7 +39,7 @@ class ChildLines:
         """The whole lines printed since the last call; waits up to `wait_s` for the first bytes."""
         out, err = self._pipes()
         if wait_s > 0:
-            select.select([out], (), (), wait_s)
+            wait_readable(out.fileno(), wait_s)
         self._complained = (self._complained + _available(err))[-_COMPLAINT_BYTES:]
         self._waiting += _available(out)
         if self.exit_code() is not None and self._waiting and not self._waiting.endswith(b"\n"):

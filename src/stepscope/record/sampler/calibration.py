@@ -11,10 +11,11 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,7 +34,7 @@ from stepscope.record.sampler.sensor_response import (
     refresh_period_ns,
 )
 from stepscope.record.sensors import Survey
-from stepscope.record.sensors.contract import Channel, OpenSensor, Target
+from stepscope.record.sensors.contract import Channel, OpenSensor, Target, read_line_or_empty
 
 FORMAT = 1
 _PLATEAU_S = (5.0, 7.0)  # shortest and longest: of unequal lengths, so that a log without stamps fits at one place
@@ -43,9 +44,12 @@ _POLL_NS, _POLL_WAITING_NS = 5_000_000, 200_000_000
 _GOLDEN = 0.6180339887498949
 _FOLLOWS = 0.7  # correlation with the load: less, and it is another device's log, or another time
 _FEWEST_PLATEAUS = 4
+_OF_LOG = 1.7  # so much of a log's end, in lengths of the load: 0.8 of an earlier load does not lie in it as well
 _LATEST_S, _SHIFT_S = 5.0, 0.1  # how late a meter may be, and the grid of what is tried
 _T = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 12: 2.18, 15: 2.13, 20: 2.09}
 _AGAIN = "let the meter log before, during and after the minute, at least a reading a second"
+_SERIALS = ("proc/device-tree/serial-number", "etc/machine-id")
+_NUMBERED = re.compile(r"\b(hwmon|iio:device)\d+")
 Progress = Callable[[str], None]
 Readings = Sequence[tuple[int, float]]  # ns of the monotonic clock, and W, in order
 
@@ -66,6 +70,7 @@ class Calibration:
     window_ns: int | None
     meter: str
     at: str  # ISO 8601, UTC
+    channel: dict[str, str | None] | None = None  # source, rail and card of it; None in files of older versions
 
     @property
     def offset_w(self) -> float:
@@ -178,6 +183,7 @@ def calibrate_channels(
             window_ns=window.window_ns if window else None,
             meter=name,
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            channel=_channel_facts(channel),
         )
     return found, refused
 
@@ -211,12 +217,15 @@ def align_log_to_load(
 ) -> Readings:
     """Lay a meter's log over the load, on the monotonic clock: by its stamps, or where it follows the load best.
 
-    times_s: seconds since 1970 where `unix`, else of the meter's own clock. Raises UsageError without overlap.
+    times_s: seconds since 1970 where `unix`, else of the meter's own clock; then the load lies at the end of the log,
+    which is read when the load is over. Raises UsageError without overlap.
     """
     pairs = [(t, w) for t, w in zip(times_s, watts, strict=True) if w == w]
     if unix:
         zero_s = time.time() - time.monotonic()
         return [(round((t - zero_s) * 1e9), w) for t, w in pairs]
+    since_s = pairs[-1][0] - _OF_LOG * (end_ns - load[0][0]) / 1e9 if pairs else 0.0
+    pairs = [(t, w) for t, w in pairs if t >= since_s]
     if not pairs or pairs[-1][0] - pairs[0][0] < (end_ns - load[0][0]) / 2e9:
         raise UsageError("the meter's log is shorter than half of the load: no overlap in time", _AGAIN)
     least, most = pairs[0][0] * 1e9 - end_ns, pairs[-1][0] * 1e9 - load[0][0]
@@ -284,7 +293,7 @@ def _columns(readings: Readings) -> tuple[list[int], list[float]]:
 
 def save_calibrations(root: Path, calibrations: Mapping[str, Calibration]) -> Path:
     """Keep calibrations for this device, beside those of other channels; the file. Raises OSError, RuntimeError."""
-    path = _file(root)
+    path = _file(_device(root))
     known = {**load_calibrations(root), **calibrations}
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_json(path, {"format": FORMAT, "device": _device(root),
@@ -294,8 +303,25 @@ def save_calibrations(root: Path, calibrations: Mapping[str, Calibration]) -> Pa
 
 def load_calibrations(root: Path) -> dict[str, Calibration]:
     """The calibrations kept for this device, by channel id; empty where there is none, or none that is sound."""
+    return _read_calibrations(_device(root))
+
+
+def refused_calibrations(channels: Iterable[Channel], root: Path) -> dict[str, str]:
+    """Return why a calibration is kept and not used, by channel id."""
+    known = load_calibrations(root)
+    again = "calibrate again"
+    refused = {
+        channel.id: f"it was of {_words(kept.channel)}, and this is {_words(_channel_facts(channel))}: {again}"
+        for channel in channels
+        if (kept := known.get(channel.id)) is not None and kept.channel != _channel_facts(channel)
+    }
+    older = _read_calibrations(_kind_of_device(root)).keys() - known.keys()
+    return {**dict.fromkeys(older, f"an older version kept it without noting for which device: {again}"), **refused}
+
+
+def _read_calibrations(device: Mapping[str, Any]) -> dict[str, Calibration]:
     try:
-        kept = read_json_object(_file(root))
+        kept = read_json_object(_file(device))
         if kept["format"] != FORMAT:
             return {}
         return {name: Calibration(**facts) for name, facts in kept["channels"].items()}
@@ -305,13 +331,14 @@ def load_calibrations(root: Path) -> dict[str, Calibration]:
 
 def with_calibrations(seen: Survey, root: Path) -> Survey:
     """The sensors with what a meter showed of their channels on this device."""
-    known = load_calibrations(root)
+    known = load_calibrations(root) if seen.found else {}
     if not known:
         return seen
 
     def calibrated(channel: Channel) -> Channel:
         kept = known.get(channel.id)
-        return channel if kept is None else replace(channel, calibration=asdict(kept))
+        fits = kept is not None and kept.channel == _channel_facts(channel)
+        return replace(channel, calibration=asdict(kept)) if fits and kept else channel
 
     found = {
         name: replace(sensor, channels=tuple(map(calibrated, sensor.channels))) for name, sensor in seen.found.items()
@@ -319,13 +346,34 @@ def with_calibrations(seen: Survey, root: Path) -> Survey:
     return replace(seen, found=found)
 
 
+def _channel_facts(channel: Channel) -> dict[str, str | None]:
+    """What a channel is beside its id: without remarks in brackets, and numbers that drivers get anew at each boot."""
+    source = _NUMBERED.sub(r"\1", channel.source.partition(" (")[0])
+    return {"source": source, "rail": channel.rail, "card": channel.card}
+
+
+def _words(facts: Mapping[str, str | None] | None) -> str:
+    return ", ".join(filter(None, (facts or {}).values()))
+
+
 def _device(root: Path) -> dict[str, Any]:
-    """What a gain belongs to: the board, not its kernel."""
+    """What a gain belongs to: this board, not its kernel."""
+    return {**_kind_of_device(root), "serial": _serial_hash(root)}
+
+
+def _kind_of_device(root: Path) -> dict[str, Any]:
     facts = describe_device(root)
     return {key: facts[key] for key in ("board", "compatible", "cpu", "machine")}
 
 
-def _file(root: Path) -> Path:
-    """Return the file of this device below XDG_DATA_HOME; RuntimeError without a home."""
-    key = hashlib.sha256(json.dumps(_device(root), sort_keys=True).encode()).hexdigest()[:16]
+def _serial_hash(root: Path) -> str | None:
+    """What tells this device from others of its kind: of the board, else of the installed system."""
+    texts = (read_line_or_empty(root / path).strip("\0 ") for path in _SERIALS)
+    serial = next((text for text in texts if text.strip("0")), None)
+    return None if serial is None else hashlib.sha256(serial.encode()).hexdigest()[:16]
+
+
+def _file(device: Mapping[str, Any]) -> Path:
+    """Return the file of a device below XDG_DATA_HOME; RuntimeError without a home."""
+    key = hashlib.sha256(json.dumps(device, sort_keys=True).encode()).hexdigest()[:16]
     return user_data() / "calibration" / f"{key}.json"

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import queue
+import resource
 import select
 import signal
 import subprocess
@@ -37,10 +38,19 @@ from stepscope.record.sampler.characterise import (
 )
 from stepscope.record.sampler.process import CHARACTERISING, PID_FILE, STDERR
 from stepscope.record.sampler.rows import PART_BYTES, CurrentPart, EventLog, RowFile
-from stepscope.record.sampler.stream import SPREAD, Deadlines, Plan, ReaderThread, Stream, needs_thread, stop_all
+from stepscope.record.sampler.stream import (
+    RETRY_NS,
+    SPREAD,
+    Deadlines,
+    Plan,
+    ReaderThread,
+    Stream,
+    needs_thread,
+    stop_all,
+)
 from stepscope.record.sampler.training_processes import TrainingProcesses
 from stepscope.record.sensors import NO_ANSWER, Survey, load_sensors, make_ids_unique, processes, survey_sensors
-from stepscope.record.sensors.contract import Meter, NoSensor, OpenSensor, Pace, Target, as_seen_below
+from stepscope.record.sensors.contract import ASLEEP, Meter, NoSensor, OpenSensor, Pace, Target, as_seen_below
 
 CHORES_NS = 240_000_000  # rows reach the disk this often
 SUSPENDED_NS = 100_000_000  # more than the two clocks can drift apart between chores
@@ -212,6 +222,18 @@ def make_process_wait(pids: Collection[int]) -> Callable[[float], bool]:
     return lambda seconds: bool(select.select(watched, (), (), seconds)[0])
 
 
+_MOST_FILES = 65_536  # programs that the sampler starts inherit the limit, and some go through all numbers below it
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as its hard limit allows: on 128 cores the sensors need more than 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS allows less than it states
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def reduce_jitter(cpu: int | None) -> None:
     """Reduce the jitter of this process, where allowed: core, priority, timer slack, switch interval, no collector."""
     if cpu is not None:
@@ -255,6 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _detach(samples / PID_FILE)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what the training process's thread has blocked is not blocked here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then stops this process
+    raise_file_limit()
+    # Before the sensors: select() takes no descriptor above 1023.
+    wait = make_cheap_wait(make_process_wait({options.pid, options.starter or options.pid}))
     meters = tuple(Meter(kind, address, name) for kind, name, address in options.meter)
     target = Target(options.pid, meters=meters)
     events = EventLog(options.run / "events.jsonl")
@@ -271,7 +296,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     sampling.late_streams = opener.late_streams(seen, options.look_again_ns)
     sampling.pack_parts = packing.start_packing_if_due
     signal.signal(signal.SIGTERM, lambda *_: setattr(sampling, "stopped", True))
-    wait = make_cheap_wait(make_process_wait({options.pid, options.starter or options.pid}))
     if not seen.found:
         events.write("no-sensors", "no sensor answers on this machine; channels.json says why")
     reduce_jitter(options.cpu)
@@ -440,7 +464,9 @@ class LateSensors:
         self._root, self._target, self._clock, self._every_ns = root, target, clock, every_ns
         # A sensor that hung may hang again, and cost a thread each time: it is not tried again.
         self._names = {name for name, why in missing.items() if why.detail != NO_ANSWER}
+        self._asleep = {name for name, why in missing.items() if why.detail.endswith(ASLEEP)}
         self._due_ns = clock() + every_ns
+        self._asleep_due_ns = clock() + min(every_ns, RETRY_NS)
         self._asking: threading.Thread | None = None
         self._answers: queue.SimpleQueue[Survey] = queue.SimpleQueue()
 
@@ -449,22 +475,26 @@ class LateSensors:
         try:
             seen = self._answers.get_nowait()
         except queue.Empty:
-            if self._names and self._asking is None and self._clock() >= self._due_ns:
-                self._asking = threading.Thread(
-                    target=self._survey_missing, args=(frozenset(self._names),), daemon=True
-                )
+            now_ns = self._clock()
+            names = self._names if now_ns >= self._due_ns else self._asleep if now_ns >= self._asleep_due_ns else set()
+            if names and self._asking is None:
+                self._asking = threading.Thread(target=self._survey_missing, args=(frozenset(names),), daemon=True)
                 self._asking.start()
             return {}
         self._asking = None
         self._names -= set(seen.found)
+        self._asleep -= {*seen.found, *seen.missing}
+        self._asleep |= {name for name, why in seen.missing.items() if why.detail.endswith(ASLEEP)}
         self._names -= {name for name, why in seen.missing.items() if why.detail == NO_ANSWER}
         return seen.found
 
-    def _survey_missing(self, names: Collection[str]) -> None:
+    def _survey_missing(self, names: frozenset[str]) -> None:
         began_ns = self._clock()
-        seen = survey_sensors(self._root, self._target, names)
-        took_ns = self._clock() - began_ns
-        self._due_ns = began_ns + max(self._every_ns, int(took_ns / _SHARE))
+        seen = with_calibrations(survey_sensors(self._root, self._target, names), self._root)
+        rest_ns = int((self._clock() - began_ns) / _SHARE)
+        self._asleep_due_ns = began_ns + max(min(self._every_ns, RETRY_NS), rest_ns)
+        if names >= self._names:
+            self._due_ns = began_ns + max(self._every_ns, rest_ns)
         self._answers.put(seen)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import stepscope
 from stepscope.clock import PERIOD_NS
 from stepscope.errors import SamplerFailed
 from stepscope.liveness import is_running, start_time
-from stepscope.record.sensors.contract import read_small_file
+from stepscope.record.sensors.contract import read_small_file, wait_readable
 
 if TYPE_CHECKING:
     from stepscope.record.settings import Metering
@@ -204,7 +203,7 @@ def _not_started(why: str) -> SamplerFailed:
 
 def _next_line(stdout: IO[bytes], deadline: float) -> tuple[bool, bytes]:
     """Return whether it said anything before the deadline (monotonic s), and what; nothing at all when it has ended."""
-    ready = select.select([stdout], (), (), max(0.0, deadline - time.monotonic()))[0]
+    ready = wait_readable(stdout.fileno(), deadline - time.monotonic())
     return (True, stdout.readline()) if ready else (False, b"")
 
 

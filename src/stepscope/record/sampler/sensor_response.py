@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import itertools
 import math
-import select
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from stepscope.record.device import usable_cores
+from stepscope.record.sensors.contract import wait_readable
 
 # The times are agreed beforehand on the clock that all processes share, so that nothing is sent while it matters;
 # the last one ends the process, even when nobody is left to stop it. nice: whoever polls the sensors goes first.
@@ -100,8 +100,8 @@ def loaders(processes: int | None = None) -> Iterator[Loaders]:
 
 def _is_ready(process: subprocess.Popen[bytes], until: float) -> bool:
     assert process.stdout is not None
-    said = select.select([process.stdout], (), (), max(0.0, until - time.monotonic()))[0]
-    return bool(said) and process.stdout.read(1) == b"\n"
+    said = wait_readable(process.stdout.fileno(), until - time.monotonic())
+    return said and process.stdout.read(1) == b"\n"
 
 
 FEWEST_CHANGES = 4

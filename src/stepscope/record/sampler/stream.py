@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import struct
 import threading
 import time
@@ -47,6 +48,7 @@ class Stream:
         self.ended = False  # what it is of has ended: nothing more is read
         power = measures_power(found)
         self._share = POWER_CPU_SHARE if power else CPU_SHARE
+        self._starts_processes = found.blocking  # or may do so
         self._last_cost_ns = read_cost_ns(found)
         self._dear = read_cost_ns(found) > DEAR_NS
         # A power sensor keeps to deadlines of its own; the others meet in one tick, which is cheaper.
@@ -113,11 +115,11 @@ class Stream:
         One dear read among cheap ones stretches nothing: on a virtual machine the time that the host took from it
         counts as CPU time, and a pause of a second after it would be a gap in the energy.
         """
-        start = time.thread_time_ns() if cpu_ns is None else cpu_ns
+        start = _cpu_ns(self._starts_processes) if cpu_ns is None else cpu_ns
         self.sample()
         if self._dear:
             self.decode()
-        end = time.thread_time_ns()
+        end = _cpu_ns(self._starts_processes)
         took_cpu_ns = end - start
         cost_ns, self._last_cost_ns = min(took_cpu_ns, self._last_cost_ns), took_cpu_ns
         if self._deadlines is None:
@@ -214,6 +216,15 @@ class Stream:
 
     def _append_nothing(self, before_ns: int) -> None:
         self.file.waiting += self.file.pack(before_ns, self._clock(), *nan_values(len(self._ids)))
+
+
+def _cpu_ns(with_children: bool) -> int:
+    """CPU time of this thread, and with that of all child processes that have ended."""
+    own_ns = time.thread_time_ns()
+    if not with_children:
+        return own_ns
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own_ns + int((ended.ru_utime + ended.ru_stime) * 1e9)
 
 
 Plan = tuple[Stream, Clock, Callable[[], Any], Callable[[tuple[int, int, Any]], None]]

@@ -1,4 +1,6 @@
-"""A phone's battery, through Termux on the phone itself or through adb from beside it; read twice a second.
+"""A phone's battery, through Termux on the phone itself or through adb from beside it.
+
+A phone that was named is read twice a second; the phone that this runs on, unnamed, every 10 s: each read is a process.
 
 The gauge refreshes 0.7 to 5 times a second and is not highly accurate: compare over minutes.
 """
@@ -18,7 +20,7 @@ from stepscope.record.sensors import battery
 from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, channel_id
 
 NAME = "android"
-EVERY_NS = 500_000_000
+EVERY_NS, UNNAMED_EVERY_NS = 500_000_000, 10_000_000_000
 TIMEOUT_S = 1.5
 TERMUX = "termux-battery-status"
 _SHELL = (
@@ -80,8 +82,9 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         for battery, phone in zip(batteries, phones, strict=True)
         for place in _stated_quantities(phone)
     ]
+    every_ns = EVERY_NS if batteries[0].meter in target.meters else UNNAMED_EVERY_NS
     return OpenSensor(
-        tuple(_channel(*quantity) for quantity in kept), _reader(kept), lambda: None, every_ns=EVERY_NS, blocking=True
+        tuple(_channel(*quantity) for quantity in kept), _reader(kept), lambda: None, every_ns=every_ns, blocking=True
     )
 
 

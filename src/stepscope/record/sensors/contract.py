@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Channel:
     most_per_s: float | None = None  # a counter cannot grow faster: more is a reset, not a wrap
     read_cost_p99_ns: int | None = None  # 99th percentile, from self-characterisation
     measured: tuple[str, ...] = ()  # fields above that this device's self-characterisation filled, not the driver
+    card: str | None = None  # a GPU's address on the PCI bus and the begin of its UUID, as far as they are known
     calibration: dict[str, Any] | None = None  # what a meter showed of it on this device: `stepscope calibrate`
 
 
@@ -135,6 +137,9 @@ class NoSensor:
     reason: Reason
     detail: str
     remedy: str | None = None
+
+
+ASLEEP = "is asleep, and asking would wake it: it is read from a second after it wakes"  # ends such a `detail`
 
 
 def as_seen_below(root: Path, text: str) -> str:
@@ -228,6 +233,13 @@ def read_small_file(path: Path) -> bytes:
     return b"".join(parts)
 
 
+def wait_readable(file: int, seconds: float) -> bool:
+    """Wait until a pipe has something or has ended; False where it has not in that time. Takes any descriptor."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
 def read_line_or_empty(path: Path) -> str:
     """Return the line, escaping bytes that are no text; empty where the file is missing or does not answer."""
     try:
@@ -277,7 +289,7 @@ def _answers(probe: Probe, errors: Errors) -> bool:
 
 
 def make_probe_reader(probes: Sequence[Probe], errors: Errors, clock: Clock, lost: str) -> Callable[[], list[float]]:
-    """A read of all probes; raises OSError, saying `lost`, when those that were due all fail."""
+    """A read of all probes; raises OSError, saying `lost`, when all fail that were due and have something to say."""
     last = [NAN] * len(probes)
     due_ns = [0] * len(probes)
 
@@ -289,7 +301,7 @@ def make_probe_reader(probes: Sequence[Probe], errors: Errors, clock: Clock, los
                 if now_ns < due_ns[index]:
                     continue
                 due_ns[index] = now_ns + probe.every_ns
-            tried = True
+            tried |= not probe.later
             last[index] = value = call_or_nan(probe.call, errors)
             alive |= value == value
         if tried and not alive:

@@ -5,12 +5,16 @@ CPU time of the watched process, all threads: perf task clock, else its POSIX CP
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import resource
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from stepscope.clock import Clock
 from stepscope.record.access import natural, parse_count, sum_counts
 from stepscope.record.sensors.contract import (
     NAN,
@@ -30,12 +34,14 @@ from stepscope.record.sensors.contract import (
 CORES = "cpu_cores"
 _MOST_CORES = 8192  # NR_CPUS of the largest kernels
 _MOST_US = 1e15
+_LOOK_AGAIN_NS = 1_000_000_000
+_OF_FILES = 2  # cpuidle may hold one in so many of the files that a process may open; the other sensors need theirs
 _BUSY_FIELDS = (1, 2, 3, 6, 7)  # user, nice, system, irq, softirq; steal is time that the core did not run for us
 
 
 def discover_cores(root: Path, target: Target) -> OpenSensor | NoSensor:
     """Per-core counters, ns; cpuidle is preferred because it is 10,000 times finer than the tick."""
-    return _cpuidle(root) or _stat_of_cores(root)
+    return _cpuidle(root, target.clock) or _stat_of_cores(root)
 
 
 def cores_online(text: bytes) -> set[int]:
@@ -50,34 +56,27 @@ def cores_online(text: bytes) -> set[int]:
     return cores
 
 
-def _cpuidle(root: Path) -> OpenSensor | None:
-    """Idle time; None where one online core has no cpuidle, or where the kernel does not count in it."""
+def _cpuidle(root: Path, clock: Clock) -> OpenSensor | None:
+    """Idle time; None where a core has no cpuidle, the kernel does not count in it, or it takes too many files."""
     folder = root / "sys/devices/system/cpu"
     try:
         online = read_small_file(folder / "online")
         cores = sorted(cores_online(online))
-        states = {core: numbered(list(folder.glob(f"cpu{core}/cpuidle/state*/time"))) for core in cores}
-        if not cores or not all(states.values()):
+        states = [_states(folder, core) for core in cores]
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if not cores or not all(states):
             return None
-        if not any(natural(read_small_file(path), _MOST_US) > 0 for paths in states.values() for path in paths):
+        if limit != resource.RLIM_INFINITY and sum(map(len, states)) > limit // _OF_FILES:
             return None
-        descriptors = open_files([folder / "online", *(path for paths in states.values() for path in paths)])
+        if not any(natural(read_small_file(path), _MOST_US) > 0 for paths in states for path in paths):
+            return None
+        files = _IdleFiles(folder, cores, states, clock)
     except (OSError, ValueError):
         return None
-    rest = iter(descriptors[1:])
-    per_core = [[next(rest) for _ in states[core]] for core in cores]
-    pread = os.pread
-
-    def fetch() -> tuple[bytes, list[list[bytes]]]:
-        now = pread(descriptors[0], 256, 0)
-        try:
-            return now, [[pread(file, 24, 0) for file in files] for files in per_core]
-        except OSError:
-            return now, [_texts_of(files) for files in per_core]
 
     def decode(fetched: tuple[bytes, list[list[bytes]]]) -> list[float]:
         now, texts = fetched
-        idle_ns = [1000.0 * sum([natural(text, _MOST_US) for text in of_core]) for of_core in texts]
+        idle_ns = [1000.0 * sum([natural(text, _MOST_US) for text in of_core]) if of_core else NAN for of_core in texts]
         if now == online:
             return idle_ns
         # A core that went offline stops counting idle time: without this it would look busy.
@@ -86,26 +85,65 @@ def _cpuidle(root: Path) -> OpenSensor | None:
 
     channels = tuple(
         Channel(
-            id=f"core{core}.idle",
-            sensor=CORES,
-            quantity="core_idle_time",
-            unit="ns",
-            kind="counter",
-            scope=f"core:{core}",
-            parent_scope="system",
-            source=str(folder / f"cpu{core}/cpuidle/state*/time"),
-            step_size=1000.0,
+            f"core{core}.idle", CORES, "core_idle_time", "ns", "counter", f"core:{core}",
+            str(folder / f"cpu{core}/cpuidle/state*/time"), parent_scope="system", step_size=1000.0,
         )
         for core in cores
-    )
-    return decoded_later(channels, fetch, decode, lambda: close_files(descriptors))
+    )  # fmt: skip
+    return decoded_later(channels, files.fetch, decode, files.close)
 
 
-def _texts_of(files: Sequence[int]) -> list[bytes]:
-    try:
-        return [os.pread(file, 24, 0) for file in files]
-    except OSError:
-        return [b""]  # no number: this core is lost, and no other
+def _states(folder: Path, core: int) -> list[Path]:
+    return numbered(list(folder.glob(f"cpu{core}/cpuidle/state*/time")))
+
+
+class _IdleFiles:
+    """The open files of all cores; after a sleep, or with another supply, the kernel makes those of a core anew.
+
+    A core whose files fail has none from then on, and they are looked for once a second.
+    """
+
+    def __init__(self, folder: Path, cores: Sequence[int], states: Sequence[Sequence[Path]], clock: Clock) -> None:
+        self._folder, self._cores, self._clock = folder, cores, clock
+        self._online, *files = open_files([folder / "online", *(path for paths in states for path in paths)])
+        rest = iter(files)
+        self._files = [[next(rest) for _ in paths] for paths in states]
+        self._lost, self._look_at_ns = False, 0
+
+    def fetch(self) -> tuple[bytes, list[list[bytes]]]:
+        """What the files say: the cores online, and the idle states of each core; none of one that is lost."""
+        pread = os.pread
+        if self._lost and self._clock() >= self._look_at_ns:
+            self._open_lost()
+        now = pread(self._online, 256, 0)
+        try:
+            return now, [[pread(file, 24, 0) for file in files] for files in self._files]
+        except OSError:
+            return now, [self._texts_of(place) for place in range(len(self._cores))]
+
+    def close(self) -> None:
+        for files in self._files:
+            close_files(files)
+        os.close(self._online)
+
+    def _texts_of(self, place: int) -> list[bytes]:
+        try:
+            return [os.pread(file, 24, 0) for file in self._files[place]]
+        except OSError:
+            close_files(self._files[place])
+            self._files[place], self._lost = [], True
+            return []
+
+    def _open_lost(self) -> None:
+        """Open the files of the cores that have none; raises OSError where not one core has."""
+        self._look_at_ns = self._clock() + _LOOK_AGAIN_NS
+        for place, core in enumerate(self._cores):
+            if not self._files[place]:
+                with contextlib.suppress(OSError):
+                    self._files[place] = open_files(_states(self._folder, core))
+        self._lost = not all(self._files)
+        if not any(self._files):
+            raise OSError(errno.ENODEV, "no idle state of any core answers")
 
 
 def busy_ticks(text: bytes) -> dict[bytes, int]:

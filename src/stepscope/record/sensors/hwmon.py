@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from stepscope.clock import Clock
 from stepscope.record.access import (
     READ_BYTES,
+    CardAsleep,
+    CardFile,
     DeviceFile,
     close_device_files,
     is_jetson,
@@ -96,6 +99,8 @@ def discover_hwmon(root: Path, target: Target) -> OpenSensor | NoSensor:
         tuple(_meter_channel(meter, [other for other, _ in opened]) for meter, _ in opened),
         partial(_read, folder, [(meter.stem, files) for meter, files in opened]),
         lambda: close_device_files(every_file),
+        # What a read of it takes when it is awake is not known.
+        blocking=any(isinstance(file, CardFile) and file.asleep for file in every_file),
     )
 
 
@@ -144,33 +149,31 @@ def _open(folder: Path, meter: MeterInput, target: Target) -> list[DeviceFile]:
     opened: list[DeviceFile] = []
     try:
         for file in meter.files:
-            opened += [DeviceFile(device_file_finder(folder, meter.chip, file), target.clock)]
+            opened += [_open_chip_file(folder, meter.chip, file, target.clock)]
     except OSError:
         close_device_files(opened)
         raise
     return opened
 
 
-def device_file_finder(folder: Path, chip: Chip, file: str) -> Callable[[], Path | None]:
-    """Return what finds the file of this chip: at its old number, or at that which the chip has got since."""
+def _open_chip_file(folder: Path, chip: Chip, file: str, clock: Clock) -> DeviceFile:
+    """Open a file of a chip, which is found again under the number that the chip has by then; raises OSError."""
 
     def find() -> Path | None:
-        for now in chips(folder):
-            if now.identity == chip.identity:
-                return now.folder / file
-        return None
+        return next((now.folder / file for now in chips(folder) if now.identity == chip.identity), None)
 
-    return find
+    return CardFile(find, clock) if chip.name in _GPUS else DeviceFile(find, clock)
 
 
 def _read(folder: Path, opened: Sequence[tuple[str, Sequence[DeviceFile]]]) -> list[float]:
-    values = []
+    values, asleep = [], False
     for stem, files in opened:
         try:
             values.append(watts_or_joules([file.read(READ_BYTES) for file in files], stem))
-        except OSError:
+        except OSError as error:
+            asleep |= isinstance(error, CardAsleep)
             values.append(NAN)
-    if all(value != value for value in values):
+    if not asleep and all(value != value for value in values):
         raise ValueError(f"{folder}: no power meter answers")
     return values
 
@@ -340,7 +343,7 @@ def discover_temperatures(root: Path, target: Target) -> OpenSensor | NoSensor:
     for chip_input in inputs:
         file = f"{chip_input.stem}_input"
         try:
-            opened.append((chip_input, DeviceFile(device_file_finder(folder, chip_input.chip, file), target.clock)))
+            opened.append((chip_input, _open_chip_file(folder, chip_input.chip, file, target.clock)))
         except OSError as error:
             refused.append(no_sensor_from_error(error, chip_input.chip.folder / file))
     if not opened:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stepscope.record.access import cards_asleep
 from stepscope.record.sensors.contract import (
+    ASLEEP,
     NAN,
     UNREADABLE,
     Channel,
@@ -30,6 +32,7 @@ from stepscope.record.sensors.contract import (
 
 NAME = "nvml"
 EVERY_NS = 50_000_000  # polling at 25 ms was seen to hold the driver's lock most of the time
+_NVIDIA = "0x10de"  # on PCI
 DEAR_NS, DEAR_EVERY_NS = 500_000, 100_000_000  # the energy call takes 2.4 ms under some drivers
 _WHY: dict[int, tuple[Reason, str | None]] = {  # NVML return codes
     4: ("denied", "give this user access to /dev/nvidia* (in a container: docker run --gpus all)"),
@@ -46,6 +49,8 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     nvml = _library(root)
     if isinstance(nvml, NoSensor):
         return nvml
+    if cards_asleep(root, _NVIDIA):
+        return NoSensor("absent", f"every NVIDIA GPU {ASLEEP}")
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
@@ -111,7 +116,7 @@ def _gpus(nvml: Any, pid: int) -> Iterator[Gpu]:
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            gpu = Gpu(nvml, handle, _name(nvml, handle), f"gpu:{index}", "system", pid)
+            gpu = Gpu(nvml, handle, _name(nvml, handle), f"gpu:{index}", "system", pid, _card(nvml, handle))
             yield gpu
             yield from _mig_devices(gpu)
 
@@ -139,6 +144,19 @@ def _name(nvml: Any, handle: Any) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
+def _card(nvml: Any, handle: Any) -> str | None:
+    """What tells the card from others for torch too; of the UUID the first part is enough."""
+    signs = []
+    with contextlib.suppress(nvml.NVMLError, *UNREADABLE):
+        place = nvml.nvmlDeviceGetPciInfo(handle)
+        signs.append(f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0")
+    with contextlib.suppress(nvml.NVMLError, *UNREADABLE):
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        text = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+        signs.append(text.removeprefix("GPU-").partition("-")[0])
+    return " ".join(signs) or None
+
+
 def _probe(gpu: Gpu, wanted: Quantity) -> Probe:
     channel = Channel(
         id=channel_id(gpu.scope, wanted.quantity),
@@ -149,6 +167,7 @@ def _probe(gpu: Gpu, wanted: Quantity) -> Probe:
         scope=gpu.scope,
         parent_scope=gpu.parent,
         rail=gpu.name,
+        card=gpu.card,
         source=f"NVML {wanted.source}",
         refresh_ns=wanted.refresh_ns,
         step_size=wanted.step_size,
@@ -217,6 +236,7 @@ class Gpu:
     scope: str
     parent: str
     pid: int
+    card: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepscope.clock import Clock
@@ -55,17 +56,32 @@ def discover_children(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 
 def descendants(proc: Path, pid: int) -> set[int]:
-    """Every living process below pid, without this one."""
+    """Every living process below pid, without this one; raises OSError where no more files can be opened."""
     found: set[int] = set()
     parents = [pid]
     while parents:
-        parent = parents.pop()
-        for path in (proc / str(parent) / "task").glob("*/children"):
-            with contextlib.suppress(OSError):  # that thread has ended meanwhile
-                new = {parse_count(child) for child in read_small_file(path).split()} - found - {os.getpid()}
-                found |= new
-                parents.extend(new)
+        tasks = proc / str(parents.pop()) / "task"
+        with _suppress_ended():
+            for task in tasks.iterdir():
+                with _suppress_ended():
+                    children = read_small_file(task / "children").split()
+                    new = {parse_count(child) for child in children} - found - {os.getpid()}
+                    found |= new
+                    parents.extend(new)
     return found
+
+
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+@contextlib.contextmanager
+def _suppress_ended() -> Iterator[None]:
+    """Suppress the error of a process or thread that has ended meanwhile; too many open files say nothing of it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _TOO_MANY_FILES:
+            raise
 
 
 def stat_numbers(stat: bytes) -> tuple[int, int]:
@@ -90,15 +106,20 @@ class _Descendants:
     def read(self) -> Sequence[float]:
         now = self._clock()
         if self._looked_ns is None or now - self._looked_ns >= LOOK_AGAIN_NS:
+            try:
+                self._look()
+            except OSError:
+                return [NAN, NAN]
             self._looked_ns = now
-            self._look()
         pages, garbled = 0, False
         for pid, file in list(self._files.items()):
             try:
                 stat = read_small_file(self._proc / f"{pid}/stat") if file is None else os.pread(file, 1024, 0)
                 self._ticks[pid], resident = stat_numbers(stat)
                 pages += resident
-            except OSError:
+            except OSError as error:
+                if error.errno in _TOO_MANY_FILES:
+                    return [NAN, NAN]
                 self._forget(pid)
             except (ValueError, IndexError):  # garbage does not say that it has ended
                 garbled = True
@@ -119,12 +140,11 @@ class _Descendants:
         for pid in set(self._files) - alive:
             self._forget(pid)
         for pid in alive - set(self._files):
-            if self._held >= MOST_HELD:
-                self._files[pid] = None
-                continue
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                self._files[pid] = open_files([self._proc / f"{pid}/stat"])[0]
-                self._held += 1
+            self._files[pid] = None
+            if self._held < MOST_HELD:
+                with contextlib.suppress(OSError):  # the read will tell why
+                    self._files[pid] = open_files([self._proc / f"{pid}/stat"])[0]
+                    self._held += 1
 
     def _forget(self, pid: int) -> None:
         file = self._files.pop(pid)
@@ -189,10 +209,10 @@ def discover_memory(root: Path, target: Target) -> OpenSensor | NoSensor:
 
 def _proportional(proc: Path, pid: int) -> float:
     """Proportional memory of a process, B; 0 where it has ended."""
-    with contextlib.suppress(OSError):
+    match = None
+    with _suppress_ended():
         match = PSS.search(read_small_file(proc / f"{pid}/smaps_rollup"))
-        return int(match[1]) * 1024.0 if match else 0.0
-    return 0.0
+    return int(match[1]) * 1024.0 if match else 0.0
 
 
 # Cost of sampling itself: CPU time of the sampling process, worst lateness of its ticks, ticks missed.

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stepscope.record.access import READ_BYTES, DeviceFile, close_device_files, natural, open_device_files
 from stepscope.record.access.perf_event import PARANOID, open_event, read_count
@@ -40,6 +41,8 @@ _LEAST_CAP_W = 250.0
 _TWINS_J = 1.0  # two dies that show one register differ by no more than what flows between the two reads
 _TWINS_FROM_J = 10_000.0  # below, two young counters may meet by chance
 _ZONE = re.compile(r"intel-rapl(-mmio)?((?::\d+)+)")
+_AMD = re.compile(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)", re.MULTILINE)
+_NOT_READ = "its zone core is one core's on AMD: not read"
 _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
 
 
@@ -61,7 +64,9 @@ class Zone:
 def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
     """One counter a domain; a domain that the MMIO interface shows again is read once."""
     folder = root / "sys/class/powercap"
-    known = zones(folder)
+    everything = zones(folder)
+    is_amd = _AMD.search(read_line_or_empty(root / "proc/cpuinfo"))
+    known = [zone for zone in everything if not (is_amd and zone.name == "core")]
     if not known:
         return NoSensor("absent", f"{folder}: no intel-rapl zone (Intel and AMD processors; not in virtual machines)")
     kept, refused = open_device_files([zone.energy for zone in known], target.clock)
@@ -80,6 +85,8 @@ def discover(root: Path, target: Target) -> OpenSensor | NoSensor:
         return values
 
     channels = _nest_twin_dies([_channel(zone, chosen) for zone in chosen], [joules(file, None) for file in files])
+    if len(known) < len(everything):
+        channels[0] = replace(channels[0], source=f"{channels[0].source} ({_NOT_READ})")
     return OpenSensor(_note_denied(channels, known, chosen), read, lambda: close_device_files(files))
 
 
@@ -144,21 +151,29 @@ def _domain(zone: str, names: dict[str, str]) -> str:
 def _channel(zone: Zone, chosen: Sequence[Zone]) -> Channel:
     range_uj = _number(zone.folder / "max_energy_range_uj")
     limits = [_number(path) for path in zone.folder.glob("constraint_*_power_limit_uw")]
-    scope = f"rapl:{zone.domain}"
+    known: dict[str, Any] = {
+        "step_size": step_j(range_uj),
+        "counter_range": range_uj / 1e6 or None,
+        "most_per_s": most_w(limits),
+    }
+    domains = [other.domain for other in chosen]
+    return replace(_energy_channel(NAME, zone.domain, domains, str(zone.energy), zone.name), **known)
+
+
+def _energy_channel(sensor: str, domain: str, domains: Sequence[str], source: str, rail: str) -> Channel:
+    scope = f"rapl:{domain}"
     return Channel(
         id=f"{scope.replace(':', '.')}.energy",
-        sensor=NAME,
+        sensor=sensor,
         quantity="energy",
         unit="J",
         kind="counter",
         scope=scope,
-        parent_scope=parent_scope(zone.domain, [other.domain for other in chosen]),
-        source=str(zone.energy),
-        rail=zone.name,
+        parent_scope=parent_scope(domain, domains),
+        source=source,
+        rail=rail,
         refresh_ns=REFRESH_NS,
-        step_size=step_j(range_uj),
-        counter_range=range_uj / 1e6 or None,
-        most_per_s=most_w(limits),
+        most_per_s=MOST_W,
     )
 
 
@@ -312,7 +327,8 @@ def count_events(known: Sequence[Event], opener: Opener, wait: Wait | None = Non
         return values
 
     domains = [event.domain for event, _ in opened]
-    channels = tuple(_rapl_perf_channel(event, domains) for event, _ in opened)
+    source = "perf_event_open {0.source.name} on CPU {0.cpu}".format
+    channels = tuple(_energy_channel(PERF, event.domain, domains, source(event), event.rail) for event, _ in opened)
     return OpenSensor(channels, read, lambda: close_files([descriptor for _, descriptor in opened]))
 
 
@@ -377,23 +393,6 @@ def _joules(descriptor: int, scale_j: float) -> float:
         return read_count(descriptor) * scale_j
     except (OSError, ValueError):
         return NAN
-
-
-def _rapl_perf_channel(event: Event, domains: Sequence[str]) -> Channel:
-    scope = f"rapl:{event.domain}"
-    return Channel(
-        id=f"{scope.replace(':', '.')}.energy",
-        sensor=PERF,
-        quantity="energy",
-        unit="J",
-        kind="counter",
-        scope=scope,
-        parent_scope=parent_scope(event.domain, domains),
-        source=f"perf_event_open {event.source.name} on CPU {event.cpu}",
-        rail=event.rail,
-        refresh_ns=REFRESH_NS,
-        most_per_s=MOST_W,
-    )
 
 
 SENSORS = (NamedSensor(NAME, discover), NamedSensor(PERF, discover_perf))
