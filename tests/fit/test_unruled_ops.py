@@ -72,6 +72,18 @@ def test_an_op_without_a_rule_is_an_interval_that_holds_and_exact_once_it_was_ru
     assert max(s.most for s in log.storages if s.category == "workspace") > 0
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.prod(-1), lambda x: torch.prod(x, 1, keepdim=True), lambda x: x.prod(), lambda x: x.cumprod(dim=1)],
+    ids=["of rows", "of columns", "of all", "cumulative"],
+)
+def test_a_product_takes_the_memory_of_numbers_none_of_which_is_0(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(4, 40, 64) + 0.5
+    _, measured = predicted_and_measured(Applied(function), x)
+    said = answer(Applied(function), x)
+    assert said.least == said.most == said.bytes == pytest.approx(measured, rel=1e-3)
+
+
 def test_the_gradient_of_a_sum_is_one_number_which_a_convolution_writes_out() -> None:
     layer, x = nn.Conv1d(16, 32, 5), torch.rand(16, 16, 200)
 

@@ -56,6 +56,7 @@ class FakeMode(FakeTensorMode):
             (fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN), (torch.UntypedStorage, "data_ptr", _address),
             (FakeTensor, "__format__", _formatted), (torch, "isfinite", _fake_isfinite),
             (FakeTensor, "tolist", _listed), (torch._C, "_InferenceMode", _without_gradients),
+            *((owner, name, _product(name)) for owner in (torch, Tensor) for name in ("prod", "cumprod")),
         ):  # fmt: skip
             self._plain[-1].callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -91,6 +92,52 @@ def _nested(shape: Sequence[int], number: Any) -> Any:
 def _without_gradients(mode: bool = True) -> Any:
     """In inference mode ops arrive as they were called, what they consist of is not seen: no gradients are the same."""
     return torch.set_grad_enabled(not mode)
+
+
+_plain_products: dict[str, Callable[..., Tensor]] = {"prod": torch.prod, "cumprod": torch.cumprod}
+
+
+def _product(name: str) -> Callable[..., Tensor]:
+    """A product along a dimension: its gradient is that of numbers none of which is 0, which takes the least memory.
+
+    torch looks for zeros, which tensors without numbers cannot show, and then takes the way that holds for any.
+    """
+
+    def multiply(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(tensor, FakeTensor) or not (tensor.requires_grad and torch.is_grad_enabled()):
+            return _plain_products[name](tensor, *args, **kwargs)
+        return _Product.apply(tensor, name, args, kwargs)  # type: ignore[no-any-return,no-untyped-call]
+
+    return multiply
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        out = _plain_products[name](tensor, *args, **kwargs)
+        ctx.save_for_backward(tensor, out)
+        ctx.name, ctx.dim = name, args[0] if args else kwargs.get("dim")
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        tensor, out = ctx.saved_tensors
+        gradient = gradient.to(tensor.dtype)
+        if ctx.dim is None:
+            return gradient * (out / tensor), None, None, None
+        if ctx.name == "cumprod":
+            # Each has a name, since C++ keeps what an expression makes until its end.
+            weighted, _zeros = out * gradient, tensor == 0
+            backward = weighted.flip(ctx.dim)
+            summed = backward.cumsum(ctx.dim)
+            forward = summed.flip(ctx.dim)
+            del backward, summed
+            return forward.div(tensor), None, None, None
+        if out.dim() < tensor.dim():
+            gradient, out = gradient.unsqueeze(ctx.dim), out.unsqueeze(ctx.dim)
+        _zeros = tensor == 0
+        _zeros.sum(ctx.dim, True).sum()
+        return (gradient * out).div(tensor), None, None, None
 
 
 def _fake_isfinite(tensor: Tensor) -> Tensor:

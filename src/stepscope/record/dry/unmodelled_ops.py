@@ -32,6 +32,12 @@ def needs_no_workspace(func: Any, args: Any, kwargs: Any) -> bool:
     numbers = {tensor.dtype for tensor in tensors if tensor.dtype != torch.bool and tensor.dim()}
     if torch.Tag.pointwise in func.tags or name.startswith(_PREFIXES):
         return len(numbers) <= 1
+    if name == "sum" and not tensors[0].is_floating_point():
+        return tensors[0].dtype in (
+            torch.int64,
+            torch.complex64,
+            torch.complex128,
+        )  # else it is copied as whole numbers
     if name in PLAIN_IN_ROWS:
         return all(tensor.is_contiguous() for tensor in tensors) or _channels_innermost(tensors)
     return name in PLAIN and all(_dense(tensor) for tensor in tensors)
