@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from stepscope.analysis.channels import (
     CounterLimits,
     Growth,
+    Series,
     counter_growth,
+    growth_windows,
     spans_without_growth,
+    touches_gap,
     turn_spans_into_gaps,
 )
 
@@ -189,6 +193,21 @@ def test_failed_reads_anywhere_and_a_wrap_anywhere_invent_nothing(
     growth = of(values)
     assert growth.known_growth[-1] <= 900.0 + 1e-6
     assert growth.known_growth[-1] >= 900.0 - 15.0 * (60.0 - growth.covered_ns[-1] / 1e9) - 1e-6
+
+
+def test_windows_that_a_gap_touches_are_dark_and_many_of_both_take_no_time() -> None:
+    random = np.random.default_rng(0)
+    gaps = np.sort(random.choice(1000, 40, replace=False).astype(float)).reshape(-1, 2)
+    begin = random.integers(0, 1000, 300).astype(float)
+    for length in (0.0, 1.0, 30.0):
+        touched = [any(a < x + length and b > x for a, b in gaps.tolist()) for x in begin.tolist()]
+        assert touches_gap(gaps, begin, begin + length).tolist() == touched
+    assert not touches_gap(np.empty((0, 2)), begin, begin).any()
+    t_ns = np.arange(500_000, dtype=np.float64) * 10_000_000
+    series = Series("core:0", "", 0, t_ns, t_ns, np.column_stack([t_ns[:-1:5], t_ns[1::5]]))
+    began = time.process_time()
+    assert np.isnan(growth_windows(series, 0.0, float(t_ns[-1]), 1.0).rates).mean() > 0.2
+    assert time.process_time() - began < 5
 
 
 def test_a_million_readings_of_pure_noise_are_gone_through_whole() -> None:

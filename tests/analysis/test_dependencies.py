@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,28 @@ def test_gaps_of_an_accelerator_are_put_to_what_the_host_did() -> None:
     assert found[SYNC] == pytest.approx(16e3)
     assert found[DATA] == pytest.approx(20e3)
     assert found[HOST_CODE] == pytest.approx(3e3)
+
+
+def _idle_shares(out: Path, recorded: Callable[[int], bool]) -> list[float]:
+    """Idle time of an accelerator that is busy all the time but for a tenth, with the kernels of the step before."""
+    rows = (
+        Row("aten::mm", "forward", 0, 10),
+        Row("aten::mm", "forward", 10, 20),
+        Row("gemm", "forward", 50, 140, **KERNEL),
+        Row("gemm", "forward", 240, 245, device="cuda:0", thread=8),
+    )
+    path = write_part(out, rows, 100, world=1, rank=None, steps=40, recorded=recorded)
+    RunWriter.attach(path).write_storage_accesses({"step": 4, "rows": [0], "storages": [1], "written": [1]})
+    return Run(path).dependencies().idle["share"].to_list()
+
+
+def test_kernels_of_earlier_steps_that_still_run_leave_an_accelerator_no_idle_time(tmp_path: Path) -> None:
+    # Its own kernel from 50 us on, that of the step before until 40, that of two steps before from 40 to 45.
+    assert sum(_idle_shares(tmp_path, lambda _: True)) == pytest.approx(0.05)
+
+
+def test_a_step_whose_accelerator_may_run_kernels_that_nobody_saw_is_not_judged(tmp_path: Path) -> None:
+    assert _idle_shares(tmp_path, lambda step: step % 4 == 0) == []
 
 
 def _random_tasks(random: np.random.Generator, count: int) -> Tasks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
+from collections.abc import Sized
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import step_time_level_changes
 from stepscope.api.requests import ForecastRequest
 from stepscope.arrays import Flags, Floats
+from stepscope.cli import _forecast_watch
 from stepscope.cli import forecast as cli
 from stepscope.cli._forecast_watch import measured_totals
 from stepscope.errors import RunError, UsageError
@@ -326,3 +329,86 @@ def test_what_a_simulated_board_would_take_has_a_name_of_its_own(tmp_path: Path)
     assert "energy" in names
     assert not any("SIMULATED" in note for note in measured.notes)
     assert simulated.notes[0].startswith("SIMULATED sensors: jetson-tx2")
+
+
+def _with_pauses(path: Path, pause_s: float, every: int, short_s: float = 0.0) -> Run:
+    """The run with a pause behind every so many of its steps, and a shorter one behind each other."""
+    steps = pl.read_parquet(path / "steps.parquet")
+    number = pl.col("step").cast(pl.Int64)
+    later = ((number // every * pause_s + (number - number // every) * short_s) * 1e9).cast(pl.Int64)
+    moved = steps.with_columns(pl.col("t0_ns", "t1_ns").cast(pl.Int64) + later)
+    moved.cast(steps.schema).write_parquet(path / "steps.parquet")
+    return Run(path)
+
+
+@pytest.mark.parametrize("every", [50, 57])
+def test_what_lies_between_steps_is_part_of_the_whole_training(every: int, tmp_path: Path) -> None:
+    sampled = rail("VDD_IN", 10.0, times(1200))
+    run = powered(tmp_path, sampled, steps=400, recorded=lambda step: step < 6, device=TX2)
+    length_s = run.steps.select((pl.col("t1_ns") - pl.col("t0_ns")).last()).item() / 1e9
+    run = _with_pauses(run.path, 0.5, every, 0.001)
+    said = forecast(run, 10_000)
+    time, energy = (said.value(name) for name in ("time", "energy"))
+    assert time is not None and energy is not None and time.value is not None  # noqa: PT018 - for the types
+    assert time.low is not None and time.high is not None  # noqa: PT018 - for the types
+    true = 10_000 * (length_s + 0.001 + (0.5 - 0.001) / every)
+    assert time.value == pytest.approx(true, rel=0.02)
+    assert time.low <= true <= time.high
+    assert energy.value == pytest.approx(10 * time.value, rel=0.01)
+    assert any("between steps (evaluation, saving)" in note for note in said.notes)
+    took = {total.metric: total.value for total in measured_totals(run.path)}
+    made = run.steps.slice(run.warmup_steps)
+    assert took["time"] == pytest.approx((made["t1_ns"][-1] - made["t0_ns"][0]) / 1e9, rel=0.01)
+
+
+def test_of_two_pauses_the_interval_is_as_wide_as_they_tell(tmp_path: Path) -> None:
+    run = _with_pauses(fabricate_run(tmp_path, steps=240, recorded=lambda _: False), 5.0, 100)
+    time = forecast(run, 5000).value("time")
+    assert time is not None and time.value is not None and time.low is not None  # noqa: PT018 - for the types
+    assert time.low < time.value - 100
+
+
+def test_a_pause_that_has_not_come_is_a_condition(tmp_path: Path) -> None:
+    said = forecast(Run(fabricate_run(tmp_path, steps=60)), 1000)
+    assert "pauses between steps" in str(said.condition)
+
+
+def test_time_beside_profiled_steps_does_not_count_and_a_note_says_so(tmp_path: Path) -> None:
+    run = _with_pauses(fabricate_run(tmp_path, steps=60, recorded=lambda _: True), 0.1, 10)
+    said = forecast(run, 1000)
+    assert any("it cannot be told how much of it the profiler took" in note for note in said.notes)
+
+
+def test_a_thousand_watched_blocks_are_looked_at_in_64_pieces_and_tell_what_they_do_apart() -> None:
+    at = np.flatnonzero(watched_step_flags(np.arange(500_000.0), seed=1)).astype(np.float64)
+    values = np.random.default_rng(2).normal(1, 0.01, len(at)) * (1 + 0.2 * at / 500_000)
+    began = time.process_time()
+    said = project_sum(at, values, 500_000)
+    assert time.process_time() - began < 5
+    assert said.low <= 550_000 <= said.high
+    assert said.high - said.low < 0.03 * said.total
+
+
+@pytest.mark.parametrize("ended_at", [60, 62])
+def test_a_long_training_is_followed_at_ever_rarer_blocks_and_to_its_last(
+    ended_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [12, ended_at, ended_at]
+
+    class Growing:
+        def __init__(self, _: Path) -> None:
+            self.blocks = blocks.pop(0)
+            self.status = "running" if blocks else "ok"
+
+    def made(run: Growing) -> Sized:
+        return range(run.blocks * 500)
+
+    monkeypatch.setattr(_forecast_watch, "Run", Growing)
+    monkeypatch.setattr(_forecast_watch, "steps_after_warmup", made)
+    monkeypatch.setattr(_forecast_watch, "forecast", lambda *_: None)
+    monkeypatch.setattr(_forecast_watch, "_POLL_S", 0)
+    updates = [update.made // 500 for update in _forecast_watch.follow_forecasts(tmp_path, 9, None, None)]
+    assert updates[:12] == [*range(12)]
+    assert len(updates) < 40
+    assert updates[-1] == ended_at - 1
+    assert updates == sorted(set(updates))

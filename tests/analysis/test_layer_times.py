@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from scipy import special  # type: ignore[import-untyped]
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
@@ -282,6 +283,20 @@ def test_a_layer_that_takes_most_of_few_steps_keeps_its_time_where_the_update_an
     found = timed.scaled_to_step(float(lengths.mean()) - 200 * US)
     assert found.ns[:, 0].mean() == pytest.approx(8000 * US, abs=found.doubt_ns[0])
     assert found.doubt_ns[0] < 0.02 * 8000 * US
+
+
+@pytest.mark.parametrize(("room_us", "lacks"), [(4000, False), (1120, True)])
+def test_more_profiled_steps_make_a_layer_no_better_known_than_the_steps_that_timed_it(
+    room_us: float, lacks: bool
+) -> None:
+    ns = np.array([[1000.0, 100], [1020, 101], [990, 97], [1010, 103]]) * US
+    timed = LayerTimes(timed_in([1.0], 0).keys, ns, np.zeros_like(ns), np.full(4, 4000.0 * US), np.zeros(3))
+    values, lacking = timed.for_steps(30, np.full(30, room_us * US))
+    assert values.mean(axis=0) == pytest.approx(ns.mean(axis=0))
+    assert (values.sum(axis=1) <= room_us * US * (1 + 1e-9)).all()
+    spread = values.std(axis=0, ddof=1) * special.stdtrit(29, 0.975) / np.sqrt(30)
+    assert np.hypot(spread, lacking) == pytest.approx(ns.std(axis=0, ddof=1) * special.stdtrit(3, 0.975) / np.sqrt(4))
+    assert (lacking > 1).any() == lacks
 
 
 @pytest.mark.parametrize("step_us", [10, 2650, 3000, 30_000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,10 @@ def measured(out: Path, use: float, watts: float, **more: object) -> Run:
 
 def _with_gpu(out: Path, gpu: Sampled, use: float, watts: float) -> Run:
     return powered(out, rail("VDD_IN", watts, T), gpu, device=TX2, cores=(Core(use), Core(use)))
+
+
+def _gpu(use: float) -> Sampled:
+    return Sampled(channel("nvml.busy", "utilisation", "gpu:0", sensor="nvml"), T, np.full(len(T), use))
 
 
 def learned(tmp_path: Path, points: list[tuple[float, float]]) -> str:
@@ -60,6 +65,8 @@ def test_a_gpu_that_does_nothing_is_in_no_model_and_what_is_said_can_be_read(tmp
 def test_powers_of_any_size_are_read_as_they_are_written() -> None:
     small = PowerModel((ComponentPower("cpu", 1e-5, 12.0),), 3e-7, (1e-8, 1.0))
     assert parse_power_model(str(small)) == small
+    with_gpu = replace(small, seen_gpu_use=(0.1, 0.25))
+    assert parse_power_model(str(with_gpu)) == with_gpu
 
 
 def test_a_run_without_a_meter_gets_the_interval_of_the_model_and_says_where_it_is_from(tmp_path: Path) -> None:
@@ -78,6 +85,30 @@ def test_a_training_that_uses_the_processor_otherwise_has_no_interval_and_the_re
     run = powered(tmp_path, cores=(Core(1.0), Core(1.0)), header={"power_model": "cpu=2W..12W+-8%at20%..40%"})
     assert total(run, "cpu", "estimated")["low"] is None
     assert any("used at 100 %" in note for note in run.energy_tables.notes)
+
+
+def test_a_training_that_uses_the_gpu_otherwise_has_no_interval_though_the_processor_does_as_it_did(
+    tmp_path: Path,
+) -> None:
+    points = [(use, 3 + 9 * use + 0.1 * at) for at, use in enumerate((0.3, 0.6, 0.9))]
+    spec = stepscope.learn_power_model(
+        *(_with_gpu(tmp_path / str(at), _gpu(0.5), *point) for at, point in enumerate(points))
+    )
+    assert parse_power_model(spec).seen_gpu_use == (0.5, 0.5)
+    for use, known in ((0.5, True), (1.0, False)):
+        cores, header = (Core(0.6), Core(0.6)), {"power_model": spec}
+        new = powered(tmp_path / f"new{use}", _gpu(use), steps=40, cores=cores, header=header)
+        assert (total(new, "cpu", "estimated")["low"] is not None) == known
+        assert any("the GPU was used" in note for note in new.energy_tables.notes) != known
+
+
+@pytest.mark.parametrize(("seen", "sampled"), [("", (_gpu(0.9),)), ("gpu50%..60%", ())])
+def test_a_gpu_of_which_the_model_or_the_run_knows_nothing_leaves_no_interval(
+    tmp_path: Path, seen: str, sampled: tuple[Sampled, ...]
+) -> None:
+    header = {"power_model": f"cpu=2W..12W+-8%at20%..90%{seen}"}
+    run = powered(tmp_path, *sampled, steps=40, cores=(Core(0.5), Core(0.5)), header=header)
+    assert total(run, "cpu", "estimated")["low"] is None
 
 
 def test_too_few_runs_of_several_devices_without_a_total_or_that_follow_nothing_are_refused(tmp_path: Path) -> None:

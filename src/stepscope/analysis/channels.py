@@ -107,9 +107,14 @@ def growth_windows(series: Series, t0_ns: float, t1_ns: float, length_ns: float)
     rates = np.diff(np.interp(edges, series.t_ns, series.values)) / np.diff(edges)
     slack = 2 * series.period_ns  # the first and the last reading need not fall on the span's ends
     dark = (edges[:-1] < series.t_ns[0] - slack) | (edges[1:] > series.t_ns[-1] + slack)
-    for begin, end in series.gaps_ns:
-        dark |= (edges[:-1] < end) & (edges[1:] > begin)
+    dark |= touches_gap(series.gaps_ns, edges[:-1], edges[1:])
     return Windows(edges, np.where(dark, np.nan, rates))
+
+
+def touches_gap(gaps_ns: Floats, t0_ns: Floats, t1_ns: Floats) -> Flags:
+    """Return which stretches, (n,), overlap a gap, (m, 2): more of these have begun by its end than ended before it."""
+    begins, ends = np.sort(gaps_ns, axis=0).T
+    return np.asarray(np.searchsorted(begins, t1_ns) > np.searchsorted(ends, t0_ns, side="right"))
 
 
 def shortest_window_ns(series: Series) -> float:

@@ -14,7 +14,9 @@ from stepscope.analysis.energy.power_model import power_model_gaps
 from stepscope.analysis.energy.rails import MeasuredRail, rail_tree
 from stepscope.analysis.estimate import LevelChange, change_points
 from stepscope.analysis.metrics import Measured
+from stepscope.analysis.pauses import StepsAndPauses, steps_and_pauses
 from stepscope.analysis.projection import project_level, project_sum
+from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import UsageError
@@ -26,6 +28,7 @@ from stepscope.units import duration, percent, plural
 J_PER_WH = 3600.0
 WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS = 10
+_MUCH = 0.01  # of the time: what does not count is named from here on
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example
 AT_LEAST = "at least so much"  # in the note of a total that counts a part of the device alone
 _DOCTOR = (
@@ -33,6 +36,7 @@ _DOCTOR = (
     "--meter-command, --meter-csv)"
 )
 _MODEL = " or an estimate (--power-model cpu=2W..15W)"
+_rails = cached_per_run(rail_tree)
 StepFilter = Callable[[Floats], Flags]  # of the numbers of all steps, those that may be looked at
 
 
@@ -93,26 +97,27 @@ def forecast(
     """Extrapolate a run to `steps` training steps. Raises UsageError where too few steps were measured.
 
     Intervals are of 95 %; they hold what the measured steps show: their spread, stalls, drift, one lasting change and
-    what comes and goes. A throttle that has not come yet is in no interval: `condition` says so. Energy is absent where
+    what comes and goes. Pauses between steps (evaluation, saving) count at the rate at which they came. A throttle or a
+    pause that has not come yet is in no interval: `condition` says so. Energy is absent where
     no sensor measured it, and a note says what to do; battery and carbon, if asked for, are null then.
     What follows from the run's power model is `estimated_energy` and so on, with the model's CI. Battery and carbon are
     of a meter of the whole device, the battery of its own gauge first; where none was read they are lower bounds,
     without an upper end. `upto`: as if only so many steps after the warm-up had been made.
     """
     made = steps_after_warmup(run).head(upto if upto is not None else run.steps.height)
-    if len(made) < _FEWEST_STEPS:
+    numbers = made["step"].to_numpy().astype(np.float64) - (made["step"][0] if len(made) else 0)
+    flags = chosen(numbers) if len(made) else np.empty(0, dtype=bool)
+    if flags.sum() < _FEWEST_STEPS:
         raise UsageError(
-            f"{len(made)} steps after the warm-up are too few to forecast {steps}",
+            f"{flags.sum()} steps after the warm-up are too few to forecast {steps}",
             f"measure at least {_FEWEST_STEPS + run.warmup_steps} steps",
         )
-    numbers = (made["step"].to_numpy() - made["step"][0]).astype(np.float64)
-    lengths = made["length_ns"].to_numpy() / 1e9
-    plain = _unprofiled(run, made)
-    kept, changes = chosen(numbers) & plain, tuple(_changes(made.filter(pl.Series(plain))))
-    time = _projected_total("time", "s", "training", numbers[kept], lengths[kept], steps)
-    totals, notes = [time], _change_notes(changes)
-    energy = step_energy(run, made)
-    series = _Series(numbers, chosen(numbers), plain, steps)
+    plain, between = _unprofiled(run, made), steps_and_pauses(run, made)
+    series, spans = _Series(numbers, flags, plain, steps, between), between.spans
+    kept, changes = series.kept(flags), tuple(_changes(made.filter(pl.Series(plain))))
+    time = series.total("time", "s", "training", (spans["t1_ns"] - spans["t0_ns"]).to_numpy() / 1e9)
+    totals, notes = [time], [*_change_notes(changes), *_pause_notes(between)]
+    energy = step_energy(run, spans)
     total = series.total_energy(energy)
     if energy is None or total is None:
         notes.append(_no_energy(run, energy))
@@ -125,10 +130,10 @@ def forecast(
     )
     for metric, unit, factor, note in wanted:
         if factor:
-            device = next(filter(None, map(series.total_energy, device_energies(run, made, metric))), None)
+            device = next(filter(None, map(series.total_energy, device_energies(run, spans, metric))), None)
             totals.append(_amount_from_energy(device, total, metric, factor, unit, note))
     warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
-    condition = _assumption_text(steps, int(numbers[kept][-1]) + 1, time)
+    condition = _assumption_text(steps, int(numbers[kept][-1]) + 1, time, between)
     badge = simulated_badge(run.meta.get("simulated"))
     notes[:0] = [f"{badge}: {SIMULATED_MEANS}"] if badge else []
     named = [time, *(with_simulated_name(run, total) for total in (*totals[1:], *warm))]
@@ -162,7 +167,7 @@ def _changes(steps: pl.DataFrame) -> Iterator[LevelChange]:
         yield replace(change, step=number[min(change.step, last)], noticed=number[min(change.noticed, last)])
 
 
-def _assumption_text(steps: int, made: int, time: Measured) -> str | None:
+def _assumption_text(steps: int, made: int, time: Measured, between: StepsAndPauses) -> str | None:
     """What a forecast takes for granted of the steps after the first `made`, with what it would cost if it failed."""
     ahead = steps - made
     if ahead <= 0:
@@ -171,12 +176,23 @@ def _assumption_text(steps: int, made: int, time: Measured) -> str | None:
     return (
         "throttling that has not begun is not in the CI: at two thirds of the clock, the "
         f"{plural(ahead, 'step')} to come would take {duration(later * 1e9)} longer"
+        f"{'' if len(between.at) else '; nor are pauses between steps (evaluation, saving), of which none is known'}"
     )
 
 
-def _projected_total(metric: str, unit: str, scope: str, at: Floats, values: Floats, steps: int) -> Measured:
-    seen = project_sum(at, values, steps)
-    return Measured(metric, scope, seen.total, unit, seen.low, seen.high, seen.measured, "forecast", seen.method)
+def _pause_notes(between: StepsAndPauses) -> Iterator[str]:
+    """Say which pauses count, and which cannot."""
+    lengths = between.pauses["length_ns"]
+    if len(lengths):
+        yield (
+            f"{plural(len(lengths), 'pause')} between steps (evaluation, saving), {duration(float(lengths.sum()))} in "
+            "all: those to come count at the rate at which these came"
+        )
+    elif between.unknown_share > _MUCH:
+        yield (
+            f"{percent(between.unknown_share)} of the time was between steps, beside profiled ones: it does not count, "
+            "since it cannot be told how much of it the profiler took"
+        )
 
 
 @dataclass(frozen=True)
@@ -190,13 +206,34 @@ class _Series:
     chosen: Flags
     plain: Flags
     steps: int
+    between: StepsAndPauses
+
+    def kept(self, known: Flags) -> Flags:
+        """Return the best of the known steps: unprofiled ones, and of these the ones whose whole length is known."""
+        for flags in (known & self.plain & self.between.known, known & self.plain):
+            if flags.sum() >= _FEWEST_STEPS:
+                return flags
+        return known
+
+    def total(self, metric: str, unit: str, scope: str, amounts: Floats) -> Measured:
+        """Project amounts of the steps and pauses, (n + m,), NaN where not known."""
+        values, pauses = amounts[: len(self.numbers)], self.between.fill_unknown(amounts[len(self.numbers) :])
+        kept = self.kept(self.chosen & ~np.isnan(values))
+        seen = project_sum(self.numbers[kept], values[kept], self.steps)
+        more, half, measured = self.between.project(pauses, self.steps)
+        value = seen.total + more
+        low = max(value - math.hypot(seen.total - seen.low, half), seen.low + measured)
+        high = value + math.hypot(seen.high - seen.total, half)
+        return Measured(metric, scope, value, unit, low, high, seen.measured, "forecast", seen.method)
 
     def total_energy(self, energy: StepEnergy | None) -> Measured | None:
         """The energy of all steps, J, of an estimate with the CI of its model; None where too few could be read."""
-        if energy is None or (known := self.chosen & ~np.isnan(energy.values)).sum() < _FEWEST_STEPS:
+        count = len(self.numbers)
+        if energy is None or (self.chosen & ~np.isnan(energy.values[:count])).sum() < _FEWEST_STEPS:
             return None
-        kept = known & self.plain if (known & self.plain).sum() >= _FEWEST_STEPS else known
-        total = _projected_total(energy.metric, "J", energy.scope, self.numbers[kept], energy.values[kept], self.steps)
+        if count < len(energy.values) and np.isnan(energy.values[count:]).all():
+            return None
+        total = self.total(energy.metric, "J", energy.scope, energy.values)
         if energy.metric == "energy":
             return total
         value, share = total.value or 0.0, energy.uncertainty
@@ -210,10 +247,10 @@ def _no_energy(run: RunReader, energy: StepEnergy | None) -> str:
     """Say why there is no energy, and what to do."""
     gaps = list(power_model_gaps(run))
     if energy is not None:
-        why = f"its sensor could be read through fewer than {_FEWEST_STEPS} of these steps"
+        why = f"its sensor could be read through fewer than {_FEWEST_STEPS} of these steps, or in none of their pauses"
     elif gaps:
         why = "; ".join(gaps)
-    elif rail_tree(run).lines:
+    elif _rails(run).lines:
         why = "what this run measured is not the power of the whole device"
     else:
         why = "no sensor of this run measured power"
@@ -277,7 +314,7 @@ class StepEnergy:
 
 def step_energy(run: RunReader, steps: pl.DataFrame) -> StepEnergy | None:
     """The energy of these steps from the lines that make the board's total, else by the run's power model."""
-    tree = rail_tree(run)
+    tree = _rails(run)
     lines = tree.total or tuple(line for line in tree.lines if line.component == "total")
     if lines:
         return StepEnergy(_sum_of_lines(lines, steps), tree.covers or lines[0].name)
@@ -295,10 +332,10 @@ def step_energy(run: RunReader, steps: pl.DataFrame) -> StepEnergy | None:
 
 def device_energies(run: RunReader, steps: pl.DataFrame, of: str) -> Iterator[StepEnergy]:
     """Energies of these steps from meters of the whole device, best first; of "battery", its own gauge goes first."""
-    tree = rail_tree(run)
+    tree = _rails(run)
     batteries = [line for line in tree.lines if of == "battery" and line.scope.startswith("battery:")]
-    chosen = [line for _, lines in tree.components() for line in lines if line.component == "device"]
-    for lines in (batteries, chosen[:1]):
+    chosen = next((lines for _, lines in tree.components() if lines[0].component == "device"), ())
+    for lines in (batteries, chosen):
         if lines:
             entry = lines[0].entry
             yield StepEnergy(_sum_of_lines(lines, steps), entry.meaning if entry else lines[0].name)

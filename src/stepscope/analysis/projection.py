@@ -94,14 +94,16 @@ def project_level(at: Floats, values: Floats, end: float) -> Projection:
 
 
 def _block_indices(at: Floats) -> list[Ints]:
-    """Places of neighbouring steps that make a block each; a hole in the numbers ends one."""
+    """Places of neighbouring steps that make a block each; a hole in the numbers ends one, where there are few."""
     size = max(BLOCK_STEPS, -(-len(at) // _MOST_BLOCKS))
     cuts = np.flatnonzero(np.diff(at) > BLOCK_STEPS) + 1
-    return [
+    pieces = [
         piece
         for run in np.split(np.arange(len(at)), cuts)
         for piece in np.array_split(run, max(1, round(len(run) / size)))
     ]
+    together = -(-len(pieces) // _MOST_BLOCKS)
+    return [np.concatenate(pieces[first : first + together]) for first in range(0, len(pieces), together)]
 
 
 def _stall_excesses(values: Floats, parts: Sequence[Ints]) -> Floats:

@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-import numpy as np
+import polars as pl
 
-from stepscope.analysis.forecast import WATCHED, Forecast, forecast, watch_starts, watched_step_flags
+from stepscope.analysis.forecast import WATCH_EVERY, WATCHED, Forecast, forecast, watch_starts, watched_step_flags
 from stepscope.analysis.metrics import Measured
+from stepscope.analysis.pauses import steps_and_pauses
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.errors import StepscopeError
 
 _POLL_S = 0.5
+_TENTH = 10
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,24 @@ class ForecastUpdate:
 def follow_forecasts(
     path: Path, steps: int, battery_j: float | None, carbon_g_per_j: float | None
 ) -> Iterator[ForecastUpdate]:
-    """A forecast after each block of measured steps, until the run has ended; of an ended run, all of them."""
-    block, seed = 0, crc32(path.name.encode())  # places of its own in each run
+    """Forecasts after blocks of measured steps, until the run has ended; of an ended run, all of them.
+
+    After each of the first twenty blocks, then where a tenth more have come, and after the last one.
+    """
+    seen, due, seed = 0, 1, crc32(path.name.encode())  # places of its own in each run
     chosen = partial(watched_step_flags, seed=seed)
     while True:
         run = Run(path)
         running = run.status == "running"
         made = len(steps_after_warmup(run))
-        while (upto := int(watch_starts(block + 1, seed)[-1]) + WATCHED) <= made:
-            yield ForecastUpdate(upto, forecast(run, steps, battery_j, carbon_g_per_j, chosen, upto))
-            block += 1
+        ends = watch_starts(made // WATCH_EVERY + 1, seed) + WATCHED
+        ends = ends[ends <= made]
+        last = 0 if running else len(ends)
+        for block in range(seen + 1, len(ends) + 1):
+            if block >= due or block == last:
+                upto = int(ends[block - 1])
+                yield ForecastUpdate(upto, forecast(run, steps, battery_j, carbon_g_per_j, chosen, upto))
+                due, seen = block + max(1, block // _TENTH), block
         if not running:
             return
         time.sleep(_POLL_S)
@@ -64,17 +74,20 @@ def start_training(arguments: Sequence[str], out: Path) -> tuple[subprocess.Pope
 
 
 def measured_totals(path: Path) -> list[Measured]:
-    """Return what the steps after warm-up of a run really took: time in s, and energy in J where it is known.
+    """Return what a run really took from the first step after warm-up to the end of the last: time in s, energy in J.
 
-    A step that a gap of the sensor touches counts with the mean energy of the others.
+    A step or pause that a gap of the sensor touches counts with the mean of the others, and so does what lies beside
+    a profiled step: there the profiler paused, too.
     """
     from stepscope.analysis.forecast import step_energy, with_simulated_name
 
     run = Run(path)
-    made = steps_after_warmup(run)
-    totals = [Measured("time", "training", float(made["length_ns"].sum()) / 1e9, "s", n=len(made))]
-    joules = step_energy(run, made)
-    if joules is not None and not np.isnan(joules.values).all():
-        total = float(np.nanmean(joules.values)) * len(made)
-        totals.append(with_simulated_name(run, Measured(joules.metric, joules.scope, total, "J", n=len(made))))
+    between = steps_and_pauses(run, steps_after_warmup(run))
+    count = len(between.steps)
+    time = between.total(between.spans.select(pl.col("t1_ns") - pl.col("t0_ns")).to_series().to_numpy() / 1e9)
+    totals = [Measured("time", "training", time, "s", n=count)]
+    joules = step_energy(run, between.spans)
+    total = None if joules is None else between.total(joules.values)
+    if joules is not None and total is not None:
+        totals.append(with_simulated_name(run, Measured(joules.metric, joules.scope, total, "J", n=count)))
     return totals

@@ -19,6 +19,7 @@ from stepscope.analysis.energy.rail_fits import fit_rails, group_energies
 from stepscope.analysis.energy.timeline import Keys, Lane
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, Track, join_tracks
+from stepscope.analysis.time.overlay import overlay
 
 
 def test_each_op_has_its_own_time_and_its_children_theirs(tmp_path: Path) -> None:
@@ -57,6 +58,33 @@ def test_a_thread_that_works_while_the_other_waits_joins_its_lane() -> None:
     lanes = join_tracks([main, backward, loader])
     assert [lane.op.tolist() for lane in lanes] == [[0, 2, 1], [3]]
     assert lanes[0].seconds == pytest.approx(3.9)
+
+
+def test_a_long_operator_goes_on_behind_a_short_one_of_another_thread() -> None:
+    main = Track("cpu", np.array([0.0, 50.0]), np.array([50.0, 60.0]), np.array([0, 1]), np.array([0, 2]))
+    other = Track("cpu", np.array([1.0, 70.0]), np.array([1.1, 72.0]), np.array([2, 3]), np.array([1, 0]))
+    (lane,) = join_tracks([main, other])
+    assert lane.op.tolist() == [0, 2, 0, 1, 3]
+    assert lane.part.tolist() == [0, 1, 0, 2, 0]
+    assert lane.t0.tolist() == [0, 1, 1.1, 50, 70]
+    assert lane.t1.tolist() == [1, 1.1, 50, 60, 72]
+
+
+def test_laid_over_each_other_two_rows_of_pieces_lose_no_time_and_never_run_at_once() -> None:
+    random = np.random.default_rng(0)
+    for fill in (False, True):
+        for _ in range(50):
+            rows = [np.sort(random.choice(60, 2 * int(random.integers(0, 8)), replace=False)) for _ in range(2)]
+            lower, upper = ((row[::2].astype(float), row[1::2].astype(float)) for row in rows)
+            t0, t1, number = overlay(lower, upper, fill)
+            at = np.arange(60) + 0.5
+            spans = [*zip(*lower, strict=True), *zip(*upper, strict=True)]
+            for instant in at.tolist():
+                there = [place for place, (begin, end) in enumerate(spans) if begin < instant < end]
+                best = sorted(there, key=lambda place: (spans[place][0], place))[-1:]
+                best = there[:1] if fill else best
+                assert number[(t0 < instant) & (instant < t1)].tolist() == best
+            assert (t0[1:] >= t1[:-1]).all()
 
 
 def test_a_lane_beside_the_first_is_told_apart_from_it() -> None:

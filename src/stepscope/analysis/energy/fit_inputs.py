@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,8 @@ from stepscope.analysis.energy.timeline import Keys, Lane, Timeline, fill_unprof
 from stepscope.analysis.energy.update_clocks import is_periodic
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces
+from stepscope.analysis.time.overhead_correction import StepTimes
+from stepscope.analysis.time.overlay import overlay
 from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
@@ -72,8 +75,8 @@ class RunTimeline:
 class RunTimelines:
     """The timelines of a run's ops by component: of a large run they cost seconds, so each is made once, when asked."""
 
-    def __init__(self, run: RunReader) -> None:
-        self._run = slice_to_fit(run)
+    def __init__(self, run: RunReader, times: Callable[[], StepTimes] | None = None) -> None:
+        self._run, self._times = slice_to_fit(run), times
         self._made: dict[str, RunTimeline | None] = {}
 
     @property
@@ -92,12 +95,40 @@ class RunTimelines:
         if component != "memory" and len({track.device == CPU for track in tracks}) < _BOTH:
             component = "total"  # without kernels beside the CPU's ops, the same explains all
         if component not in self._made:
-            self._made[component] = run_timeline(self._run, self._pieces, self.origin_ns, component) if tracks else None
+            made = run_timeline(self._run, self._pieces, self.origin_ns, component) if tracks else None
+            if made is not None and self._times is not None and not made.timeline.recorded.all():
+                made = replace(made, timeline=replace(made.timeline, share_errors=_share_errors(made, self._times())))
+            self._made[component] = made
         return self._made[component]
 
     @cached_property
     def _pieces(self) -> OpPieces:
         return run_pieces(self._run)[0]
+
+
+_CELL = ("phase", "name", "device")
+
+
+def _share_errors(made: RunTimeline, times: StepTimes) -> Floats | None:
+    """By how much the share of each key of a profiled step differs from that of a step as it runs unprofiled (P,).
+
+    The profiler lengthens what has many events. None where no time was corrected.
+    """
+    timeline = made.timeline
+    if times.is_empty or not timeline.recorded.any():
+        return None
+    length_ns = float((timeline.step_t1 - timeline.step_t0)[timeline.recorded].mean()) * 1e9
+    # Times of kernels are as they were recorded, those of the CPU are of steps that are as long as unprofiled ones.
+    recorded = (
+        pl.when(pl.col("device") == CPU).then("recorded_ns").otherwise(pl.col("self_ns") * times.step_ns / length_ns)
+    )
+    cells = times.table.group_by(_CELL).agg(factor=pl.col("self_ns").sum() / recorded.sum())
+    placed = made.ops.select(_CELL).join(cells, on=_CELL, how="left", maintain_order="left")
+    factor = np.nan_to_num(placed["factor"].fill_null(1.0).to_numpy(), nan=1.0, posinf=1.0)
+    keys, key = timeline.keys, made.ops["key"].to_numpy()
+    errors = np.bincount(key, made.seconds * (factor - 1), keys.count) / (timeline.end - timeline.begin)
+    errors[keys.gap] -= errors[~keys.beside].sum()
+    return errors
 
 
 def run_pieces(run: RunReader) -> tuple[OpPieces, int]:
@@ -239,11 +270,9 @@ def pause_flags(step_t0: Floats, step_t1: Floats) -> Flags:
 
 def _add_idle_pieces(lane: Lane, idle: Lane) -> Lane:
     """The lane with time that it leaves as pieces of their own."""
-    some = idle.t1 - idle.t0 > _NEAR
-    t0, t1, key = (np.concatenate([getattr(lane, name), getattr(idle, name)[some]]) for name in ("t0", "t1", "key"))
-    order = np.argsort(t0, kind="stable")
-    t0, t1, key = t0[order], t1[order], key[order]
-    return Lane(t0, np.minimum(t1, np.append(t0[1:], np.inf)), key)
+    t0, t1, piece = overlay((lane.t0, lane.t1), (idle.t0, idle.t1), fill=True)
+    some = (piece < len(lane.t0)) | (t1 - t0 > _NEAR)
+    return Lane(t0[some], t1[some], np.concatenate([lane.key, idle.key])[piece[some]])
 
 
 def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds: Floats) -> Floats:

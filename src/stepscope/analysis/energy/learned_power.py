@@ -17,6 +17,7 @@ from stepscope.analysis.energy.power_model import (
     COMPONENTS,
     ComponentPower,
     PowerModel,
+    mean_use,
     parse_power_model,
     relative_use,
 )
@@ -87,8 +88,16 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
     rest = [float(watts[0]), 0.0]  # what the device takes at rest is told of the CPU
     busy = [(name, rest[place], rest[place] + float(watts[1 + place])) for place, name in enumerate(components)]
     parts = tuple(ComponentPower(*part) for part in busy if part[-1] > 0)
-    use = [float(run.training.use[0]) for run in runs]
-    return parse_power_model(str(PowerModel(parts, share, (min(use), max(use)))))  # as later runs are given it
+    # As later runs are given it; what a GPU takes is in the watts, whether or not it has a slope of its own.
+    seen = (_seen_use(readers, component) for component in COMPONENTS)
+    return parse_power_model(str(PowerModel(parts, share, *seen)))
+
+
+def _seen_use(readers: Sequence[RunReader], component: str) -> tuple[float, float] | None:
+    """Least and most use of a component in the training of these runs; None where it had none or some did not say."""
+    use = [mean_use(reader, component, training_stretches(reader)) for reader in readers]
+    known = [share for share in use if share is not None]
+    return (min(known), max(known)) if len(known) == len(use) and max(known) > 0 else None
 
 
 def _measure_run(reader: RunReader, components: Sequence[str]) -> _Measured:
@@ -104,14 +113,8 @@ def _measure_run(reader: RunReader, components: Sequence[str]) -> _Measured:
 
 def _stretch(reader: RunReader, tree: RailTree, spans: Floats, components: Sequence[str]) -> _UseAndPower | None:
     watts = sum_energies([energy_over(line.best, spans) for line in tree.total or ()]).watts
-    used = []
-    for component in components:
-        growth = relative_use(reader, component)
-        if growth is None:
-            return None
-        spent, known = (np.diff(growth.at(of, spans)).sum() for of in (growth.known_growth, growth.covered_ns))
-        used.append(1e9 * spent / known if known > 0 else np.nan)
-    return _UseAndPower(np.array(used), watts) if watts and np.isfinite(used).all() else None
+    used = [mean_use(reader, component, spans) for component in components]
+    return _UseAndPower(np.array(used, dtype=np.float64), watts) if watts and None not in used else None
 
 
 def _fit_watts(stretches: Sequence[_UseAndPower]) -> Floats:

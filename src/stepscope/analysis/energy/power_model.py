@@ -9,11 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analysis.channels import Growth, Series, core_busy_time, growth_windows, series_of, shortest_window_ns
+from stepscope.analysis.channels import (
+    Growth,
+    Series,
+    core_busy_time,
+    growth_windows,
+    series_of,
+    shortest_window_ns,
+    touches_gap,
+)
 from stepscope.analysis.energy.power_sources import PowerSource
 from stepscope.analysis.time.steps import span_ns
 from stepscope.arrays import Floats
@@ -28,7 +35,12 @@ _MOST_WINDOWS = 20_000
 _WATTS = {"W": 1.0, "mW": 1e-3}
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _PART = re.compile(rf"(?P<name>\w+)=(?P<idle>{_NUMBER})(?P<idle_unit>m?W)?\.\.(?P<busy>{_NUMBER})(?P<unit>m?W)")
-_ERROR = re.compile(rf"(?P<error>{_NUMBER})%(?:at(?P<low>{_NUMBER})%\.\.(?P<high>{_NUMBER})%)?")
+_SEEN = r"(?:{before}(?P<{name}_low>{number})%\.\.(?P<{name}_high>{number})%)?"
+_ERROR = re.compile(
+    rf"(?P<error>{_NUMBER})%"
+    + _SEEN.format(before="at", name="cpu", number=_NUMBER)
+    + _SEEN.format(before="gpu", name="gpu", number=_NUMBER)
+)
 _HINT = "say what a part takes idle and fully busy: --power-model cpu=2W..15W or cpu=2W..15W,gpu=500mW..10W"
 _ERROR_HINT = "the 95 % uncertainty of the model stands at its end: --power-model cpu=2W..15W+-10%"
 _BEYOND = 0.1  # of utilisation: so far beyond what it was learned from a model still holds
@@ -48,18 +60,22 @@ class PowerModel:
     """The power of components, and how far to trust it.
 
     uncertainty: half of the 95 % CI over the power, None where it is not known. seen_use: least and most CPU use of the
-    runs that it was learned from, of the full speed of all cores.
+    runs that it was learned from, of the full speed of all cores; seen_gpu_use: of their GPUs, None without any.
     """
 
     parts: tuple[ComponentPower, ...]
     uncertainty: float | None = None
     seen_use: tuple[float, float] | None = None
+    seen_gpu_use: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         parts = ",".join(f"{part.component}={part.idle_w:.4g}W..{part.busy_w:.4g}W" for part in self.parts)
         sure = "" if self.uncertainty is None else f"+-{100 * self.uncertainty:.3g}%"
-        seen = "" if self.seen_use is None else "at{:.3g}%..{:.3g}%".format(*(100 * use for use in self.seen_use))
-        return f"{parts}{sure}{seen}"
+        seen = (
+            "" if use is None else f"{before}{100 * use[0]:.3g}%..{100 * use[1]:.3g}%"
+            for before, use in (("at", self.seen_use), ("gpu", self.seen_gpu_use))
+        )
+        return f"{parts}{sure}{''.join(seen)}"
 
 
 def parse_power_model(spec: str) -> PowerModel:
@@ -75,8 +91,9 @@ def parse_power_model(spec: str) -> PowerModel:
     found = _ERROR.fullmatch(error)
     if found is None or not 0 < float(found["error"]) <= 100:
         raise UsageError(f"cannot read '+-{error}' of the power model", _ERROR_HINT)
-    seen = None if found["low"] is None else (float(found["low"]) / 100, float(found["high"]) / 100)
-    return PowerModel(parts, float(found["error"]) / 100, seen)
+    ends = ((found[f"{name}_low"], found[f"{name}_high"]) for name in COMPONENTS)
+    seen = (None if low is None else (float(low) / 100, float(high) / 100) for low, high in ends)
+    return PowerModel(parts, float(found["error"]) / 100, *seen)
 
 
 def _parse_component(part: str) -> ComponentPower:
@@ -106,20 +123,32 @@ def modelled_sources(run: RunReader) -> list[PowerSource]:
 
 
 def _extrapolation_note(run: RunReader, model: PowerModel) -> str:
-    """Say that this run uses the CPU otherwise than those that the model was learned from; "" where it does not."""
-    span, use = span_ns(run), relative_use(run, "cpu")
-    if model.seen_use is None or span is None or use is None:
+    """Say that this run uses a part otherwise than those that the model was learned from; "" where it does not."""
+    span = span_ns(run)
+    if model.seen_use is None or span is None:
         return ""
-    spent, covered = (float(np.diff(use.at(of, np.array(span)))[0]) for of in (use.known_growth, use.covered_ns))
-    mean = 1e9 * spent / covered if covered > 0 else 0.0
-    low, high = model.seen_use
-    if low - _BEYOND <= mean <= high + _BEYOND:
-        return ""
-    learned = percent(low) if high - low < 0.01 else f"{percent(low)} and {percent(high)}"
-    return (
-        f"the CPU was used at {percent(mean)} of its full speed, the runs that the power model was learned from at "
-        f"{learned}: the uncertainty that was found there says nothing here"
-    )
+    spans = np.array([span], dtype=np.float64)
+    for component, seen in zip(COMPONENTS, (model.seen_use, model.seen_gpu_use), strict=True):
+        use, (low, high) = mean_use(run, component, spans), seen or (0.0, 0.0)
+        if seen is None if use is None else low - _BEYOND <= use <= high + _BEYOND:
+            continue
+        learned = "none that is known" if seen is None else percent(low)
+        learned = learned if high - low < 0.01 else f"{percent(low)} and {percent(high)}"
+        rate = "at an unknown rate" if use is None else f"at {percent(use)} of its full speed"
+        return (
+            f"the {component.upper()} was used {rate}, the runs that the power model was learned from at "
+            f"{learned}: the uncertainty that was found there says nothing here"
+        )
+    return ""
+
+
+def mean_use(run: RunReader, component: str, spans_ns: Floats) -> float | None:
+    """Mean use of a component over stretches, (m, 2) ns, of its full speed; None where it was not sampled there."""
+    use = relative_use(run, component)
+    if use is None:
+        return None
+    spent, known = (float(np.diff(use.at(of, spans_ns)).sum()) for of in (use.known_growth, use.covered_ns))
+    return 1e9 * spent / known if known > 0 else None
 
 
 def power_model_gaps(run: RunReader) -> Iterator[str]:
@@ -205,14 +234,12 @@ def _gpu_use(run: RunReader) -> tuple[Floats, Floats]:
 def _gauge_at(series: Series, t_ns: Floats) -> Floats:
     """A gauge between its readings, NaN in its gaps."""
     values = np.interp(t_ns, series.t_ns, series.values)
-    for begin, end in series.gaps_ns:
-        values[(t_ns > begin) & (t_ns < end)] = np.nan
-    return values
+    return np.where(touches_gap(series.gaps_ns, t_ns, t_ns), np.nan, values)
 
 
 def _relative_clock(clocks: list[Series], edges: Floats, highest_hz: float | None) -> Floats:
     """Mean clock of each window over the highest (that the machine states, else that was seen); 1 where not sampled."""
-    middles = np.array([(a + b) / 2 for a, b in pairwise(edges)])
+    middles = (edges[1:] + edges[:-1]) / 2
     if not clocks or not len(middles):
         return np.ones(len(middles))
     hertz = np.mean([np.interp(middles, series.t_ns, series.values) for series in clocks], axis=0)

@@ -12,7 +12,7 @@ share already they do not: savings are "at most".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import polars as pl
 
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.time.idleness import IDLE, idle_causes
+from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.schedule import (
     Schedule,
     Tasks,
@@ -43,6 +44,7 @@ HOST, WORK = "host", "work"
 NO_ACCESSES = "no step was profiled with the shapes and allocations that tell which operator needs which"
 NO_STEP = "no profiled step ran the operators of the step whose tensors were noted"
 _MOST_STEPS = 12  # whose times are taken
+_MOST_AHEAD = 100  # steps: so far a host may run ahead of its accelerator
 UNITS: dict[str, Any] = {
     **dict.fromkeys(("name", "module", "phase", "device"), pl.String),
     **dict.fromkeys(("start_ns", "duration_ns"), pl.Float64),
@@ -125,7 +127,18 @@ def _units_of_step(run: RunReader, step: int) -> StepUnits | None:
     span = run.steps.filter(pl.col("step") == step)
     if ops.is_empty() or span.is_empty():
         return None
-    return units_of(ops, int(span["t0_ns"][0]), int(span["t1_ns"][0]))
+    t0_ns = int(span["t0_ns"][0])
+    units = units_of(ops, t0_ns, int(span["t1_ns"][0]))
+    before = run.steps.filter(pl.col("step").cast(pl.Int64) == step - 1, "recorded")
+    if units is None or before.is_empty() or not units.kernel.any():
+        return units
+    earlier = run.scan_ops().filter(
+        pl.col("step").cast(pl.Int64).is_between(step - _MOST_AHEAD, step - 1),
+        pl.col("device").cast(pl.String) != CPU,
+        pl.col("t1_ns") > t0_ns,
+    )
+    times = (pl.col(f"{end}_ns").cast(pl.Float64).alias(end) - t0_ns for end in ("t0", "t1"))
+    return replace(units, earlier=earlier.select(pl.col("device").cast(pl.String), *times).collect())
 
 
 def _same_steps(run: RunReader, noted: StepUnits) -> list[StepUnits]:

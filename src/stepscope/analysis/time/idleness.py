@@ -2,6 +2,7 @@
 
 An accelerator is idle where no kernel runs. Each instant of that counts as what the host did then: it loaded data, it
 launched operators, it ran code between them, or it had waited for the accelerator and had not launched anew since.
+Where the host runs ahead, kernels of the steps before run in this one; where it is not known which, it is not judged.
 
 On a CPU one core works while data are fetched, while host code runs, and while operators are dispatched; the others
 could work, and are idle for no longer than sampled CPU utilisation leaves (threads that wait spin for a while). What it
@@ -41,6 +42,8 @@ def idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) -> pl.Da
 
 def _accelerator_idle_causes(steps: list[StepUnits], step_ns: float) -> list[tuple[str, str, float, float]]:
     sums: dict[tuple[str, str], float] = {}
+    # Where a step's own kernels end within it, those of the step before did so too.
+    steps = [step for step in steps if step.earlier is not None or step.t1[step.kernel].max() <= step.length_ns]
     for units in steps:
         devices = {lane.rpartition(":")[0] for lane in np.array(units.lane)[units.kernel]}
         for device in devices:
@@ -54,11 +57,15 @@ def gaps_by_cause(units: StepUnits, device: str) -> dict[str, float]:
     """Return the time in which no kernel ran on the device in this step, by what the host did meanwhile, ns."""
     kernel = units.kernel
     mine = np.array([lane.rpartition(":")[0] == device for lane in units.lane])
-    busy = _merged(units.t0[mine], units.t1[mine])
+    t0, t1 = units.t0[mine], units.t1[mine]
+    if units.earlier is not None:
+        others = units.earlier.filter(device=device)
+        t0, t1 = np.append(t0, others["t0"].to_numpy()), np.append(t1, others["t1"].to_numpy())
+    busy = _merged(*(np.clip(ends, 0.0, units.length_ns) for ends in (t0, t1)))
     idle = _gaps(busy, units.length_ns)
     loads = ~kernel & np.array([phase == "data" for phase in units.phase])
     talks = ~kernel & np.array([phase == "communication" for phase in units.phase])
-    others = ~kernel & ~loads & ~talks
+    launches = ~kernel & ~loads & ~talks
     drained = _gaps_after_waits(units, device, idle)
     spans = {DATA: loads, EXCHANGE: talks}
     left, found = idle, {}
@@ -66,7 +73,7 @@ def gaps_by_cause(units: StepUnits, device: str) -> dict[str, float]:
         taken = _merged(units.t0[which], units.t1[which])
         found[cause], left = _overlap(left, taken), _subtract_spans(left, taken)
     found[SYNC], left = _overlap(left, drained), _subtract_spans(left, drained)
-    launching = _merged(units.t0[others], units.t1[others])
+    launching = _merged(units.t0[launches], units.t1[launches])
     found[SMALL], left = _overlap(left, launching), _subtract_spans(left, launching)
     found[HOST_CODE] = _total(left)
     return found

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 from scipy import special  # type: ignore[import-untyped]
 
+from stepscope.analysis.estimate import mean_intervals
 from stepscope.analysis.time.operators import ENGINE_NS, OUTSIDE, PerStep, per_step, replace_outliers_by_median
 from stepscope.analysis.time.steps import layer_timed_steps, steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
@@ -134,16 +135,24 @@ class LayerTimes:
         loads = np.append((self.keys["phase"] == _DATA).to_numpy(), False)
         return loads, loads | (values <= (1 + _WAITED) * values.min(axis=0)), values
 
-    def for_steps(self, count: int) -> Floats:
+    def for_steps(self, count: int, room_ns: Floats) -> tuple[Floats, Floats]:
         """Return times for so many profiled steps, (count, groups): each has the mean of its part of these steps.
 
-        So the mean over all of them is the same, and their spread tells how well it is known.
+        So the mean over all of them is the same, and their spread tells how well it is known: of fewer steps than were
+        profiled it is widened to what Student says of these, as far as times stay above 0 and their sum within the room
+        of a step, (count,). Half of the 95 % CI that lacks then, (groups,), is the second.
         """
-        parts = [self.ns[place::count].mean(axis=0) for place in range(min(count, len(self.ns)))]
-        found = np.array([parts[place % len(parts)] for place in range(count)])
-        mean = found.mean(axis=0)
-        widened: Floats = mean + (found - mean) * np.sqrt(count / len(parts))  # where some count twice
-        return np.maximum(widened, 1.0)
+        parts = np.array([self.ns[place::count].mean(axis=0) for place in range(min(count, len(self.ns)))])
+        if len(parts) == count:
+            return np.maximum(parts, 1.0), np.zeros(parts.shape[1])
+        mean = np.maximum(parts.mean(axis=0), 1.0)
+        away = parts[np.arange(count) % len(parts)]
+        away = away - away.mean(axis=0)
+        wanted, there = (mean_intervals(part)[2] - part.mean(axis=0) for part in (parts, away))
+        factor = np.minimum(wanted / np.maximum(there, 1e-9), (mean - 1) / np.maximum(-away.min(axis=0), 1e-9))
+        spare = np.maximum(room_ns - mean.sum(), 1e-9)
+        factor /= max(1.0, float(((factor * away).sum(axis=1) / spare).max()))
+        return mean + factor * away, np.sqrt(np.maximum(wanted**2 - (factor * there) ** 2, 0.0))
 
 
 def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:

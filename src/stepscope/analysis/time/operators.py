@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.time.overlay import overlay
 from stepscope.analysis.time.steps import profiled_steps, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import RunDamaged
@@ -378,12 +379,7 @@ def _overlap_s(lane: Track, track: Track) -> float:
 
 
 def _merge_tracks(lane: Track, track: Track) -> Track:
-    """Merge both in order of time; remaining overlap is cut from the piece that began first."""
-    t0, t1, op, part = (
-        np.concatenate([getattr(lane, name), getattr(track, name)]) for name in ("t0", "t1", "op", "part")
-    )
-    order = np.argsort(t0, kind="stable")
-    t0, t1, op, part = t0[order], t1[order], op[order], part[order]
-    t1 = np.minimum(t1, np.append(t0[1:], np.inf))
-    some: Flags = t1 > t0
-    return Track(lane.device, t0[some], t1[some], op[some], part[some])
+    """Merge both in order of time; where both run, the piece that began first goes on behind the other."""
+    t0, t1, piece = overlay((lane.t0, lane.t1), (track.t0, track.t1))
+    op, part = (np.concatenate([getattr(lane, name), getattr(track, name)])[piece] for name in ("op", "part"))
+    return Track(lane.device, t0, t1, op, part)

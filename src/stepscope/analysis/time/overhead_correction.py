@@ -248,9 +248,9 @@ def _add_layer_times(
     rest, share what is left of the step. `count`: how often each cell ran in each step.
     """
     group = np.append(group_of_cells(count, layers), -1)
-    wanted = layers.for_steps(len(bare))
     others = bare[:, group < 0].sum(axis=1)
     room = np.maximum(step_ns - _LEAST_OF_OTHERS * others, 0.0)
+    wanted, lacking = layers.for_steps(len(bare), room)
     wanted *= np.minimum(1.0, room / wanted.sum(axis=1))[:, None]
     bare, cost = bare.copy(), cost.copy()
     left = step_ns - wanted.sum(axis=1)
@@ -265,7 +265,7 @@ def _add_layer_times(
             whole > 0, bare[:, mine] / np.maximum(whole, 1e-9), ran / np.maximum(ran.sum(axis=1), 1)[:, None]
         )
         bare[:, mine] = share * wanted[:, [number]]
-        doubt[:, mine] = share * layers.doubt_ns[number]
+        doubt[:, mine] = share * np.hypot(layers.doubt_ns[number], lacking[number])
         # So the doubt about the cost of events is that of these steps for a layer, of profiled ones for an operator.
         spare = cost[:, mine].sum(axis=1, keepdims=True) - layers.cost_ns[:, number].mean()
         cost[:, mine] -= share * spare

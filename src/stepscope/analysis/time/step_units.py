@@ -21,7 +21,10 @@ _TO_HOST = "DtoH"
 
 @dataclass(frozen=True)
 class StepUnits:
-    """The units of a step in order of time, and its kernels behind them; times in ns from the step's start."""
+    """The units of a step in order of time, and its kernels behind them; times in ns from the step's start.
+
+    earlier: device, t0, t1 of kernels that steps before it launched and that still ran; None where that is not known.
+    """
 
     name: list[str]
     module: list[str | None]
@@ -33,6 +36,7 @@ class StepUnits:
     launched_by: Ints  # unit that launched a kernel; -1: a unit, or not known
     calls: Ints  # op calls within it
     length_ns: float
+    earlier: pl.DataFrame | None = None
 
     @property
     def kernel(self) -> Flags:
