@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.powered import channel, powered, rapl, seconds, times, total
+from tests.analysis.powered import channel, powered, rail, rapl, seconds, times, total
 from tests.fabricate import Sampled
 
 from stepscope.analysis.energy.accuracy import Accuracy
@@ -103,6 +103,21 @@ def test_a_load_on_one_of_two_calibrated_sockets_moves_the_plug_by_its_part(tmp_
     sockets = [rapl(f"package-{number}", watts, T, calibration=_PLUG) for number, watts in ((0, 48), (1, 40))]
     run = powered(tmp_path, *sockets, steps=STEPS, device={"cpu": "Intel(R) Xeon(R) Gold"})
     assert total(run)["meter_joules"] == pytest.approx((200 + 8 / 0.8) * S, rel=0.01)
+
+
+def test_a_processor_that_was_calibrated_alone_does_not_tell_what_the_gpu_takes(tmp_path: Path) -> None:
+    calibrated = rapl("package-0", 40, T, calibration=_PLUG)
+    run = powered(tmp_path, calibrated, _gpu("power", 300.0), steps=STEPS, device=CARD)
+    row = total(run)
+    assert row["meter_low"] > 300 * S
+    assert row["meter_joules"] == pytest.approx((40 + 3.9 + (300 - 3.9) / 0.945) * S, rel=0.3)
+    assert "not by the calibration, which does not tell the power of gpu:0" in row["meter_source"]
+    unknown = powered(tmp_path, calibrated, _gpu("power", 300.0), rail("VDD_A", 5, T), steps=STEPS, device={})
+    assert unknown.rail_energy()["meter_joules"].null_count() == 2
+    cards = Sampled({**_gpu("power", 300.0).channel, "sensor": "amdsmi"}, T, np.full(len(T), 300.0))
+    run = powered(tmp_path, calibrated, cards, steps=STEPS, device=CARD)
+    assert total(run)["meter_joules"] is None
+    assert any("would show is not known" in note for note in run.energy_tables.notes)
 
 
 @pytest.mark.parametrize("shown_w", [0.0, 0.5, 3.0, 50.0])

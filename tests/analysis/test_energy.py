@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from scipy.signal import lfilter  # type: ignore[import-untyped]
 from tests.analysis.powered import STEP_S, TX2, channel, powered, rail, rapl, seconds, times, total
 from tests.fabricate import START_NS, STEP, Core, Sampled, every_step, fabricate_run, four_of_five
 
+from stepscope.analysis.energy.power_sources import PowerSource, integrate_power
+from stepscope.analysis.energy.rails import energy_over
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
 from stepscope.report import html
@@ -69,6 +72,36 @@ def test_a_filtered_and_quantised_gauge_has_the_truth_in_its_interval(tmp_path: 
     row = total(run)
     assert row["joules"] == pytest.approx(joules, rel=0.01)
     assert row["low"] <= joules <= row["high"]
+
+
+def test_the_lag_of_a_gauge_adds_up_over_the_stretches_between_evaluations() -> None:
+    t_ns = np.arange(0, 705e9, 20e6)
+    power_w = np.where(t_ns / 1e9 % 7 < 5, 10.0, 5.0)
+    seen_w = lfilter([0.02 / 0.42], [1, 0.02 / 0.42 - 1], power_w, zi=[5.0 * (1 - 0.02 / 0.42)])[0]
+    source = PowerSource(
+        "VDD_IN", "ina3221", "gauge", "rail:VDD_IN", None, None, integrate_power(t_ns, seen_w),
+        window_ns=420_000_000, spread_w=float(np.ptp(seen_w)),
+    )  # fmt: skip
+    begins = 7e9 * np.arange(1, 101)
+    found = energy_over(source, np.column_stack([begins, begins + 5e9]))
+    assert found.joules == pytest.approx(4800, abs=15)
+    assert found.low_j is not None
+    assert found.high_j is not None
+    assert found.low_j <= 5000 <= found.high_j
+    assert found.high_j - found.low_j < 0.11 * 5000
+
+
+def test_the_mean_power_of_a_run_that_was_mostly_dark_has_no_interval(tmp_path: Path) -> None:
+    watts = np.where((T > 0.15e9) & (T < 0.2e9), 20.0, 10.0)
+    short, lost = (
+        total(powered(tmp_path, rail("VDD_IN", np.where((T > 0.3e9) & (until * 1e9 > T), NAN, watts), T), device=TX2))
+        for until in (0.42, 9.0)
+    )
+    assert lost["watts_mean"] == pytest.approx(12, rel=0.1)
+    assert (lost["watts_low"], lost["watts_high"]) == (None, None)
+    assert (lost["joules_per_step_low"], lost["joules_per_step_high"]) == (None, None)
+    above, below = short["watts_high"] - short["watts_mean"], short["watts_mean"] - short["watts_low"]
+    assert above - below > 0.06 * 5
 
 
 def test_energy_a_step_and_a_sample_go_with_the_mean_power(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from stepscope.analysis.energy.alignment import align_meter_to_run
 from stepscope.analysis.energy.power_sources import power_sources
+from stepscope.api.requests import MeterRequest
 from stepscope.arrays import Floats
+from stepscope.cli.meter import _meter, add_meter_logs
 from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
 from stepscope.record.meter_log import import_csv
 from stepscope.runfolder import RunReader, RunWriter
@@ -166,6 +168,21 @@ def test_an_imported_log_is_a_channel_of_the_run_with_its_alignment_in_the_event
     assert event["alignment"]["method"] == "cross-correlation"
     assert event["alignment"]["offset_low_s"] <= event["alignment"]["offset_s"] <= event["alignment"]["offset_high_s"]
     assert run.status == "ok"
+
+
+def test_one_stamp_too_far_ahead_costs_one_row_and_whoever_adds_the_log_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, (t_s, power_w) = a_run(tmp_path), a_log(12.0)
+    t_s[100] += 1e6
+    log = tmp_path / "m.csv"
+    log.write_text("\n".join(["time,power", *(f"{t},{watts}" for t, watts in zip(t_s, power_w, strict=True))]))
+    _meter(MeterRequest(path, log))
+    assert "rows skipped (no time, or out of order): 1" in capsys.readouterr().out
+    assert len(RunReader(path).samples("power")) == len(t_s) - 1
+    _meter(MeterRequest(path, log), as_json=True)
+    assert json.loads(capsys.readouterr().out)["skipped"] == 1
+    assert "skipped" in add_meter_logs(path, [log])[0]
 
 
 def test_what_cannot_be_imported_leaves_the_run_as_it_was(tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.powered import TX2, channel, powered, rail, rapl, seconds, times, total
+from tests.analysis.powered import STEP_S, TX2, channel, powered, rail, rapl, seconds, times, total
 from tests.fabricate import START_NS, Sampled
 from tests.sensors.pc_trees import found, hwmon, watching
 
+from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.energy.rails import energy_over, power_windows, window_rates
+from stepscope.analysis.forecast import device_energies
+from stepscope.analysis.run import Run
 from stepscope.record.sensors.hwmon import discover_hwmon
+from stepscope.report.live.run_state import total_scopes
 
 T = times(100)
 S = seconds(100)
@@ -124,6 +128,41 @@ def test_cards_of_one_model_are_two_cards_and_join_the_processor_in_the_total(tm
     assert total(run)["watts_mean"] == pytest.approx(140)
 
 
+def _box(out: Path, torch: list[dict[str, Any]], **ends: Any) -> Run:
+    """A machine of three GPUs: 100, 200 and 300 W, the second and third hot."""
+    signs = ["0000:01:00.0 aaaa", "0000:02:00.0 bbbb", "0000:03:00.0 cccc"]
+    cards = [gpu(100 * (n + 1), number=n, sensor="nvml", card=sign) for n, sign in enumerate(signs)]
+    for number, bits in enumerate((0.0, 64.0, 64.0)):
+        hot = channel(f"gpu.{number}.throttle_reasons", "throttle_reasons", f"gpu:{number}", sensor="nvml")
+        cards.append(Sampled({**hot, "card": signs[number]}, T, np.full(len(T), bits)))
+    device = {**INTEL, "accelerators": [{"vendor": "nvidia"}] * 3, "accelerators_torch": torch, **ends}
+    return powered(out, rapl("package-0", 20, T), *cards, device=device)
+
+
+def test_cards_that_the_training_did_not_use_are_shown_and_not_added(tmp_path: Path) -> None:
+    run = _box(tmp_path / "one", [{"index": 0, "name": "x", "card": "aaaa"}], at_end={})
+    assert total(run)["watts_mean"] == pytest.approx(120)
+    assert total(run, "gpu")["rail"] == "gpu:0"
+    assert run.rail_energy().filter(component="unused")["watts_mean"].to_list() == pytest.approx([200, 300])
+    assert "GPUs that the training did not use, in no sum: gpu:1, gpu:2" in run.energy_tables.notes
+    assert not any("GPU reports throttling" in text for text in detect_throttling(run)[1])
+    seen = [{"index": n, "name": "x", "card": f"0000:0{n + 1}:00.0", "used": n == 1} for n in range(3)]
+    by_place = _box(tmp_path / "place", seen, at_end={})
+    assert total(by_place, "gpu")["rail"] == "gpu:1"
+    assert any("GPU reports throttling" in text for text in detect_throttling(by_place)[1])
+    none = _box(tmp_path / "none", [], at_end={})
+    assert total(none)["rail"] == "package-0"
+    assert "gpu" not in none.energy_totals()["component"].to_list()
+
+
+def test_where_it_is_not_known_which_cards_were_used_their_number_stands_beside_the_sum(tmp_path: Path) -> None:
+    run = _box(tmp_path / "count", [{"index": 0, "name": "x"}], at_end={})
+    assert total(run)["watts_mean"] == pytest.approx(620)
+    assert any("3 GPUs were read, and the training used 1: which" in note for note in run.energy_tables.notes)
+    killed = _box(tmp_path / "killed", [])
+    assert total(killed)["watts_mean"] == pytest.approx(620)
+
+
 def test_a_counter_goes_before_a_gauge_and_the_gauge_checks_it(tmp_path: Path) -> None:
     run = powered(tmp_path, gpu(50, "power"), gpu(51), device={"accelerators": [{"vendor": "nvidia"}]})
     assert total(run, "gpu")["source"] == "nvml_energy"
@@ -155,6 +194,34 @@ def test_a_plug_is_the_total_only_where_the_board_has_none(tmp_path: Path) -> No
     both = powered(tmp_path, plug, *rails(VDD_IN=6), device=TX2)
     assert total(both)["watts_mean"] == pytest.approx(6)
     assert total(both, "device")["watts_mean"] == pytest.approx(9)
+
+
+def test_two_batteries_of_a_laptop_feed_it_together(tmp_path: Path) -> None:
+    first = np.where(T.max() / 2 > T, 8.0, 0.0)
+    pair = [
+        Sampled(channel(name, "power", f"battery:{name}", sensor="battery", rail=name, parent_scope="system"), T, watts)
+        for name, watts in (("BAT0", first), ("BAT1", 8.0 - first))
+    ]
+    phone = channel("adb", "power", "battery:phone", sensor="adb", rail="phone", parent_scope="system")
+    run = powered(tmp_path, *pair, Sampled(phone, T, np.full(len(T), 2.0)))
+    assert total(run)["rail"] == "battery:BAT0 + battery:BAT1"
+    assert total(run)["watts_mean"] == pytest.approx(8)
+    with_package = powered(tmp_path / "package", *pair, rapl("package-0", 5, T), device=INTEL)
+    assert total(with_package, "device")["watts_mean"] == pytest.approx(8)
+    (energy, *_) = device_energies(run, run.steps, "energy")
+    assert np.nanmean(energy.values) == pytest.approx(8 * STEP_S, rel=0.01)
+    assert total_scopes([("BAT0", "battery:BAT0"), ("BAT1", "battery:BAT1")], {}, None) == (
+        "battery:BAT0", "battery:BAT1",
+    )  # fmt: skip
+
+
+def test_several_chips_that_no_board_file_knows_are_no_whole_device(tmp_path: Path) -> None:
+    several = [rail(name, 2.0, T, sensor="hwmon") for name in ("ina231_arm", "ina231_mem")]
+    run = powered(tmp_path, *several)
+    assert run.energy_totals().is_empty()
+    assert run.rail_energy()["component"].unique().to_list() == ["unknown"]
+    assert any("none of them is taken for the whole device" in note for note in run.energy_tables.notes)
+    assert total(powered(tmp_path, several[0]))["watts_mean"] == pytest.approx(2)
 
 
 def test_rails_that_nobody_knows_are_shown_and_never_added(tmp_path: Path) -> None:

@@ -230,6 +230,48 @@ def test_what_has_no_common_clock_or_group_is_listed_and_not_compared(
     assert "arrives last" not in _screen(run)
 
 
+def _restarted(tmp_path: Path) -> Run:
+    first = _pair(tmp_path)
+    again = write_part(tmp_path, _second, LENGTH_US, rank=1, start_us=60_000_000)
+    again.rename(first.path / "ranks" / "2")
+    return Run(first.path)
+
+
+def _in_turn(tmp_path: Path) -> Run:
+    return _pair(tmp_path, second={"start_us": 60_000_000})
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(_restarted, "rank 1 trained more than once"), (_in_turn, "they trained in turn, and not at the same time")],
+)
+def test_trainings_that_ran_one_after_the_other_are_not_compared(
+    tmp_path: Path, make: Callable[[Path], Run], why: str
+) -> None:
+    run = make(tmp_path)
+    assert any(f"not compared with each other: {why}" in note for note in run.side_by_side.notes)
+    assert run.skew().is_empty()
+    assert "arrives last" not in _screen(run)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({"trainer": {"library": "lightning", "processes": 2}}, "a callback records the first process only"),
+        ({"recorder": {"steps_from": "calls"}}, "each process that calls stepscope.profile has a run of its own"),
+        ({"launcher_pid": 5}, "rank 1 of 2 wrote no part"),
+    ],
+)
+def test_ranks_that_were_never_to_be_recorded_are_not_called_lost(
+    tmp_path: Path, header: dict[str, Any], why: str
+) -> None:
+    run = Run(write_part(tmp_path, _first, LENGTH_US, header=header))
+    notes = [entry.why for entry in run.not_measured() if entry.what == "ranks"]
+    assert len(notes) == 1
+    assert why in notes[0]
+    assert ("wrote no part" in notes[0]) is ("launcher_pid" in header)
+
+
 def test_steps_after_a_pause_of_one_rank_are_left_out_of_who_is_late(tmp_path: Path) -> None:
     """Rank 0 writes after every fourth step for 30 ms: rank 1 waits for that, and not for its training."""
 

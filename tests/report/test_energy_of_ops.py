@@ -126,6 +126,23 @@ def test_modules_add_up_to_the_rail_with_their_phases_side_by_side(path: Path) -
     assert both["low"] < both["joules_per_step"] < both["high"]
 
 
+@pytest.mark.parametrize(("backward_j", "verdict"), [(0.05, "resolved"), (0.2, "coarse"), (0.9, "not identifiable")])
+def test_a_layer_is_known_no_better_than_its_phases_that_are_supposed(backward_j: float, verdict: str) -> None:
+    read = {"joules_per_step": 1.0, "low": 0.98, "high": 1.02, "verdict": "resolved", "reason": None}
+    half = 0.01 * backward_j  # made narrow by what is supposed of every operator
+    supposed = {"joules_per_step": backward_j, "low": backward_j - half, "high": backward_j + half}
+    frame = pl.DataFrame(
+        [
+            {"name": "fc", "phase": "forward", **read},
+            {"name": "fc", "phase": "backward", **supposed, "verdict": "not identifiable", "reason": "hardly told"},
+        ],
+        infer_schema_length=None,
+    ).with_columns(share=pl.lit(0.5), seconds_per_step=pl.lit(0.1), above_idle=pl.lit(0.1))
+    (row,) = module_rows(frame)
+    assert row["verdict"] == verdict
+    assert row["reason"] == (None if verdict == "resolved" else "hardly told")
+
+
 def test_the_summary_holds_energy_of_operations_only_where_power_was_measured(path: Path, tmp_path: Path) -> None:
     stored = json.loads(write_summary(Run(path)).read_text(encoding="utf-8"))["energy_of_ops"]
     assert stored["method"] == "fit"

@@ -472,14 +472,14 @@ def _component_rows(row: dict[str, Any]) -> Iterator[Measured]:
     if step_j is None:
         return
     bounds = row["joules_per_step_low"], row["joules_per_step_high"]
+    few = "; too few steps for an interval" if bounds[0] is None and row["watts_low"] is not None else ""
     yield _energy_measured(
-        row, "energy_per_step", scope, step_j, "J", *bounds, "mean power times mean length of a step"
+        row, "energy_per_step", scope, step_j, "J", *bounds, f"mean power times mean length of a step{few}"
     )
     if row["joules_per_sample"] is not None:
-        samples = step_j / row["joules_per_sample"] if row["joules_per_sample"] else None
-        low, high = (bound / samples if samples and bound is not None else None for bound in bounds)
+        bounds = row["joules_per_sample_low"], row["joules_per_sample_high"]
         yield _energy_measured(
-            row, "energy_per_sample", scope, row["joules_per_sample"], "J", low, high, "a training sample"
+            row, "energy_per_sample", scope, row["joules_per_sample"], "J", *bounds, f"a training sample{few}"
         )
     if row["idle_watts"] is not None:
         yield _energy_measured(row, "idle_power", scope, row["idle_watts"], "W", None, None, "before the first step")

@@ -15,6 +15,7 @@ from stepscope.analysis.device import core_clusters
 from stepscope.analysis.device.ceilings import attained_shares
 from stepscope.analysis.device.contract import Board
 from stepscope.analysis.energy.fit_inputs import RunTimelines
+from stepscope.analysis.energy.mean_step import samples_per_step
 from stepscope.analysis.energy.operators import (
     METHODS,
     UtilisationFit,
@@ -32,7 +33,6 @@ from stepscope.analysis.energy.tables import (
     energy_tables,
     operator_power,
     power_timeline,
-    samples_per_step,
     step_energy_table,
 )
 from stepscope.analysis.first_screen import layers
@@ -225,7 +225,7 @@ class Run(RunReader):
 
     @cached_property
     def _op_timelines(self) -> RunTimelines:
-        return RunTimelines(self)
+        return RunTimelines(self, lambda: self.step_times)
 
     @cached_property
     def attributed_rails(self) -> list[RailFit]:

@@ -180,29 +180,44 @@ def module_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
 def _module_row(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     joules, seconds = _sum_or_none(parts, "joules_per_step"), _sum_or_none(parts, "seconds_per_step")
     by_phase = {part["phase"]: part["joules_per_step"] for part in parts}
-    worst = max(parts, key=lambda part: part["joules_per_step"] or 0.0)
-    low, high = _sum_or_none(parts, "low"), _sum_or_none(parts, "high")
+    verdict, reason = _verdict_of_sum(parts)
     return {
         "name": name,
         **{phase: by_phase.get(phase) for phase in _PHASES},
         "joules_per_step": joules,
-        "low": low,
-        "high": high,
+        "low": _sum_or_none(parts, "low"),
+        "high": _sum_or_none(parts, "high"),
         "share": _sum_or_none(parts, "share"),
         "watts": joules / seconds if joules is not None and seconds else None,
         "above_idle": _sum_or_none(parts, "above_idle"),
-        "verdict": _verdict_of_sum(joules, low, high, worst),
-        "reason": worst["reason"],
+        "verdict": verdict,
+        "reason": reason,
     }
 
 
-def _verdict_of_sum(joules: float | None, low: float | None, high: float | None, worst: dict[str, Any]) -> str:
-    """Return the verdict of the sum: no better than its interval allows, nor than that of its largest phase."""
-    if joules is None or low is None or high is None or not joules or worst["verdict"] == "not identifiable":
-        return str(worst["verdict"])
-    half = CLAIM * (high - low) / 2
-    least = joules - half
-    return "resolved" if half <= RESOLVED * least else "coarse" if half <= COARSE * least else "not identifiable"
+def _verdict_of_sum(parts: list[dict[str, Any]]) -> tuple[str, str | None]:
+    """Return the verdict of a sum over phases, and the reason where it is not within 10 %.
+
+    An interval that what is supposed of every operator has made narrow tells nothing: of a phase below sensor
+    resolution all of its energy is in doubt, at the least.
+    """
+    joules = _sum_or_none(parts, "joules_per_step")
+    if not joules or any(part["high"] is None for part in parts):
+        worst = max(parts, key=lambda part: part["joules_per_step"] or 0.0)
+        return str(worst["verdict"]), worst["reason"]
+    doubts = [_doubt(part) for part in parts]
+    half = sum(doubts)
+    if half <= RESOLVED * (joules - half):
+        return "resolved", None
+    verdict = "coarse" if half <= COARSE * (joules - half) else "not identifiable"
+    order = sorted(range(len(parts)), key=lambda number: -doubts[number])
+    return verdict, next((parts[number]["reason"] for number in order if parts[number]["reason"]), None)
+
+
+def _doubt(part: dict[str, Any]) -> float:
+    """Half of the 99 % CI of a phase, J a step; of one below sensor resolution all that it has, where that is more."""
+    half = CLAIM * float(part["high"] - part["joules_per_step"])
+    return max(half, float(part["joules_per_step"])) if part["verdict"] == "not identifiable" else half
 
 
 def _sum_or_none(parts: list[dict[str, Any]], name: str) -> float | None:

@@ -115,6 +115,7 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
     """Share of the energy of the device's own rails that is within 10 %, and how many more steps 90 % would need."""
     from dataclasses import replace
 
+    from stepscope.analysis.energy.fit_inputs import RunTimelines
     from stepscope.analysis.energy.operators import resolution_table
     from stepscope.analysis.energy.rail_fits import fit_rails
     from stepscope.analysis.run import Run
@@ -124,7 +125,8 @@ def resolved_so_far(path: Path) -> dict[str, Any]:
     lines = tuple(line for line in run.rails.total or () if not line.estimated) or measured
     if not lines:
         return {"why": "no power is measured"}
-    rows = resolution_table(fit_rails(run, replace(run.rails, lines=lines)))
+    timelines = RunTimelines(run, lambda: run.step_times)
+    rows = resolution_table(fit_rails(run, replace(run.rails, lines=lines), timelines))
     known = rows.filter(rows["resolved_share"].is_not_null())
     if known.is_empty():
         return {"why": rows["note"][0] if len(rows) else "no step has been written yet"}

@@ -163,10 +163,7 @@ def _total_energy_interval(tables: Sequence[pl.DataFrame]) -> dict[str, float | 
     if len(rows) > 1:
         _, low, high = mean_interval(np.array([row["joules_per_sample"] for row in rows]))
         return {"low": max(low, 0.0), "high": high}
-    (row,) = rows
-    known = row["watts_mean"] and row["watts_low"] is not None and row["watts_high"] is not None
-    seconds = row["joules_per_sample"] / row["watts_mean"] if known else 0.0
-    return {end: seconds * row[f"watts_{end}"] if known else None for end in ("low", "high")}
+    return {end: rows[0][f"joules_per_sample_{end}"] for end in ("low", "high")}
 
 
 def _component(name: str) -> str:

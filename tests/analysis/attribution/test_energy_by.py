@@ -14,6 +14,7 @@ from tests.analysis.powered import powered, rail, times
 from tests.fabricate import fabricate_run
 
 from stepscope.analysis.energy.fit_inputs import run_readings
+from stepscope.analysis.energy.fit_span import scale_to_whole_run
 from stepscope.analysis.energy.operators import ENERGY_SCHEMA, RESOLUTION_SCHEMA, energy_by, resolution_table
 from stepscope.analysis.energy.rail_fits import RailFit, fit_rails, group_energies
 from stepscope.analysis.energy.rails import Energy
@@ -156,6 +157,35 @@ def test_idle_readings_do_not_hide_how_coarse_a_sensor_is(tmp_path: Path) -> Non
     steps = run.steps.slice(run.warmup_steps)
     _, options = run_readings(run, run.rails.lines[0].best, int(steps["t0_ns"][0]))
     assert 0.1 < options.floor < 0.5
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.06, "resolved"), (0.09, "coarse"), (0.2, "not identifiable")])
+def test_the_total_of_a_rail_is_held_to_its_99_percent_interval_as_its_parts_are(
+    rails: list[RailFit], share: float, verdict: str
+) -> None:
+    fit = rails[0].fit
+    assert fit is not None
+    watts = fit.total.joules / (fit.timeline.end - fit.timeline.begin)
+    unsure = Energy(1.0, 0.0, 100.0, watts, watts * (1 - share), watts * (1 + share), 1.0, 0.0)
+    (row,) = energy_by([replace(rails[0], measured=unsure)], "component").to_dicts()
+    assert row["verdict"] == verdict
+    assert (row["reason"] is None) == (verdict == "resolved")
+    assert row["high"] - row["joules_per_step"] == pytest.approx(share * row["joules_per_step"])
+
+
+def test_shorter_steps_of_a_long_run_change_times_and_energies_but_not_powers(rails: list[RailFit]) -> None:
+    rail = replace(rails[0], idle_w=1.0)
+    assert rail.fit is not None
+    halved = replace(rail, fit=scale_to_whole_run(rail.fit, 0.5, 0.5))
+    for by in ("kind", "component"):
+        before, after = energy_by([rail], by).sort("name"), energy_by([halved], by).sort("name")
+        assert after["watts"].to_list() == pytest.approx(before["watts"].to_list())
+        for name in ("joules_per_step", "seconds_per_step", "above_idle"):
+            assert after[name].to_list() == pytest.approx((before[name] / 2).to_list())
+    single = np.eye(len(rail.fit.joules))
+    supposed = [group_energies(fit, single).supposed.tolist() for fit in (rail.fit, scale_to_whole_run(rail.fit, 9, 1))]
+    assert supposed[0] == supposed[1]
+    assert 0 < sum(supposed[0]) < len(single)
 
 
 def test_estimates_are_handed_out_by_the_model_method_alone(rails: list[RailFit]) -> None:

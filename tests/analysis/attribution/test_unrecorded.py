@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from tests.analysis.attribution.simulated import execute, resnet_step, thinned
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import polars as pl
+import pytest
+from tests.analysis.attribution.powered_run import powered_run
+from tests.analysis.attribution.simulated import execute, resnet_step, thinned
+from tests.fabricate import fabricate_run
+
+from stepscope.analysis.energy.attribution import _errors_of_times
+from stepscope.analysis.energy.fit_inputs import RunTimelines
 from stepscope.analysis.energy.timeline import Lane, fill_unprofiled
+from stepscope.analysis.run import Run
 
 
 def test_every_step_has_its_ops_after_filling_and_recorded_ones_are_untouched() -> None:
@@ -42,3 +51,51 @@ def test_nothing_recorded_is_nothing_to_fill_from() -> None:
     done, scatter = fill_unprofiled(lane, np.array([0.0]), np.array([1.0]), np.array([False]))
     assert len(done.t0) == 0
     assert scatter is None
+
+
+def test_one_profiled_step_among_many_claims_no_energy_and_says_why(tmp_path: Path) -> None:
+    run = Run(powered_run(tmp_path, steps=200, keep_every=150))
+    assert run.steps.slice(run.warmup_steps)["recorded"].sum() == 1
+    kinds = run.energy(by="kind")
+    assert kinds["joules_per_step"].is_not_null().all()
+    assert kinds["low"].is_null().all()
+    assert set(kinds["verdict"]) == {"not identifiable"}
+    assert kinds["reason"].str.contains("1 profiled step cannot tell").all()
+
+
+def test_operators_of_the_same_power_share_energy_as_unsurely_as_they_share_time() -> None:
+    run = execute(resnet_step(0), 12, 1)
+    part = replace(run.timeline, recorded=np.arange(12) < 6)
+    lane, length, gap = part.lanes[0], part.step_t1 - part.step_t0, part.keys.gap
+    spent = np.zeros((12, part.keys.count))
+    np.add.at(spent, (part.step_of((lane.t0 + lane.t1) / 2), lane.key), lane.t1 - lane.t0)
+    spent[:, gap] = length - spent.sum(axis=1)
+    sd_of_mean = (spent / length[:, None])[:6].std(axis=0, ddof=1) / np.sqrt(6)
+    joules = _errors_of_times(part, np.full(part.keys.count, 5.0)) * part.seconds
+    assert joules.sum(axis=1) == pytest.approx(np.zeros(6), abs=1e-9)
+    student = 4.032 / 2.576  # of 6 steps over the normal one, at 99 %
+    assert np.sqrt((joules**2).sum(axis=0)) == pytest.approx(5 * sd_of_mean * length[6:].sum() * student, rel=2e-3)
+
+
+def test_the_profiling_overhead_in_the_times_of_operators_is_an_error_of_their_energies(tmp_path: Path) -> None:
+    costs = {f"{kind}_{where}_ns": 60_000.0 for kind in ("op", "call") for where in ("inside", "outside")}
+    header = {"overhead": {"event": costs}}
+    run = Run(fabricate_run(tmp_path, steps=60, recorded=lambda step: step % 5 == 0, overhead=0.15, header=header))
+    made = RunTimelines(run, lambda: run.step_times).for_component("total")
+    assert made is not None
+    errors, timeline = made.timeline.share_errors, made.timeline
+    assert errors is not None
+    assert errors.sum() == pytest.approx(0, abs=1e-9)
+    bare = run.step_times.table.group_by("phase", "name").agg(pl.col("self_ns").sum())
+    whole = len(run.step_times.steps) * run.step_times.step_ns
+    found = made.ops.with_columns(seconds=pl.Series(made.seconds)).filter(pl.col("phase").is_not_null())
+    by_name = found.group_by("phase", "name").agg("key", pl.col("seconds").sum())
+    off = []
+    for row in by_name.join(bare, on=["phase", "name"]).iter_rows(named=True):
+        share = row["seconds"] / (timeline.end - timeline.begin)
+        off.append(share - row["self_ns"] / whole)
+        assert share + errors[np.unique(row["key"])].sum() == pytest.approx(row["self_ns"] / whole, rel=0.02, abs=1e-5)
+    assert max(np.abs(off)) > 0.002
+    row = _errors_of_times(timeline, np.full(timeline.keys.count, 5.0))[-1] * timeline.seconds
+    filled = float((timeline.step_t1 - timeline.step_t0)[~timeline.recorded].sum())
+    assert row == pytest.approx(5 * errors * filled, rel=1e-6, abs=1e-9)

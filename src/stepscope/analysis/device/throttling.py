@@ -13,6 +13,7 @@ from stepscope.analysis.device.contract import is_throttling_flag
 from stepscope.analysis.estimate import Estimate, mean_of_stretches
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import span_ns
+from stepscope.analysis.unused_cards import card_of, unused_cards
 from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
 from stepscope.units import percent, plural
@@ -132,6 +133,8 @@ def _gpu_throttling_shares(run: RunReader, span: tuple[int, int]) -> Iterator[tu
     A load that comes or goes can set the flag of the power cap for a moment.
     """
     for series in series_of(run, "throttle_reasons"):
+        if card_of(series.scope) in unused_cards(run)[0]:
+            continue
         flags = _values_in_span(series, span)
         share = float(np.mean([bool(int(value) & _REASONS) for value in flags])) if len(flags) else 0.0
         if share > 0:

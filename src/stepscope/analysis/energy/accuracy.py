@@ -86,10 +86,13 @@ _OLD_INTEL = re.compile(r"\bi[357]-[23]\d{3}(?!\d)|\bE[357]-\d{4}(?: v2)?(?! ?v)
 
 def accuracy_of(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | None:
     """The accuracy of a sensor's channel; None where nothing is known of its kind, and of what is itself a meter."""
+    kept = (source.channel or {}).get("calibration")
+    return _calibrated(kept) if isinstance(kept, dict) else accuracy_of_kind(source, device)
+
+
+def accuracy_of_kind(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | None:
+    """The accuracy of a channel by its kind of sensor alone, whether or not it was calibrated."""
     channel = source.channel or {}
-    kept = channel.get("calibration")
-    if isinstance(kept, dict):
-        return _calibrated(kept)
     sensor = source.sensor.partition("-")[0]
     chip = _CHIPS.get(_CHIP_OF_SENSOR.get(sensor) or _chip_named(channel))
     if chip is not None:
@@ -161,19 +164,27 @@ def meter_energy(
 
     meter_joules, meter_low, meter_high, meter_source; null where nothing is known of one of the sensors. The errors of
     several lines are taken to agree in sign. Each line that was calibrated beside a meter tells what that meter shows,
-    of the whole device: together they do so once, lines without are in it, and it is told of the total alone.
+    of the whole device: together they do so once, of the total alone. The meter also saw the lines without a
+    calibration, as they were under its load: those may take anything now, so that then the kinds of all lines count.
     """
     nothing = dict.fromkeys(("meter_joules", "meter_low", "meter_high", "meter_source"))
-    known = []
-    for line, energy in zip(lines, energies, strict=True):
-        accuracy = None if line.estimated else accuracy_of(line.best, device)
-        if accuracy is not None and energy.joules is not None and energy.watts is not None and energy.covered_s:
-            known.append((accuracy, energy, energy.joules, energy.watts))
-    calibrated = [entry for entry in known if entry[0].meter_w]
-    if calibrated:
-        known = [_of_one_meter([accuracy for accuracy, *_ in calibrated], [energy for _, energy, *_ in calibrated])]
-    if not known or (not of_total if calibrated else len(known) < len(lines)):
+    accuracies = [None if line.estimated else accuracy_of(line.best, device) for line in lines]
+    beside = [line.name for line, known in zip(lines, accuracies, strict=True) if not (known and known.meter_w)]
+    is_calibrated, said = len(beside) < len(lines), ""
+    if is_calibrated and not of_total:
         return nothing
+    if is_calibrated and beside:
+        said = f"; not by the calibration, which does not tell the power of {', '.join(beside)}"
+        accuracies = [None if line.estimated else accuracy_of_kind(line.best, device) for line in lines]
+    known = [
+        (accuracy, energy, energy.joules, energy.watts)
+        for accuracy, energy in zip(accuracies, energies, strict=True)
+        if accuracy is not None and energy.joules is not None and energy.watts is not None and energy.covered_s
+    ]
+    if not known or len(known) < len(lines):
+        return {**nothing, "meter_source": said.removeprefix("; ") or None}
+    if is_calibrated and not beside:
+        known = [_of_one_meter([accuracy for accuracy, *_ in known], [energy for _, energy, *_ in known])]
     joules = below = above = 0.0
     for accuracy, energy, shown_j, shown_w in known:
         low, high = (shown_j if end is None else end for end in (energy.low_j, energy.high_j))
@@ -186,7 +197,7 @@ def meter_energy(
     return {
         "meter_joules": joules,
         **ends,
-        "meter_source": "; ".join(dict.fromkeys(entry[0].source for entry in known)),
+        "meter_source": "; ".join(dict.fromkeys(entry[0].source for entry in known)) + said,
     }
 
 

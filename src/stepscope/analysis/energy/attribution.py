@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import sparse  # type: ignore[import-untyped]
+from scipy import sparse, special  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from stepscope.analysis.energy.alternative_models import COMPARED, AlternativeModel, other_models
@@ -65,7 +65,9 @@ from stepscope.analysis.energy.update_clocks import (
     search_clock,
     undelayed_stamps,
 )
+from stepscope.analysis.time.steps import FEW
 from stepscope.arrays import Floats
+from stepscope.units import plural
 
 _ENOUGH = 300  # readings in profiled steps
 _BLURRED = 0.5  # of its refresh: a gauge that sees so wide a window is one whose conversions come at unknown times
@@ -129,6 +131,7 @@ class Attribution:
     misfit: Misfit = NOTHING_FAILED  # what tests of the residuals show
     meanwhile: Floats | None = None  # energy that went through the rail while each key ran, J (P,), if it is the rail
     floor: float = 0.0  # standard deviation of every power that no reading could show, W
+    time_factor: float = 1.0  # length of a step of the run that the energies are of, over that of the timeline's
 
     @property
     def unexplained_share(self) -> float:
@@ -141,9 +144,14 @@ class Attribution:
         return self.known.last
 
     @property
+    def seconds(self) -> Floats:
+        """Time of each key over all steps (P,), as long as the steps are that the energies are of."""
+        return self.timeline.seconds * self.time_factor
+
+    @property
     def watts(self) -> Floats:
         """Mean power of each key while it runs (P,); NaN where it never does."""
-        seconds = self.timeline.seconds
+        seconds = self.seconds
         with np.errstate(invalid="ignore", divide="ignore"):
             power: Floats = np.where(seconds > 0, self.joules / seconds, np.nan)
         return power
@@ -214,6 +222,7 @@ def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> A
     tested = check_residuals(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
     tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, known, options, shape))
     tested = replace(tested, fatal=tested.fatal or reason_window_too_wide(timeline, readings, fit.watts))
+    tested = replace(tested, fatal=tested.fatal or _reason_few_profiled(timeline))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
     whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
@@ -223,10 +232,23 @@ def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> A
     return replace(whole, floor=options.floor, others=others, misfit=tested, meanwhile=meanwhile)
 
 
+def _reason_few_profiled(timeline: Timeline) -> str:
+    """Return why the times of operators in unprofiled steps are not known; empty where they are, or none is so."""
+    profiled = int(timeline.recorded.sum())
+    if profiled == timeline.steps or profiled >= FEW:
+        return ""
+    return (
+        f"{plural(profiled, 'profiled step')} cannot tell how long operators took in {timeline.steps - profiled:,} "
+        f"unprofiled: profile {FEW} or more (--record every:10)"
+    )
+
+
 def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
     """Errors of the powers (E, P) that stand for those of the times: only some steps were profiled.
 
-    Times add up to the steps' lengths, which are known; a key's share of them is not.
+    Times add up to the steps' lengths, which are known; a key's share of them is not, and its energy errs with it: by
+    its own power, or by the mean power where it is so short that readings tell only how much more than that it took.
+    The total is measured: by what the errors leave of it, all powers differ alike.
     """
     recorded = np.flatnonzero(timeline.recorded)
     if len(recorded) == timeline.steps or len(recorded) < 2:
@@ -240,13 +262,21 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
         known = row >= 0
         np.add.at(spent, (row[known], lane.key[known]), (lane.t1 - lane.t0)[known])
     length = (timeline.step_t1 - timeline.step_t0)[recorded]
+    first = ~timeline.keys.beside
+    spent[:, timeline.keys.gap] += np.maximum(length - spent[:, first].sum(axis=1), 0.0)
     share = spent / length[:, None]
     filled = float((timeline.step_t1 - timeline.step_t0)[~timeline.recorded].sum())
-    # Deviations of each profiled step, as rows whose products sum to the covariance of the mean.
-    deviation = (share - share.mean(axis=0)) / np.sqrt(len(recorded) * (len(recorded) - 1))
+    # Deviations of each profiled step, as rows whose products sum to the covariance of the mean. So few steps know
+    # their spread badly: Student's factor over the normal one, both of the 99 % CI that claims go by.
+    student = float(special.stdtrit(len(recorded) - 1, 0.995) / special.ndtri(0.995))
+    deviation = (share - share.mean(axis=0)) * student / np.sqrt(len(recorded) * (len(recorded) - 1))
+    if timeline.share_errors is not None:
+        deviation = np.vstack([deviation, timeline.share_errors])
     mean = float(watts @ timeline.seconds) / max(float(timeline.seconds.sum()), 1e-30)
-    seconds = np.maximum(timeline.seconds, 1e-12)
-    return np.asarray(deviation * filled * (watts - mean) / seconds)
+    errors = deviation * filled * np.maximum(watts, mean)
+    joules = np.maximum(watts * timeline.seconds, 0.0)
+    errors -= errors.sum(axis=1, keepdims=True) * joules / max(float(joules.sum()), 1e-30)
+    return np.asarray(errors / np.maximum(timeline.seconds, 1e-12))
 
 
 _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's

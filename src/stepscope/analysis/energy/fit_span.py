@@ -120,8 +120,8 @@ def long_run_notes(run: RunReader) -> Iterator[str]:
         yield sentence
 
 
-def scale_to_whole_run(found: Attribution, factor: float) -> Attribution:
-    """The fit of a stretch as the whole run has it, whose steps take so many times its energy.
+def scale_to_whole_run(found: Attribution, factor: float, time_factor: float) -> Attribution:
+    """The fit of a stretch as the whole run has it, whose steps take so many times its energy and its time.
 
     Power changes in proportion (clocks) or by the same everywhere (leakage, fans): their difference is an error.
     """
@@ -133,8 +133,10 @@ def scale_to_whole_run(found: Attribution, factor: float) -> Attribution:
         joules=found.joules * factor,
         covariance=found.covariance * factor**2 + np.outer(apart, apart),
         statistical=found.statistical * factor**2,
+        before=found.before * factor,
         coarser=found.coarser * factor,
         sharper=found.sharper * factor,
         total=replace(found.total, joules=found.total.joules * factor, sd=found.total.sd * factor),
         meanwhile=meanwhile,
+        time_factor=time_factor,
     )

@@ -16,7 +16,7 @@ from stepscope.analysis.energy.attribution import Attribution, FitOptions, attri
 from stepscope.analysis.energy.calibration import Calibration
 from stepscope.analysis.energy.calibration_store import SensorCalibration
 from stepscope.analysis.energy.fit_inputs import RunTimeline, RunTimelines, store_calibrations, stored_calibrations
-from stepscope.analysis.energy.rail_fits import RESOLVED, Z_95, GroupEnergies, RailFit, group_energies, identifiability
+from stepscope.analysis.energy.rail_fits import Z_95, GroupEnergies, RailFit, group_energies, identifiability
 from stepscope.analysis.energy.readings import Readings, from_counter, from_gauge
 from stepscope.analysis.energy.sensor_model import SensorModel
 from stepscope.analysis.process_scopes import WATCHED, writer_scope
@@ -143,7 +143,7 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
     labels = [" ".join(str(value) for value in name.values() if value) for name in names]
     judged = rail_fits.part_verdicts(fit, whole, labels)
     steps, against = rail.ops.timeline.steps, rail_fits.reason_unresolvable(fit)
-    rows = _plain_rows(rail, names, whole.joules, gather, fit.total.joules)
+    rows = _plain_rows(rail, names, whole.joules, gather, fit.total.joules, fit.time_factor)
     for index, row in enumerate(rows):
         half = float(whole.half_width[index]) / steps
         row |= {"during_per_step": float(whole.meanwhile[index]) / steps}
@@ -175,11 +175,12 @@ def _unattributed_row(rail: RailFit, whole: GroupEnergies) -> list[dict[str, Any
 
 
 def _plain_rows(
-    rail: RailFit, names: list[dict[str, Any]], joules: Floats, gather: Any, total: float
+    rail: RailFit, names: list[dict[str, Any]], joules: Floats, gather: Any, total: float, time_factor: float = 1.0
 ) -> list[dict[str, Any]]:
     """Rows without an interval; time and energy of a step. What runs beside other work has no idle power of its own."""
     timeline, idle = rail.ops.timeline, rail.idle_w
-    steps, first = timeline.steps, gather @ (timeline.seconds * ~timeline.keys.beside)
+    seconds = timeline.seconds * time_factor
+    steps, first = timeline.steps, gather @ (seconds * ~timeline.keys.beside)
     return [
         {
             **name,
@@ -191,15 +192,17 @@ def _plain_rows(
             "verdict": "no interval",
             "reason": "this method cannot say how wrong it is",
         }
-        for name, energy, time, alone in zip(names, joules, gather @ timeline.seconds, first, strict=True)
+        for name, energy, time, alone in zip(names, joules, gather @ seconds, first, strict=True)
     ]
 
 
 def _measured_total_row(rail: RailFit, method: str) -> dict[str, Any]:
     """The rail's measured total."""
-    timeline = rail.ops.timeline
+    timeline, factor = rail.ops.timeline, 1.0
     span = timeline.end - timeline.begin
     if rail.fit is not None and method == "fit":
+        factor = rail.fit.time_factor
+        span *= factor
         hidden = rail.fit.floor * span
         joules, half = rail.fit.total.joules, Z_95 * float(np.hypot(rail.fit.total.sd, hidden))
         if rail.measured is not None and rail.measured.low_w is not None and rail.measured.high_w is not None:
@@ -208,17 +211,13 @@ def _measured_total_row(rail: RailFit, method: str) -> dict[str, Any]:
             )  # as the report's first lines have it
     else:
         joules, half = float(np.average(rail.readings.watts, weights=rail.readings.weight)) * span, None
-    row = _plain_rows(rail, [{"name": MEASURED}], np.array([joules]), ~timeline.keys.beside[None, :], joules)[0]
+    own = ~timeline.keys.beside[None, :]
+    row = _plain_rows(rail, [{"name": MEASURED}], np.array([joules]), own, joules, factor)[0]
     if half is None:
         return row
     low, high = (max(joules + side * half, 0.0) / timeline.steps for side in (-1, 1))
-    return {
-        **row,
-        "low": low,
-        "high": high,
-        "verdict": "resolved" if half <= RESOLVED * joules else "coarse",
-        "reason": None,
-    }
+    verdict, reason = rail_fits.total_verdict(joules, half)
+    return {**row, "low": low, "high": high, "verdict": verdict, "reason": reason or None}
 
 
 def _unknown_row(rail: RailFit, reason: str | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from stepscope.analysis.energy.fit_inputs import (
 )
 from stepscope.analysis.energy.fit_span import scale_to_whole_run, slice_to_fit
 from stepscope.analysis.energy.rails import (
+    UNUSED,
     Energy,
     MeasuredRail,
     RailTree,
@@ -81,7 +82,7 @@ def fit_rails(
     read = [
         _rail_inputs(of.run, line, ops, of.origin_ns)
         for line in tree.lines
-        if (ops := of.for_component(line.component)) is not None
+        if line.component != UNUSED and (ops := of.for_component(line.component)) is not None
     ]
     results = results or ResultCache(run)
     kept = stored_calibrations(results, "calibration-rails")
@@ -154,16 +155,21 @@ def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit
         stretch = slice_to_fit(run)
         if fit is not None and stretch is not run:
             here, whole = _step_joules(line, stretch), _step_joules(line, run)
-            fit = scale_to_whole_run(fit, whole / here) if here and whole else fit
+            longer = _step_seconds(run) / _step_seconds(stretch)
+            fit = scale_to_whole_run(fit, whole / here, longer) if here and whole else fit
         reason = "" if fit is not None else _reason_not_fitted(inside)
     return RailFit(line, ops, inside, fit, reason, idle_w, rail.make, rail.chip, options.stuck_s, measured)
 
 
 def _step_joules(line: MeasuredRail, run: RunReader) -> float | None:
     """The energy of a step without the pauses between steps, J; None where nothing was read."""
-    spans = training_stretches(run)
-    watts = energy_over(line.best, spans).watts
-    return None if watts is None else watts * float(np.diff(spans).sum()) / 1e9 / count_after_warmup(run)
+    watts = energy_over(line.best, training_stretches(run)).watts
+    return None if watts is None else watts * _step_seconds(run)
+
+
+def _step_seconds(run: RunReader) -> float:
+    """Mean time of a step with what follows it, without the pauses between steps, s."""
+    return float(np.diff(training_stretches(run)).sum()) / 1e9 / count_after_warmup(run)
 
 
 def _reason_not_fitted(readings: Readings) -> str:
@@ -233,7 +239,7 @@ class GroupEnergies:
 
 def group_energies(found: Attribution, gather: Any) -> GroupEnergies:
     """Energies of groups; gather: (G, P) sparse, the share of each key that belongs to each group."""
-    joules, seconds = gather @ found.joules, gather @ found.timeline.seconds
+    joules, seconds = gather @ found.joules, gather @ found.seconds
     spread = np.asarray(gather @ (gather @ found.covariance).T)
     own = np.asarray(gather @ (gather @ found.statistical).T)
     variance = np.maximum(np.diag(spread), 0)
@@ -335,6 +341,19 @@ def reason_unresolvable(found: Attribution) -> str:
     if abs(found.gap_before) > _DISTRUST:
         return f"the parts missed the measured total by {abs(found.gap_before):.1%} before they were made to add up"
     return ""
+
+
+def total_verdict(joules: float, half_width: float) -> tuple[PartVerdict, str]:
+    """Verdict of a rail's total, as of a part, and the reason where it is not within 10 %.
+
+    half_width: half of its 95 % CI, J.
+    """
+    half = CLAIM * half_width
+    least = joules - half
+    if half <= RESOLVED * least:
+        return "resolved", ""
+    known = f"half of its 99 % CI is {half / least:.0%} of its lower end" if least > 0 else "it may be 0 J"
+    return "coarse" if half <= COARSE * least else "not identifiable", known
 
 
 def part_verdicts(found: Attribution, whole: GroupEnergies, names: Sequence[str]) -> PartVerdicts:

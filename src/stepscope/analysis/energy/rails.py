@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,10 +16,12 @@ from stepscope.analysis.energy.power_sources import PowerSource, power_sources
 from stepscope.analysis.estimate import mean_interval
 from stepscope.analysis.process_scopes import WATCHED, cpu_of_all, has_several_processes
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
+from stepscope.analysis.unused_cards import card_of, unused_cards
 from stepscope.arrays import Flags, Floats
 from stepscope.runfolder import RunReader
 
-UNKNOWN = "unknown"  # what a rail feeds where no board file says: shown, and never added to anything
+# Shown, and never added to anything: what a rail feeds where no board file says, and a card of somebody else's work.
+UNKNOWN, UNUSED = "unknown", "unused"
 _AS_GOOD = 0.9  # of the best coverage: below, a finer source that was mostly dark is no better
 _FEW_STEPS = 100  # of a counter in a run: below, it knows the energy to a percent or worse
 _OF_KIND = {"counter": 0, "gauge": 1, "estimate": 2}
@@ -63,7 +65,7 @@ class RailTree:
     def components(self) -> list[tuple[str, tuple[MeasuredRail, ...]]]:
         """The lines that add up to each component, none inside another of the same; the total first, estimates last.
 
-        A meter beside the board is no component besides where it is the total; of several the best stands for all.
+        A meter beside the board is no component where it is the total; of several kinds the best stands for all.
         """
         found = [("total", self.total)] if self.total else []
         for estimated in (False, True):
@@ -71,9 +73,9 @@ class RailTree:
             for name in dict.fromkeys(line.component for line in lines):
                 chosen = outermost([line for line in lines if line.component == name], self.lines)
                 if name == "device":
-                    chosen = [min(chosen, key=_outside_rank)]
+                    chosen = _best_outside(chosen)
                 is_total = name == "total" or (name == "device" and tuple(chosen) == self.total)
-                if name != UNKNOWN and not is_total:
+                if name not in (UNKNOWN, UNUSED) and not is_total:
                     found.append((name, tuple(chosen)))
         return found
 
@@ -84,11 +86,12 @@ def rail_tree(run: RunReader) -> RailTree:
     names = {_rail_name(source) for source in sources}
     board = identify(run.device, names, run.meta.get("simulated"))
     span = span_ns(run)
-    lines = _nest_lines(
-        [_build_line(key, group, board, span) for key, group in _by_rail(sources, board).items()], board
-    )
-    total, covers, notes = _total_lines(lines, board)
-    return RailTree(board, tuple(lines), total, covers, tuple(notes))
+    built = [_build_line(key, group, board, span) for key, group in _by_rail(sources, board).items()]
+    known, wired = _without_several_wired_chips(built)
+    known, unused, beside = _without_unused_cards(known, run)
+    lines = _nest_lines(known, board)
+    total, covers, notes = _total_lines(lines, board, unused)
+    return RailTree(board, tuple(lines), total, covers, (*notes, *wired, *beside))
 
 
 def outermost(chosen: Sequence[MeasuredRail], lines: Iterable[MeasuredRail]) -> list[MeasuredRail]:
@@ -167,17 +170,23 @@ def _parent_key(line: MeasuredRail, lines: Sequence[MeasuredRail], board: Board)
     return stated_by_sensor[0].key if stated_by_sensor else None
 
 
-def _total_lines(lines: Sequence[MeasuredRail], board: Board) -> tuple[tuple[MeasuredRail, ...] | None, str, list[str]]:
-    """The lines that add up to a total by the first rule of the board whose rails were measured; else a meter's."""
+def _total_lines(
+    lines: Sequence[MeasuredRail], board: Board, unused: Collection[str]
+) -> tuple[tuple[MeasuredRail, ...] | None, str, list[str]]:
+    """The lines that add up to a total by the first rule of the board whose rails were measured; else a meter's.
+
+    unused: names of the rails of cards that the training did not use, which no rule needs.
+    """
     measured = [line for line in lines if not line.estimated]
     for rule in board.totals:
-        of = _lines_of_rule(rule, measured)
+        needed = tuple(name for name in rule.of if name not in unused or _lines_named(name, measured))
+        of = _lines_of_rule(replace(rule, of=needed), measured) if needed else []
         if of:
             return tuple(of), rule.covers, []
     outside = [line for line in measured if line.component == "device"]
     if outside:
-        best = min(outside, key=_outside_rank)
-        return (best,), best.entry.meaning if best.entry else best.name, []
+        best = _best_outside(outside)
+        return tuple(best), best[0].entry.meaning if best[0].entry else best[0].name, []
     if not measured:
         return None, "", []
     lacking = [name for rule in board.totals[:1] for name in rule.of if not _lines_named(name, measured)]
@@ -197,8 +206,47 @@ def _lines_named(pattern: str, lines: Sequence[MeasuredRail]) -> list[MeasuredRa
     return [line for line in lines if line.entry and line.entry.name == pattern]
 
 
+_WIRED, _BATTERY = "rail:ina2*", "battery:*"
+
+
+def _without_several_wired_chips(lines: list[MeasuredRail]) -> tuple[list[MeasuredRail], list[str]]:
+    """The lines, several chips of which no board file knows the rails as unknown ones, and a sentence that says so.
+
+    A single one is taken for the meter of the whole device; of several each has a rail of its own.
+    """
+    wired = [line for line in lines if line.component == "device" and matches_pattern(_WIRED, line.scope)]
+    if len(wired) < 2:
+        return lines, []
+    names = ", ".join(line.name for line in wired)
+    said = f"{names}: no board file says what these rails feed, so that none of them is taken for the whole device"
+    return [replace(line, component=UNKNOWN, entry=None) if line in wired else line for line in lines], [said]
+
+
+def _without_unused_cards(
+    lines: list[MeasuredRail], run: RunReader
+) -> tuple[list[MeasuredRail], set[str], Sequence[str]]:
+    """The lines, those of cards that the training did not use as unused ones; the names of these, and a sentence."""
+    scopes, unclear = unused_cards(run)
+    beside = [line for line in lines if card_of(line.scope) in scopes]
+    if not beside:
+        cards = {card_of(line.scope) for line in lines if line.scope.startswith("gpu:")}
+        return lines, set(), [unclear] if unclear and len(cards) > 1 else []
+    said = f"GPUs that the training did not use, in no sum: {', '.join(line.name for line in beside)}"
+    known = [replace(line, component=UNUSED, entry=None) if line in beside else line for line in lines]
+    return known, {line.entry.name for line in beside if line.entry}, [said]
+
+
+def _best_outside(lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
+    """The meter of the whole device; all batteries together, since each may feed it for a part of the time."""
+    best = min(lines, key=_outside_rank)
+    if not matches_pattern(_BATTERY, best.scope):
+        return [best]
+    # A phone that adb reads is another machine's.
+    return [line for line in lines if matches_pattern(_BATTERY, line.scope) and line.best.sensor == best.best.sensor]
+
+
 def _outside_rank(line: MeasuredRail) -> int:
-    order = ("system", "board", "wall:*", "meter:*", "rail:ina2*", "battery:*")
+    order = ("system", "board", "wall:*", "meter:*", _WIRED, _BATTERY)
     return next((index for index, pattern in enumerate(order) if matches_pattern(pattern, line.scope)), len(order))
 
 
@@ -206,6 +254,7 @@ _MOST_WINDOWS = 200  # longer windows are less alike than neighbours of a few ms
 _TOUCHING = 0.05  # of a step: what a loop does between two steps belongs to them
 _LEAST_IDLE_NS, _IDLE_CORES = 500_000_000, 0.05
 _WHOLE = 0.99  # a window with more of it in gaps is not used for the spread
+_LEAST_COVERED = 0.9  # of the time: below, what was read does not tell the mean power of all of it
 
 
 @dataclass(frozen=True)
@@ -213,7 +262,7 @@ class Energy:
     """Energy of some stretches, J and W, bounds of 95 %; None where nothing was read.
 
     `joules` is what was measured, in `covered_s`; nothing is added for the `gap_s` that were not, but `high_j` allows
-    for it. Watts are over the covered time.
+    for it. Watts are over the covered time; their bounds hold for all of it, and are None where too little was covered.
     """
 
     joules: float | None
@@ -260,13 +309,16 @@ def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
     sampling_j = 0.0 if source.kind == "counter" or np.isnan(spread_w) else spread_w * covered_s
     half_w = systematic_j / covered_s + (0.0 if np.isnan(spread_w) else spread_w)
     gap_s = max(lasted_s - covered_s, 0.0)
+    dark = gap_s / lasted_s
+    least_w = min(float(np.nanmin(rates_w)), watts) if np.isfinite(rates_w).any() else 0.0
+    is_known = dark <= 1 - _LEAST_COVERED
     return Energy(
         joules=joules,
         low_j=max(joules - systematic_j - sampling_j, 0.0),
         high_j=joules + systematic_j + sampling_j + _max_gap_energy_j(source, spans_ns, gap_s, peak_w),
         watts=watts,
-        low_w=max(watts - half_w, 0.0),
-        high_w=watts + half_w,
+        low_w=max(watts - half_w - dark * (watts - least_w), 0.0) if is_known else None,
+        high_w=watts + half_w + dark * (peak_w - watts) if is_known else None,
         covered_s=covered_s,
         gap_s=gap_s if gap_s > 1e-6 * lasted_s else 0.0,
         windows=int(np.isfinite(rates_w).sum()),
@@ -282,7 +334,8 @@ def sum_energies(parts: Sequence[Energy]) -> Energy:
     covered_s, gap_s = min(part.covered_s for part in parts), max(part.gap_s for part in parts)
     # The high end allows for the gap already.
     parts = [replace(_scale_to_covered_time(part, covered_s), high_j=part.high_j) for part in parts]
-    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+    ends = {name: [getattr(part, name) for part in parts] for name in names}
+    sums = {name: None if None in values else sum(values) for name, values in ends.items()}
     return Energy(**sums, covered_s=covered_s, gap_s=gap_s, windows=min(part.windows for part in parts))
 
 
@@ -296,8 +349,10 @@ def subtract_energies(whole: Energy, parts: Sequence[Energy]) -> Energy:
         replace(_scale_to_covered_time(whole, covered_s), high_j=whole.high_j),
         _scale_to_covered_time(inner, covered_s),
     )
-    pairs = {"joules": "joules", "low_j": "high_j", "high_j": "low_j", "watts": "watts", "low_w": "high_w"}
-    less = {name: getattr(whole, name) - getattr(inner, other) for name, other in (*pairs.items(), ("high_w", "low_w"))}
+    pairs = {"joules": "joules", "low_j": "high_j", "high_j": "low_j", "watts": "watts"}
+    pairs |= {"low_w": "high_w", "high_w": "low_w"}
+    ends = {name: (getattr(whole, name), getattr(inner, pairs[name])) for name in pairs}
+    less = {name: None if None in both else both[0] - both[1] for name, both in ends.items()}
     return Energy(**less, covered_s=covered_s, gap_s=gap_s, windows=min(whole.windows, inner.windows))
 
 
@@ -320,12 +375,13 @@ def with_model_interval(energy: Energy, uncertainty: float | None) -> Energy:
     def half(value: float, end: float | None) -> float:
         return math.hypot(uncertainty * value, (value if end is None else end) - value)
 
+    is_known = energy.low_w is not None
     return replace(
         energy,
         low_j=max(energy.joules - half(energy.joules, energy.low_j), 0.0),
         high_j=energy.joules + half(energy.joules, energy.high_j),
-        low_w=max(energy.watts - half(energy.watts, energy.low_w), 0.0),
-        high_w=energy.watts + half(energy.watts, energy.high_w),
+        low_w=max(energy.watts - half(energy.watts, energy.low_w), 0.0) if is_known else None,
+        high_w=energy.watts + half(energy.watts, energy.high_w) if is_known else None,
     )
 
 
@@ -395,19 +451,25 @@ def _growth_between(growth: Growth, running: Floats, spans_ns: Floats) -> float:
 
 
 def _edges_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
-    """Return the uncertainty from the ends of the stretches, J: many ends err both ways, like a random walk.
+    """Return the uncertainty from the ends of the stretches, J.
 
-    Between two readings a counter is interpolated: the truth lies anywhere between them, and the value may be one
-    refresh old. A gauge tells the power of a moment ago: wrong by what the power can have changed since.
+    A reading tells the power or energy of a moment ago: by as much each stretch sees of what came before it and misses
+    of its own end, always to the same side where the same follows it, and of a short pause no more than its length.
+    Between two readings a counter is interpolated: the truth lies anywhere between them, so that many ends err both
+    ways, like a random walk.
     """
     edges = spans_ns.ravel()
-    if source.kind == "counter":
-        error_j = _bracket_j(source.growth, edges) + source.lag_ns / 1e9 * peak_w + source.step_size
-    else:
-        error_j = np.full(len(edges), source.lag_ns / 1e9 * source.spread_w)
-    return float(
-        min(error_j.sum(), 2 * np.sqrt((error_j**2).sum() / 3))
-    )  # each anywhere within its bound: sd = bound / sqrt 3
+    is_counter = source.kind == "counter"
+    change_w = peak_w if is_counter else source.spread_w
+    read_j = _bracket_j(source.growth, edges) + source.step_size if is_counter else np.zeros(len(edges))
+    late_ns = source.lag_ns + np.minimum(source.lag_ns, spans_ns[1:, 0] - spans_ns[:-1, 1]).sum()
+    either_way_j = _random_walk_j(read_j + source.lag_ns / 1e9 * change_w)
+    return max(either_way_j, _random_walk_j(read_j) + float(late_ns) / 1e9 * change_w)
+
+
+def _random_walk_j(bounds_j: Floats) -> float:
+    """Half of the 95 % CI of a sum of errors, each anywhere within its bound: sd = bound / sqrt 3."""
+    return float(min(bounds_j.sum(), 2 * np.sqrt((bounds_j**2).sum() / 3)))
 
 
 def _bracket_j(growth: Growth, edges: Floats) -> Floats:

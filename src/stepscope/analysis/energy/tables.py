@@ -13,13 +13,16 @@ from scipy import sparse  # type: ignore[import-untyped]
 from stepscope.analysis.energy.accuracy import meter_energy
 from stepscope.analysis.energy.attribution import Attribution
 from stepscope.analysis.energy.fit_span import long_run_notes
+from stepscope.analysis.energy.mean_step import MeanStep
 from stepscope.analysis.energy.rail_fits import COARSE, RailFit, group_energies, reason_unresolvable
 from stepscope.analysis.energy.rails import (
+    UNUSED,
     Energy,
     MeasuredRail,
     RailTree,
     energy_over,
     idle_stretch,
+    outermost,
     power_windows,
     subtract_energies,
     sum_energies,
@@ -28,7 +31,7 @@ from stepscope.analysis.energy.rails import (
 )
 from stepscope.analysis.energy.timeline import Timeline
 from stepscope.analysis.energy.unread_phase import find_unread_phase
-from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
+from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 from stepscope.units import estimate, number, percent
@@ -48,6 +51,8 @@ TOTAL_SCHEMA = {
     "joules_per_step_low": pl.Float64,
     "joules_per_step_high": pl.Float64,
     "joules_per_sample": pl.Float64,
+    "joules_per_sample_low": pl.Float64,
+    "joules_per_sample_high": pl.Float64,
     "watts_mean": pl.Float64,
     "watts_low": pl.Float64,
     "watts_high": pl.Float64,
@@ -87,7 +92,7 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
     spans = training_stretches(run)
     if not len(spans) or not tree.lines:
         return EnergyTables(pl.DataFrame(schema=TOTAL_SCHEMA), pl.DataFrame(schema=RAIL_SCHEMA), tree.notes)
-    per = _MeanStep.of(run)
+    per = MeanStep.of(run)
     unread = {line.key: find_unread_phase(run, line.best) for line in tree.lines}
     of = {line.key: energy_over(line.best, spans) for line in tree.lines}
     of |= {key: phase.widened(of[key]) for key, phase in unread.items() if phase is not None}
@@ -98,7 +103,7 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             **_energy_row(
                 name, lines, sum_energies([of[line.key] for line in lines]), per, simulated, _idle_sum(idle, lines)
             ),
-            **meter_energy(lines, [of[line.key] for line in lines], run.device, name == "total" or not tree.total),
+            **meter_energy(lines, [of[line.key] for line in lines], run.device, _is_whole(name, lines, tree)),
         }
         for name, lines in tree.components()
     ]
@@ -115,11 +120,22 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             "meaning": (line.entry.meaning if line.entry else "") or None,
         }
         row = _energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))
-        at_meter = meter_energy([line], [of[line.key]], run.device, tree.total in (None, (line,)))
+        at_meter = meter_energy([line], [of[line.key]], run.device, _whole_keys(tree) == {line.key})
         rails.append({**entry, **row, **at_meter})
     locked = [phase.sentence(names[key]) for key, phase in unread.items() if phase is not None]
     notes = (*tree.notes, *locked, *_table_notes(tree, of, spans), *_meter_notes(components), *long_run_notes(run))
     return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
+
+
+def _whole_keys(tree: RailTree) -> set[str]:
+    """Lines behind a meter of the device: the total, else all that were measured; and unused cards."""
+    measured = [line for line in tree.lines if not line.estimated]
+    unused = [line for line in measured if line.component == UNUSED]
+    return {line.key for line in (*(tree.total or outermost(measured, tree.lines)), *unused)}
+
+
+def _is_whole(component: str, lines: Sequence[MeasuredRail], tree: RailTree) -> bool:
+    return (component == "total" or not tree.total) and _whole_keys(tree) == {line.key for line in lines}
 
 
 def step_energy_table(run: RunReader, tree: RailTree) -> pl.DataFrame:
@@ -143,32 +159,11 @@ def step_energy_table(run: RunReader, tree: RailTree) -> pl.DataFrame:
     return pl.concat(frames) if frames else pl.DataFrame(schema=STEP_SCHEMA)
 
 
-@dataclass(frozen=True)
-class _MeanStep:
-    """Mean length of a timed step, s, and mean samples of one; None where they were not counted."""
-
-    length_s: float
-    samples: float | None
-
-    @classmethod
-    def of(cls, run: RunReader) -> _MeanStep:
-        length = timed_steps(run)[0]["length_ns"].mean()
-        assert isinstance(length, float)
-        return cls(length / 1e9, samples_per_step(run))
-
-
-def samples_per_step(run: RunReader) -> float | None:
-    """Mean samples of a timed step; None where they were not counted in all of them."""
-    samples = timed_steps(run)[0]["samples"]
-    mean = samples.mean() if len(samples) and samples.null_count() == 0 else None
-    return mean if isinstance(mean, float) and mean > 0 else None
-
-
 def _energy_row(
     component: str,
     lines: Sequence[MeasuredRail],
     energy: Energy,
-    per: _MeanStep,
+    per: MeanStep,
     simulated: bool,
     idle_w: float | None,
     rail: str | None = None,
@@ -177,7 +172,7 @@ def _energy_row(
     if kind == ESTIMATED:
         stated = [line.best.uncertainty for line in lines]
         energy = with_model_interval(energy, None if None in stated else max(filter(None, stated)))
-    step_j = None if energy.watts is None else energy.watts * per.length_s
+    step_j, sample_j = per.energy(energy), per.energy_of_sample(energy)
     return {
         "component": component,
         "rail": rail or _line_names(lines),
@@ -185,10 +180,8 @@ def _energy_row(
         "joules": energy.joules,
         "low": energy.low_j,
         "high": energy.high_j,
-        "joules_per_step": step_j,
-        "joules_per_step_low": None if energy.low_w is None else energy.low_w * per.length_s,
-        "joules_per_step_high": None if energy.high_w is None else energy.high_w * per.length_s,
-        "joules_per_sample": None if step_j is None or per.samples is None else step_j / per.samples,
+        **dict(zip(("joules_per_step", "joules_per_step_low", "joules_per_step_high"), step_j, strict=True)),
+        **dict(zip(("joules_per_sample", "joules_per_sample_low", "joules_per_sample_high"), sample_j, strict=True)),
         "watts_mean": energy.watts,
         "watts_low": energy.low_w,
         "watts_high": energy.high_w,
@@ -248,11 +241,14 @@ def _table_notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[
 
 def _meter_notes(components: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What a meter would say of the total, else of each component whose sensor's accuracy is known."""
-    known = [row for row in components if row.get("meter_joules") is not None]
+    known = [row for row in components if row.get("meter_source") is not None]
     for row in [row for row in known if row["component"] == "total"] or known:
+        if row["meter_joules"] is None:
+            yield f"what a meter in the supply line would show is not known: {row['meter_source']}"
+            continue
         said = estimate(row["meter_joules"], row["meter_low"], row["meter_high"], "J")
-        calibrated = "calibrated" in row["meter_source"]
-        more = "" if calibrated else "; `stepscope calibrate` narrows it"
+        calibrated = row["meter_source"].startswith("calibrated")
+        more = "" if "calibrat" in row["meter_source"] else "; `stepscope calibrate` narrows it"
         supplied = "the device" if calibrated else row["rail"]
         yield f"a meter in the supply line of {supplied} would show {said} ({row['meter_source']}){more}"
 

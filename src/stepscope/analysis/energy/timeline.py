@@ -58,7 +58,10 @@ class PieceUncertainty:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The steps after warm-up of a run. The first lane is the one that always draws power, also between its pieces."""
+    """The steps after warm-up of a run. The first lane is the one that always draws power, also between its pieces.
+
+    share_errors: (P,) by how much the share of a step that each key was recorded with differs from the corrected one.
+    """
 
     lanes: tuple[Lane, ...]
     keys: Keys
@@ -67,6 +70,7 @@ class Timeline:
     recorded: Flags  # (S,): False where the pieces of the step were filled in from other steps
     stamp_sd: float = 0.0  # of the begin and end of a piece
     scatter: PieceUncertainty | None = None
+    share_errors: Floats | None = None
 
     @property
     def begin(self) -> float:
