@@ -113,9 +113,7 @@ class Model:
         self.real = RealSteps(name, batch, optimizer, threads=1)
         job = workload_job(workloads.find(name), optimizer)
         self.question = question_of(job, batch, "1TB", None, "default", options=False)
-        priced = measured_step_time(self.small_step, batch)
-        assert priced is not None
-        self.priced: StepTime = priced
+        self.priced: StepTime = measured_step_time(self.small_step, batch)
         self.search = Search(self.question)
         self.same = self.search.combinations(("",))
         self.highs = [c.process.high for c in self.candidates(self.same, Limit(1 << 40, ""))]

@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tests.fit import jobs
 from torch import nn
 
 from stepscope.analysis.memory.limits import DATA, Limit, limit_of_memory
+from stepscope.api.requests import FitRequest
+from stepscope.cli.fit import _make_and_prove_plan
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.footprint import plan as plan_module
 from stepscope.footprint import prediction_trials
 from stepscope.footprint.plan import Plan, Search, StepTime, make_plan, measured_step_time, with_measured_times
 from stepscope.footprint.prediction import JobQuestion
 from stepscope.footprint.prediction_trials import prove_under_limit
-from stepscope.footprint.transforms import Variant
+from stepscope.footprint.real_steps import RealSteps
+from stepscope.footprint.transforms import CHANGES, Variant
 from stepscope.record.dry.allocator_costs import StepCost
 from stepscope.record.dry.workspaces import Platform
 
@@ -268,3 +273,93 @@ def test_a_control_group_of_a_proof_has_no_swap(tmp_path: Path) -> None:
         for path in Path(str(kind)).iterdir():
             path.unlink()
     assert seen == {"memory.max": str(1 << 30), "memory.swap.max": "0"}
+
+
+def test_the_code_of_a_change_of_the_training_does_what_was_simulated() -> None:
+    def updated(change: str, by_code: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = jobs.convolutions()
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=1e-3)
+        x, y = torch.randn(8, 3, 16, 16), torch.zeros(8, dtype=torch.long)
+        if by_code:
+            names = {"model": model, "optimizer": optimizer}
+            exec(Variant(change=change).code(8), names)
+            optimizer = names["optimizer"]
+        else:
+            (optimizer,) = Variant(change=change).apply_to_model(model, (optimizer,))
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return [*model.parameters(), *model.buffers()]
+
+    for change in CHANGES:
+        as_simulated, by_code = updated(change, by_code=False), updated(change, by_code=True)
+        assert [x.requires_grad for x in by_code] == [x.requires_grad for x in as_simulated]
+        assert [x.dtype for x in by_code] == [x.dtype for x in as_simulated]
+        assert all(torch.equal(one, other) for one, other in zip(by_code, as_simulated, strict=True)), change
+
+
+def test_a_plan_says_where_its_update_is_another_one() -> None:
+    model = jobs.convolutions()
+    assert Variant().differences(model, 8) == []
+    (again,) = Variant(recomputed=("1",)).differences(model, 8)
+    assert "1 layers are updated twice" in again
+    assert Variant(recomputed=("2",)).differences(model, 8) == []
+    samples, loss = Variant(4).differences(model, 8)
+    assert "2 layers of batch normalization see 2 samples, not 8" in samples
+    assert "mean over samples" in loss
+    assert len(Variant(4).differences(model.eval(), 8)) == 1
+
+
+def test_a_search_without_time_proposes_what_keeps_the_training_where_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_module, "_MOST_S", -1.0)
+    plan = planned("381MB")
+    assert plan.time_over
+    assert plan.chosen is not None
+    assert plan.chosen.settings.change == ""
+    assert {each.settings.change for each in plan.candidates} == {""}
+    assert "time was over" in plan.notes(blocks())[-1]
+
+
+def test_a_change_of_the_training_is_chosen_only_where_nothing_else_fits() -> None:
+    same = search().candidate(Variant(), limit_of_memory("1TB"), None)
+    assert same is not None
+    cheaper = replace(same, settings=Variant(change="SGD"), compute=0.01)
+    assert plan_module._best([cheaper, same]) == same
+    assert plan_module._best([cheaper, replace(same, verdict="does not fit")]) == cheaper
+
+
+def test_a_line_in_the_batch_has_no_step_of_a_single_sample() -> None:
+    seen = list[int]()
+
+    def step(samples: int) -> StepCost:
+        seen.append(samples)
+        return StepCost(1, 2, 9.0, (1.0,))
+
+    for batch in (1, 4, 8, 15):
+        measured_step_time(step, batch)
+    assert min(seen) > 1
+    assert all(small < large for small, large in zip(seen[::2], seen[1::2], strict=True))
+
+
+def test_small_batches_are_timed_under_the_default_allocator_and_a_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    under = list[str]()
+
+    def fails(_: Any, allocator: str) -> StepCost:
+        under.append(allocator)
+        raise StepscopeError("out of order")
+
+    def made(_: JobQuestion, priced: StepTime | None) -> Plan:
+        return Plan(BATCH, None, (), (), priced, complete=True, search_s=0.0)
+
+    monkeypatch.setattr(prediction_trials, "train_in_child", fails)
+    monkeypatch.setattr(plan_module, "make_plan", made)
+    asked = replace(question("2GB"), allocator="pinned")
+    request = FitRequest(target="lenet", plan=True, malloc="pinned")
+    plan, notes = _make_and_prove_plan(Console(), asked, request, RealSteps("lenet"))
+    assert under == ["default"]
+    assert plan.step_time is None
+    assert "out of order" in notes[0]

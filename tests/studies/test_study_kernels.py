@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import CommandLine
 from tests.fabricate import CEILINGS
+from torch import nn
 from torch.nn import functional
 
 from stepscope import workloads
@@ -33,7 +34,7 @@ from stepscope.experiments.kernels.rates import (
     read_tables,
 )
 from stepscope.experiments.kernels.shapes import AXES, Kernel, KernelAxes, kernels_of, same_padding_conv_sizes
-from stepscope.experiments.kernels.study import _frames
+from stepscope.experiments.kernels.study import _frames, _most_expensive_op, _step_table
 from stepscope.experiments.kernels.timing import (
     BOTH,
     FEWEST,
@@ -45,6 +46,7 @@ from stepscope.experiments.kernels.timing import (
     time_in_turn,
     timed_calls_of,
     timer_to_bare_loop_ratio,
+    times_a_step,
 )
 from stepscope.report.charts.operators import _longest_lines, kernel_charts
 from stepscope.report.study_results import render
@@ -305,6 +307,75 @@ def test_the_kernels_of_a_workload_from_the_command_line(stepscope_cli: CommandL
 def test_parameters_that_are_frozen_are_not_updated() -> None:
     found = kernels_of(workloads.find("smollm2-135m-lora-128"), 1, ("optimizer",))
     assert found[0].sizes["parameters"] < 1_000_000
+
+
+def _layers(model: nn.Module, batch: torch.Tensor) -> list[Kernel]:
+    lenet = workloads.find("lenet")
+    own = replace(lenet, build=lambda: model, example=lambda size: (batch,), loss=lambda made, x: made(x[0]).sum())
+    return kernels_of(own, 2, OPS)
+
+
+def test_only_the_gradients_that_a_step_takes_are_counted() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.frozen, self.last = nn.Linear(4, 5), nn.Linear(5, 6).requires_grad_(False), nn.Linear(6, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.last(torch.zeros(2, 6))
+            return torch.as_tensor(self.last(self.frozen(self.first(x))))
+
+    found = {kernel.sizes.get("inputs"): kernel for kernel in _layers(Layers(), torch.ones(2, 4))}
+    counted = {
+        inputs: [times_a_step(found[inputs], part) for part in (FORWARD, WEIGHT, INPUT, BOTH)] for inputs in (4, 5, 6)
+    }
+    assert counted == {4: [1, 1, 0, 0], 5: [1, 0, 1, 0], 6: [2, 0, 0, 1]}
+    rows = _timed([found[4]], {FORWARD: 2e6, WEIGHT: 3e6, INPUT: 4e6, BOTH: 7e6, WHOLE: 8e6})
+    assert [row[1:3] for row in _step_table(rows).rows] == [(FORWARD, 2.0), (WEIGHT, 3.0)]
+    assert _most_expensive_op(rows) == ("linear", 5e6, 5e6)
+
+
+def test_the_layers_of_an_lstm_above_the_first_take_a_gradient_of_their_input() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(3, 4, num_layers=3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.lstm(x)[0])
+
+    found = {kernel.sizes["inputs"]: kernel for kernel in _layers(Layers(), torch.ones(5, 2, 3)) if kernel.op == "lstm"}
+    assert [times_a_step(found[3], part) for part in (FORWARD, WEIGHT, BOTH)] == [1, 1, 0]
+    assert [times_a_step(found[4], part) for part in (FORWARD, WEIGHT, BOTH)] == [2, 0, 2]
+
+
+def test_causal_attention_is_timed_as_it_is_called() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.one(x)
+            return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    (kernel,) = (found for found in _layers(Layers(), torch.ones(1, 2, 4, 8)) if found.op == "attention")
+    assert kernel.sizes["causal"] == 1
+    full = Kernel("attention", {name: size for name, size in kernel.sizes.items() if name != "causal"})
+    called: list[bool] = []
+    plain = functional.scaled_dot_product_attention
+
+    def noted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool = False) -> torch.Tensor:
+        called.append(is_causal)
+        return plain(q, k, v, is_causal=is_causal)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(functional, "scaled_dot_product_attention", noted)
+        parts = timed_calls_of(kernel)
+        assert parts[FORWARD].flops == timed_calls_of(full)[FORWARD].flops * 5 // 8
+    assert called == [True, False]
+    assert [times_a_step(kernel, part) for part in (FORWARD, INPUT, WHOLE)] == [1, 1, 1]
 
 
 def _timed(kernels: list[Kernel], parts: dict[str, float]) -> list[KernelRate]:

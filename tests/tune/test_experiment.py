@@ -28,6 +28,7 @@ from stepscope.experiments.tune.pair_statistics import (
     ExperimentStore,
     process_interval,
     ratio_interval,
+    saving,
     tie_groups,
     trimmed_mean,
 )
@@ -110,6 +111,17 @@ def test_a_winner_that_the_check_at_the_end_refutes_is_not_recommended(
     assert tables["no-gain"].rows[0][4] == "refuted by the check at the end"
     _write_config(tmp_path / "x.toml", tuned, TuneRequest("lenet"))
     assert read_config(tmp_path / "x.toml").changes == ()
+
+
+def test_a_check_at_the_end_that_excludes_no_gain_is_said_to_be_none_that_confirms_it() -> None:
+    tuned = OtherAtTheEnd({"fused": 0.95}, {"fused": 1.003}).tuning(only=("fused",))
+    final = tuned.arms[FINAL]
+    final.pairs = [(log, couple) for couple in range(4) for log in (0.02, -0.015, 0.03, -0.02, 0.01)]
+    assert final.interval()[1] < 1 < final.interval()[0]
+    findings = judge(tuned, "t")
+    assert findings.answer.endswith("does not confirm a gain and excludes none: leave the training as it is.")
+    tables = {table.name: table for table in findings.tables}
+    assert tables["no-gain"].rows[0][4] == "not confirmed by the check at the end"
 
 
 def test_changes_that_fail_together_at_the_end_are_told_and_each_stays_what_it_was_measured_to_be() -> None:
@@ -623,3 +635,43 @@ def test_what_somebody_else_put_into_the_folder_of_an_experiment_is_measured_aga
     )
     assert set(tuned.arms) <= {"fused", "final"}
     assert judge(tuned, "it").answer.startswith("fused: ")
+
+
+class OtherPeaks(FakeTraining):
+    """Peaks of processes that begin with changes, one after another; the last of them from then on."""
+
+    def __init__(self, peaks: Sequence[float]) -> None:
+        super().__init__({})
+        self.peaks = list(peaks)
+
+    def open_training(self, changes: Sequence[Change], facts: Mapping[str, Any]) -> FakePlace:
+        if changes:
+            self.process_memory = {changes[0].name: self.peaks.pop(0) if len(self.peaks) > 1 else self.peaks[0]}
+        return super().open_training(changes, facts)
+
+
+def test_for_memory_a_peak_that_was_lower_in_some_processes_by_chance_is_no_saving() -> None:
+    tuned = OtherPeaks([1.004, 0.985]).tuning(goal="memory", only=("malloc-keep",))
+    assert tuned.winners() == []
+    assert tuned.best() is None
+    assert saving(tuned.arms["malloc-keep"]) < 0
+
+
+def test_for_memory_one_couple_of_processes_is_no_certain_saving() -> None:
+    tuned = OtherPeaks([0.8]).tuning(goal="memory", only=("malloc-keep",))
+    arm = tuned.arms["malloc-keep"]
+    assert tuned.winners() == [arm]
+    arm.pairs = arm.pairs[:4]
+    assert tuned.winners() == []
+    assert "run it longer" in judge(tuned, "t").answer
+
+
+def test_for_memory_the_check_at_the_end_is_what_the_sentence_says_and_can_refute() -> None:
+    less = OtherPeaks([0.8, 0.8, 0.8, 0.9]).tuning(goal="memory", only=("malloc-keep",))
+    assert judge(less, "t").answer.startswith("malloc-keep: 10.0 % less memory of the process; ")
+    assert "measured anew" in judge(less, "t").answer
+    none = OtherPeaks([0.8, 0.8, 0.8, 1.01]).tuning(goal="memory", only=("malloc-keep",))
+    assert none.best() is None
+    assert judge(none, "t").answer == (
+        "malloc-keep won the search and took 1.0 % more memory in the check at the end: leave the training as it is."
+    )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from stepscope import workloads
 from stepscope.cli.workloads import workloads as command
@@ -79,3 +81,32 @@ def test_a_loss_outside_its_band_ends_the_command_with_the_name_of_the_workload(
     assert rows[0]["end"] < 100
     assert rows[1]["holds"] is None
     assert "stepscope data fetch mnist" in rows[1]["why_not"]
+
+
+class Idle(torch.optim.SGD):
+    """Updates nothing."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Leave the parameters as they are."""
+
+
+def test_a_network_that_learns_nothing_does_not_hold_although_its_loss_lies_in_the_band(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = Band("mnist-5k", batch=16, steps=5, low=1.0, high=3.0)
+    learns = replace(workloads.find("lenet"), name="learns", own_band=wide)
+    idle = replace(learns, name="idle", makers=dict.fromkeys(learns.makers, Idle))
+    monkeypatch.setattr(workloads, "find", {"idle": idle, "learns": learns}.__getitem__)
+    monkeypatch.setattr(workloads, "refuse_unknown", lambda _name: None)
+    with pytest.raises(StepscopeError, match=r": idle$"):
+        command(["learns", "idle"], check=True)
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.endswith(": holds")
+    assert "of the first batch it stays" in second
+    found = workloads.check("idle")
+    assert found is not None
+    assert found.within
+    assert found.again == pytest.approx(found.first, rel=1e-5)
+    rises = replace(found, again=found.first * 1.1)
+    assert not rises.learns
+    assert replace(rises, band=replace(wide, falls=False)).learns

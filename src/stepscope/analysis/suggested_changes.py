@@ -6,7 +6,7 @@ A gain is stated only where `stepscope tune` measured it, of the same training o
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import polars as pl
 from stepscope.analysis.first_screen import machine_name
 from stepscope.analysis.results import ResultTable
 from stepscope.errors import UsageError
-from stepscope.privacy import redacted_texts, withheld_kinds, withhold_names
+from stepscope.privacy import redact_command_line, redacted_texts, withheld_kinds, withhold_names
 from stepscope.runfolder.validation import Fields, parse, read_regular
 from stepscope.units import percent
 
@@ -145,13 +145,23 @@ def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
     )
 
 
-def refuse_other_training(run: Run, target: str, batch: int | None) -> None:
-    """Raise UsageError where a run is not of this workload or script, batch size and device."""
-    workload = run.meta.get("workload") or {}
+def refuse_other_training(run: Run, target: str, batch: int | None, arguments: Sequence[str], here: str) -> None:
+    """Raise UsageError where a run is not of this workload or script, its arguments, batch size and device."""
+    workload, device = run.meta.get("workload") or {}, machine_name(run)
     if Path(target).stem != workload.get("name"):
         raise UsageError(f"--what-if: the run is of {workload.get('name')}, not of {target}", "give a run of the same")
     if run.simulated is not None:
         raise UsageError("--what-if: the sensors of that run were simulated", "give a run of this device")
+    if device not in (None, here):
+        raise UsageError(f"--what-if: the run is of {device}, and this is {here}", "give a run of this device")
+    if "domain" in workload and "float32" not in str(workload.get("precision", "float32")):
+        raise UsageError(f"--what-if: the run computes in {workload['precision']}", "give a run in float32")
+    given = redact_command_line(["stepscope", "run", target, "--", *arguments])[4:]
+    if target.endswith(".py") and run.meta.get("argv") and given != (recorded := _script_arguments(run)):
+        raise UsageError(
+            f"--what-if: the script of the run was given {shlex.join(recorded) or 'no arguments'}",
+            "give it the same after --",
+        )
     if batch not in (None, workload.get("batch_size")):
         raise UsageError(
             f"--what-if: the run has batches of {workload.get('batch_size')}",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.experiments.tune.changes import Change
     from stepscope.experiments.tune.experiment import Tuning
     from stepscope.experiments.tune.pair_statistics import TunableTraining
+    from stepscope.experiments.tune.what_if import WhatIf
     from stepscope.report.study_results import Charts
 
 _FIXED = 8  # batches of a loop that are kept for the experiment
@@ -66,8 +67,8 @@ def tune(
     return findings
 
 
-def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | None]:
-    """Tune a workload or script in a folder, with findings.json, figures and page.html; no Tuning of `what_if`."""
+def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, Tuning | WhatIf]:
+    """Tune a workload or script in a folder, with findings.json, figures and page.html."""
     from stepscope import workloads
     from stepscope.experiments.engine.sweep_points import training_file_digests
     from stepscope.experiments.sweeps.user_training import refuse_no_function
@@ -83,7 +84,7 @@ def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tupl
     elif not request.of_a_script:
         workloads.refuse_unknown(request.target)
     if request.what_if is not None:
-        return what_if(request, folder, progress), None
+        return what_if(request, folder, progress)
     count = itertools.count()
 
     def open_training(changes: Sequence[Change], facts: Mapping[str, Any]) -> TunableTraining:
@@ -96,34 +97,54 @@ def run_tune_request(request: TuneRequest, folder: Path, progress: bool) -> tupl
     return _answer(request, open_training, folder, progress, apart=True, sources=training_file_digests(request.target))
 
 
-def what_if(request: TuneRequest, folder: Path, progress: bool) -> Findings:
+def what_if(request: TuneRequest, folder: Path, progress: bool) -> tuple[Findings, WhatIf]:
     """Delay each layer of a recorded run, its loader and its optimizer, and return what a perfect one would save."""
     from stepscope.analysis.device.ceilings import ceilings_of, why_no_ceilings
     from stepscope.analysis.run import open_run
     from stepscope.analysis.suggested_changes import refuse_other_training
-    from stepscope.experiments.engine.engine import measured_on
+    from stepscope.experiments.engine.engine import device_name, measured_on
     from stepscope.experiments.engine.folder import StudyFolder
     from stepscope.experiments.tune.pair_statistics import ExperimentStore
     from stepscope.experiments.tune.process import RestartingTraining
-    from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of
+    from stepscope.experiments.tune.what_if import STUDY, WhatIf, judge_parts, parts_of, recorded_facts
 
     assert request.what_if is not None
-    orders = {**request.orders(), "facts": {}, "what_if": True}
     run = open_run(str(request.what_if))
-    refuse_other_training(run, request.target, request.batch)
-    if "workload" in orders:
-        orders["batch"] = (run.meta.get("workload") or {}).get("batch_size")
+    refuse_other_training(run, request.target, request.batch, request.arguments, device_name())
+    request = _as_recorded(request, run.meta)
+    orders = {**request.orders(), "facts": {}, "what_if": True}
     settings = {name: value for name, value in request.to_dict().items() if name != "minutes"}
     kept = StudyFolder(folder, STUDY, settings, where=measured_on())
     with kept.locked(), _progress(progress) as tell:
         found = WhatIf(
             lambda: RestartingTraining(orders, folder / "runs" / "0.txt", {}), parts_of(run), 60 * request.minutes,
-            ExperimentStore(tell=tell),
+            ExperimentStore(tell=tell), recorded_facts(run.meta),
         )  # fmt: skip
         found.run()
     why = "" if ceilings_of(run) else why_no_ceilings(run)
     findings = judge_parts(found, f"What {request.subject} would gain if", why)
-    return _write_findings(replace(findings, study=STUDY), replace(request, batch=orders.get("batch")), kept, folder)
+    return _write_findings(replace(findings, study=STUDY), request, kept, folder), found
+
+
+def _as_recorded(request: TuneRequest, meta: Mapping[str, Any]) -> TuneRequest:
+    """Return the request with what it leaves open as it was in a run: threads; of a workload batch and optimizer."""
+    from stepscope import workloads
+
+    about = meta.get("workload") or {}
+    request = replace(request, threads=request.threads or meta.get("threads"))
+    if request.of_a_script or request.of_a_function:
+        return request
+    momentum = bool((about.get("hyperparameters") or {}).get("momentum"))
+    workload = workloads.find(request.target)
+    names = [
+        name for name, maker in workload.makers.items()
+        if getattr(maker, "__name__", "") == about.get("optimizer")
+        and bool(workload.hyperparameters.get(name, {}).get("momentum")) == momentum
+    ]  # fmt: skip
+    if names and request.optimizer not in (None, *names):
+        raise UsageError(f"--what-if: the run is of {names[0]}, not of {request.optimizer}", f"--optimizer {names[0]}")
+    optimizer = request.optimizer or next(iter(names), None)
+    return replace(request, batch=about.get("batch_size"), optimizer=optimizer)
 
 
 def tune_path(request: TuneRequest, out: Path | None) -> Path:

@@ -14,7 +14,7 @@ import typer
 from stepscope.api.requests import FitRequest
 from stepscope.cli._options import make_command
 from stepscope.cli._script_options import ScriptCommand
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.request import UNITS
 from stepscope.units import bytes_, percent
 
@@ -103,36 +103,46 @@ def _with_plan(
 ) -> FitResult:
     """The answer with its plan, or with why there is none."""
     from stepscope.footprint.plan import NoPlan
+    from stepscope.record.dry.dry_run import model_of
 
     if found.stopped is not None:
         return replace(found, notes=(*found.notes, f"no plan: {found.stopped}"))
     try:
-        return replace(found, plan=_make_and_prove_plan(console, question, request, real))
+        plan, notes = _make_and_prove_plan(console, question, request, real)
     except NoPlan as error:
         return replace(found, notes=(*found.notes, str(error)))
+    return replace(found, plan=plan, notes=(*found.notes, *notes, *plan.notes(model_of(question.job))))
 
 
-def _make_and_prove_plan(console: Console, question: JobQuestion, request: FitRequest, real: RealSteps) -> Plan:
-    """The cheapest combination that fits, priced by real steps of small batches on this machine, and its proof."""
+def _make_and_prove_plan(
+    console: Console, question: JobQuestion, request: FitRequest, real: RealSteps
+) -> tuple[Plan, list[str]]:
+    """The cheapest combination that fits, priced by real steps of small batches here, and its proof; notes on both."""
     from stepscope.footprint.plan import make_plan, measured_step_time, with_measured_times
     from stepscope.footprint.prediction_trials import prove_under_limit, train_in_child
 
     def step(batch: int) -> StepCost:
-        return train_in_child(replace(real, batch=batch).command(_PRICED), question.allocator)
+        # what an allocator is slower by is told against the default
+        return train_in_child(replace(real, batch=batch).command(_PRICED), "default")
 
     def steps_of(settings: Variant) -> StepCost:
         return train_in_child(replace(real, changed=asdict(settings)).command(_TIMED), settings.allocator)
 
-    with console.status("timing small batches"):
-        elsewhere = request.board is not None or request.device != "cpu"
-        priced = None if elsewhere else measured_step_time(step, question.batch)
+    elsewhere, priced = request.board is not None or request.device != "cpu", None
+    notes: list[str] = []
+    if not elsewhere:
+        with console.status("timing small batches"):
+            try:
+                priced = measured_step_time(step, question.batch)
+            except StepscopeError as error:
+                notes.append(f"plan: prices are FLOPs, because small batches could not be timed: {error}")
     with console.status("simulating combinations"):
         plan = make_plan(question, priced)
     if priced is not None:
         with console.status("timing the plan"):
             plan = with_measured_times(plan, steps_of)
     if not request.prove or plan.chosen is None or question.limit is None:
-        return plan
+        return plan, notes
     if elsewhere:
         raise UsageError("--prove trains on this machine's processor", "run it on the board with --memory")
     settings = plan.chosen.settings
@@ -140,7 +150,7 @@ def _make_and_prove_plan(console: Console, question: JobQuestion, request: FitRe
         proof = prove_under_limit(
             replace(real, changed=asdict(settings)).command(3), settings.allocator, question.limit
         )
-    return replace(plan, proof=proof)
+    return replace(plan, proof=proof), notes
 
 
 def _refuse_unknown(target: str) -> None:

@@ -40,6 +40,7 @@ def _tune(
     from stepscope.api.tune import run_tune_request, tune_path
     from stepscope.errors import UsageError
     from stepscope.experiments.tune.config import refuse_bad_config_path
+    from stepscope.experiments.tune.experiment import Tuning
     from stepscope.report.study_results import pictures_hint
 
     if not (request.of_a_script or request.of_a_function):
@@ -57,12 +58,11 @@ def _tune(
 
         print_wide(*text(findings), width=_PAGE_WIDTH)
     sys.stderr.write(pictures_hint(folder))
-    if tuning is None:
-        return
     if tuning.interrupted:
-        sys.stderr.write(f"interrupted; go on with: {findings.command}\n")
+        again = "again" if request.what_if is not None else "go on"
+        sys.stderr.write(f"interrupted; {again} with: {findings.command}\n")
         raise typer.Exit(_INTERRUPTED)
-    if apply is not None:
+    if apply is not None and isinstance(tuning, Tuning):
         _write_config(apply, tuning, request)
 
 

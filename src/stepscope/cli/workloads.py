@@ -107,7 +107,8 @@ def band_text(row: dict[str, Any]) -> str:
     verdict = "holds" if row["holds"] else "DOES NOT HOLD"
     trained = f"{row['steps']} steps of batch {row['batch']} on {row['data']}"
     loss = f"loss {row['first']:.4g} to {row['end']:.4g}"
-    return f"{row['name']}: {loss} in {trained}; band [{row['low']:g}, {row['high']:g}]: {verdict}"
+    same = "" if row["learns"] else f"; of the first batch it stays: {row['first']:.4g} to {row['again']:.4g}"
+    return f"{row['name']}: {loss} in {trained}{same}; band [{row['low']:g}, {row['high']:g}]: {verdict}"
 
 
 def refuse_broken_bands(rows: Iterable[dict[str, Any]]) -> None:
@@ -135,4 +136,5 @@ def _loss_band_row(workload: Workload) -> dict[str, Any]:
         return {"holds": None, "why_not": f"{error} ({error.hint})" if error.hint else str(error)}
     if found is None:
         return {"holds": None, "why_not": workload.no_band}
-    return {"holds": found.holds, "first": found.first, "end": found.end, **vars(found.band)}
+    about = {"learns": found.learns, "first": found.first, "again": found.again, "end": found.end}
+    return {"holds": found.holds, **about, **vars(found.band)}

@@ -1,10 +1,10 @@
 """The cheapest way to train within a limit: combinations of changes, each simulated, priced by measured steps.
 
-First what gives the same update (smaller passes, recomputation, allocator); only where none of that fits, what changes
-the training (precision, optimizer, fewer layers that learn). Combinations are ranked by a line in the batch through
-real steps with few samples; recomputation costs as many times more as it has FLOPs more, an allocator what it took on
-other models. A step is no line in its batch: the cheapest are then run (`with_measured_times`), and it is their seconds
-that are said.
+First what keeps model, optimizer and precision (smaller passes, recomputation, allocator: `Variant.differences` says
+where even their update is another one); only where none of that fits, what changes the training (precision, optimizer,
+fewer layers that learn). Combinations are ranked by a line in the batch through real steps with few samples;
+recomputation costs as many times more as it has FLOPs more, an allocator what it took on other models. A step is no
+line in its batch: the cheapest are then run (`with_measured_times`), and it is their seconds that are said.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import polars as pl
+from torch import nn
 
 from stepscope.analysis.memory.limits import (
     ALLOCATORS,
@@ -107,7 +108,15 @@ class Plan:
     step_time: StepTime | None
     complete: bool  # whether every combination was simulated
     search_s: float  # of processor time, for dry runs after the first
+    time_over: bool = False  # before all were simulated that might have been the cheapest
     proof: str | None = None
+
+    def notes(self, model: nn.Module) -> list[str]:
+        """Return what the answer says beside the plan: where its update is another one, and what was not looked at."""
+        notes = [] if self.chosen is None else self.chosen.settings.differences(model, self.batch)
+        if self.time_over:
+            notes.append("plan: time was over before the search was: another may fit that is cheaper or changes less")
+        return notes
 
     def frame(self) -> pl.DataFrame:
         """Return the frame of the chart: words, peak_mb, price (s, or relative FLOPs), verdict, nothing_beats."""
@@ -131,6 +140,7 @@ class Plan:
             "candidates": len(self.candidates),
             "step_time": None if self.step_time is None else asdict(self.step_time),
             "complete": self.complete,
+            "time_over": self.time_over,
             "proof": self.proof,
         }
 
@@ -269,10 +279,12 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
         raise UsageError("a plan is made for a limit", "say it with --memory, --board or --here")
     search = search or Search(question)
     judged = _CandidateEvaluator(search, question.limit, step_time)
-    combinations: list[Variant] = []
+    combinations, time_over = list[Variant](), False
     for changes in (("",), changes_of(question)):
         combinations = search.combinations(tuple(change for change in changes if judged.possible(change)))
-        if combinations and _cheapest(judged, combinations) is not None:
+        if combinations and not _has_judged_cheapest(judged, combinations):
+            time_over = True
+        if any(candidate is not None and _fits(candidate) for candidate in judged.known.values()):
             break
     for settings in sorted(combinations, key=judged.expected):  # the trade beside the answer, while there is time
         if judged.took_s > _PICTURE_S:
@@ -281,7 +293,9 @@ def make_plan(question: JobQuestion, step_time: StepTime | None = None, search: 
     found = [candidate for candidate in judged.known.values() if candidate is not None]
     chosen = _best(found)
     complete = all(settings in judged.known for settings in combinations)
-    return Plan(question.batch, chosen, tuple(_pareto_front(found)), tuple(found), step_time, complete, judged.took_s)
+    return Plan(
+        question.batch, chosen, tuple(_pareto_front(found)), tuple(found), step_time, complete, judged.took_s, time_over
+    )
 
 
 def with_measured_times(plan: Plan, steps: Callable[[Variant], StepCost]) -> Plan:
@@ -314,9 +328,12 @@ def _with_corrected_seconds(candidate: Candidate, by_line: Candidate, run: Candi
 
 
 def _best(found: Iterable[Candidate]) -> Candidate | None:
-    """Return the cheapest of those that fit most surely."""
-    fitting = [candidate for candidate in found if _fits(candidate)]
-    return min(fitting, key=lambda choice: (VERDICTS.index(choice.verdict), choice.price), default=None)
+    """Return the cheapest of those that fit most surely; one that changes the training only where no other fits."""
+
+    def order(choice: Candidate) -> tuple[bool, int, float]:
+        return bool(choice.settings.change), VERDICTS.index(choice.verdict), choice.price
+
+    return min((candidate for candidate in found if _fits(candidate)), key=order, default=None)
 
 
 class _CandidateEvaluator:
@@ -379,22 +396,22 @@ class _CandidateEvaluator:
         return between > _BY_FAR * self._limit.bytes
 
 
-def _cheapest(judged: _CandidateEvaluator, combinations: list[Variant]) -> Candidate | None:
-    """The cheapest that fits, in the order of expected prices; None where none does, or time is over before."""
+def _has_judged_cheapest(judged: _CandidateEvaluator, combinations: list[Variant]) -> bool:
+    """Simulate in the order of expected prices until the cheapest that fits is known; False where time is over."""
     best: Candidate | None = None
     smallest = max(settings.parts for settings in combinations)
     for settings in sorted(combinations, key=judged.expected):
         if best is not None and judged.expected(settings) * _EXPECTED_WITHIN >= best.price:
             break
         if judged.took_s > _MOST_S:
-            break
+            return False
         if settings.parts > 1 and not judged.fails(settings):
             # Fails even this, then so do those with fewer, but for one.
             judged.candidate_for(replace(settings, parts=smallest))
         candidate = None if judged.fails(settings) else judged.candidate_for(settings)
         if candidate is not None and _fits(candidate) and (best is None or candidate.price < best.price):
             best = candidate
-    return best
+    return True
 
 
 def _fits(candidate: Candidate) -> bool:
@@ -424,12 +441,10 @@ def _pareto_front(found: list[Candidate]) -> Iterator[Candidate]:
             yield candidate
 
 
-def measured_step_time(step: Callable[[int], StepCost], batch: int) -> StepTime | None:
-    """The line through real steps of two small batches; None where they cannot be trained."""
-    small, large = max(1, batch // 8), max(2, batch // 4)
-    try:
-        first, second = (sorted(step(samples).wall_s) for samples in (small, large))
-    except StepscopeError:
-        return None
+def measured_step_time(step: Callable[[int], StepCost], batch: int) -> StepTime:
+    """Return the line through real steps of two small batches; StepscopeError where they cannot be trained."""
+    # batch normalization cannot be trained on one sample
+    small, large = max(2, batch // 8), max(4, batch // 4)
+    first, second = (sorted(step(samples).wall_s) for samples in (small, large))
     ends = [(times[0], statistics.median(times), times[-1]) for times in (first, second)]
     return StepTime((small, large), ends[0], ends[1])

@@ -46,7 +46,7 @@ def ways(job: Job, batch: int, plain: DryRun, has_bf16: bool) -> Iterator[Memory
     yield keep(
         name="train the last layers only",
         change=transforms.all_but_last,
-        price="the other layers stay as they were trained",
+        price=f"the weights of the others stay as they were trained; {transforms.BATCH_STATISTICS} move on",
     )
     if _has_linears(plain):
         price = f"only adapters of rank {transforms.RANK} learn: for fine-tuning"

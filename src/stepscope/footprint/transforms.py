@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +23,7 @@ from stepscope.record.dry import Job, Optimizers, accumulated_step
 # what is promised can also be measured.
 
 Change = Callable[[nn.Module, tuple[Optimizer, ...]], tuple[Optimizer, ...]]
+BATCH_STATISTICS = "running statistics of batch normalization"
 RANK = 8  # of adapters: usual for fine-tuning (Hu et al., ICLR 2022)
 
 
@@ -35,7 +37,7 @@ def replace_optimizer(kind: type[Optimizer], **options: Any) -> Change:
 
 
 def bf16(model: nn.Module, optimizers: Optimizers) -> Optimizers:
-    """Weights, gradients and feature maps in bfloat16; batch statistics and integers as they were."""
+    """Weights, gradients, feature maps and batch statistics in bfloat16; integers as they were."""
     new: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -202,11 +204,38 @@ def _inputs_to_channels_last(
 #
 # Only torch is imported here: what measures a training must not add to it.
 
-CHANGES: dict[str, tuple[Change, str]] = {
-    "bf16": (bf16, "8 bits of precision"),
-    "SGD with momentum": (replace_optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9), "another learning rate"),
-    "SGD": (replace_optimizer(torch.optim.SGD, lr=1e-3), "another learning rate"),
-    "last layers only": (all_but_last, "the other layers stay as they are"),
+_BF16_CODE = """\
+import torch
+def cast(value, old, new):
+    return value.to(new) if isinstance(value, torch.Tensor) and value.dtype == old else value
+def cast_inputs(_, args, kwargs):
+    args, names = [cast(x, torch.float32, torch.bfloat16) for x in (*args, *kwargs.values())], list(kwargs)
+    first = len(args) - len(names)
+    return tuple(args[:first]), dict(zip(names, args[first:]))
+model.bfloat16()
+model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
+model.register_forward_hook(lambda _, args, output: cast(output, torch.bfloat16, torch.float32))"""
+_SGD_CODE = """\
+import torch
+parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+optimizer = torch.optim.SGD(parameters, lr=1e-3{momentum})"""
+_LAST_CODE = """\
+last = [name for name, child in model.named_children() if any(True for _ in child.parameters())][-1]
+for name, parameter in model.named_parameters():
+    if name.split(".")[0] != last:
+        parameter.requires_grad_(False)"""
+_LEARNING_RATE = "another learning rate and schedule: choose them anew"
+
+# Each with what it costs and the lines that do it, after `model` and `optimizer` are made and before the first step.
+CHANGES: dict[str, tuple[Change, str, str]] = {
+    "bf16": (bf16, "8 bits of precision", _BF16_CODE),
+    "SGD with momentum": (
+        replace_optimizer(torch.optim.SGD, lr=1e-3, momentum=0.9),
+        _LEARNING_RATE,
+        _SGD_CODE.format(momentum=", momentum=0.9"),
+    ),
+    "SGD": (replace_optimizer(torch.optim.SGD, lr=1e-3), _LEARNING_RATE, _SGD_CODE.format(momentum="")),
+    "last layers only": (all_but_last, f"the weights of the others stay; {BATCH_STATISTICS} move on", _LAST_CODE),
 }
 
 
@@ -246,9 +275,10 @@ class Variant:
             how = f"PYTORCH_CUDA_ALLOC_CONF={self.allocator}" if known is None else known.how
             lines.append(f"# start it with: {how} python ...")
         if self.change:
-            lines.append(f"# {self.change}: {CHANGES[self.change][1]}")
+            lines += [f"# {self.change}: {CHANGES[self.change][1]}", CHANGES[self.change][2]]
         if self.recomputed:
             lines += [
+                f"# {BATCH_STATISTICS} in these are updated twice a step",
                 "from functools import partial",
                 "from torch.utils.checkpoint import checkpoint",
                 f"for name in {list(self.recomputed)!r}:",
@@ -257,13 +287,32 @@ class Variant:
             ]
         if self.parts > 1:
             lines += [
-                f"# {self.parts} batches of {batch // self.parts} for each update",
+                f"# {self.parts} batches of {batch // self.parts} for each update: the same one where the loss is",
+                "# a mean over samples that do not see each other (no batch normalization, no mean over tokens)",
                 f"(loss / {self.parts}).backward()",
                 f"if (number + 1) % {self.parts} == 0:",
                 "    optimizer.step()",
                 "    optimizer.zero_grad()",
             ]
         return "\n".join(lines)
+
+    def differences(self, model: nn.Module, batch: int) -> list[str]:
+        """Return sentences that say where the update is another one than that of the training as it is."""
+        found = []
+        norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+        norms = [(name, module) for name, module in norms if module.training]
+        again = [name for name, _ in norms if any(f"{name}.".startswith(f"{part}.") for part in self.recomputed)]
+        if self.parts > 1:
+            small = batch // self.parts
+            if norms:
+                found.append(f"plan: {len(norms)} layers of batch normalization see {small} samples, not {batch}")
+            found.append(
+                f"plan: {self.parts} passes make the same update where the loss is a mean over samples that do not see "
+                "each other: not a sum, a mean over tokens, nor in-batch negatives"
+            )
+        if again:
+            found.append(f"plan: {BATCH_STATISTICS} of {len(again)} layers are updated twice a step")
+        return found
 
     @property
     def words(self) -> str:

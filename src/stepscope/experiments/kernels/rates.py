@@ -18,7 +18,7 @@ from stepscope.analysis.estimate import mean_interval, median_interval, null_if_
 from stepscope.arrays import Floats
 from stepscope.errors import UsageError
 from stepscope.experiments.kernels.shapes import Kernel, axis_centre
-from stepscope.experiments.kernels.timing import median_ratio, time_in_turn
+from stepscope.experiments.kernels.timing import median_ratio, time_in_turn, times_a_step
 from stepscope.record.ops.costs import convolution_flops
 
 JUMP = 1.25  # times slower per useful FLOP than its neighbour on the axis: a cliff
@@ -173,6 +173,11 @@ class KernelRate:
     def ps_per_flop(self) -> float:
         """Time for one useful FLOP, ps."""
         return self.ns * 1e3 / self.flops
+
+    @property
+    def times(self) -> int:
+        """Return how often a step runs this part."""
+        return times_a_step(self.kernel, self.part)
 
     def bound(self, side: str) -> float:
         """ps for one useful FLOP at an end of the interval ("low" or "high"); the median where there is none."""

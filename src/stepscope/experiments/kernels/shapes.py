@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.errors import UsageError
 from stepscope.experiments.kernels import OPS
@@ -38,13 +38,15 @@ _HEAD = 32  # channels of one head of attention, and the fewest
 class Kernel:
     """One operator. `sizes` is all that it needs; `place` where it lies in a sweep, empty for a shape of a model.
 
-    count: how often a step of the model runs it.
+    count: how often a step of the model runs it. gradients: how many of these calls take a gradient of the weights, of
+    the input; of a sweep none is known.
     """
 
     op: str
     sizes: Mapping[str, Any]
     place: Mapping[str, Any] = field(default_factory=dict)
     count: int = 1
+    gradients: Mapping[tuple[bool, bool], int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -174,7 +176,10 @@ def kernels_of(workload: Workload, batch: int | None, ops: Sequence[str]) -> lis
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rule = workload.default_optimizer if workload.default_optimizer in RULES else "sgd"
     seen.found["optimizer", (("rule", rule), ("parameters", parameters))] = 1
-    kept = [Kernel(op, dict(sizes), {}, count) for (op, sizes), count in seen.found.most_common() if op in ops]
+    kept = [
+        Kernel(op, dict(sizes), {}, count, seen.gradients[op, sizes])
+        for (op, sizes), count in seen.found.most_common() if op in ops
+    ]  # fmt: skip
     if not kept:
         has = ", ".join(sorted({op for op, _ in seen.found}))
         raise UsageError(f"'{workload.name}' has no {' or '.join(ops)}", f"it has: {has}")
@@ -182,19 +187,36 @@ def kernels_of(workload: Workload, batch: int | None, ops: Sequence[str]) -> lis
 
 
 class _CallCounter(TorchFunctionMode):
-    """Counts the calls of functions that have a kernel here, by their sizes."""
+    """Counts the calls of functions that have a kernel here, by their sizes, and which gradients each takes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[KernelKey] = Counter()
+        self.gradients: defaultdict[KernelKey, Counter[tuple[bool, bool]]] = defaultdict(Counter)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         read = _READERS.get(getattr(func, "__name__", ""))
         if read is not None:
-            self.found.update((op, tuple(sizes.items())) for op, sizes in read(*args, **(kwargs or {})))
+            for place, (op, sizes) in enumerate(read(*args, **(kwargs or {}))):
+                key = op, tuple(sizes.items())
+                self.found[key] += 1
+                self.gradients[key][_gradients(op, place, args, kwargs or {})] += 1
         return func(*args, **(kwargs or {}))
+
+
+def _gradients(op: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether a call takes a gradient of its weights, and of its input; place: of a layer within the call."""
+    if not torch.is_grad_enabled():
+        return False, False
+    given = [list(tree_leaves(value)) for value in (*args, *kwargs.values())]
+    taken = [any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves) for leaves in given]
+    if op == "attention":
+        return False, any(taken[:3])
+    weights = any(taken[1:]) if op in ("batch_norm", "lstm") else taken[1]  # a bias alone takes next to nothing
+    inner = op == "lstm" and place >= (2 if args[7] else 1)  # its input is what the layer below returns
+    return weights, taken[0] or (inner and weights)
 
 
 def _without_numbers(value: Any) -> Any:
@@ -228,9 +250,12 @@ def _read_batch_norm(x: Tensor, *_: Any, **__: Any) -> Iterable[tuple[str, dict[
         )
 
 
-def _read_attention(q: Tensor, k: Tensor, *_: Any, **__: Any) -> Iterable[tuple[str, dict[str, int]]]:
+def _read_attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **_: Any
+) -> Iterable[tuple[str, dict[str, int]]]:
     if q.dim() == 4 and q.shape == k.shape:
-        yield "attention", {"batch": q.shape[0], "heads": q.shape[1], "length": q.shape[2], "head": q.shape[3]}
+        sizes = {"batch": q.shape[0], "heads": q.shape[1], "length": q.shape[2], "head": q.shape[3]}
+        yield "attention", {**sizes, "causal": 1} if is_causal else sizes
 
 
 def _read_lstm(x: Tensor, _state: Any, weights: Sequence[Tensor], *rest: Any) -> Iterable[tuple[str, dict[str, int]]]:

@@ -37,7 +37,7 @@ from stepscope.experiments.kernels.rates import (
     rates_frame,
 )
 from stepscope.experiments.kernels.shapes import Kernel, kernels_of, same_padding_conv_sizes, sweep_kernels
-from stepscope.experiments.kernels.timing import FORWARD, time_call, timed_calls_of, timer_to_bare_loop_ratio
+from stepscope.experiments.kernels.timing import FORWARD, WHOLE, time_call, timed_calls_of, timer_to_bare_loop_ratio
 from stepscope.record.ceilings import ceilings
 from stepscope.record.train import torch_threads
 from stepscope.units import plural
@@ -258,8 +258,8 @@ def _most_expensive_op(own: Sequence[KernelRate]) -> tuple[str, float, float]:
     """The op on which a step of the model spends most, ns of it and of all; forward and backward."""
     spent: dict[str, float] = defaultdict(float)
     for row in own:
-        if row.part in _WHOLE_PARTS:
-            spent[row.kernel.op] += row.ns * row.kernel.count
+        if row.part != WHOLE:
+            spent[row.kernel.op] += row.ns * row.times
     op = max(spent, key=lambda name: spent[name])
     return op, spent[op], sum(spent.values())
 
@@ -268,11 +268,11 @@ def _step_table(rows: Sequence[KernelRate]) -> ResultTable:
     """Return the time that a step of a model spends in each op, from the calls and times of its kernels."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
-        if row.source == HERE and not row.kernel.place:
+        if row.source == HERE and not row.kernel.place and row.part != WHOLE:
             for index, value in enumerate((row.ns, row.flops, row.bytes)):
-                sums[row.kernel.op, row.part][index] += value * row.kernel.count
+                sums[row.kernel.op, row.part][index] += value * row.times
     body = tuple((op, part, ns / 1e6, flops / ns, moved / ns) for (op, part), (ns, flops, moved) in sums.items() if ns)
-    note = "Every kernel as often as a step of the model runs it, alone and with its tensors in the caches it can have."
+    note = "Each part as often as a step runs it, alone and with its tensors in the caches it can have."
     return ResultTable("step", "What a step spends", ("op", "part", "ms a step", "GFLOP/s", "GB/s"), body, note)
 
 
@@ -334,7 +334,7 @@ def _every(rows: Sequence[KernelRate]) -> ResultTable:
     columns = ("source", "kernel", "part", "times a step", "us", "low", "high", "GFLOP/s", "GB/s", "FLOP/B")
     body = tuple(
         (
-            row.source, row.kernel.called, row.part, row.kernel.count, row.ns / 1e3, _us(row.low_ns), _us(row.high_ns),
+            row.source, row.kernel.called, row.part, row.times, row.ns / 1e3, _us(row.low_ns), _us(row.high_ns),
             row.flops_per_s / 1e9, row.bytes_per_s / 1e9, row.flops / row.bytes,
         )
         for row in rows

@@ -200,12 +200,15 @@ def _attention(of: Mapping[str, int]) -> Parts:
     shape = (of["batch"], of["heads"], of["length"], of["head"])
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
 
+    causal, length = bool(of.get("causal")), of["length"]
+
     def forward() -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     out = forward()
     g = torch.randn_like(out)
-    product = of["batch"] * of["heads"] * product_flops(of["length"], of["head"], of["length"])
+    product = of["batch"] * of["heads"] * product_flops(length, of["head"], length)
+    product = product * (length + 1) // (2 * length) if causal else product  # what a token sees of the others
     backward = _gradient(out, [q, k, v], g)
     return {
         FORWARD: TimedCall(forward, 2 * product, _bytes(q, k, v, out)),
@@ -260,6 +263,14 @@ def _gradient(out: Tensor, of: list[Any], g: Tensor) -> Callable[[], Any]:
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
+
+
+def times_a_step(kernel: Kernel, part: str) -> int:
+    """Return how often a step of the model runs a part of a kernel; of a sweep, or an update, all count alike."""
+    if not kernel.gradients or part == FORWARD:
+        return kernel.count
+    both = (False, True) if kernel.op == "attention" else (True, True)  # which has no weights
+    return kernel.gradients.get({WEIGHT: (True, False), INPUT: (False, True)}.get(part, both), 0)
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any]], Parts]] = {

@@ -127,13 +127,15 @@ class Tuning:
         return None if self.refuted() else self.best_before_check()
 
     def refuted(self) -> Arm | None:
-        """Return what the search chose where the check at the end failed with it, is slower, or its loss drifts."""
+        """Return what the search chose where it failed in the check, was slower, saved nothing, or its loss drifts."""
         chosen, final = self.best_before_check(), self.arms.get(FINAL)
         if chosen is None or final is None or final.changes != chosen.changes:
             return None
-        slower = self.rules.goal != "memory" and final.interval()[0] > 1
+        # what is made within a process saves memory of a step: peaks of processes do not tell that
+        larger = chosen.of_process and bool(final.memory_bytes) and saving(final) <= 0
+        worse = larger if self.rules.goal == "memory" else final.interval()[0] > 1
         drifts = final.drift is not None and not self.is_loss_steady(final)
-        return chosen if slower or drifts or final.status == "failed" else None
+        return chosen if worse or drifts or final.status == "failed" else None
 
     def best_before_check(self) -> Arm | None:
         """Return what the search chose: the largest of the combinations, else the best single change."""
@@ -147,7 +149,8 @@ class Tuning:
         """Return the single changes that surely help, by what they gain."""
         single = [arm for name, arm in self.arms.items() if name in self.known and arm.status == "measured"]
         if self.rules.goal == "memory":
-            helps = [arm for arm in single if saving(arm) > LEAST_GAIN]
+            sure = [arm for arm in single if not arm.of_process or arm.couples > 1]  # one peak may be lower by chance
+            helps = [arm for arm in sure if saving(arm) > LEAST_GAIN]
             return sorted(helps, key=saved_bytes, reverse=True)  # those of a step and of the process alike
         helps = [arm for arm in single if arm.interval(_SURE)[2] < 1 and arm.interval()[0] < 1 - LEAST_GAIN]
         return sorted(helps, key=lambda arm: arm.interval()[0])
@@ -422,15 +425,15 @@ class Tuning:
             as_is = self._fresh_peak
             if id(training) not in self._altered:  # after as many steps as the other
                 as_is = training.ask(_ANSWER_S, do="peak")["process_bytes"]
-            arm.of_process, arm.memory_bytes, arm.as_is_bytes = True, ended["process_bytes"], as_is
+            arm.add_process_peak(ended["process_bytes"], as_is)
         finally:
             self._close(other)
 
     def _finish_if_processes_clear(self, arm: Arm) -> None:
         logs = [log for log, _ in arm.pairs]
-        couples = len({couple for _, couple in arm.pairs})
-        surely = _HOPELESS if couples < 2 else 1 + 2 * LEAST_GAIN  # one couple may have been unlucky
-        if (len(logs) >= _COUPLE_PAIRS and arm.slower_by(surely)) or couples >= _COUPLES:
+        surely = _HOPELESS if arm.couples < 2 else 1 + 2 * LEAST_GAIN  # one couple may have been unlucky
+        slower = self.rules.goal != "memory" and len(logs) >= _COUPLE_PAIRS and arm.slower_by(surely)
+        if slower or arm.couples >= _COUPLES:
             arm.over = True
 
     # the answer
@@ -537,7 +540,7 @@ class Tuning:
         for training in list(self._trainings):
             self._close(training)
         share = 0.0  # of the time, that a couple takes
-        while not final.pairs or (self.used + share < 1 and len({couple for _, couple in final.pairs}) < 2 * _COUPLES):
+        while not final.pairs or (self.used + share < 1 and final.couples < 2 * _COUPLES):
             self._couple += 1
             began = self.used
             self._desk.tell(f"as is against the best: {best.name}", min(1.0, self.used))

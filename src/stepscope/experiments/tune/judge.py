@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepscope.analysis.results import Findings, ResultTable, Value
 from stepscope.experiments.tune.changes import Change
 from stepscope.experiments.tune.experiment import LEAST_GAIN, MOST_DRIFT, MOST_PAIRS, NO_TIME, Tuning
-from stepscope.experiments.tune.pair_statistics import AS_IS, COUPLES_DIFFER, FINAL, Arm, tie_groups
+from stepscope.experiments.tune.pair_statistics import AS_IS, COUPLES_DIFFER, FINAL, Arm, saving, tie_groups
 from stepscope.units import number, plural
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _MEANINGS = {
     "rank": "by what was to improve; changes whose CIs overlap share a rank",
     "gain %": "less time a step than as is; below 0 it is slower",
-    "memory %": "of what a step adds at its peak; with (process) of the whole process at its peak",
+    "memory %": "of what a step adds at its peak; with (process) of the whole process at its peak, in the couple of "
+    "processes that saved least",
     "loss drift %": "mean loss of the same steps from the same state, against as is",
     "pairs": "pairs of blocks, as is and changed; with x N in so many couples of processes",
 }
@@ -41,7 +42,7 @@ def judge(tuning: Tuning, title: str) -> Findings:
         ResultTable("helps", "What helps", _COLUMNS, tuple(rows), _legend(helps, ranks), _MEANINGS),
         *_final_table(final),
         *_code_table(best, known),
-        _useless_table([arm for arm in measured if arm not in helps], refuted),
+        _useless_table([arm for arm in measured if arm not in helps], refuted, tuning),
         _untried_table(arms, known),
     ]
     return Findings(
@@ -94,8 +95,7 @@ def _memory(arm: Arm) -> Value:
 
 
 def _pairs(arm: Arm) -> str:
-    couples = len({couple for _, couple in arm.pairs})
-    return f"{len(arm.pairs)} x {couples}" if arm.of_process else str(len(arm.pairs))
+    return f"{len(arm.pairs)} x {arm.couples}" if arm.of_process else str(len(arm.pairs))
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -126,9 +126,11 @@ def _code_table(best: Arm | None, known: Mapping[str, Change]) -> list[ResultTab
     return [ResultTable("code", "To paste", ("change", "code or line to start with", "may differ"), rows)]
 
 
-def _useless_table(arms: Sequence[Arm], refuted: Arm | None) -> ResultTable:
+def _useless_table(arms: Sequence[Arm], refuted: Arm | None, tuning: Tuning) -> ResultTable:
     def verdict(arm: Arm) -> str:
-        return "refuted by the check at the end" if arm is refuted else arm.reason or _verdict(arm)
+        if arm is refuted:
+            return "refuted by the check at the end" if _surely_refuted(tuning) else _NOT_CONFIRMED
+        return arm.reason or _verdict(arm, tuning.rules.goal)
 
     rows = [(arm.name, *_gain_if_interval(arm), verdict(arm), _pairs(arm)) for arm in arms]
     rows.sort(key=lambda row: row[4] in _OPEN)  # else as they were tried: this is no ranking
@@ -139,10 +141,20 @@ def _useless_table(arms: Sequence[Arm], refuted: Arm | None) -> ResultTable:
 _CANNOT_TELL = "cannot tell yet: run it longer"
 _LIKELY = "likely a gain, not certain yet: run it longer"
 _OPEN = (_LIKELY, _CANNOT_TELL)
+_NOT_CONFIRMED = "not confirmed by the check at the end"
 
 
-def _verdict(arm: Arm) -> str:
+def _surely_refuted(tuning: Tuning) -> bool:
+    """Return whether the check at the end excludes a gain: all but a CI of the time that reaches to one."""
+    final = tuning.arms[FINAL]
+    steady = final.drift is None or abs(final.drift) <= MOST_DRIFT
+    return tuning.rules.goal == "memory" or final.status == "failed" or not steady or final.interval()[1] > 1
+
+
+def _verdict(arm: Arm, goal: str) -> str:
     """Return what the pairs of a change that is no winner say of it."""
+    if goal == "memory" and arm.memory_bytes:
+        return _LIKELY if saving(arm) > LEAST_GAIN else "saves no memory"
     ratio, low, high = arm.interval()
     if low > 1:
         return "slower"
@@ -167,7 +179,7 @@ def _untried_table(arms: Mapping[str, Arm], known: Mapping[str, Change]) -> Resu
 
 def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence[Arm]) -> str:
     if final is not None and (refuted := tuning.refuted()) is not None:
-        return _refuted_answer(refuted, final)
+        return _refuted_answer(refuted, final, tuning)
     if best is None:
         measured = [arm for arm in tuning.arms.values() if arm.status == "measured"]
         if not measured:
@@ -176,7 +188,8 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
             )
         if tuning.rules.goal == "memory" and not any(arm.memory_bytes for arm in tuning.arms.values()):
             return "Cannot tell: the memory of a step could not be measured here."
-        unclear = [arm.name for arm in measured if arm not in tuning.winners() and _verdict(arm) in _OPEN]
+        goal = tuning.rules.goal
+        unclear = [arm.name for arm in measured if arm not in tuning.winners() and _verdict(arm, goal) in _OPEN]
         tried = measured[0].name if len(measured) == 1 else f"any of {plural(len(measured), 'change')}"
         if len(unclear) == len(measured):
             return f"Cannot tell yet whether {tried} helps: run it longer (--minutes).{_no_time(tuning)}"
@@ -194,11 +207,14 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     bounds = "" if low is None or high is None else f" [{ends[0]:.1f}, {ends[1]:.1f}]"
     less = "less" if gain >= 0 else "more"
     text = f"{best.name}: {step}, {abs(gain):.1f} %{bounds} {less} time"
+    anew = "measured anew at the end"
     if tuning.rules.goal == "memory" and best.memory_bytes and best.as_is_bytes:
-        saved = 100 * (1 - best.memory_bytes / best.as_is_bytes)
+        peak = checked if checked and best.of_process and checked.memory_bytes else best
+        saved = 100 * saving(peak)
         text = f"{best.name}: {saved:.1f} % less memory {'of the process' if best.of_process else 'a step'}; {step}"
+        anew = anew if peak is checked else f"the time {anew}"
     missing = "it was interrupted" if tuning.interrupted else "see why" if tuning.ended_by else "no time was left"
-    confirmed = ", measured anew at the end." if checked else f"; not checked at the end: {missing}."
+    confirmed = f", {anew}." if checked else f"; not checked at the end: {missing}."
     if checked and tuning.rules.goal == "time" and (low is None or low <= 0):
         confirmed = ", which the check at the end does not confirm: run it longer (--minutes)."
     ranks = tie_groups(helps)
@@ -207,16 +223,20 @@ def _answer(tuning: Tuning, best: Arm | None, final: Arm | None, helps: Sequence
     return text + confirmed + tied
 
 
-def _refuted_answer(chosen: Arm, final: Arm) -> str:
+def _refuted_answer(chosen: Arm, final: Arm, tuning: Tuning) -> str:
     if final.status == "failed":
         return f"{chosen.name} won the search and failed in the check at the end ({final.reason}): {_LEAVE}."
     if final.drift is not None and not abs(final.drift) <= MOST_DRIFT:
         drift = f"{100 * final.drift:+.1f} %"
         return f"{chosen.name} won the search and its loss drifts by {drift} in the check at the end: {_LEAVE}."
+    if tuning.rules.goal == "memory":
+        more = -100 * saving(final)
+        return f"{chosen.name} won the search and took {more:.1f} % more memory in the check at the end: {_LEAVE}."
     gain, low, high = gains(final)
     bounds = "" if low is None or high is None else f" [{-high:.1f}, {-low:.1f}]"
     text = f"{chosen.name} won the search and took {-(gain or 0.0):.1f} %{bounds} more time in the check at the end"
-    return f"{text}: {_LEAVE}."
+    unsure = "" if _surely_refuted(tuning) else ", which does not confirm a gain and excludes none"
+    return f"{text}{unsure}: {_LEAVE}."
 
 
 _LEAVE = "leave the training as it is"
@@ -254,7 +274,7 @@ def _notes(tuning: Tuning) -> list[str]:
             steps = math.ceil(arm.compile_s / saved)
             notes.append(f"Compiling took {arm.compile_s:.0f} s: it has paid after {steps:,} steps.")
     single = [arm for arm in tuning.arms.values() if arm.of_process and arm.pairs]
-    if any(len({couple for _, couple in arm.pairs}) < 3 for arm in single):
+    if any(arm.couples < 3 for arm in single):
         notes.append(
             "A change measured in fewer than three couples of processes may owe its gain to where the heap happened to "
             f"lie: couples are taken to differ by {100 * COUPLES_DIFFER:.0f} %."

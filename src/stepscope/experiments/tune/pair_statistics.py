@@ -106,7 +106,7 @@ class Arm:
 
     pairs: log ratio of the step time, and the couple of processes that it was measured in. status: measured, failed,
     or not tried, with its reason. drift: relative difference of the mean loss. memory_bytes, as_is_bytes: of a step, or
-    of the process where `of_process`.
+    where `of_process` of the process, in the couple that saves least.
     """
 
     name: str
@@ -144,6 +144,18 @@ class Arm:
         else:
             found = ratio_interval([log for log, _ in self.pairs], confidence)
         return widen_interval(found, self.base_half) if self.base_half else found
+
+    @property
+    def couples(self) -> int:
+        """Return in how many couples of processes it was measured."""
+        return len({couple for _, couple in self.pairs})
+
+    def add_process_peak(self, changed: int | None, as_is: int | None) -> None:
+        """Note the peaks of a couple of processes: of several couples, the one that saves least counts."""
+        self.of_process = True
+        before = saving(self) if self.memory_bytes and self.as_is_bytes else math.inf
+        if changed and as_is and 1 - changed / as_is < before:
+            self.memory_bytes, self.as_is_bytes = changed, as_is
 
     def slower_by(self, ratio: float) -> bool:
         """Return whether it was slower by this in each pair, by typical steps and by the fastest as well.

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 STUDY = "what-if"
 _MOST_PARTS = 12
 _LEAST_SHARE = 0.01  # of the step, from which on a part is worth it
+_PROBE_STEPS = 3
+_PROBE_S = 2e-5  # delay of a call by which calls are counted
+_LEAST_CALL_S = 5e-5  # delay of each of several calls, beside which a hook takes next to nothing
 _SLOWER, _LEAST_DELAY = 0.2, 0.05  # of the part's own time; of the step, so that the step can show it
 _TRIMMED = 0.2
 _ANSWER_S = 900.0
@@ -55,6 +58,7 @@ class StepPart:
     forward: float = 1.0
     attained: float | None = None
     delayed: float = 0.0  # of its own time
+    calls: float | None = None  # in a step; None before they are counted
     waits: list[float] = field(default_factory=list)
     reason: str = "no time was left for it"
 
@@ -103,13 +107,10 @@ class WhatIf:
         parts: Sequence[StepPart],
         seconds: float,
         desk: ExperimentStore | None = None,
+        recorded: Mapping[str, Any] | None = None,
     ) -> None:
-        self._open, self.parts, self._seconds, self._desk = (
-            open_training,
-            list(parts),
-            seconds,
-            desk or ExperimentStore(),
-        )
+        self._open, self.parts, self._seconds = open_training, list(parts), seconds
+        self._desk, self._recorded = desk or ExperimentStore(), recorded or {}
         self._random = random.Random(0)
         self._began_ns = monotonic_ns()
         self.step_s = math.nan
@@ -148,6 +149,14 @@ class WhatIf:
             raise UsageError(
                 f"--what-if: on {facts['device']} a delay of the CPU is not one of the device", "on the CPU alone"
             )
+        kinds = [optimizer["kind"] for optimizer in facts.get("optimizers", ())]
+        for name, here in (("threads", [facts.get("threads")]), ("optimizer", kinds)):
+            stated = self._recorded.get(name)
+            if stated is not None and any(here) and stated not in here:
+                raise UsageError(
+                    f"--what-if: the {name} of the run: {stated}; of this training: {', '.join(map(str, here))}",
+                    "give a run of the same training, or record it again: stepscope run",
+                )
         self.step_s, self.loader = facts["step_s"], facts["loader"]
         block = training.ask(_ANSWER_S, do="block", changes=[], warmup=3, steps=self._steps())
         self.step_s = trimmed_mean(block["seconds"], _TRIMMED)
@@ -174,8 +183,11 @@ class WhatIf:
         """Return by how much the step grows for a second of delay, of one pair of blocks."""
         own_s = part.share * self.step_s
         delay_s = max(_SLOWER * own_s, _LEAST_DELAY * self.step_s)
-        part.delayed = delay_s / own_s
-        name = delay_name(part.kind, part.name, 1e9 * delay_s * part.forward, 1e9 * delay_s * (1 - part.forward))
+        if part.calls is None:
+            part.calls = self._calls(training, part)
+        if part.calls > 1:
+            delay_s = max(delay_s / part.calls, min(delay_s, _LEAST_CALL_S))
+        name = _delay(part, delay_s)
         # What a loader has ahead is used up before the delay shows.
         ahead = 8 * int((self.loader or {}).get("workers", 0)) if part.kind == LOADER else 0
         steps, warmup = self._steps(), 2 + ahead
@@ -190,8 +202,27 @@ class WhatIf:
         each_s: float = blocks[True]["delayed_s"] / (warmup + steps)
         if each_s <= 0:
             raise TrainingEnded("it was not called within a step")
+        part.delayed = each_s / own_s
         grown_s: float = times[True] - times[False]
         return grown_s / each_s
+
+    def _calls(self, training: TunableTraining, part: StepPart) -> float:
+        """Return how often a layer or optimizer works in a step, by the delays of a short block."""
+        if part.kind == LOADER:
+            return 1.0
+        block = training.ask(_ANSWER_S, do="block", changes=[_delay(part, _PROBE_S)], warmup=0, steps=_PROBE_STEPS)
+        return float(block["delayed_s"]) / _PROBE_STEPS / _PROBE_S
+
+
+def _delay(part: StepPart, call_s: float) -> str:
+    forward_ns, backward_ns = 1e9 * call_s * part.forward, 1e9 * call_s * (1 - part.forward)
+    return delay_name(part.kind, part.name, forward_ns, backward_ns)
+
+
+def recorded_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the threads and the type of the optimizer of a run; None for what it does not say."""
+    kind = (meta.get("workload") or {}).get("optimizer")
+    return {"threads": meta.get("threads"), "optimizer": kind}
 
 
 def judge_parts(found: WhatIf, title: str, no_ceilings: str = "") -> Findings:
@@ -200,7 +231,7 @@ def judge_parts(found: WhatIf, title: str, no_ceilings: str = "") -> Findings:
     no_ceilings: why the run has no ceilings, as a part of a sentence; empty where it has.
     """
     measured = [part for part in found.parts if part.waits]
-    rows = sorted((_row(part) for part in measured), key=lambda row: -(row[7] or row[4] or 0.0))  # type: ignore[operator]
+    rows = sorted((_row(part) for part in measured), key=_rank, reverse=True)
     untried = tuple((part.label, part.reason) for part in found.parts if not part.waits)
     tables = (
         ResultTable("what-if", "What it would gain if", _COLUMNS, tuple(rows), _NOTE, _MEANINGS),
@@ -228,7 +259,7 @@ _MEANINGS = {
 
 
 def _row(part: StepPart) -> tuple[Value, ...]:
-    wait, low, high = (min(1.0, max(0.0, value)) for value in part.interval())
+    wait, low, high = (value if math.isnan(value) else min(1.0, max(0.0, value)) for value in part.interval())
     saves = None if part.attained is None else 100 * part.share * wait * (1 - part.attained)
     decided = [None if math.isnan(value) else 100 * part.share * value for value in (wait, low, high)]
     return (
@@ -237,13 +268,20 @@ def _row(part: StepPart) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
+def _rank(row: tuple[Value, ...]) -> tuple[bool, Any, Any]:
+    """Return the key of a row: first what is known to save, by how much, then the rest by what it decides."""
+    return row[7] is not None, row[7] or 0.0, row[4] or 0.0
+
+
 def _answer(rows: Sequence[tuple[Value, ...]], no_ceilings: str) -> str:
     if not rows:
         return "Nothing could be measured: see below why."
     known = [row for row in rows if isinstance(row[5], float) and row[5] > 0]
     if not known:
         return "Cannot tell yet: the step was not surely seen to wait for any part; run it longer (--minutes)."
-    name, best, low, high, saves = known[0][0], known[0][4], known[0][5], known[0][6], known[0][7]
+    saving = [row for row in known if isinstance(row[7], float) and row[7] > 0]
+    chosen = saving[0] if saving else max(known, key=lambda row: _rank(row)[2])
+    name, best, low, high, saves = chosen[0], chosen[4], chosen[5], chosen[6], chosen[7]
     decides = f"decides {best:.0f} % [{low:.0f}, {high:.0f}] of the step"
     if saves is not None:
         return f"{name}, if perfect, would save {saves:.0f} % of the step; it {decides}."
