@@ -84,6 +84,16 @@ def test_a_product_takes_the_memory_of_numbers_none_of_which_is_0(function: Call
     assert said.least == said.most == said.bytes == pytest.approx(measured, rel=1e-3)
 
 
+def test_what_is_folded_keeps_the_memory_of_its_columns() -> None:
+    def folded(x: Tensor) -> Tensor:
+        return functional.fold(functional.unfold(x[:, None], 3, padding=1), (40, 64), 3, padding=1)
+
+    x = torch.rand(4, 40, 64)
+    _, measured = predicted_and_measured(Applied(folded), x)
+    said = answer(Applied(folded), x)
+    assert said.least == said.most == said.bytes == pytest.approx(measured, rel=1e-3)
+
+
 def test_the_gradient_of_a_sum_is_one_number_which_a_convolution_writes_out() -> None:
     layer, x = nn.Conv1d(16, 32, 5), torch.rand(16, 16, 200)
 

@@ -225,6 +225,19 @@ LSTM_RULES: dict[str, Callable[[Platform], Rule]] = {
 }
 
 
+def fold(platform: Platform) -> Rule:
+    """aten::col2im, also the gradient of an unfolding: its result keeps the memory of the columns."""
+
+    def rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> HiddenBytes:
+        size = max(args[0].nbytes, out.nbytes)
+        return HiddenBytes(kept=((0, size, size),))
+
+    return rule
+
+
+FOLD_RULES: dict[str, Callable[[Platform], Rule]] = {"col2im.default": fold}
+
+
 def _has_rule(platform: Platform, x: Tensor) -> bool:
     return bool(platform.block) or (platform.acl and x.element_size() == _FLOAT)
 

@@ -95,7 +95,7 @@ _PLAIN = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _local_scalar_dense _log_softmax _log_softmax_backward_data
     _reshape_alias _softmax _softmax_backward_data _to_copy _unsafe_view addmm addmv amax amin arange avg_pool2d
     avg_pool3d bernoulli_ binary_cross_entropy binary_cross_entropy_backward
-    cat channel_shuffle clone col2im constant_pad_nd copy_ dot elu_backward embedding embedding_dense_backward
+    cat channel_shuffle clone constant_pad_nd copy_ dot elu_backward embedding embedding_dense_backward
     embedding_renorm_ empty_like exponential_ fill fill_ flip full_like gather hardtanh_backward index_add
     leaky_relu_backward lift_fresh linalg_vector_norm masked_fill_ max max_pool2d_with_indices
     max_pool3d_with_indices max_pool3d_with_indices_backward max_unpool2d max_unpool3d mean min mm

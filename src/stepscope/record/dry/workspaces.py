@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stepscope.record.dry import op_workspaces
-from stepscope.record.dry.op_workspaces import ATTENTION_RULES, LSTM_RULES
+from stepscope.record.dry.op_workspaces import ATTENTION_RULES, FOLD_RULES, LSTM_RULES
 from stepscope.record.dry.storage_log import NOTHING, HiddenBytes, Rule
 from stepscope.record.dry.unmodelled_ops import bytes_of, call_kind, call_signature, needs_no_workspace, upper_bound
 
@@ -52,7 +52,7 @@ class Workspaces:
     uncovered: set[str] = field(default_factory=set)  # signatures outside of what the rules were fitted on
 
     def __post_init__(self) -> None:
-        of_cpu = {**CONVOLUTION_RULES, **LSTM_RULES, **PRODUCT_RULES, **MIXED_RULES}
+        of_cpu = {**CONVOLUTION_RULES, **LSTM_RULES, **FOLD_RULES, **PRODUCT_RULES, **MIXED_RULES}
         rules = CUDNN_RULES if self.platform.kind == "cuda" else of_cpu
         self._rules = {name: rule(self.platform) for name, rule in rules.items()}
         if self.platform.kind == "cpu":
@@ -134,10 +134,10 @@ def _outside_of_rules(func: Any, args: tuple[Any, ...]) -> bool:
     x, weight = (args[1], args[2]) if backward else (args[0], args[1])
     dilation, transposed = (args[6], args[7]) if backward else (args[5], args[6])
     strided = not (x.is_contiguous() and weight.is_contiguous())
-    groups = args[9] if backward else args[8]
-    padding = args[5] if backward else args[4]
+    stride, padding, groups = (*args[4:6], args[9]) if backward else (*args[3:5], args[8])
     padded = any(padding) and all(k == 1 for k in weight.shape[2:])  # patches of one pixel, some of them of zeros
-    odd = padded or (groups > 1 and (x.dtype != torch.float32 or _as_products(x, weight, groups)))
+    sparse = x.dim() == 3 and any(s != 1 for s in stride)
+    odd = padded or (groups > 1 and (sparse or x.dtype != torch.float32 or _as_products(x, weight, groups)))
     return bool(x.dim() > 4 or transposed or strided or odd or any(d != 1 for d in dilation))
 
 
