@@ -218,10 +218,10 @@ class Stream:
         self.file.waiting += self.file.pack(before_ns, self._clock(), *nan_values(len(self._ids)))
 
 
-def _cpu_ns(with_children: bool) -> int:
+def _cpu_ns(of_children: bool) -> int:
     """CPU time of this thread, and with that of all child processes that have ended."""
     own_ns = time.thread_time_ns()
-    if not with_children:
+    if not of_children:
         return own_ns
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own_ns + int((ended.ru_utime + ended.ru_stime) * 1e9)

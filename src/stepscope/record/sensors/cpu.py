@@ -111,7 +111,7 @@ class _IdleFiles:
         self._lost, self._look_at_ns = False, 0
 
     def fetch(self) -> tuple[bytes, list[list[bytes]]]:
-        """What the files say: the cores online, and the idle states of each core; none of one that is lost."""
+        """Read the files: the cores online, and the idle states of each core; none of one that is lost."""
         pread = os.pread
         if self._lost and self._clock() >= self._look_at_ns:
             self._open_lost()
