@@ -34,9 +34,10 @@ MODULES = (
     "runfolder.writer",
 )  # fmt: skip
 COMMAND = (  # of `stepscope run`, which starts a script
-    "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings", "record.script",
-    "record.signals", "run_paths", "runfolder.checksums", "runfolder.op_parts", "runfolder.pack", "runfolder.reader",
-    "runfolder.samples", "runfolder.tables", "runfolder.thinning", "runfolder.validation",
+    "__main__", "api.run_request", "cli._script", "quantities", "record.ceilings",
+    "record.processes.promotion", "record.script", "record.signals", "run_paths", "runfolder.checksums",
+    "runfolder.op_parts", "runfolder.pack", "runfolder.reader", "runfolder.samples", "runfolder.tables",
+    "runfolder.thinning", "runfolder.validation",
 )  # fmt: skip
 # Of what is loaded in a training's process, these hold no function that a fault could stand in, or pytest calls it.
 EMPTY = (
@@ -57,7 +58,7 @@ DOORS = {
     "record.processes.children:_raise_unless_ours", "record.processes.training:_run_ignoring_our_faults",
     "record.profile:Scope.close", "record.profile:Scope.inside", "record.profile:Scope.note",
     "record.profile:Scope.pause", "record.profile:Scope.resume", "record.profile:Scope.step",
-    "record.profile:Scope.update", "record.profile:profile.__exit__", "record.session:Session._at_exit",
+    "record.profile:Scope.update", "record.profile:profile.__exit__", "record.session:Session.at_exit",
     "record.torch_hooks:TorchHooks._announced_update.apply", "record.torch_hooks:TorchHooks._wrap_backward.run",
     "record.torch_hooks:TorchHooks._wrap_module_compile.compile_in_place",
     "record.torch_hooks:TorchHooks._distributed_backward.run", "record.torch_hooks:TorchHooks._wrap_loader_next.take",

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -80,6 +81,19 @@ def test_what_is_given_tells_the_framework() -> None:
     assert framework_of([torch.nn.Linear(2, 2)]) == "torch"
     assert framework_of({"w": torch.zeros(2)}) == "torch"
     assert framework_of(None) == "torch"  # both may be imported here
+
+
+def test_parameters_that_are_numpy_arrays_are_those_of_jax_where_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parameters = {"layer": {"w": np.zeros(2)}}
+    monkeypatch.setitem(sys.modules, "jax", sys)
+    assert framework_of(parameters) == "jax"
+    assert framework_of([np.zeros(2), torch.nn.Linear(2, 2)]) == "torch"
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(UsageError) as refused:
+        stepscope.profile(parameters, out=tmp_path)
+    assert "framework='jax'" in str(refused.value.hint)
 
 
 def test_an_unknown_framework_names_those_that_are_known(tmp_path: Path) -> None:

@@ -15,13 +15,16 @@ from rich.console import Console
 from tests.patience import HANG_S
 
 from stepscope import Run
+from stepscope.files import replace_json
+from stepscope.liveness import process_identity
 from stepscope.record.processes import children
 from stepscope.record.processes.children import when_imported
-from stepscope.record.processes.training import Orders
+from stepscope.record.processes.promotion import promote_first_part_with_steps
+from stepscope.record.processes.training import Orders, claim_writer
 from stepscope.record.script import run_script
 from stepscope.record.settings import Settings
 from stepscope.report.screen import render
-from stepscope.runfolder import RunReader
+from stepscope.runfolder import RunReader, RunWriter
 
 SEEN = """
 import os, subprocess, sys
@@ -162,6 +165,85 @@ def test_a_forked_child_that_imports_torch_itself_is_not_recorded(tmp_path: Path
     assert "interrupted" not in str(run.status)
 
 
+def _begun_run(tmp_path: Path, **fields: object) -> Path:
+    """A run whose folder belongs to a process without a step, and a part of rank 1 with three."""
+    run = RunWriter.create(tmp_path, "net")
+    run.update(
+        launcher_pid=1, argv=["stepscope", "run", "train.py"], pid=2**22 + 1, clock={"monotonic_ns": 1}, **fields
+    )
+    run.write_model([{"module": "", "type": "Tried"}])
+    run.append_event("no-steps", "no step ended")
+    run.append_event("sampler-lost", "ended early")
+    kind = {"sensor": "s", "quantity": "rss", "unit": "B", "kind": "gauge", "source": "synthetic"}
+    scopes = [{"id": "a", **kind, "scope": "rank:1"}, {"id": "b", **kind, "scope": "children"}]
+    replace_json(run.path / "channels.json", {"pid": 5, "channels": scopes})
+    run.close("ok")
+    part = RunWriter.create_rank(run.path, 1)
+    part.update(pid=2**22 + 2, rank=1, world_size=2, clock={"monotonic_ns": 2}, argv=["-c"])
+    for number in range(3):
+        part.append_step(number, number, number + 1, 8, None, False)
+    part.write_model([{"module": "", "type": "Trained"}])
+    part.append_event("compiled", "a compiled model")
+    part.close("failed", "ValueError")
+    return run.path
+
+
+def test_a_process_that_made_no_step_gives_the_run_to_the_first_part_that_has_steps(tmp_path: Path) -> None:
+    path = _begun_run(tmp_path)
+    assert promote_first_part_with_steps(path)
+    assert not promote_first_part_with_steps(path)
+    run = Run(path)
+    assert (run.steps.height, run.status, run.meta["rank"], run.meta["pid"]) == (3, "failed", 1, 2**22 + 2)
+    assert (run.meta["id"], run.meta["argv"][0], run.meta["launcher_pid"]) == (path.name, "stepscope", 1)
+    assert run.meta["clock"] == {"monotonic_ns": 2}
+    assert [event["kind"] for event in run.events] == ["sampler-lost", "compiled"]
+    assert [channel["scope"] for channel in run.channels] == ["rank:0", "children"]
+    assert "Trained" in (path / "model.json").read_text(encoding="utf-8")
+    assert not run.damaged_files()
+    assert not (path / "ranks").exists()
+
+
+def test_a_rank_that_failed_before_its_first_step_becomes_a_part(tmp_path: Path) -> None:
+    path = _begun_run(tmp_path, rank=0, world_size=2)
+    assert promote_first_part_with_steps(path)
+    former = RunReader(path / "ranks" / "1")
+    assert (former.steps.height, former.status, former.meta["rank"]) == (0, "ok", 0)
+    assert former.meta["id"] == f"{path.name}/ranks/1"
+    assert "Tried" in (former.path / "model.json").read_text(encoding="utf-8")
+    assert Run(path).rank_table()["steps"].to_list() == [3, 0]
+
+
+def test_a_part_whose_process_still_writes_stays_where_it_is(tmp_path: Path) -> None:
+    path = _begun_run(tmp_path)
+    RunWriter.attach(path / "ranks" / "1").update(status="running", **process_identity(os.getpid()))
+    assert not promote_first_part_with_steps(path)
+    assert RunReader(path / "ranks" / "1").steps.height == 3
+
+
+def test_the_first_rank_of_a_machine_without_rank_0_writes_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    path = RunWriter.create(tmp_path, "net").path
+    assert claim_writer(path).path == path
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert claim_writer(path).path == path / "ranks" / "5"
+
+
+@pytest.mark.slow
+def test_a_launcher_that_tries_its_model_first_leaves_the_run_to_the_processes_that_train(tmp_path: Path) -> None:
+    script = tmp_path / "tries.py"
+    script.write_text(SPAWN.replace("    mp.spawn", "    torch.nn.Linear(4, 1)(torch.ones(3, 4))\n    mp.spawn"))
+    path, code = run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    assert code == 0
+    run = Run(path)
+    assert run.rank_table()["steps"].to_list() in ([6, 7], [7, 6])
+    assert run.rank_table()["peak_memory_bytes"].null_count() == 0
+    assert run.status == "ok"
+
+
 @pytest.mark.slow
 def test_processes_that_a_script_spawns_are_parts_of_its_run(tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"
@@ -176,6 +258,39 @@ def test_processes_that_a_script_spawns_are_parts_of_its_run(tmp_path: Path) -> 
     with console.capture() as shown:
         console.print(render(Run(path)))
     assert f"2 trained, {parts[0].steps.height}, {parts[1].steps.height} steps" in shown.get()
+
+
+SERVED = """
+import sys
+import torch
+from multiprocessing import get_context
+
+def train(fails):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6 + fails):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    if fails:
+        raise ValueError("nan")
+
+if __name__ == "__main__":
+    for fails in (False, True):
+        child = get_context("forkserver").Process(target=train, args=(fails,))
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_child_of_the_fork_server_trains_is_whole_and_has_its_end(tmp_path: Path) -> None:
+    script = tmp_path / "served.py"
+    script.write_text(SERVED)
+    path, _ = run_script(str(script), [], Settings(out=tmp_path / "runs"))
+    parts = [RunReader(path), RunReader(path / "ranks" / "1")]
+    assert [part.steps.height for part in parts] == [6, 7]
+    assert [part.status for part in parts] == ["ok", "failed"]
+    assert parts[1].meta["reason"] == "ValueError: nan"
 
 
 @pytest.mark.slow

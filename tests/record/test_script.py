@@ -493,7 +493,9 @@ def test_a_run_whose_training_has_not_begun_yet_is_running(tmp_path: Path, monke
     def looked(
         _orders: object, _target: str, _arguments: object, settings: Settings, writer: RunWriter, *_: str
     ) -> int:
-        seen.append((RunReader(writer.path).status, status_from_header(read_json(writer.path / "run.json"))))
+        seen.append(
+            (RunReader(writer.path).status, status_from_header(read_json(writer.path / "run.json"), writer.path))
+        )
         return 0
 
     monkeypatch.setattr("stepscope.record.script._run_training_script", looked)

@@ -203,14 +203,20 @@ def find_recorder(framework: str) -> Callable[[TrainingSession], Recorder]:
 def framework_of(models: Any) -> str:
     """The framework of the models or parameters that `stepscope.profile` was given.
 
-    Where they tell nothing, the one that is imported; torch, where both are.
+    Where they tell nothing, the one that is imported; torch, where both are. UsageError for numpy arrays without JAX.
     """
+    arrays = False
     for thing in itertools.islice(_leaves(models), _MOST_LEAVES):
         packages = {kind.__module__.partition(".")[0] for kind in type(thing).__mro__}
+        arrays = arrays or "numpy" in packages
         for framework, known in _PACKAGES.items():
             if packages & known:
                 return framework
     imported = [framework for framework in FRAMEWORKS if sys.modules.get(framework) is not None]
+    if arrays:  # no model of torch is made of them, and parameters of JAX may be
+        if "jax" in imported:
+            return "jax"
+        raise UsageError("numpy arrays are no model of torch", "stepscope.profile(params, framework='jax'), with JAX")
     return imported[0] if imported else FRAMEWORKS[0]
 
 

@@ -22,6 +22,7 @@ from stepscope.errors import StepscopeError, script_not_found_error
 from stepscope.liveness import process_identity
 from stepscope.privacy import redact_command_line
 from stepscope.record.c_allocators import child_environment
+from stepscope.record.processes.promotion import promote_first_part_with_steps
 from stepscope.record.processes.training import CLAIM, SIGNS, STDIN, Orders
 from stepscope.record.sampler.process import Sampler, start_sampler
 from stepscope.record.settings import FLUSH_EVERY_NS, Settings, check_settings
@@ -80,7 +81,7 @@ def run_script(
     )
     code = _run_training_script(orders, target, arguments, settings, writer, malloc)
     try:
-        _close(writer, code)
+        _close(writer, code, settings.root)
     except Exception as error:  # a fault of ours, or no stderr: the exit code is the script's
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"the run in '{writer.path}' could not be closed: {type(error).__name__}: {error}\n")
@@ -174,10 +175,14 @@ def _try_start_sampler(writer: RunWriter, settings: Settings, pid: int) -> Sampl
         return None
 
 
-def _close(writer: RunWriter, code: int) -> None:
+def _close(writer: RunWriter, code: int, root: str | None) -> None:
     """Write what the training's own processes could not: that none of them trained, or how the last one was ended."""
-    claimed = (writer.path / CLAIM).exists()
+    claimed = promote_first_part_with_steps(writer.path) or (writer.path / CLAIM).exists()
     whole = RunWriter.attach(writer.path)
+    if claimed and not (writer.path / "device.json").exists():  # which rank 0 writes, here on another machine
+        from stepscope.record.run_facts import device_json
+
+        whole.write_device(device_json(root))
     if not claimed:
         whole.append_event("no-steps", "no step ended while this run was recorded: " + _why_no_training(writer.path))
     if not claimed or whole.status == "running":

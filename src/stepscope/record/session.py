@@ -87,7 +87,7 @@ class Session:
     def start(self, models: Any = None) -> None:
         """Begin: sampler ready, recorder listening, first step open; models: those that the user names."""
         SESSIONS.add(self)
-        atexit.register(self._at_exit)
+        atexit.register(self.at_exit)
         if self._writer is not None:
             self.begin()
         self._recorder.listen(models)
@@ -141,7 +141,7 @@ class Session:
         if self._writer is not None:
             self._run_noting_failure(lambda: self._close_run(status, reason))
         self.closed = True
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         SESSIONS.discard(self)
 
     def pack(self) -> None:
@@ -314,7 +314,7 @@ class Session:
         """Leave the run in a forked child: it is no part of it."""
         self.boundary.close_in_child()
         self.closed = True
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         self._recorder.forget()
         self._recorder.leave()
 
@@ -379,7 +379,7 @@ class Session:
         recorder = {**outcome.pop("recorder"), "modules_bytes": self.modules_bytes}  # of code for profiling alone
         return {**outcome, "recorder": recorder, "steps_lost": self._log.lost}
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
         """The interpreter ends with the run open: a running profiler would crash it."""
         try:
             with DeferredSignals():  # a second Ctrl-C would cost what is not on the disk yet
@@ -391,6 +391,8 @@ class Session:
     def _last_status(self) -> tuple[str, str | None]:
         """Return how this process ends; of one that nobody follows, an exception that ended it tells."""
         uncaught = getattr(sys, "last_value", None)
+        if uncaught is None:  # of a child of multiprocessing's, which is on its way through the finalizers
+            uncaught = sys.exc_info()[1]
         return self.status if self.status[0] != "ok" or uncaught is None else run_facts.status_of(uncaught)
 
     def _run_noting_failure(self, action: Callable[[], Any], note: bool = True) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,13 @@ from stepscope.analysis.estimate import median_interval, null_if_nan
 from stepscope.analysis.metrics import step_time
 from stepscope.analysis.process_scopes import RANK
 from stepscope.analysis.time.collectives import CALL_SCHEMA
+from stepscope.analysis.time.rank_parts import (
+    absent_ranks,
+    group_rank,
+    rank_number,
+    why_not_comparable,
+    why_several_trainings,
+)
 from stepscope.analysis.time.steps import FEW, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
 from stepscope.errors import RunError
@@ -23,9 +29,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 MOSTLY = 0.7  # of the steps, from which a rank is called the last one; of two alike, each is in half of them
-_NAMED = 9  # ranks of which there is nothing
 _APART_NS = 1_000_000  # by which ends of processes differ where one came first
-_SAME_CLOCK_NS = 1_000_000_000  # by which wall minus monotonic time may differ between processes of one machine
 _PAUSE_NS = 500_000  # between two steps, from which what the others wait for it is worth leaving out
 
 
@@ -94,38 +98,17 @@ def rank_runs(run: Run) -> tuple[list[Run], tuple[str, ...]]:
         else:
             found.append(part)
     parts = [run, *sorted(found, key=lambda part: (rank_number(part), part.path.name))]
-    world = run.meta.get("world_size")
-    if isinstance(world, int) and not run.is_part:
-        known = {rank_number(part) for part in parts}
-        absent = world - sum(0 <= rank < world for rank in known)
-        if absent > 0:
-            named = [str(rank) for rank in islice((rank for rank in range(world) if rank not in known), _NAMED)]
-            more = f" and {absent - _NAMED:,} more" if absent > _NAMED else ""
-            ranks = f"rank {named[0]}" if absent == 1 else f"ranks {', '.join(named)}{more}"
-            missing.append(f"{ranks} of {world} wrote no part: it trained on another machine, or never made a step")
+    if absent := absent_ranks(run, parts):
+        missing.append(absent)
     return parts, tuple(missing)
-
-
-def rank_number(run: Run) -> int:
-    """Rank of a part, or its number among the processes where there are no ranks."""
-    for name in ("rank", "process"):
-        value = run.meta.get(name)
-        if isinstance(value, int):
-            return value
-    return int(run.path.name) if run.is_part and run.path.name.isdigit() else 0
-
-
-def _group_rank(part: Run) -> int | None:
-    """Rank in the process group; None where the process is no member of one."""
-    rank = part.meta.get("rank")
-    return rank if isinstance(rank, int) and "process" not in part.meta else None
 
 
 def compare_ranks(run: Run) -> Ranks:
     """Return all facts of the parts; one row for a training in a single process."""
     parts, missing = rank_runs(run)
-    reason = _not_comparable(parts)
-    endings = tuple(_endings(parts, one_clock=not reason))
+    clocks = why_not_comparable(parts)
+    reason = clocks or why_several_trainings(parts)
+    endings = tuple(_endings(parts, one_clock=not clocks, comparable=not reason))
     notes = [*missing, *endings]
     compared = _RankTimings.of(parts) if len(parts) > 1 and not reason else _RankTimings.without_data()
     if len(parts) > 1:
@@ -182,7 +165,7 @@ def last_rank(table: pl.DataFrame) -> LastRank | None:
     return LastRank(row["rank"], row["last_share"], row["late_ns"], row["late_low_ns"], row["late_high_ns"], explains)
 
 
-def _endings(parts: list[Run], one_clock: bool) -> Iterator[str]:
+def _endings(parts: list[Run], one_clock: bool, comparable: bool) -> Iterator[str]:
     """Parts that did not end well, or not with the others; of a training that failed, the one that ended first."""
     running = [part for part in parts if part.status == "running"]
     first = _first_to_end(parts) if one_clock and not running else None
@@ -198,7 +181,8 @@ def _endings(parts: list[Run], one_clock: bool) -> Iterator[str]:
             yield f"rank {rank_number(part)} has not ended"
     lengths = [len(part.steps) for part in parts]
     if max(lengths) - min(lengths) > 1:
-        yield f"the ranks made {min(lengths):,} to {max(lengths):,} steps: only the steps of all are compared"
+        of_all = ": only the steps of all are compared" if comparable else ""
+        yield f"the ranks made {min(lengths):,} to {max(lengths):,} steps{of_all}"
 
 
 _KILLED = ": it was killed (by SIGKILL, say), or left by os._exit"
@@ -219,30 +203,6 @@ def _monotonic_end_ns(part: Run) -> int | None:
     """Return when a process said its end; of one that was killed nothing tells when."""
     try:
         return int(part.meta["clock_end"]["monotonic_ns"])
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _not_comparable(parts: list[Run]) -> str:
-    """Return why times of the parts lie on different clocks; empty where they lie on one."""
-    if any(_group_rank(part) is None for part in parts):
-        return "the processes are no members of one process group"
-    for name, said in (("boot_id", "boots"), ("host", "machines")):
-        stated = {str(part.meta[name]) for part in parts if part.meta.get(name)}
-        if len(stated) > 1:
-            return f"they ran on different {said}, whose clocks have no common zero"
-    if all(part.meta.get("boot_id") for part in parts):
-        return ""
-    offsets = [_wall_minus_monotonic(part.meta.get("clock")) for part in parts]
-    some = [offset for offset in offsets if offset is not None]
-    if some and max(some) - min(some) > _SAME_CLOCK_NS:
-        return "their clocks count from different times: another machine, or the wall clock was set meanwhile"
-    return ""
-
-
-def _wall_minus_monotonic(clock: Any) -> int | None:
-    try:
-        return int(clock["unix_ns"]) - int(clock["monotonic_ns"])
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -375,7 +335,7 @@ def _rank_row(part: Run) -> dict[str, Any]:
     counted = steps.filter(pl.col("samples").is_not_null())
     spent_s = float(counted["length_ns"].sum()) / 1e9
     row: dict[str, Any] = {
-        "rank": _group_rank(part),
+        "rank": group_rank(part),
         "process": rank_number(part),
         "pid": part.meta.get("pid"),
         "status": part.status,

@@ -39,14 +39,14 @@ def _in_child() -> None:
             os.environ.pop(name, None)
         _lent = None
     with suppress(Exception):  # a fault of ours: the interpreter would print it among the child's own output
-        if not _forked_by_server():  # a forked child is not joined, also where it imports torch itself
+        if not forked_by_server():  # a forked child is not joined, also where it imports torch itself
             sys.meta_path[:] = [
                 found for found in sys.meta_path if not (isinstance(found, _Finder) and found.waits_for("torch"))
             ]
 
 
-def _forked_by_server() -> bool:
-    """Return whether `multiprocessing`'s server forks this child, which then is to it what a spawned one is."""
+def forked_by_server() -> bool:
+    """Return whether `multiprocessing`'s server has forked this child, which then is to it what a spawned one is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith(f"multiprocessing{os.sep}forkserver.py"):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.clock import PERIOD_NS
 from stepscope.record.fault_boundary import is_ours
-from stepscope.record.processes.children import join_children, when_imported
+from stepscope.record.processes.children import forked_by_server, join_children, when_imported
 
 if TYPE_CHECKING:
     from stepscope.record.session import Session
@@ -39,6 +39,7 @@ SIGNS = ".signs"  # why the script's own process saw no step
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _OURS = str(Path(__file__).parents[2])
 _MOST_RANKS = 4096
+_LAST = -200  # of multiprocessing's finalizers: the training's own come first
 _GROUP: Any = vars(builtins).get("BaseExceptionGroup", ())  # since Python 3.11
 
 
@@ -109,6 +110,9 @@ class Recording:
                 (Path(orders.run) / SIGNS).write_text(_LEFT_BEFORE_A_STEP, encoding="utf-8")
             atexit.register(_run_ignoring_our_faults, self._write_why_nothing_recorded)
         self.session.start()
+        if forked_by_server():  # it leaves by os._exit, behind the finalizers of multiprocessing
+            _close_with_finalizers(self.session)
+            sys.modules["multiprocessing.util"].register_after_fork(self.session, _close_with_finalizers)
         after = _resident_bytes()
         if before is not None and after is not None:
             self.session.modules_bytes = max(after - before, 0)
@@ -118,6 +122,12 @@ class Recording:
         session = self.session
         if session is not None and not session.begun and os.getpid() == session.pid and not self._faulty:
             (Path(self.orders.run) / SIGNS).write_text(session.why_no_steps(), encoding="utf-8")
+
+
+def _close_with_finalizers(session: Session) -> None:
+    """Close the session with multiprocessing's finalizers, which it forgets between its imports and its target."""
+    with contextlib.suppress(Exception):
+        sys.modules["multiprocessing.util"].Finalize(None, session.at_exit, exitpriority=_LAST)
 
 
 _LEFT_BEFORE_A_STEP = (
@@ -182,11 +192,16 @@ def _say_fault(run: str, error: BaseException) -> None:
 
 
 def claim_writer(run: Path) -> RunWriter:
-    """The writer of this process: of the run folder itself for rank 0, or the first that trains; else of `ranks/`."""
+    """The writer of this process: of the run folder itself for the first rank here, or the first that trains without.
+
+    Else of `ranks/`. Without LOCAL_RANK rank 0 is the first; where it is on another machine, `promotion` sees to that.
+    """
+    from stepscope.record.run_facts import rank_of_process
     from stepscope.runfolder import RunWriter
 
-    rank = _group_rank()
-    if rank in (0, None):
+    known = rank_of_process()
+    rank: int | None = known.get("rank")
+    if rank in (0, None) or known.get("local_rank") == 0:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(run / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return RunWriter.attach(run)
@@ -196,14 +211,6 @@ def claim_writer(run: Path) -> RunWriter:
             writer.update(**({} if rank is not None else {"process": number}))
             return writer
     raise FileExistsError(f"no folder is free below '{run}/ranks'")
-
-
-def _group_rank() -> int | None:
-    from stepscope.record.run_facts import rank_of_process
-
-    known = rank_of_process()
-    rank: int | None = known.get("rank")
-    return rank
 
 
 def _run_script(path: Path) -> None:
