@@ -32,6 +32,17 @@ class Scaled(nn.Module):
         return torch.as_tensor(out[0] if isinstance(out, tuple) else out)
 
 
+class OfItself(nn.Module):
+    """A module that takes its input several times."""
+
+    def __init__(self, inner: nn.Module, times: int, **options: Any) -> None:
+        super().__init__()
+        self.inner, self.times, self.options = inner, times, options
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(*[x] * self.times, **self.options)
+
+
 class Table(nn.Module):
     """A table of rows by numbers: nothing comes before it."""
 
@@ -111,8 +122,8 @@ def _attention(rng: random.Random) -> Drawn:
         model: nn.Module = Scaled(layer, layer)
     else:
         inner = nn.MultiheadAttention(width, heads, batch_first=True)
-        weights = kind == "module with weights"
-        model = Scaled(lambda x: inner(x, x, x, need_weights=weights), inner)
+        attention = OfItself(inner, 3, need_weights=kind == "module with weights")
+        model = Scaled(attention, attention)
     return f"attention {kind} {heads} x {depth} of {length}", model, lambda n: (torch.rand(n, length, width),), batch
 
 
@@ -123,8 +134,8 @@ def _product(rng: random.Random) -> Drawn:
         layer = nn.Linear(a, b, bias=rng.random() < 0.6)
         return f"linear {a}-{b} of {c}", Scaled(layer, layer), lambda n: (torch.rand(n, c, a),), batch
     if kind == "bilinear":
-        pair = nn.Bilinear(a // 8 + 1, a // 8 + 1, b // 8 + 1)
-        return f"bilinear {a}-{b}", Scaled(lambda x: pair(x, x), pair), lambda n: (torch.rand(n, a // 8 + 1),), batch
+        pair = OfItself(nn.Bilinear(a // 8 + 1, a // 8 + 1, b // 8 + 1), 2)
+        return f"bilinear {a}-{b}", Scaled(pair, pair), lambda n: (torch.rand(n, a // 8 + 1),), batch
     if kind == "cdist":
         return f"cdist {a} x {b}", Scaled(lambda x: torch.cdist(x, x.detach())), lambda n: (torch.rand(n, a, b),), 4
     calls: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -94,6 +94,23 @@ def test_what_is_folded_keeps_the_memory_of_its_columns() -> None:
     assert said.least == said.most == said.bytes == pytest.approx(measured, rel=1e-3)
 
 
+class Outputs(nn.Module):
+    """The outputs of a recurrent layer, without its last states."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.layer(x)[0])
+
+
+@pytest.mark.parametrize("layer", [nn.RNN(20, 32, 2, batch_first=True), nn.GRU(20, 32, bidirectional=True)])
+def test_the_parts_of_states_that_begin_as_zeros_take_no_memory_of_their_own(layer: nn.RNNBase) -> None:
+    predicted, measured = predicted_and_measured(Outputs(layer), torch.rand(6, 5, 20))
+    assert predicted == pytest.approx(measured, rel=1e-3)
+
+
 def test_the_gradient_of_a_sum_is_one_number_which_a_convolution_writes_out() -> None:
     layer, x = nn.Conv1d(16, 32, 5), torch.rand(16, 16, 200)
 

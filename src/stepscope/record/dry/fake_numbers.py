@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 
@@ -181,6 +182,22 @@ def keep_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         with _disable_current_modes():
             out.constant = func(*args, **kwargs)
         out.fake_mode.fake_tensor_converter.add_constant_storage_mapping(out)
+
+
+def view_of_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return views of a tensor that keeps its numbers: they have theirs, and its memory, where torch would make new."""
+    tensor: FakeTensor = args[0]
+    numbers, tensor.constant = tensor.constant, None
+    try:
+        out = func(*args, **kwargs)
+    finally:
+        tensor.constant = numbers
+    with _disable_current_modes():
+        parts = func(numbers, *args[1:], **kwargs)
+    for view, part in zip(tree_leaves(out), tree_leaves(parts), strict=True):
+        view.constant = part
+        tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(view)
+    return out
 
 
 class _Pages(mmap.mmap):

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.record.dry.fake_numbers import data_dependent_result, keep_numbers
+from stepscope.record.dry.fake_numbers import data_dependent_result, keep_numbers, view_of_known
 from stepscope.record.dry.module_tracker import ModuleTracker, in_backward
 from stepscope.runfolder import MEMORY
 
@@ -383,6 +383,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 self.looks += 1
                 return out
+        if func.is_view and args and _is_fake(args[0]) and args[0].constant is not None:
+            return view_of_known(func, args, kwargs)
         out = func(*args, **kwargs)
         keep_numbers(func, args, kwargs, out)
         return out
