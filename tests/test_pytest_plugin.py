@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.patience import HANG_S
 
+from stepscope.pytest_plugin import InertScope
+
 TESTS = """
 import pytest
 
@@ -36,13 +38,32 @@ def test_without_a_step(): pass
 def test_that_fails(): assert False, "of its own"
 
 def test_plain(): pass
+
+def test_that_fails_with_the_fixture(stepscope_scope):
+    train(stepscope_scope)
+    assert False, "too"
+
+@pytest.mark.stepscope
+def test_that_skips(): pytest.skip("not here")
+"""
+UNWRITABLE = """
+import pytest
+
+@pytest.mark.stepscope
+def test_marked(): pass
+
+def test_with_the_fixture(stepscope_scope): stepscope_scope.step()
 """
 INERT = """
 import sys
 
 def test_nothing_heavy_came_with_the_plugin(stepscope_scope):
     stepscope_scope.step(samples=1)
-    assert stepscope_scope.path is None
+    stepscope_scope.pause()
+    stepscope_scope.resume()
+    stepscope_scope.note("kind", "text")
+    with stepscope_scope.inside(None):
+        assert stepscope_scope.path is None
     assert not {"torch", "polars", "numpy"} & set(sys.modules)
 """
 
@@ -67,7 +88,7 @@ def test_without_the_flag_it_is_inert(tmp_path: Path) -> None:
 def test_with_the_flag_marked_tests_leave_runs_and_keep_their_outcome(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = _pytest(tmp_path, TESTS, "--stepscope", "--stepscope-out", "kept")
-    assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "AssertionError: of its own" in done.stdout
     headers = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "kept").glob("*/run.json")]
     ended = {header["workload"]["name"]: header["status"] for header in headers}
@@ -76,5 +97,19 @@ def test_with_the_flag_marked_tests_leave_runs_and_keep_their_outcome(tmp_path: 
         "test_with_the_fixture": "ok",
         "test_without_a_step": "ok",
         "test_that_fails": "failed",
+        "test_that_fails_with_the_fixture": "failed",
+        "test_that_skips": "interrupted",
     }
-    assert done.stdout.count("stepscope report kept/") == 4
+    assert done.stdout.count("stepscope report kept/") == 6
+
+
+def test_what_a_profiled_test_may_call_is_there_without_the_flag() -> None:
+    scope = pytest.importorskip("stepscope.record.profile").Scope
+    assert {name for name in vars(scope) if not name.startswith("_")} <= set(dir(InertScope))
+
+
+def test_where_no_run_can_be_written_tests_keep_their_outcome(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "occupied").write_text("", encoding="utf-8")
+    done = _pytest(tmp_path, UNWRITABLE, "--stepscope", "--stepscope-out", "occupied")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +20,22 @@ _MARKER = (
     "the optimizer, or with the fixture stepscope_scope a call of its step()."
 )
 _PROPERTY = "stepscope_run"
+_PROFILED = pytest.StashKey[Any]()
 
 
 class InertScope:
     """Stand-in for `stepscope_scope` where nothing is profiled: the same calls, which do nothing."""
 
-    path = None
+    path = run = None
 
-    def step(self, loss: Any = None, samples: int | None = None) -> None:
+    def inside(self, module: Any) -> AbstractContextManager[Any]:
+        """Do nothing around a call."""
+        return contextlib.nullcontext()
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
         """Do nothing: recording is off."""
+
+    step = pause = resume = tune = note = update = close = _nothing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,28 +56,24 @@ def stepscope_scope(request: pytest.FixtureRequest) -> Iterator[Scope | InertSco
     if not request.config.getoption("--stepscope"):
         yield InertScope()
         return
-    profiled = _profiled(request.node, "calls")
-    scope = profiled.__enter__()
-    request.node.user_properties.append((_PROPERTY, str(scope.path)))
-    yield scope
-    _closed(profiled)
+    scope = _begun(request.node, "calls")
+    yield scope or InertScope()
+    if scope is not None:
+        scope.close("interrupted", "the test was not called")  # one that was is closed by now
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Around a marked test; one that takes the fixture is profiled by that."""
+    """Around a test that is profiled: by its marker here, with the fixture since that was set up."""
     marked = item.get_closest_marker("stepscope") is not None
-    if not marked or not item.config.getoption("--stepscope") or "stepscope_scope" in _fixtures(item):
-        return (yield)
-    profiled = _profiled(item, "optimizer")
-    scope = profiled.__enter__()
-    item.user_properties.append((_PROPERTY, str(scope.path)))
+    if marked and item.config.getoption("--stepscope") and "stepscope_scope" not in _fixtures(item):
+        _begun(item, "optimizer")
     try:
         result = yield
     except BaseException as error:
-        _closed(profiled, error)
+        _closed(item, error)
         raise
-    _closed(profiled)
+    _closed(item)
     return result
 
 
@@ -110,8 +115,33 @@ def _profiled(item: Any, steps: str) -> Any:
     return profile(**{"out": item.config.getoption("--stepscope-out"), "name": name, "steps": steps, **given})
 
 
-def _closed(profiled: Any, error: BaseException | None = None) -> None:
+def _begun(item: pytest.Item, steps: str) -> Scope | None:
+    """The scope of this test, profiled from now on; None with a warning where no run can be written."""
+    from stepscope.errors import StepscopeError, UsageError
+
+    profiled = _profiled(item, steps)
+    try:
+        scope: Scope = profiled.__enter__()
+    except UsageError:
+        raise
+    except (StepscopeError, OSError) as error:
+        with contextlib.suppress(RuntimeWarning):  # of those who turn warnings into errors
+            warnings.warn(f"stepscope: this test is not profiled: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    item.stash[_PROFILED] = profiled, scope
+    item.user_properties.append((_PROPERTY, str(scope.path)))
+    return scope
+
+
+def _closed(item: pytest.Item, error: BaseException | None = None) -> None:
     """Close it; that no step was recorded is said by its report and must not fail the test."""
+    if _PROFILED not in item.stash:
+        return
+    profiled, scope = item.stash[_PROFILED]
+    del item.stash[_PROFILED]
+    if isinstance(error, pytest.skip.Exception):
+        scope.close("interrupted", f"the test was skipped: {error}")
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="stepscope recorded no training step", category=RuntimeWarning)
         profiled.__exit__(type(error) if error is not None else None, error, None)

@@ -85,4 +85,5 @@ def test_a_fault_of_the_listener_is_kept_from_the_caller(fault: str) -> None:
 def test_what_a_library_does_not_have_is_not_routed() -> None:
     kind = _trainer()
     listen(kind, "steps", _listener(kind()))()
+    listen(None, "step", _listener(kind()))()
     assert "steps" not in vars(kind)

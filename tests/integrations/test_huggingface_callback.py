@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,24 @@ def test_evaluation_and_checkpoints_are_no_part_of_a_step(tmp_path: Path) -> Non
     assert ops.height >= 4
     assert min(gaps[1::2]) > max(gaps[4::2])  # only after every second step is there something in between
     assert not run.ops.filter(pl.col("name") == "aten::cross_entropy_loss").group_by("step").len()["len"].gt(1).any()
+
+
+def test_a_prediction_during_the_training_is_no_part_of_a_step(tmp_path: Path) -> None:
+    callback, predicted = _callback(out=tmp_path / "runs", record="none"), []
+
+    class Predicting(library("transformers").TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                trainer.predict(trainer.eval_dataset)
+
+        def on_prediction_step(self, *_: Any, **__: Any) -> None:
+            predicted.append(time.monotonic_ns())
+
+    trainer = _trainer(tmp_path, 4, callbacks=[callback, Predicting()])
+    trainer.train()
+    steps = callback.recording.run.steps
+    assert (len(steps), len(predicted)) == (4, 1)
+    assert not steps.filter((pl.col("t0_ns") < predicted[0]) & (pl.col("t1_ns") > predicted[0])).height
 
 
 def test_steps_are_profiled_where_an_epoch_is_one_batch(tmp_path: Path) -> None:

@@ -356,9 +356,9 @@ def test_in_every_state_of_a_run_all_objects_are_and_behave_as_bare(name: str, t
 
 
 FAULTS = {
-    "lightning": ("begin", "observe_calls", "inside", "batch", "step", "close"),
+    "lightning": ("begin", "observe_calls", "inside", "begin_batch", "batch", "step", "close"),
     "huggingface": ("begin", "observe_calls", "loss", "step", "close"),
-    "keras": ("begin", "observe_calls", "resume", "batch", "step", "close"),
+    "keras": ("begin", "observe_calls", "observe_checkpoints", "resume", "batch", "step", "close"),
     "accelerate": ("begin", "update", "close"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,48 @@ def test_an_exception_outside_the_batches_is_seen_too_and_one_that_is_caught_is_
         _model(keras).fit(*_data(3), batch_size=BATCH, epochs=2, verbose=0, callbacks=[callback, Refusing()])
     run = callback.recording.run
     assert (run.status, run.meta["reason"], len(run.steps)) == ("failed", "RefusedError: in between", 3)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["after our callback", "before it"])
+def test_a_checkpoint_between_two_steps_is_no_part_of_them(tmp_path: Path, first: bool) -> None:
+    keras, saved = library("keras"), []
+
+    class Model(keras.Sequential):  # type: ignore[misc, name-defined]
+        def save_own_variables(self, store: Any) -> None:
+            time.sleep(0.02)
+            saved.append(time.monotonic_ns())
+            super().save_own_variables(store)
+
+    model = Model([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    callback = ours.StepscopeCallback(out=tmp_path, record="none")
+    writer = keras.callbacks.ModelCheckpoint(tmp_path / "at.weights.h5", save_weights_only=True, save_freq=2)
+    callbacks = [callback, writer] if first else [writer, callback]
+    model.fit(*_data(5), batch_size=BATCH, verbose=0, callbacks=callbacks)
+    run = callback.recording.run
+    within = [run.steps.filter((pl.col("t0_ns") < t_ns) & (pl.col("t1_ns") > t_ns)).height for t_ns in saved]
+    assert (len(run.steps), within) == (5, [0, 0] if first else [1, 1])
+    assert [event["kind"] for event in run.events] == ([] if first else ["checkpoint-in-step"])
+
+
+def test_a_run_that_was_left_open_is_closed_when_another_callback_begins_but_not_while_its_fit_runs(
+    tmp_path: Path,
+) -> None:
+    keras = library("keras")
+    inner, outer = (ours.StepscopeCallback(out=tmp_path, record="none") for _ in range(2))
+
+    class Stopping(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            _fit(_model(keras), inner, 2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _model(keras).fit(*_data(3), batch_size=BATCH, verbose=0, callbacks=[outer, Stopping()])
+    assert (inner.recording.run.status, outer.recording.open) == ("ok", True)
+    _fit(_model(keras), ours.StepscopeCallback(out=tmp_path, record="none"), 2)
+    assert not outer.recording.open
+    assert outer.recording.run.status == "interrupted"
+    assert "before the trainer said" in outer.recording.run.meta["reason"]
 
 
 def test_a_second_fit_is_a_run_of_its_own_that_says_where_it_begins(tmp_path: Path) -> None:

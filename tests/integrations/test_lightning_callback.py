@@ -13,6 +13,7 @@ import torch
 from tests.integrations.trainings import BATCH, RefusedError, a_file, library, loader
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from stepscope.integrations import lightning as ours
 
@@ -61,6 +62,23 @@ def test_a_step_is_all_the_batches_whose_gradients_add_up(tmp_path: Path) -> Non
     assert run.meta["workload"]["optimizer"] == "SGD"
 
 
+def test_samples_are_those_that_the_option_states_else_those_of_the_data_loader(tmp_path: Path) -> None:
+    lightning = library("lightning.pytorch")
+
+    def training_step(self: Any, batch: Any, index: int) -> Any:
+        return cross_entropy(self.net(batch[0]).mean(0), batch[1])
+
+    def time_major(rows: Any) -> Any:
+        return torch.stack([row for row, _ in rows], 1), torch.stack([label for _, label in rows])
+
+    rows = [(torch.randn(7, 8), torch.tensor(number % 3)) for number in range(3 * BATCH)]
+    data: Any = DataLoader(rows, batch_size=BATCH, collate_fn=time_major)  # type: ignore[arg-type]
+    for options, samples in ({}, BATCH), ({"samples": 50}, 50):
+        callback = ours.StepscopeCallback(out=tmp_path, record="none", **options)
+        _trainer(lightning, callback).fit(_model(lightning, training_step=training_step), data)
+        assert callback.recording.run.steps["samples"].to_list() == [samples] * 3
+
+
 def test_training_step_is_forward_although_lightning_calls_it_inside_the_optimizer(tmp_path: Path) -> None:
     lightning = library("lightning.pytorch")
     callback = ours.StepscopeCallback(out=tmp_path, record="all")
@@ -88,6 +106,23 @@ def test_validation_is_no_part_of_a_step(tmp_path: Path) -> None:
     assert len(ended) == 4
     assert len(steps) == 12
     for t_ns in ended:
+        assert not steps.filter((pl.col("t0_ns") < t_ns) & (pl.col("t1_ns") > t_ns)).height
+
+
+def test_a_checkpoint_between_two_steps_is_no_part_of_them(tmp_path: Path) -> None:
+    lightning, saved = library("lightning.pytorch"), []
+
+    def on_save_checkpoint(self: Any, checkpoint: Any) -> None:
+        time.sleep(0.02)
+        saved.append(time.monotonic_ns())
+
+    callback = ours.StepscopeCallback(out=tmp_path, record="none")
+    writer = library("lightning.pytorch.callbacks").ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    model = _model(lightning, on_save_checkpoint=on_save_checkpoint)
+    _trainer(lightning, [writer, callback], enable_checkpointing=True).fit(model, loader(5))
+    steps = callback.recording.run.steps
+    assert (len(steps), len(saved)) == (5, 2)
+    for t_ns in saved:
         assert not steps.filter((pl.col("t0_ns") < t_ns) & (pl.col("t1_ns") > t_ns)).height
 
 

@@ -6,17 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import polars as pl
 import pytest
+import torch
 from tests.patience import HANG_S
 from torch import nn
 
 import stepscope
 from stepscope.errors import UsageError
+from stepscope.integrations import _training
 from stepscope.integrations._library_hooks import guard_hook
 from stepscope.integrations._training import TrainingRun
 
@@ -56,6 +60,16 @@ def test_a_training_that_never_ended_is_interrupted_when_the_next_begins(tmp_pat
     assert stepscope.Run(first).status == "interrupted"
     assert "before the trainer said" in stepscope.Run(first).meta["reason"]
     assert recording.run.status == "ok"
+
+
+def test_a_training_that_is_not_recorded_has_no_run_although_one_before_it_was(tmp_path: Path) -> None:
+    recording = _begun(tmp_path / "runs")
+    recording.end()
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    (tmp_path / "runs").write_text("", encoding="utf-8")
+    with pytest.warns(RuntimeWarning, match="not recorded"):
+        recording.begin(nn.Linear(2, 2), trainer=LIBRARY)
+    assert recording.path is None
 
 
 def test_what_fails_in_a_hook_ends_the_recording_and_not_the_training(tmp_path: Path) -> None:
@@ -99,6 +113,40 @@ def test_a_forked_child_hears_of_nothing(tmp_path: Path) -> None:
     recording.step()
     recording.end()
     assert len(recording.run.steps) == 1
+
+
+def test_losses_on_an_accelerator_are_summed_there_and_read_later() -> None:
+    loss = torch.ones((), device="meta", dtype=torch.float16)
+    with pytest.raises(RuntimeError):
+        float(loss)
+    summed = _training._sum([loss, loss], 0.5)
+    assert (summed.device.type, summed.dtype, summed.requires_grad) == ("meta", torch.float32, False)
+    assert float(_training._sum_on_device([torch.ones(1), torch.tensor(3.0)], 0.5)) == 2.0
+
+
+def test_a_loss_that_is_spread_over_ranks_is_not_read_by_one_alone(tmp_path: Path) -> None:
+    class Spread(torch.Tensor):
+        device_mesh = "four ranks"
+
+    recording = _begun(tmp_path)
+    recording.loss(torch.ones(()).as_subclass(Spread))
+    assert recording._losses == []
+    recording.end()
+
+
+def test_a_checkpoint_is_no_part_of_a_step_unless_it_lies_within(tmp_path: Path) -> None:
+    recording = _begun(tmp_path)
+    for inside in (False, True):
+        if inside:
+            recording.begin_batch()
+        with recording.checkpoint(), recording.checkpoint():
+            time.sleep(0.05)
+        recording.batch()
+        recording.step()
+    recording.end()
+    spans = recording.run.steps.select(t_ns=pl.col("t1_ns") - pl.col("t0_ns"))["t_ns"].to_list()
+    assert spans[0] < 0.05e9 <= spans[1]
+    assert [event["kind"] for event in recording.run.events] == ["checkpoint-in-step"]
 
 
 def test_a_process_that_ends_inside_a_training_interrupts_the_run(tmp_path: Path) -> None:

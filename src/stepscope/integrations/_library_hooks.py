@@ -142,7 +142,7 @@ _ROUTES: dict[tuple[int, str], _Route] = {}
 
 def listen(owner: Any, name: str, listener: Listener) -> Callable[[], None]:
     """Hear of the calls of `owner.name` from now on; returns the undo function. Without such a function: nothing."""
-    if not callable(vars(owner).get(name)):
+    if owner is None or not callable(vars(owner).get(name)):
         return lambda: None
     key = id(owner), name
     route = _ROUTES.get(key)
@@ -159,6 +159,12 @@ def listen(owner: Any, name: str, listener: Listener) -> Callable[[], None]:
             _ROUTES.pop(key, None)
 
     return undo
+
+
+def class_of_library(thing: Any, name: str, *packages: str) -> type | None:
+    """The library's own class that has this method, which those of others reach by `super()` if at all."""
+    kinds = (kind for kind in type(thing).__mro__ if kind.__module__.partition(".")[0] in packages)
+    return next((kind for kind in kinds if name in vars(kind)), None)
 
 
 def same_object_test(thing: Any) -> Callable[[Any], bool]:

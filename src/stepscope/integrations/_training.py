@@ -12,10 +12,11 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -24,17 +25,20 @@ from torch import nn
 import stepscope
 from stepscope.clock import PERIOD_NS
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.integrations._library_hooks import Listener, listen, try_call
+from stepscope.integrations._library_hooks import Listener, class_of_library, listen, same_object_test, try_call
 from stepscope.record.fault_boundary import Boundary
 from stepscope.record.ops.modules import Models
 from stepscope.record.profile import Scope
 from stepscope.record.run_facts import status_of
 from stepscope.record.settings import parse_memory, parse_schedule, sampling_period_ns
+from stepscope.record.torch_private import bypass_torch_modes
 
 if TYPE_CHECKING:
     from stepscope import Run
 
 T = TypeVar("T")
+_Call = tuple[int, CodeType]  # the address of a frame, and its function
+_OPEN: set[TrainingRun] = set()
 _NO_END = "a new training began before the trainer said that this one had ended"
 
 
@@ -55,7 +59,9 @@ class TrainingRun:
         self._losses: list[Any] = []
         self._samples: int | None = None
         self._batches = 0
-        self._noted_evaluation = False
+        self._noted: set[str] = set()  # kinds of events, once a run
+        self._paused = self._in_batch = False
+        self._call: _Call | None = None
         self.steps = 0
         self.path: Path | None = None
 
@@ -73,9 +79,10 @@ class TrainingRun:
 
     @property
     def run(self) -> Run:
-        """The last run, opened for reading; UsageError where there is none yet."""
+        """The last run, opened for reading; UsageError where there is none: `path` is None there."""
         if self.path is None:
-            raise UsageError("nothing was recorded so far", "train first")
+            hint = "train first; of several processes only the first one records, so look whether `path` is None"
+            raise UsageError("this process has recorded no training so far", hint)
         return stepscope.Run(self.path)
 
     def guard(self, function: Callable[..., T], *args: Any, opens: bool = False, **kwargs: Any) -> T | None:
@@ -103,6 +110,8 @@ class TrainingRun:
             self._scope, undo, self._undo = None, self._undo, []
             for back in undo:
                 back()
+        self.path, self._call = None, _call_of_library(trainer["library"])
+        _close_abandoned(self._call)
         name = self._options.get("name") or _name(models, trainer)
         profiled = stepscope.profile(models, **{"steps": steps, **self._options, "name": name})
         try:
@@ -116,6 +125,7 @@ class TrainingRun:
             return
         self._scope, self.path, self.steps, self._pid = scope, scope.path, 0, os.getpid()
         atexit.register(self._close_at_process_exit)
+        _OPEN.add(self)
         self._forget_batches()
         facts = {"name": name, "optimizer": _names(optimizers), **(workload or {})}
         scope.update(
@@ -154,12 +164,15 @@ class TrainingRun:
     def batch(self, loss: Any = None, samples: int | None = None) -> None:
         """A batch is done that did not end a step by itself: gradients add up."""
         self._batches += 1
+        self._in_batch = False
         self.loss(loss)
         if samples is not None:
             self._samples = (self._samples or 0) + samples
 
     def loss(self, loss: Any) -> None:
         """The loss of a batch, where it is known apart from its end; what is no single number is none."""
+        if try_call(getattr, loss, "device_mesh", None) is not None:
+            return  # a DTensor: to read it all ranks must take part, and one alone records
         if isinstance(loss, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 if try_call(loss.numel) == 1:
@@ -175,25 +188,55 @@ class TrainingRun:
     def step(self, loss_scale: float = 1.0) -> None:
         """A step has ended, with the batches since the last one; its loss is the sum of theirs times a factor."""
         if self._scope is not None:
-            self._scope.step(_sum(self._losses, loss_scale), self._samples)
+            samples = self._samples if self._options.get("samples") is None else None  # the user's own word
+            self._scope.step(_sum(self._losses, loss_scale), samples)
             self.steps += 1
         self._forget_batches()
+
+    def begin_batch(self) -> None:
+        """A batch begins: until its end, a checkpoint is a part of the step."""
+        self._in_batch = True
 
     def pause(self) -> None:
         """Evaluation begins; in the middle of a step it stays a part of it, and the run says so."""
         if self._scope is None:
             return
         if self._batches == 0:
+            self._paused = True
             self._scope.pause()
-        elif not self._noted_evaluation:
-            self._noted_evaluation = True
-            message = "evaluation fell between the batches of one step: its time is in that step"
-            self._scope.note("evaluated-in-step", message, step=self.steps)
+        else:
+            self._note_within_step("evaluated-in-step", "evaluation fell between the batches of one step")
 
     def resume(self) -> None:
         """Evaluation, a checkpoint or the work between two epochs is over."""
+        self._paused = self._in_batch = False
         if self._scope is not None and self._batches == 0:
             self._scope.resume()
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """A range that is no part of a step, unless it lies in the middle of one: then the run says so."""
+        if self._scope is None or self._paused or self._in_batch or self._batches:
+            if not self._paused:
+                self._note_within_step("checkpoint-in-step", "a checkpoint was written within a step")
+            yield
+            return
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def observe_checkpoints(self, thing: Any, names: Sequence[str], *packages: str) -> None:
+        """Exclude these methods of the trainer or the model from steps: what they write are checkpoints."""
+        for name in names:
+            owner = class_of_library(thing, name, *packages)
+            self.observe_calls(owner, name, same_object_test(thing), scope=self.checkpoint)
+
+    def _note_within_step(self, kind: str, what: str) -> None:
+        if self._scope is not None and kind not in self._noted:
+            self._noted.add(kind)
+            self._scope.note(kind, f"{what}: its time is in that step", step=self.steps)
 
     def inside(self, module: nn.Module) -> AbstractContextManager[Any] | None:
         """A range that counts as a call of this module; None where no run is open."""
@@ -215,9 +258,10 @@ class TrainingRun:
         if scope is None:
             return
         undo, self._undo = self._undo, []
-        self._noted_evaluation = False
+        self._noted, self._paused = set(), False
         self._forget_batches()
         atexit.unregister(self._close_at_process_exit)
+        _OPEN.discard(self)
         with ExitStack() as ending:  # all of it, whatever fails
             ending.callback(scope.close, status, reason)
             for back in undo:
@@ -233,7 +277,7 @@ class TrainingRun:
                 self._scope.note("recording-lost", message)
 
     def _forget_batches(self) -> None:
-        self._losses, self._samples, self._batches = [], None, 0
+        self._losses, self._samples, self._batches, self._in_batch = [], None, 0, False
 
     def _close_at_process_exit(self) -> None:
         """Close what an uncaught exception ended: the interpreter knows it by now, unless somebody types at it."""
@@ -247,6 +291,31 @@ class TrainingRun:
     def _warn(self, message: str) -> None:
         with contextlib.suppress(RuntimeWarning):  # of those who turn warnings into errors
             warnings.warn(f"stepscope: {message}", RuntimeWarning, stacklevel=3)
+
+
+def _close_abandoned(call: _Call | None) -> None:
+    """End the runs of other callbacks that the same function of the library began, and whose call is over."""
+    same = [other for other in _OPEN if call is not None and other._call is not None and other._call[1] is call[1]]
+    running = {entry[:2] for frame in sys._current_frames().values() for entry in _stack(frame)} if same else set()
+    for other in same:
+        if other._call == call or other._call not in running:
+            other.guard(other.close, "interrupted", _NO_END)
+
+
+def _call_of_library(library: str) -> _Call | None:
+    """The call that runs this training: of the outermost function of the library, the innermost call."""
+    stack = _stack(sys._getframe())
+    calls = [(frame, code) for frame, code, package in stack if package.removeprefix("pytorch_") == library]
+    return next((call for call in calls if call[1] is calls[-1][1]), None)
+
+
+def _stack(frame: FrameType | None) -> list[tuple[int, CodeType, str]]:
+    """Address, function and top package of each frame, innermost first."""
+    found = []
+    while frame is not None:
+        found.append((id(frame), frame.f_code, str(frame.f_globals.get("__name__")).partition(".")[0]))
+        frame = frame.f_back
+    return found
 
 
 @dataclass(frozen=True)
@@ -290,5 +359,13 @@ def _sum(losses: list[Any], scale: float) -> Any:
     """Trainers divide the loss of a batch by how many add up to a step; summed here without an operator of torch."""
     if len(losses) == 1 and scale == 1.0:
         return losses[0]
+    if any(isinstance(loss, torch.Tensor) and loss.device.type != "cpu" for loss in losses):
+        return try_call(_sum_on_device, losses, scale)  # to look at the numbers would wait for the device
     numbers = [try_call(float, loss) for loss in losses]
     return None if not numbers or None in numbers else scale * sum(number for number in numbers if number is not None)
+
+
+def _sum_on_device(losses: list[torch.Tensor], scale: float) -> torch.Tensor:
+    """The sum in float32, for whoever reads it later; a fault where they are on several devices."""
+    with bypass_torch_modes():
+        return scale * torch.stack([loss.reshape(()) for loss in losses]).sum(dtype=torch.float32)

@@ -72,6 +72,10 @@ class Hooks(Recording):
         """An evaluation is over."""
         self.recording.resume()
 
+    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A prediction is over."""
+        self.recording.resume()
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A checkpoint is written."""
         self.recording.resume()

@@ -54,6 +54,7 @@ class Hooks(Recording):
         )
         if self.recording.open:
             self._observe_fit()
+            self.recording.observe_checkpoints(model, ("save", "save_weights"), "keras")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Resume after what was done between two epochs, which is no part of a step."""
@@ -62,6 +63,10 @@ class Hooks(Recording):
             self.recording.set_planned_steps((self._batches + per_epoch * (last - epoch)) // self._accumulates())
         self._is_planned = True
         self.recording.resume()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A batch begins."""
+        self.recording.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """A batch is done, and with it a step where gradients do not wait for more."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.integrations._library_hooks import (
     Recording,
     callback_class,
+    class_of_library,
     import_library,
     same_object_test,
     try_call,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 TITLE = "Lightning trainer"
 EXTRA = "lightning"
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
-_PACKAGES = ("lightning.", "pytorch_lightning.")
+_PACKAGES = ("lightning", "pytorch_lightning")
 
 
 class Hooks(Recording):
@@ -66,14 +67,19 @@ class Hooks(Recording):
         if self.recording.open:
             self._count_training_step_as_forward(trainer.strategy, pl_module)
             self._look_for_updates()
+            self.recording.observe_checkpoints(trainer, ("save_checkpoint",), *_PACKAGES)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Resume after what was done between two epochs, which is no part of a step."""
         self.recording.resume()
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        """A batch begins."""
+        self.recording.begin_batch()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any) -> None:
         """A batch is done, and with it a step where an optimizer has stepped."""
-        self.recording.batch(_loss(outputs), _samples(batch))
+        self.recording.batch(_loss(outputs), try_call(_samples, trainer, batch))
         if self._updated or trainer.global_step != self._global_step:
             self._global_step, self._updated = trainer.global_step, False
             divided_by = trainer.accumulate_grad_batches if _is_automatic_optimization(pl_module) else 1
@@ -118,14 +124,11 @@ class Hooks(Recording):
             return None if trained is None else recording.inside(trained)
 
         recording.observe_calls(
-            _lightning_class_with(strategy, "training_step"), "training_step", same_object_test(strategy), scope=inside
+            class_of_library(strategy, "training_step", *_PACKAGES),
+            "training_step",
+            same_object_test(strategy),
+            scope=inside,
         )
-
-
-def _lightning_class_with(strategy: Any, name: str) -> type | None:
-    """Lightning's own class that has this method, which those of others reach by `super()` if at all."""
-    of_lightning = (kind for kind in type(strategy).__mro__ if f"{kind.__module__}.".startswith(_PACKAGES))
-    return next((kind for kind in of_lightning if name in vars(kind)), None)
 
 
 def _device_of(pl_module: Any) -> str | None:
@@ -151,12 +154,11 @@ def _loss(outputs: Any) -> Any:
     return try_call(outputs.get, "loss") if isinstance(outputs, dict) else outputs
 
 
-def _samples(batch: Any) -> int | None:
-    """Length of the first tensor of a batch; None where it holds none."""
-    from stepscope.record.sample_count import first_tensor
+def _samples(trainer: Any, batch: Any) -> int | None:
+    """Return the samples of a batch: what its data loader says decides which side of a tensor they are."""
+    from stepscope.record.sample_count import batch_size
 
-    tensor = first_tensor(batch)
-    return None if tensor is None or tensor.dim() == 0 else int(tensor.shape[0])
+    return batch_size(trainer.train_dataloader, batch)
 
 
 @functools.cache
