@@ -27,7 +27,11 @@ from stepscope.api.tune import _answer
 from stepscope.experiments.engine.child import main
 from stepscope.experiments.engine.folder import StudyFolder
 from stepscope.experiments.tune import TuneRequest
+from stepscope.files import read_json
 from stepscope.liveness import start_time
+from stepscope.record.sampler.rows import EventLog
+from stepscope.record.sensors import meter_command
+from stepscope.record.sensors.contract import Meter, NoSensor, Target
 from stepscope.report.view.listing import Listing
 from stepscope.runfolder import RunReader, RunWriter
 
@@ -150,6 +154,48 @@ def test_what_is_to_be_left_out_reaches_the_processes_of_a_run(tmp_path: Path) -
     (run,) = (tmp_path / "runs").iterdir()
     assert RunReader(run).steps.height == 8
     assert found_in(run, ARGUMENT, USER) == []
+
+
+def _with_meter_command(run: Path) -> Path:
+    """A run of before, whose channels and events say the words of a meter's command."""
+    said = f"'read-watts --of {ARGUMENT}' ended with exit code 3: {ARGUMENT} is not there"
+    content = read_json(run / "channels.json")
+    meter = {**content["channels"][0], "id": "m", "sensor": "meter_command", "source": f"read-watts --of {ARGUMENT}"}
+    calibrated = {**content["channels"][0], "calibration": {"gain": 1.0, "meter": f"read-watts --of {ARGUMENT}"}}
+    content["channels"] = [calibrated, *content["channels"][1:], meter]
+    lost = {"sensor": "meter_command", "reason": "denied", "detail": said, "remedy": f"chmod +x {ARGUMENT}"}
+    absent = {"sensor": "tasmota", "reason": "absent", "detail": "no plug was named", "remedy": "--plug tasmota='X'"}
+    (run / "channels.json").write_text(json.dumps({**content, "missing": [lost, absent]}))
+    with (run / "events.jsonl").open("a") as events:
+        for kind, message in (("sensor-lost", said), ("gap", "2 rows are missing")):
+            event = {"t_ns": 1, "source": "sampler", "kind": kind, "message": message, "sensor": "meter_command"}
+            events.write(json.dumps(event) + "\n")
+    return run
+
+
+def test_the_words_of_a_meter_command_leave_with_no_argv_from_a_run_that_said_them(tmp_path: Path) -> None:
+    run = _with_meter_command(fabricate_run(tmp_path / "runs", steps=8))
+    assert ARGUMENT in str(RunReader(run).channels)
+    out = tmp_path / "csv"
+    assert exit_code(["export", str(run), "--to", "csv", "--out", str(out), "--no-argv"]) == 0
+    assert exit_code(["runs", "push", str(run), "--store", str(tmp_path / "store"), "--no-argv"]) == 0
+    assert found_in(out, ARGUMENT) == found_in(tmp_path / "store", ARGUMENT) == []
+    known = RunReader(run)
+    assert ARGUMENT not in str(known.channels)
+    assert known.channels[0]["source"] != privacy.WITHHELD  # of this machine's own sensor
+    assert known.sampling["missing"][1]["remedy"] == "--plug tasmota='X'"
+    assert "2 rows are missing" in str(list(known.events))
+
+
+def test_a_meter_command_says_its_words_nowhere_where_command_lines_are_left_out(tmp_path: Path) -> None:
+    privacy.withhold("argv")
+    target = Target(os.getpid(), meters=(Meter("command", f"false {ARGUMENT}", "false"),))
+    why = meter_command.discover(Path("/"), target)
+    assert isinstance(why, NoSensor)
+    assert ARGUMENT in why.detail  # as the terminal has it
+    EventLog(tmp_path / "events.jsonl").write("sensor-lost", why.detail, sensor=meter_command.NAME)
+    assert found_in(tmp_path, ARGUMENT) == []
+    assert privacy.shown_command(f"false {ARGUMENT}") == privacy.WITHHELD
 
 
 # Ten kinds of secrets, each with the word Q4711Z: on the command line, and in what a training says when it fails.
@@ -308,6 +354,39 @@ def test_a_secret_beside_a_user_and_behind_a_name_that_says_little_is_redacted(l
     once = privacy.redact_command_line(line.split())
     assert SECRET not in " ".join(once)
     assert privacy.redact_command_line(once) == once
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["accessToken", "authToken", "gitHubToken", "db_pass", "db-pass", "smtp_pass", "DB_PASS", "dbPass", "MY_APP_PASS"],
+)
+def test_a_secret_of_a_name_in_camel_case_or_of_a_short_word_for_password_is_redacted(name: str) -> None:
+    for line in (f"--{name} {SECRET}", f"--{name}={SECRET}", f"{name}={SECRET}"):
+        if name != "MY_APP_PASS" or line.startswith(name):
+            assert SECRET not in " ".join(privacy.redact_command_line(line.split()))
+    assert privacy.redacted_texts({name: SECRET}) == {name: privacy.REDACTED}
+    if name != "MY_APP_PASS":  # in a text, words like any other
+        for text in (f'sent {{"{name}": "{SECRET}"}}', f"with {name}={SECRET}, refused", f"ran x --{name} {SECRET}"):
+            assert SECRET not in privacy.redacted_text(text)
+            assert privacy.contains_secret(text.encode())
+
+
+def test_a_password_of_digits_is_redacted_in_a_text() -> None:
+    assert privacy.redacted_text("cannot log in: password=20260131 user=x").split("=")[1] == "[redacted] user"
+    assert privacy.redacted_text("pwd = '20260131'") == "pwd = '[redacted]'"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--maxTokens 512", "--maxNewTokens=512", "--padToken <pad>", "--pass 3", "NUM_PASS=3",
+        "--forward-pass fast --low-pass=butter lowPass=butter", "keyboard=us bypass=abc1234 compass=abc1234",
+    ],
+)  # fmt: skip
+def test_a_name_in_camel_case_or_with_pass_that_is_no_secret_stays(line: str) -> None:
+    assert privacy.redact_command_line(line.split()) == line.split()
+    said = {"reason": f"{line}: InvalidToken: Signature did not match; the second pass: forward"}
+    assert privacy.clean_and_redact(said) == said
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,35 @@ except stepscope.errors.MissingDependency as error:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_the_extra_report_all_but_pages_and_pictures_works_and_those_say_what_to_install(here: Path) -> None:
+    script = """
+import contextlib, io, sys
+for name in ("altair", "jinja2", "vl_convert"):
+    sys.modules[name] = None  # an import of it now fails as if it were not installed
+import stepscope
+from stepscope.__main__ import main
+from stepscope.api.assistant import Assistant
+commands = ["brief last", "forecast last --steps 9", "export last --to csv", "live last", "log last --to prometheus"]
+for command in commands:
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(command.split()) == 0, command
+from stepscope.integrations.prometheus import live_server
+with live_server(stepscope.Run("last").path, 0) as port:
+    from urllib.request import urlopen
+    assert b"stepscope_live_info" in urlopen(f"http://127.0.0.1:{port}/metrics").read()
+stepscope.text(stepscope.compare(["last", "last"]))
+list(stepscope.live())
+for refused in (stepscope.figures, stepscope.view, stepscope.page, lambda: stepscope.figure("step-times")):
+    try:
+        refused()
+    except stepscope.errors.MissingDependency as error:
+        print(error.hint)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["pip install 'stepscope[report]'"] * 4
+
+
 # Of a run that lies on disk.
 
 

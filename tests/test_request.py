@@ -221,6 +221,15 @@ def test_a_limit_of_check_that_could_be_a_share_or_a_percentage_is_refused() -> 
         stepscope.requests.CheckRequest(Path("a"), Path("b"), max_memory="0.05")  # type: ignore[arg-type]
 
 
+def test_the_accuracy_of_a_meter_without_its_sign_is_a_percentage_or_refused() -> None:
+    def accuracy(given: Any) -> float:
+        return stepscope.requests.CalibrateRequest("shelly=a", accuracy=given).accuracy
+
+    assert [accuracy(given) for given in ("1", "1%", 0.01, "0.5%")] == pytest.approx([0.01, 0.01, 0.01, 0.005])
+    with pytest.raises(UsageError, match=r"--accuracy 0\.5: 0\.5 %, or 50 %\?"):
+        accuracy("0.5")
+
+
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_every_study_is_a_command_and_every_field_an_option(name: str) -> None:
     assert name in studies.SUBCOMMANDS

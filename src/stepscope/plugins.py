@@ -37,8 +37,7 @@ def discover(
     for name in _file_names(package, skip):
         _try(f"{package.__name__}.{name}", f"file '{name}.py'", modules, warnings)
     for point in entry_points(group=group) if points is None else points:
-        owner = point.dist.name if point.dist is not None else "unknown package"
-        _try(point.module, f"plug-in '{point.name}' of {owner} ({group})", modules, warnings)
+        _try(point, f"plug-in '{point.name}' of {_owner(point)} ({group})", modules, warnings)
     return Discovery(tuple(modules), tuple(warnings))
 
 
@@ -62,9 +61,16 @@ def _file_names(package: ModuleType, skip: Collection[str]) -> list[str]:
     return sorted(m.name for m in found if not m.ispkg and not m.name.startswith("_") and m.name not in skip)
 
 
-def _try(module: str, said: str, modules: list[ModuleType], warnings: list[str]) -> None:
-    """Import one module; someone else's broken file may raise anything, and must not stop the rest."""
+def _owner(point: EntryPoint) -> str:
     try:
-        modules.append(importlib.import_module(module))
-    except Exception as error:
+        return point.dist.name if point.dist is not None else "unknown package"
+    except Exception:  # its metadata are damaged
+        return "unknown package"
+
+
+def _try(module: str | EntryPoint, said: str, modules: list[ModuleType], warnings: list[str]) -> None:
+    """Import one module; someone else's broken file may raise anything, or exit, and must not stop the rest."""
+    try:
+        modules.append(importlib.import_module(module if isinstance(module, str) else module.module))
+    except (Exception, SystemExit) as error:
         warnings.append(f"{said} was excluded: {type(error).__name__}: {error}")

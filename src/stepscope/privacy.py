@@ -17,14 +17,15 @@ from typing import Any
 
 VARIABLE = "STEPSCOPE_PRIVATE"  # "argv", "names" or both with a comma; "1": both, and a folder that is closed to others
 WITHHELD = "[withheld]"
+_QUOTES = re.compile(r"'|^chmod ")  # of what is said of a meter's command, that which has its words
 _FIELDS = {"argv": ("argv", "script"), "names": ("cwd", "host")}  # of run.json and sweep.json
 _HOMES = re.compile(r"(?:/var)?/(?:home|Users)/[^/\s'\":,;)\]]+|(?<![\w.~-])/root(?![\w.-])")
 _NO_NAMES = {"localhost", "linux", "ubuntu", "debian", "fedora", "raspberrypi", "jetson", "nvidia", "tegra", "root"}
 
 
-def withheld_kinds() -> frozenset[str]:
+def withheld_kinds(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """Return what is omitted: "argv", "names", both or nothing."""
-    chosen = os.environ.get(VARIABLE, "")
+    chosen = environment.get(VARIABLE, "")
     return frozenset(_FIELDS) if chosen == "1" else frozenset(chosen.split(",")) & frozenset(_FIELDS)
 
 
@@ -52,7 +53,28 @@ def cleaned_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def clean_and_redact(content: Any) -> Any:
     """Return what JSON holds, cleaned, with the secrets in its texts redacted: events, and what trainings say."""
-    return redacted_texts(withhold_names(content))
+    plain = _without_meter_commands(content) if "argv" in withheld_kinds() else content
+    return redacted_texts(withhold_names(plain))
+
+
+def shown_command(text: str) -> str:
+    """Return a command of the user's as a run may say it: without secrets, or withheld where command lines are."""
+    return WITHHELD if "argv" in withheld_kinds() else redacted_text(text)
+
+
+def _without_meter_commands(content: Any) -> Any:
+    """Return channels, missing sensors and events without the words of a meter's command, also in calibrations."""
+    if isinstance(content, list | tuple):
+        return [_without_meter_commands(value) for value in content]
+    if not isinstance(content, Mapping):
+        return content
+    named = content.get("sensor") == "meter_command" and content.get("reason") != "absent"
+    words = {key for key, value in content.items() if named and isinstance(value, str) and _QUOTES.search(value)}
+    fields = {"source"} if named and "quantity" in content else {"meter"} if "gain" in content else set()
+    return {
+        key: WITHHELD if key in words | fields and value is not None else _without_meter_commands(value)
+        for key, value in content.items()
+    }
 
 
 def redacted_sources(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +132,12 @@ def _user() -> str:
 REDACTED = "[redacted]"
 _OF_SERVICE = "wandb|openai|anthropic|comet|neptune|mlflow|aws|azure|gcp|hf|huggingface"
 _KEY = rf"(?:api|access|auth|private|account|signing|secret|encryption|deploy|master|{_OF_SERVICE})[_.-]?key"
-_CORE = rf"(?:passwd|password|pwd|passphrase|secret|credentials?|{_KEY}|(?<![a-z])auth)"
+_OF_LOGIN = (
+    "db|database|sql|mysql|pg|postgres|mongo|redis|smtp|imap|mail|email|ftp|ssh|http|proxy|ldap|mqtt|wifi|vpn|user"
+    "|admin|root|sudo|login|server|account|basic|keystore"
+)
+_PASS = rf"(?<![a-z])(?:{_OF_LOGIN})[_.-]?pass(?![a-z])"
+_CORE = rf"(?:passwd|password|pwd|passphrase|secret|credentials?|{_KEY}|{_PASS}|(?<![a-z])auth)"
 _NAME = rf"[\w.-]*?{_CORE}"
 _TOKEN = r"(?:[\w.-]*[_.-])?token"
 _SECRET_NAME = re.compile(rf"^[-+]*(?:{_NAME}|{_TOKEN}|key)$", re.IGNORECASE)
@@ -120,7 +147,8 @@ _OF_NUMBER = "max|min|num|n|total|stop|new|seen|train|batch|context"  # of token
 _SECRETS_NAME = re.compile(rf"^[-+]*(?:{_NAME}|{_TOKEN})s$", re.IGNORECASE)
 _NO_SECRETS = re.compile(rf"(?:^|[_.-])(?:{_OF_TEXT}|{_OF_NUMBER})[_.-]?tokens$", re.IGNORECASE)
 _BRIEF_NAME = re.compile(
-    r"^-{1,2}(?:pass|pw|passcode|bearer|jwt|pat|cookie|(?:[\w.-]*[_.-])?(?:ssh|gpg|pgp|licen[cs]e|product)[_.-]?key)$",
+    r"^-{1,2}(?:pass|pw|passcode|bearer|jwt|pat|cookie|(?:[\w.-]*[_.-])?(?:ssh|gpg|pgp|licen[cs]e|product)[_.-]?key)$"
+    r"|^(?-i:[A-Z][A-Z0-9_]*_PASS)$",
     re.I,
 )
 _PIN_NAME = re.compile(r"^-{0,2}(?:[\w.-]*[_.-])?(?:pin(?:[_.-]?code)?|[th]?otp|2fa|mfa)$", re.IGNORECASE)
@@ -147,11 +175,12 @@ _FORMS = re.compile(
 _SHORTEST_FORM = 16  # characters
 _VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]*_KEY$")
 # Repetitions have bounds: a run folder from elsewhere holds words of any length, and they are looked at in linear time.
+_CAMEL_TOKEN = r"(?<!\w)[a-z][A-Za-z0-9]{0,40}Token"  # accessToken, and no InvalidToken: that is an exception
 _ASSIGNED = (
-    rf"""((?i:authorization|{_CORE}|(?<![a-z])token)\\{{0,3}}["']?\s{{0,4}}"""
+    rf"""((?:(?i:authorization|{_CORE}|(?<![a-z])token)|{_CAMEL_TOKEN})\\{{0,3}}["']?\s{{0,4}}"""
     r"""(?::\s{0,4}|=\s{0,4}(?![\d.]+\b))\\{0,3}"""
 )
-_OPTION = rf"((?<![\w-])--?(?i:[\w.-]{{0,60}}?{_CORE}|(?:[\w.-]{{0,60}}[_.-])?token|key)"
+_OPTION = rf"((?<![\w-])--?(?:(?i:[\w.-]{{0,60}}?{_CORE}|(?:[\w.-]{{0,60}}[_.-])?token|key)|{_CAMEL_TOKEN})"
 _OPTIONS = rf"((?<![\w-])--?(?i:[\w.-]{{0,60}}?{_CORE}s|(?:[\w.-]{{0,60}}[_.-])?tokens)"
 _RANDOM = r"""(?=[^\s"',]{0,300}\d)(?=[^\s"',]{0,300}[A-Za-z])[^\s"',-][^\s"',]{7,300}"""  # no word and no number
 _ADDRESS = r"(\b(?i:[a-z][a-z0-9+.-]{0,30})://"
@@ -164,6 +193,7 @@ _WITHIN = [
         _ASSIGNED
         + r"""["']?(?!(?i:bearer|basic|token)\s\[)(?i:(?:bearer|basic|token)\s)?)"""
         + r"""(?!\[redacted)[^\s"',}/][^\s"',}]{5,}""",
+        r"""((?i:pass(?:word|wd|phrase)|pwd)["']?\s{0,4}=\s{0,4}["']?)\d[\d.]{3,}""",  # of a token it is a count
         r"""(\b(?i:cookie)["']?:\s{0,4}["']?)[^"'\n]{6,}""",
         # An option and its value in the words of an exception: "command ['curl', '--password', 'X'] failed".
         _OPTION + r"""["'],?\s?["'])[^"'\n]+""",
@@ -267,7 +297,8 @@ def _redacted_value(key: Any, value: Any) -> Any:
     """Return what JSON holds under a key, redacted: the name of a secret says that its value is one."""
     name = str(key)
     if isinstance(value, str):
-        secret = value != "" and name != "key" and _is_secret(name)
+        brief = _BRIEF_NAME.search(name) is not None and _NUMBER_OR_FILE.fullmatch(value) is None
+        secret = value != "" and name != "key" and (brief or _is_secret(name))
         return REDACTED if secret else redacted_text(_brief_value(f"--{name}", value))
     if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
         return (
@@ -282,10 +313,17 @@ def _without_form(key: Any) -> Any:
 
 def _is_ambiguous_option(name: str) -> bool:
     """Return whether an option of this name takes secrets, or one that is none where it is a number or a file."""
-    known = _SECRETS_NAME.search(name) is not None and _NO_SECRETS.search(name) is None
+    parted = _with_parted_words(name)
+    known = _SECRETS_NAME.search(parted) is not None and _NO_SECRETS.search(parted) is None
     return known or _BRIEF_NAME.search(name) is not None
 
 
 def _is_secret(name: str) -> bool:
-    known = _SECRET_NAME.search(name) is not None or _VARIABLE.search(name) is not None
-    return known and _NO_SECRET.search(name) is None
+    parted = _with_parted_words(name)
+    known = _SECRET_NAME.search(parted) is not None or _VARIABLE.search(name) is not None
+    return known and _NO_SECRET.search(parted) is None
+
+
+def _with_parted_words(name: str) -> str:
+    """Return accessToken as access_Token."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -145,6 +146,34 @@ def test_what_would_add_energy_is_said_of_power_sensors_alone(capsys: pytest.Cap
     torch = {"version": "2.9", "remedy": None}
     _print_answer(Console(), {"channels": [], "torch": torch, "missing": [closed], "power": [], "characterised": {}})
     assert "Energy: no power sensor; add a plug or meter" in capsys.readouterr().out
+
+
+def test_a_torch_that_is_there_and_does_not_work_is_told_from_none_and_by_its_own_words(
+    tx2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = types.ModuleType("torch")
+
+    def refuse(index: int) -> str:
+        raise RuntimeError("The NVIDIA driver on your system is too old\nPlease update")
+
+    cuda = types.SimpleNamespace(device_count=lambda: 1, get_device_name=refuse)
+    vars(torch).update(__version__="2.4", version=types.SimpleNamespace(cuda="12.1"), cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    said = json.loads(doctor("--json", "--root", str(tx2)).output)["torch"]
+    assert said == {
+        "version": "2.4", "cuda": "12.1", "devices": [], "remedy": None,
+        "fault": "The NVIDIA driver on your system is too old",
+    }  # fmt: skip
+    monkeypatch.delitem(sys.modules, "torch")
+    (tx2 / "torch").mkdir()
+    (tx2 / "torch/__init__.py").write_text("raise ImportError('libcudnn.so.8: cannot open [shared] object file')")
+    monkeypatch.syspath_prepend(str(tx2))
+    found = doctor("-v", "--root", str(tx2))
+    assert found.exit_code == 0
+    assert "torch: cannot be imported: libcudnn.so.8: cannot open [shared]" in found.output.replace("\n", " ")
+    assert "pip install" not in found.output
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "pip install 'stepscope[torch]'" in doctor("-v", "--root", str(tx2)).output
 
 
 def test_doctor_gives_the_same_as_json_and_takes_the_root_from_the_environment(tx2: Path) -> None:

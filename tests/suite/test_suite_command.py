@@ -13,6 +13,7 @@ from tests.suite.small_sweeps import small_sweep
 
 from stepscope import __main__ as cli
 from stepscope.analysis.time.steps import timed_steps
+from stepscope.errors import UsageError
 from stepscope.runfolder import RunReader
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -153,3 +154,32 @@ def test_a_sweep_is_shown_without_torch(tmp_path: Path, cold_python: CommandLine
     assert (listed.returncode, "s: 0 of 1 runs" in listed.stdout) == (0, True), listed.stderr
     shown = cold_python("-c", script, "suite", "show", "s")
     assert (shown.returncode, "not run yet" in shown.stdout) == (0, True), shown.stderr
+
+
+def test_what_is_left_out_on_a_fleet_has_to_be_left_out_by_each_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("asyncssh")
+    from stepscope.api import suite
+    from stepscope.experiments.fleet import hosts
+
+    monkeypatch.setenv("STEPSCOPE_PRIVATE", "argv")
+
+    monkeypatch.setattr(hosts, "scheduler_of_hosts", lambda known: hosts.SchedulerAddress("", tmp_path, known))
+    monkeypatch.setattr("stepscope.experiments.fleet.scheduling.new_fleet", lambda *_: 1 / 0)
+
+    def begin(*environments: str) -> None:
+        file = tmp_path / "hosts.toml"
+        listed = (f'[[host]]\nname = "{"xy"[n]}"\nlocal = true\n{said}\n' for n, said in enumerate(environments))
+        file.write_text("\n".join(listed))
+        suite.run("smoke", fleet=str(file), out=tmp_path / "sweep")
+
+    private = 'environment = { STEPSCOPE_PRIVATE = "1" }'
+    for environments in (("", ""), (private, 'environment = { STEPSCOPE_PRIVATE = "names" }')):
+        with pytest.raises(UsageError, match="do not reach the boards"):
+            begin(*environments)
+    with pytest.raises(ZeroDivisionError):  # it begins
+        begin(private, 'environment = { STEPSCOPE_PRIVATE = "argv" }')
+    monkeypatch.delenv("STEPSCOPE_PRIVATE")
+    with pytest.raises(ZeroDivisionError):
+        begin("", "")

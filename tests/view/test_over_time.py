@@ -20,8 +20,9 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import MOST_POINTS, lines_over_time
 
 pytest.importorskip("altair")
+from stepscope.report.view.access import Access, HttpAnswer
 from stepscope.report.view.server import BoundedServer, make_server
-from stepscope.report.view.site import Access, HttpAnswer, Site
+from stepscope.report.view.site import Site
 
 HERE = {"Host": "localhost:8321"}
 

@@ -19,8 +19,9 @@ pytest.importorskip("altair")
 
 from stepscope.errors import RunNotFound, UsageError
 from stepscope.report.view import server as serving
+from stepscope.report.view.access import HttpAnswer
 from stepscope.report.view.server import BoundedServer, make_server
-from stepscope.report.view.site import HttpAnswer, Site
+from stepscope.report.view.site import Site
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

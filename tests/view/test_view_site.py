@@ -18,8 +18,9 @@ pytest.importorskip("altair")
 from stepscope.analysis.run import Run
 from stepscope.files import read_json, replace_json
 from stepscope.report.view import listing as listing_module
+from stepscope.report.view.access import COOKIE, Access, HttpAnswer, is_local_host, is_loopback
 from stepscope.report.view.listing import Listing
-from stepscope.report.view.site import COOKIE, Access, HttpAnswer, Site, is_local_host, is_loopback
+from stepscope.report.view.site import Site
 
 HERE = {"Host": "localhost:8321"}
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -294,6 +294,21 @@ def test_spoken_words_become_features_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert signals._load_speech().facts == splits.facts
 
 
+def test_features_that_are_damaged_or_cannot_be_kept_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [file.name for file in catalogue.SPEECH_COMMANDS.files]
+    put("SPEECH_COMMANDS", {names[0]: tar_gz(spoken()), names[1]: b""}, monkeypatch)
+    kept = cache.path(catalogue.SPEECH_COMMANDS, catalogue.SPEECH_COMMANDS.files[0]).with_name(signals._KEPT)
+    facts = signals._load_speech().facts
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:200], whole[:-30], b"PK" + bytes(500)):
+        kept.write_bytes(damaged)
+        assert signals._load_speech().facts == facts
+        assert len(kept.read_bytes()) == len(whole)
+    kept.unlink()
+    kept.mkdir()  # as where the folder cannot be written
+    assert signals._load_speech().facts == facts
+
+
 @pytest.mark.parametrize("sound", [b"RIFF", wav(100, rate=8000)], ids=["cut", "another rate"])
 def test_a_sound_of_another_form_is_refused(sound: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [file.name for file in catalogue.SPEECH_COMMANDS.files]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
+from tests.patience import HANG_S
 from tests.workloads.web import Site, site
 
 from stepscope.cli.data import data
@@ -142,6 +144,57 @@ def test_the_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert cache.data_root() == tmp_path / "stepscope"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.data_root() == Path("~/.cache/stepscope").expanduser()
+
+
+def test_a_part_that_does_not_belong_to_the_file_is_dropped_and_fetched_anew(site: Site, data_folder: Path) -> None:
+    site.files["numbers.bin"] = CONTENT
+    (data_folder / "numbers").mkdir(parents=True)
+    (data_folder / "numbers/numbers.bin.part").write_bytes(b"of another version" * 100)
+    (kept,) = cache.fetch(a_set(site.url("numbers.bin")))
+    assert kept.read_bytes() == CONTENT
+    assert [path.name for path in kept.parent.iterdir()] == ["numbers.bin"]
+
+
+def test_two_that_fetch_one_file_at_once_take_turns_and_download_it_once(site: Site, data_folder: Path) -> None:
+    site.files["numbers.bin"] = CONTENT
+    dataset = a_set(site.url("numbers.bin"))
+    begun, found = threading.Event(), list[list[Path]]()
+
+    def fetch() -> None:
+        begun.set()
+        found.append(cache.fetch(dataset))
+
+    with cache._alone_in(_made(data_folder / "numbers")):
+        second = threading.Thread(target=fetch)
+        second.start()
+        assert begun.wait(HANG_S)
+        second.join(0.05)
+        assert second.is_alive()
+        assert not site.asked
+        (data_folder / "numbers/numbers.bin").write_bytes(CONTENT)  # as the first leaves it
+    second.join(HANG_S)
+    assert found == [[data_folder / "numbers/numbers.bin"]]
+    assert not site.asked
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_without_a_home_nothing_is_present_and_fetching_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STEPSCOPE_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert not cache.is_present(a_set(DEAD))
+    assert not [row for row in catalogue.listed() if row["present"] is True and row["name"] == "mnist"]
+    with pytest.raises(DataUnavailable, match="home") as caught:
+        cache.fetch(a_set(DEAD))
+    assert "STEPSCOPE_DATA" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("dataset", catalogue.DATA_SETS, ids=lambda each: each.name)

@@ -12,7 +12,8 @@ from tests.patience import HANG_S
 from stepscope import workloads as suite
 from stepscope.api.workloads import workload_rows
 from stepscope.cli.workloads import workloads
-from stepscope.errors import UnknownName
+from stepscope.errors import OutputNotWritable, UnknownName
+from stepscope.footprint import calibration
 from stepscope.workloads.contract import Workload
 
 
@@ -76,6 +77,20 @@ def test_after_a_change_of_a_file_everything_is_counted_anew_and_kept(
     for _ in range(2):
         workload_rows([suite.find("lenet")], lambda new: asked.append(len(new)) or new)  # type: ignore[func-returns-value]
     assert asked == [1, 0]
+
+
+def test_without_a_home_workloads_are_counted_and_calibrations_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("stepscope.api.workloads.shipped_counts", dict)
+    assert [row["parameters"] for row in workload_rows([suite.find("lenet")])] == [21_840]
+    path = calibration.calibration_path()
+    assert calibration.load_calibration(path) == calibration.DeviceCalibration()
+    with pytest.raises(OutputNotWritable, match="no home folder"):
+        calibration.save_calibration(calibration.DeviceCalibration(), path)
 
 
 def test_an_unknown_name_is_refused_without_torch() -> None:

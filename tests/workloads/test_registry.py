@@ -55,6 +55,15 @@ def test_a_plug_in_that_raises_anything_is_left_out(tmp_path: Path, monkeypatch:
     assert {"stepscope.workloads.convolutional", "stepscope.workloads.resnet"} <= {m.__name__ for m in found.modules}
 
 
+def test_a_plug_in_that_exits_or_names_no_module_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [EntryPoint("leaves", "leaving", GROUP), EntryPoint("odd", "no module", GROUP)]
+    found = discover(stepscope.workloads, GROUP, skip={"contract"}, points=points)
+    assert ["leaves" in found.warnings[0], "odd" in found.warnings[1]] == [True, True]
+    assert "stepscope.workloads.resnet" in {module.__name__ for module in found.modules}
+
+
 def test_packages_skipped_files_and_shared_files_are_not_searched() -> None:
     found = {m.__name__.rpartition(".")[2] for m in discover(stepscope.workloads, GROUP, {"contract"}, ()).modules}
     assert not found & {"contract", "data", "_classification"}

@@ -152,13 +152,33 @@ def _user_key() -> bytes | None:
     try:
         path = user_cache() / "results.key"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(_SEAL_BYTES))
-        except FileExistsError:
-            pass
+        if not (path.is_file() and path.stat().st_size == _SEAL_BYTES):
+            _make_key(path)
         key = read_regular(path, _SEAL_BYTES)
     except (OSError, RuntimeError) as error:
         _log.debug("results are kept in memory alone: %s", error)
         return None
     return key if len(key) == _SEAL_BYTES else None
+
+
+def _make_key(path: Path) -> None:
+    """Write a key as a whole: of processes that begin at once the first one's stays, and one that is cut off goes."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_SEAL_BYTES))
+        if path.exists():
+            part.replace(path)
+        else:
+            _link_or_replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _link_or_replace(part: Path, path: Path) -> None:
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        pass  # another process was quicker
+    except OSError:  # a disk without links
+        part.replace(path)

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepscope.api.requests import CalibrateRequest
 from stepscope.errors import OutputNotWritable, UsageError
+from stepscope.privacy import shown_command
 from stepscope.record.meter_log import read_meter_csv
 from stepscope.record.meters import parse_meters
 from stepscope.record.sampler.calibration import (
@@ -83,7 +84,8 @@ def calibrate_device(request: CalibrateRequest, progress: Callable[[str], None])
     finally:
         for found in seen.found.values():
             found.close()
-    name = request.plug or request.meter_command or str(request.meter_csv)
+    command = shown_command(request.meter_command) if request.meter_command else None
+    name = request.plug or command or str(request.meter_csv)
     readings = recorded.power[theirs[0].id] if theirs else _log(request.meter_csv, recorded)
     found_, refused = calibrate_channels(recorded, channels, readings, name, request.accuracy)
     if not found_:

@@ -86,11 +86,12 @@ class CalibrateRequest(Request):
     seconds: float = option("60s", "How long the load lasts in all.", least=20, unit="s", example="60s")
     accuracy: float = option(
         "1%", "What the meter's data sheet says of it, a share of its reading.", above=0, most=1, unit="share",
-        example="1%",
+        bare="%", example="1%",
     )  # fmt: skip
     dry: bool = option(False, "Show the result and keep nothing.")
 
     def __post_init__(self) -> None:
+        refuse_bare_share("--accuracy", self.accuracy)
         super().__post_init__()
         if sum(meter is not None for meter in (self.plug, self.meter_command, self.meter_csv)) != 1:
             raise UsageError("calibrate against which meter?", "give one of --plug, --meter-command and --meter-csv")

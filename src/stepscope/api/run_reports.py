@@ -29,12 +29,12 @@ from stepscope.integrations import logger
 from stepscope.record.ceilings import ceilings as measured
 from stepscope.record.diagnosis import diagnose, measure_and_save_power_sensors
 from stepscope.record.meter_log import import_csv
-from stepscope.report import figures as drawn
 from stepscope.report.exports._excerpt import plan_export, write_export
+from stepscope.report.html import refuse_without_libraries
 from stepscope.report.live.run_state import Now, RunWatcher
 from stepscope.report.live.screen import poll_states
+from stepscope.report.view.access import is_loopback
 from stepscope.report.view.server import DEFAULT_PORT, BoundedServer, make_server
-from stepscope.report.view.site import is_loopback
 from stepscope.run_paths import find_run
 from stepscope.runfolder import RunReader
 from stepscope.simulate import sensor_root
@@ -256,7 +256,7 @@ def figure(
     out: str | Path = ".",
     *,
     form: str = "png",
-    width_mm: float = drawn.DOUBLE_COLUMN_MM,
+    width_mm: float = 170.0,
 ) -> Path:
     """Write one chart of a run into the folder `out`, which is made, and return the path of the picture.
 
@@ -267,6 +267,9 @@ def figure(
     the extra `report`,
     OutputNotWritable.
     """
+    refuse_without_libraries()
+    from stepscope.report import figures as drawn
+
     drawn.check(name, [form], width_mm)
     runs = list(run) if isinstance(run, Sequence) and not isinstance(run, str) else [run]
     if len(runs) != 1 and not (runs and drawn.is_multi_run_figure(name)):
@@ -277,7 +280,13 @@ def figure(
 
 
 def figures() -> dict[str, str]:
-    """The charts that `figure` can draw: their names, in the order of the page, and the section each is of."""
+    """The charts that `figure` can draw: their names, in the order of the page, and the section each is of.
+
+    Raises MissingDependency without the extra `report`.
+    """
+    refuse_without_libraries()
+    from stepscope.report import figures as drawn
+
     return {entry.name: entry.title for entry in drawn.entries()}
 
 
@@ -287,7 +296,8 @@ def view(
     """A server that shows a folder of runs at its `address`: call `serve_forever()`, `server_close()` ends it.
 
     port: 0 takes any free one. token: what visitors need; beyond this machine the default is a new one, and it is
-    part of the address. Nothing is written and nothing outside the folder is shown. Raises RunNotFound and UsageError.
+    part of the address. Nothing is written and nothing outside the folder is shown. Raises RunNotFound, UsageError, and
+    MissingDependency without the extra `report`.
     """
     needed = token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
     return make_server(folder, host, port, needed)

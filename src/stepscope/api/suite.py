@@ -19,9 +19,11 @@ from stepscope.errors import MissingDependency, StepscopeError, UnknownName, Usa
 from stepscope.experiments.suite import SuiteRun
 from stepscope.experiments.suite.results import Results, read_results, runs_table
 from stepscope.experiments.suite.results import settings_table as table_of
+from stepscope.privacy import VARIABLE, withheld_kinds
 from stepscope.units import bytes_, escape_control_characters, estimate, percent, plural
 
 if TYPE_CHECKING:
+    from stepscope.experiments.fleet.hosts import SchedulerAddress
     from stepscope.experiments.suite.results import Score
 
 __all__ = ["export", "listed", "page", "results", "run", "scores", "table"]
@@ -139,12 +141,25 @@ def _run_on_fleet(request: SuiteRun, out: Path, progress: bool, says: Callable[[
 
     require_libraries()
     where = scheduler_address(str(request.fleet), request.tls)
+    _refuse_to_withhold_here_alone(where)
     folder = resume_fleet(request, out) if request.resume else new_fleet(request, out, where, says)
     if progress:
         runs = sum(len(sweep.order) for sweep in folder.boards.values())
         _print_to_stderr(f"sweep of {runs} runs on {len(folder.boards)} boards in {folder.path}")
     with fleet_progress(folder, progress) as watch:
         run_fleet_sweep(folder, where, CHILD[1:], watch, request.wait)
+
+
+def _refuse_to_withhold_here_alone(where: SchedulerAddress) -> None:
+    """Raise UsageError where something is to be omitted that the boards would write all the same."""
+    kinds = withheld_kinds()
+    hosts = () if where.hosts is None else where.hosts.hosts
+    if kinds and not (hosts and all(kinds <= withheld_kinds(host.environment) for host in hosts)):
+        raise UsageError(
+            "--no-argv and --no-names (STEPSCOPE_PRIVATE) do not reach the boards of a fleet",
+            f'add environment = {{ {VARIABLE} = "{",".join(sorted(kinds))}" }} to each [[host]] of hosts.toml, '
+            "and call fleet down and fleet up",
+        )
 
 
 def _print_to_stderr(line: str) -> None:

@@ -104,7 +104,7 @@ def workload_rows(chosen: Sequence[Workload], counting: Counting = lambda new: n
     known, file = _shipped_rows(), None
     if any(workload.name not in known for workload in chosen):
         file = _cache_file()
-        known = {**read_json_object(file), **known}
+        known = {**({} if file is None else read_json_object(file)), **known}
     new = [workload for workload in chosen if workload.name not in known or not _is_ours(workload)]
     for workload in counting(new):
         known[workload.name] = count_workload(workload)
@@ -133,9 +133,12 @@ def _is_ours(workload: Workload) -> bool:
     return any(workload is known for module in modules for known in getattr(module, "WORKLOADS", ()))
 
 
-def _cache_file() -> Path:
-    """Return the file of earlier counts."""
-    return user_cache() / f"workloads-{_digest()}.json"
+def _cache_file() -> Path | None:
+    """Return the file of earlier counts; None without a home folder."""
+    try:
+        return user_cache() / f"workloads-{_digest()}.json"
+    except RuntimeError:
+        return None
 
 
 def _digest() -> str:

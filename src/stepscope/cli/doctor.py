@@ -94,7 +94,8 @@ def _print_answer(console: Console, found: dict[str, Any]) -> None:
         energy = f"not measured; {remedies[0]}"
     else:
         energy = "no power sensor; add a plug or meter (--plug), or estimate (--power-model)"
-    start = "stepscope run lenet" if torch else f"{found['torch']['remedy'] or 'pip install torch'}"
+    why = found["torch"]
+    start = "stepscope run lenet" if torch else why["remedy"] or f"mend torch, it cannot be imported: {why['fault']}"
     from rich.text import Text
 
     for label, text in (("Measured here", ", ".join(can)), ("Energy", energy), ("Start with", start)):
@@ -212,10 +213,13 @@ def _print_software(console: Console, found: dict[str, Any]) -> None:
     torch, perf = found["torch"], found["perf"]
     console.print("\n[bold]Software[/]")
     if torch["version"] is None:
-        console.print("  torch: not installed; stored runs can be read, none can be recorded")
+        why = f"cannot be imported: {torch['fault']}" if torch["fault"] else "not installed"
+        console.print(f"  torch: {why}; stored runs can be read, none can be recorded", highlight=False, markup=False)
     else:
         devices = ", ".join(torch["devices"]) or "no GPU that torch can use"
-        console.print(f"  torch {torch['version']}, CUDA {torch['cuda'] or '-'}: {devices}", highlight=False)
+        fault = f" ({torch['fault']})" if torch["fault"] else ""
+        line = f"  torch {torch['version']}, CUDA {torch['cuda'] or '-'}: {devices}{fault}"
+        console.print(line, highlight=False, markup=False)
     _print_remedy(console, torch["remedy"])
     paranoid = "-" if perf["paranoid"] is None else perf["paranoid"]
     allowed = "allowed: CPU time of the training process is fresh at each read" if perf["allowed"] else "not allowed"

@@ -30,8 +30,8 @@ def view(
     """
     import secrets
 
+    from stepscope.report.view.access import is_loopback
     from stepscope.report.view.server import make_server
-    from stepscope.report.view.site import is_loopback
 
     needed = token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
     server = make_server(folder, host, port, needed)

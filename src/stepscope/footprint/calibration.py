@@ -39,17 +39,23 @@ class DeviceCalibration:
         return round(low * min(1.0, *self.ratios)), round(high * max(1.0, *self.ratios))
 
 
-def calibration_path() -> Path:
-    """The file of this device and this torch below the user's cache folder; the empty process has one of its own."""
+def calibration_path() -> Path | None:
+    """The file of this device and this torch below the user's cache folder; None without a home folder.
+
+    The empty process has one of its own.
+    """
     import torch
 
     name = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-torch{torch.__version__}"
-    return user_cache() / "fit" / f"{name}-{torch.get_num_threads()}threads.json"
+    try:
+        return user_cache() / "fit" / f"{name}-{torch.get_num_threads()}threads.json"
+    except RuntimeError:
+        return None
 
 
-def load_calibration(path: Path) -> DeviceCalibration:
+def load_calibration(path: Path | None) -> DeviceCalibration:
     """Return what is known; nothing where nothing was stored, or where it cannot be read."""
-    content = read_json_object(path)
+    content = {} if path is None else read_json_object(path)
     try:
         if content["version"] != _VERSION:
             return DeviceCalibration()
@@ -61,8 +67,10 @@ def load_calibration(path: Path) -> DeviceCalibration:
         return DeviceCalibration()
 
 
-def save_calibration(kept: DeviceCalibration, path: Path) -> None:
-    """Keep it for later answers."""
+def save_calibration(kept: DeviceCalibration, path: Path | None) -> None:
+    """Keep it for later answers; OutputNotWritable where that cannot be."""
+    if path is None:
+        raise OutputNotWritable("there is no home folder to keep what was learnt", "set XDG_CACHE_HOME to a folder")
     content: dict[str, Any] = {
         "version": _VERSION,
         "probed": {name: (probed.fixed, probed.per_sample) for name, probed in kept.probed.items()},

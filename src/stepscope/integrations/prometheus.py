@@ -16,7 +16,7 @@ from stepscope.integrations._run_content import logged_values
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
     from stepscope.report.live.run_state import Now, RunWatcher
-    from stepscope.report.view.site import HttpAnswer
+    from stepscope.report.view.access import HttpAnswer
 
 TITLE = "Prometheus text file"
 EXTRA = "prometheus"
@@ -101,7 +101,7 @@ class _Gauges:
         self._registry.register(_Collector(lambda: _live_samples(follows.read_state())))
 
     def answer(self, target: str, headers: Mapping[str, str]) -> HttpAnswer:
-        from stepscope.report.view.site import HttpAnswer, is_local_host
+        from stepscope.report.view.access import HttpAnswer, is_local_host
 
         if not is_local_host(headers.get("Host", "")):
             return HttpAnswer(403, "this address is not one of this server's own names")

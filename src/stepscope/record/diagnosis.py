@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
+from stepscope.privacy import clean_and_redact
 from stepscope.record.device import describe_device, temperatures_and_clocks
 from stepscope.record.sampler.calibration import load_calibrations, refused_calibrations
 from stepscope.record.sampler.characterise import (
@@ -60,6 +61,7 @@ def diagnose(
         for found in sensors.values()
         for c in found.channels
     ]
+    every = [channel for found in sensors.values() for channel in found.channels]
     missing = [
         {"sensor": name, **asdict(why), "detail": as_seen_below(root, why.detail)} for name, why in seen.missing.items()
     ]
@@ -68,7 +70,7 @@ def diagnose(
         "root": str(root),
         "device": describe_device(root),
         "now": temperatures_and_clocks(root),
-        "channels": channels,
+        "channels": clean_and_redact(channels),
         "missing": missing,
         "power": [
             {"sensor": name, "channels": [c.id for c in found.channels if c.quantity in ("power", "energy")]}
@@ -76,10 +78,8 @@ def diagnose(
             if name in meters
         ],
         "characterised": {name: asdict(profile) for name, profile in known.items()},
-        "calibrated": {name: asdict(kept) for name, kept in load_calibrations(root).items()},
-        "calibrations_refused": refused_calibrations(
-            (channel for found in sensors.values() for channel in found.channels), root
-        ),
+        "calibrated": clean_and_redact({name: asdict(kept) for name, kept in load_calibrations(root).items()}),
+        "calibrations_refused": refused_calibrations(every, root),
         "proc": (root / "proc/stat").exists(),
         "perf": _perf_event_facts(root),
         "torch": _torch(),
@@ -128,9 +128,17 @@ def _perf_event_facts(root: Path) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, Any]:
+    """Return the version of torch and its GPUs; `fault` where it is installed and does not work, in its own words."""
+    found: dict[str, Any] = {"version": None, "cuda": None, "devices": [], "fault": None, "remedy": None}
     try:
         import torch
-    except ImportError:
-        return {"version": None, "cuda": None, "devices": [], "remedy": "pip install 'stepscope[torch]'"}
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {"version": str(torch.__version__), "cuda": torch.version.cuda, "devices": names, "remedy": None}
+
+        found |= {"version": str(torch.__version__), "cuda": torch.version.cuda}
+        for index in range(torch.cuda.device_count()):
+            found["devices"].append(torch.cuda.get_device_name(index))
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return {**found, "remedy": "pip install 'stepscope[torch]'"}
+        # A library that the vendor's torch needs, a wheel of another machine, a driver that is too old.
+        return {**found, "fault": (str(error).strip().partition("\n")[0] or type(error).__name__)[:300]}
+    return found

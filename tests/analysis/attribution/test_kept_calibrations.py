@@ -12,6 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.analysis.attribution.powered_run import powered_run
 
+from stepscope.analysis import result_cache
 from stepscope.analysis.energy import rail_fits
 from stepscope.analysis.energy.calibration import fit_sensor_model
 from stepscope.analysis.energy.fit_inputs import stored_calibrations
@@ -166,3 +167,21 @@ def test_another_channel_of_a_chip_starts_from_the_stronger_one(
     assert half.fit is not None
     assert whole.chip == half.chip == "/sys/chip0"
     assert half.fit.joules == pytest.approx(whole.fit.joules / 2, rel=0.02, abs=0.002 * half.fit.total.joules)
+
+
+@pytest.mark.parametrize("left", [b"", b"cut off", b"x" * 33])
+def test_a_key_that_is_cut_off_is_made_anew_and_a_whole_one_stays(
+    left: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "stepscope/results.key"
+    file.parent.mkdir()
+    file.write_bytes(left)
+    make = result_cache._user_key.__wrapped__
+    key = make()
+    assert key is not None
+    assert (len(key), file.read_bytes(), file.stat().st_mode & 0o777) == (32, key, 0o600)
+    assert make() == key
+    (tmp_path / "late").write_bytes(b"y" * 32)
+    result_cache._link_or_replace(tmp_path / "late", file)  # another process was quicker
+    assert [make(), list(file.parent.iterdir())] == [key, [file]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.clock import Clock
-from stepscope.privacy import WITHHELD, redacted_text, withheld_kinds
+from stepscope.privacy import shown_command
 from stepscope.record.access.child_lines import ChildLines
 from stepscope.record.sensors.contract import NAN, Channel, Meter, NoSensor, OpenSensor, Target, channel_id
 
@@ -189,7 +189,7 @@ def _channel(meter: Meter, quantity: str) -> Channel:
         kind="counter" if quantity == "energy" else "gauge",
         scope=scope,
         parent_scope="system",
-        source=WITHHELD if "argv" in withheld_kinds() else redacted_text(meter.address),
+        source=shown_command(meter.address),
         filter="mean of the lines printed since the last read" if quantity != "energy" else None,
     )
 

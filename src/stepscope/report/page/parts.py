@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Union
 
-from stepscope.report.charts.style import WIDE
 from stepscope.report.table import Table
 
 
@@ -29,7 +28,7 @@ class Figure:
     @cached_property
     def wide(self) -> str:
         """SVG text; a phone scrolls it sideways."""
-        from stepscope.report.charts.style import draw_svg
+        from stepscope.report.charts.style import WIDE, draw_svg
 
         return draw_svg(self.chart(WIDE))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from stepscope.errors import RunNotFound, UsageError
-from stepscope.report.view.site import Access, HttpAnswer, Site, is_loopback
+from stepscope.report.view.access import Access, HttpAnswer, is_loopback
 
 DEFAULT_PORT = 8321
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address and a cookie carry as it is
@@ -196,8 +196,13 @@ def make_server(
     """A server that listens but does not serve yet: call `serve_forever`. Port 0 takes any free one.
 
     token: needed wherever others than this machine can reach it. UsageError where it cannot listen there, RunNotFound
-    where there is no such folder.
+    where there is no such folder, MissingDependency without the extra `report`.
     """
+    from stepscope.report.html import refuse_without_libraries
+
+    refuse_without_libraries()
+    from stepscope.report.view.site import Site
+
     folder = Path(root)
     if not folder.is_dir():
         raise RunNotFound(f"there is no folder '{folder}'", "name the folder that holds your runs: stepscope view DIR")

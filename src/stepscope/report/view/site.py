@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
-import ipaddress
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,35 +24,12 @@ from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
 from stepscope.report.live.run_state import Now, RunWatcher
 from stepscope.report.view import listing as over_time
+from stepscope.report.view.access import COOKIE, HTML, Access, HttpAnswer
 from stepscope.report.view.listing import AT_ONCE, MORE, ListedRun, Listing, has_link_outside
 from stepscope.units import amount, bytes_, duration, number, percent, plural, si
 
-_HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
+_JSON = "application/json"
 _LONGEST = 8_000  # characters of an address
-_SAFE = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-
-
-@dataclass(frozen=True)
-class HttpAnswer:
-    """A response: status, body, its type, and headers beside those that every answer has."""
-
-    status: int
-    body: str
-    kind: str = _TEXT
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def all_headers(self) -> dict[str, str]:
-        """The headers as they are sent; by themselves answers run nothing and load nothing."""
-        policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
-        if self.kind == _HTML:
-            policy = {"Content-Security-Policy": "frame-ancestors 'none'"}  # beside the one that the page states itself
-        return {"Content-Type": self.kind, **_SAFE, **policy, **self.headers}
 
 
 class Site:
@@ -95,7 +67,7 @@ class Site:
     def _routed(self, path: str, query: Mapping[str, list[str]]) -> HttpAnswer:
         if path == "/":
             page, script = list_page(self.listing.root.name or "runs", self._rows(AT_ONCE))
-            return HttpAnswer(200, page, _HTML, _page_policy(script))
+            return HttpAnswer(200, page, HTML, _page_policy(script))
         if path == "/runs.json":
             return HttpAnswer(200, json.dumps({"rows": self._rows(MORE)}, allow_nan=False), _JSON)
         if path == "/over-time":
@@ -115,14 +87,14 @@ class Site:
 
     def _run(self, listed: ListedRun) -> HttpAnswer:
         page = self._kept.get((listed.key,), page_files_state(listed.path), lambda: html.render(Run(listed.path)))
-        return HttpAnswer(200, page, _HTML)
+        return HttpAnswer(200, page, HTML)
 
     def _live(self, listed: ListedRun) -> HttpAnswer:
         now = self._watches.state_for_json(listed.path)
         if now["ended"]:  # its rows are closed, so there is nothing to follow
             return HttpAnswer(303, "", headers={"Location": "/run/" + quote(listed.key, safe="/")})
         page, script = live_page(str(listed.facts["workload"]), listed.key, now)
-        return HttpAnswer(200, page, _HTML, _page_policy(script))
+        return HttpAnswer(200, page, HTML, _page_policy(script))
 
     def _live_state(self, listed: ListedRun) -> HttpAnswer:
         return HttpAnswer(200, json.dumps(self._watches.state_for_json(listed.path), allow_nan=False), _JSON)
@@ -150,7 +122,7 @@ class Site:
         cache_key = ("over-time", *(listed.key for listed in chosen))
         data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.over_time_data(chosen), allow_nan=False))
         page, script = _page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
-        return HttpAnswer(200, page, _HTML, _page_policy(script))
+        return HttpAnswer(200, page, HTML, _page_policy(script))
 
     def _compared(self, keys: list[str]) -> HttpAnswer:
         chosen = self._find_chosen_runs(keys)
@@ -159,7 +131,7 @@ class Site:
         state = tuple(page_files_state(run.path) for run in chosen)
         cache_key = ("compare", *(run.key for run in chosen))
         paths = [run.path for run in chosen]
-        return HttpAnswer(200, self._kept.get(cache_key, state, lambda: compare_page.render(compare(paths))), _HTML)
+        return HttpAnswer(200, self._kept.get(cache_key, state, lambda: compare_page.render(compare(paths))), HTML)
 
 
 def _page_policy(script: str) -> dict[str, str]:
@@ -180,68 +152,6 @@ def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: st
     place = "/" + quote(unquote(path).lstrip("/\\"), safe="/")  # "//host" would lead to another site
     cookie = {} if token is None else {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
     return HttpAnswer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, **cookie})
-
-
-COOKIE = "stepscope_view"
-_OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Access:
-    """token: None where the server listens on the loopback interface alone, and none was asked for."""
-
-    token: str | None = None
-
-    def refusal(self, headers: Mapping[str, str], given: str | None) -> str | None:
-        """Return why a request is refused; None where it is let in. given: the token of its address, if any.
-
-        Without a token the Host header must name this machine: a page elsewhere whose name is made to lead to
-        127.0.0.1 (DNS rebinding) still sends that name. A token is nothing that such a page could know.
-        """
-        if self.token is None:
-            return (
-                None if is_local_host(headers.get("Host", "")) else "this address is not one of this server's own names"
-            )
-        offered = (given, _bearer(headers.get("Authorization", "")), _cookie(headers.get("Cookie", "")))
-        if any(token is not None and _are_tokens_equal(token, self.token) for token in offered):
-            return None
-        return "the token is missing or wrong: open the address that `stepscope view` printed"
-
-    def is_token(self, given: str) -> bool:
-        """Return whether this is the token; never where there is none."""
-        return self.token is not None and _are_tokens_equal(given, self.token)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address that a server listens at is reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_local_host(host: str) -> bool:
-    """Return whether a Host header names this machine; any port, since a tunnel may have another."""
-    return _OWN_NAME.fullmatch(host) is not None
-
-
-def _bearer(header: str) -> str | None:
-    kind, _, token = header.partition(" ")
-    return token.strip() if kind.lower() == "bearer" else None
-
-
-def _cookie(header: str) -> str | None:
-    try:
-        found = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        return None
-    return None if found is None else found.value
-
-
-def _are_tokens_equal(given: str, other: str) -> bool:
-    return hmac.compare_digest(given.encode(), other.encode())
 
 
 _MOST_PAGES = 24  # pages

@@ -1,7 +1,7 @@
 """The files of downloaded data sets on this machine: which there must be, where they lie, whether they are whole.
 
-The folder is $STEPSCOPE_DATA, else stepscope/ in $XDG_CACHE_HOME, else ~/.cache/stepscope. Reading needs no download
-library, so that a cache copied from another machine is enough.
+The folder is $STEPSCOPE_DATA, else stepscope/ in $XDG_CACHE_HOME, else ~/.cache/stepscope; without a home folder
+nothing is present. Reading needs no download library, so that a cache copied from another machine is enough.
 
 Downloads: each mirror in turn, resumed where they broke off, kept only with the right checksum.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import http.client
 import importlib
@@ -19,12 +20,13 @@ import os
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import DataUnavailable, MissingDependency
+from stepscope.files import user_cache
 
 _BLOCK = 1 << 20
 
@@ -51,11 +53,12 @@ class DataSet:
 
 
 def data_root() -> Path:
-    """The folder that all data sets are kept in."""
+    """The folder that all data sets are kept in; DataUnavailable where there is no home to have it."""
     chosen = os.environ.get("STEPSCOPE_DATA")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stepscope"
+    try:
+        return Path(chosen).expanduser() if chosen else user_cache()
+    except RuntimeError as error:
+        raise DataUnavailable(f"there is no folder for data: {error}", "name one: STEPSCOPE_DATA=/path") from error
 
 
 def path(dataset: DataSet, file: RemoteFile) -> Path:
@@ -65,7 +68,10 @@ def path(dataset: DataSet, file: RemoteFile) -> Path:
 
 def is_present(dataset: DataSet) -> bool:
     """Return whether all files are there, by name: their content is checked when fetched and by `verify`."""
-    return all(path(dataset, file).is_file() for file in dataset.files)
+    try:
+        return all(path(dataset, file).is_file() for file in dataset.files)
+    except DataUnavailable:
+        return False
 
 
 def read(dataset: DataSet, name: str) -> bytes:
@@ -136,7 +142,9 @@ def _fetch_file(dataset: DataSet, file: RemoteFile, progress: Progress) -> Path:
     failures = []
     for url in file.urls:
         try:
-            return _from_one(url, where, file, progress)
+            where.parent.mkdir(parents=True, exist_ok=True)
+            with _alone_in(where.parent):
+                return _resumed_or_anew(url, where, file, progress)
         except ValueError:  # pooch's word for a wrong checksum; it has removed what it downloaded
             failures.append(f"{url}: the checksum is wrong: the file there has changed, or is not the file any more")
         except _BROKEN as error:
@@ -149,19 +157,45 @@ def _fetch_file(dataset: DataSet, file: RemoteFile, progress: Progress) -> Path:
     )
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process fetches into this folder: two would write one part, and the second finds the file."""
+    number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def _resumed_or_anew(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
+    """Return the file, begun anew where what an earlier try has left does not belong to it."""
+    resumed = _part_of(where).exists()
+    try:
+        return _from_one(url, where, file, progress)
+    except ValueError:
+        if not resumed:
+            raise
+        return _from_one(url, where, file, progress)
+
+
+def _part_of(where: Path) -> Path:
+    return where.with_name(where.name + ".part")
+
+
 def _from_one(url: str, where: Path, file: RemoteFile, progress: Progress) -> Path:
     pooch = importlib.import_module("pooch")
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # it tells on stderr what our own progress shows
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
         kept = pooch.retrieve(
             url,
             known_hash=file.checksum,
             fname=where.name,
             path=where.parent,
-            downloader=_resuming(where.with_name(where.name + ".part"), file, progress),
+            downloader=_resuming(_part_of(where), file, progress),
         )
     finally:
         logger.setLevel(level)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,4 +249,4 @@ def _row(each: Any, present: bool, get: str) -> dict[str, Any]:
 
 def _partly_present(dataset: cache.DataSet) -> bool:
     """Return whether any file of it is here."""
-    return any(cache.path(dataset, file).is_file() for file in dataset.files)
+    return any(cache.is_present(replace(dataset, files=(file,))) for file in dataset.files)

@@ -11,14 +11,17 @@ BasicMotions ships too: 80 recordings of a watch with six axes, 100 steps each, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
 import tarfile
 import wave
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +41,7 @@ RATE = 16_000  # samples a second; every recording is brought to one second
 FRAME, HOP, BANDS, COEFFICIENTS = 480, 320, 40, 10  # 30 ms every 20 ms
 _BACKGROUND = "_background_noise_"
 _KEPT = "features-49x10-v2.npz"
+_ARRAYS = ("features", "labels", "test")
 _EACH_UNKNOWN = 12  # of the 25 other words every twelfth recording: about as many as of one word
 
 
@@ -103,10 +107,12 @@ def _load_speech() -> Splits:
     dataset = catalogue.SPEECH_COMMANDS
     archive = cache.path(dataset, dataset.files[0])
     kept = archive.with_name(_KEPT)
-    if not kept.is_file():
-        _compute(archive, kept)
-    with np.load(kept, allow_pickle=False) as arrays:
-        features, labels, test = (torch.from_numpy(arrays[name]) for name in ("features", "labels", "test"))
+    arrays = _read_kept(kept)
+    if arrays is None:
+        arrays = _compute(archive)
+        with contextlib.suppress(OSError), atomic_write(kept, whole=True) as part, part.open("wb") as file:
+            np.savez(file, **arrays)  # of a folder that cannot be written they are computed each time
+    features, labels, test = (torch.from_numpy(arrays[name]) for name in _ARRAYS)
     facts = DataFacts(
         name="speech-commands, 12 classes",
         kind="real-full",
@@ -120,8 +126,17 @@ def _load_speech() -> Splits:
     return Splits(next(parts), next(parts), facts)
 
 
-def _compute(archive: Path, kept: Path) -> None:
-    """Write the features of the whole archive, normalised as the training ones are; the archive is checked first."""
+def _read_kept(kept: Path) -> dict[str, Any] | None:
+    """Return the arrays that were kept; None where there are none, or where they are damaged."""
+    try:
+        with kept.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in _ARRAYS}
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _compute(archive: Path) -> dict[str, Any]:
+    """Return the features of the whole archive, normalised as the training ones are; the archive is checked first."""
     if cache.verify(catalogue.SPEECH_COMMANDS)[archive.name] != "ok":
         raise _damaged_speech("the checksum of the archive is wrong")
     try:
@@ -134,13 +149,8 @@ def _compute(archive: Path, kept: Path) -> None:
         raise _damaged_speech(str(error)) from error
     features = torch.stack([values for _, _, values in rows]).unsqueeze(1)  # [N, 1, 49, 10]
     features = _normalised(features, torch.tensor([test for test, _, _ in rows]))
-    with atomic_write(kept) as part, part.open("wb") as file:
-        np.savez(
-            file,
-            features=features.numpy(),
-            labels=np.array([label for _, label, _ in rows], dtype=np.int64),
-            test=np.array([test for test, _, _ in rows]),
-        )
+    labels = np.array([label for _, label, _ in rows], dtype=np.int64)
+    return {"features": features.numpy(), "labels": labels, "test": np.array([test for test, _, _ in rows])}
 
 
 def _name_of_list(archive: tarfile.TarFile) -> str:
