@@ -64,7 +64,7 @@ def _grows(run: Path) -> bool:
 def _pid_namespace() -> int | None:
     """Return what tells whether two processes number processes alike: a container has numbers of its own."""
     try:
-        return os.stat(_PROC / "self/ns/pid").st_ino
+        return (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
         return None
 

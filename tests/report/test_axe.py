@@ -24,7 +24,8 @@ from stepscope.experiments.sweeps.results import axis_sweep, build_findings
 from stepscope.experiments.sweeps.trainings import TrainingRun
 from stepscope.report import compare_page, html, study_results, suite_page
 from stepscope.report.charts.comparison import setting_charts
-from stepscope.report.view.site import Access, Site
+from stepscope.report.view.access import Access
+from stepscope.report.view.site import Site
 
 HERE = {"Host": "localhost"}
 

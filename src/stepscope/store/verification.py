@@ -29,7 +29,8 @@ def verify(
     """Read every file of runs (None: of all) and compare size and SHA-256 with the manifest; nothing is changed.
 
     `done` is told of each run. A manifest that cannot be read is a run of its own, with its name. Raises RunNotFound
-    where a run or the store is not there, StoreError where the store fails, UsageError for a folder of runs that is no store.
+    where a run or the store is not there, StoreError where the store fails, UsageError for a folder of runs that is
+    no store.
     """
     refuse_folder_of_runs(store)
     if not _all_ids(store) and INDEX not in store.list_folder(""):

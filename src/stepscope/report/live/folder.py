@@ -47,7 +47,9 @@ class JsonFile:
 def status_from_header(header: dict[str, Any], run: Path) -> str:
     """running, ok, failed, oom or interrupted; a running run whose training process is gone is "interrupted"."""
     status, pid = str(header.get("status", "interrupted")), header.get("pid")  # no pid so far: not known yet
-    return "interrupted" if status == "running" and not (pid is None or is_process_of_run_alive(header, run)) else status
+    return (
+        "interrupted" if status == "running" and not (pid is None or is_process_of_run_alive(header, run)) else status
+    )
 
 
 def planned_steps(header: dict[str, Any]) -> int | None:
