@@ -129,15 +129,6 @@ def test_frozen_and_scripted_modules_are_counted_as_well() -> None:
     assert modules_of(scripted)[""]["parameters"] == 6
 
 
-def test_a_model_learns_as_long_as_one_of_its_parameters_is_not_frozen() -> None:
-    encoder, book = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False), ModuleRegistry()
-    book.add_root(encoder)
-    assert not book.learns(encoder)
-    encoder[1].bias.requires_grad_(True)
-    assert book.learns(encoder)
-    assert book.learns(encoder[0])
-
-
 def test_facts_ask_nothing_that_would_initialise_a_gpu_or_set_up_threads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -103,10 +103,8 @@ class ModuleRegistry:
         return known is not None and self._modules[known].held() is module
 
     def learns(self, module: nn.Module) -> bool:
-        """Return whether a known module belongs to a model that has parameters, not all of them frozen."""
-        root = self.roots[self._modules[self._index[id(module)]].root]
-        model = root.held()
-        return root.learns and (model is None or _sizes(model).trainable is not False)
+        """Return whether a known module belongs to a model that has parameters."""
+        return self.roots[self._modules[self._index[id(module)]].root].learns
 
     def add_root(self, module: nn.Module, name: str | None = None) -> int:
         """Register a model and everything below it; names settle when they are first asked for."""
