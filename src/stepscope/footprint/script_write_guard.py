@@ -49,11 +49,11 @@ def guard_writes(files: Overlay, alone: bool) -> Iterator[None]:
     A thread of the script's that is left behind ends where it would do so later.
     """
     _listen()
+    before = set(threading.enumerate())
+    _bystanders.update(before - {threading.current_thread()})  # before they could be refused anything
     _watched.append(files)
     _alone.extend([files] if alone else [])
     _process.append(os.getpid())
-    before = set(threading.enumerate())
-    _bystanders.update(before - {threading.current_thread()})
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def _listen() -> None:
 def _audit_hook(event: str, given: tuple[Any, ...]) -> None:
     if not (_watched or _left):
         return
-    refused = event in _OUTSIDE and _alone and threading.current_thread() not in _bystanders
+    refused = event in _OUTSIDE and threading.current_thread() not in _bystanders and _alone
     if refused or (event == _IN_PLACE and _watched and os.getpid() == _process[-1]):
         raise TimeLimitReached(f"it would start or reach what is outside of it ({event})", None)
     if event not in _PATHS:
