@@ -105,7 +105,7 @@ def test_an_estimate_has_no_interval_and_says_so(tmp_path: Path) -> None:
     run = powered(tmp_path, rail("VDD_IN", 10, T, step_size=0.04), device=TX2, **model("cpu=2W..12W"))
     row, measured = total(run, "cpu", "estimated"), total(run)
     bounds = [name for name in row if name == "low" or name == "high" or name.endswith(("_low", "_high"))]
-    assert len(bounds) == 8
+    assert len(bounds) == 10
     assert {row[name] for name in bounds} == {None}
     assert None not in {measured[name] for name in bounds}
     metrics = run.metrics().filter(pl.col("metric").str.starts_with("estimated_"))
