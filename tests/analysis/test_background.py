@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tests.fabricate import Core, fabricate_run
 
 from stepscope.analysis.metrics import Measured, background_cpu_load, background_warning
+from stepscope.analysis.run import Run
 
 
 def core(number: int, value: float) -> Measured:
@@ -31,3 +35,9 @@ def test_a_machine_of_ones_own_gives_no_warning() -> None:
 def test_without_the_trainers_own_time_nothing_is_said() -> None:
     assert background_cpu_load([core(0, 1.0), process(0.5, "children")]) == []
     assert background_cpu_load([process(1.0)]) == []
+
+
+def test_cores_of_a_simulated_board_less_processes_of_this_machine_are_no_background_load(tmp_path: Path) -> None:
+    board = {"simulated": "raspberry-pi-5"}
+    run = Run(fabricate_run(tmp_path, steps=60, cores=(Core(0.97), Core(0.97)), process_cores=0.5, header=board))
+    assert not any("Background" in caution for caution in run.verdict().cautions)

@@ -424,3 +424,34 @@ def test_where_the_load_of_the_machine_was_not_read_no_work_is_the_cause_with_hi
     assert (first.bound, first.confidence) == (without.bound, "high")
     assert without.confidence == "medium"
     assert any("background CPU load" in evidence.text for evidence in without.evidence)
+
+
+def test_few_cores_that_the_hypervisor_took_of_many_do_not_explain_threads_that_wait_for_each_other(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(0.1, 0.85, pressure={"cpu:some": 0.9}, own_cores=15.0, allowed=16.0)
+    t_ns = np.arange(-2, 98) * 10_000_000
+    about = {"quantity": "steal_time", "unit": "ns", "kind": "counter", "scope": "system", "refresh_ns": 1000}
+    steal = Sampled({"id": "steal", "sensor": "stolen", "source": "synthetic", **about}, t_ns, (t_ns + 1e9) * 0.2)
+
+    def bound(cores: int, threads: int, own_cores: float) -> str:
+        online = [{"core": core, "online": True} for core in range(cores)]
+        path = fabricate_run(
+            tmp_path / f"{cores}", steps=_STEPS, recorded=every_step, noise=0.02, device={"cores": online},
+            cores=tuple(Core(own_cores / cores) for _ in range(cores)), process_cores=own_cores,
+            sampled=(*machine.sampled(), steal), header={"threads": threads},
+        )  # fmt: skip
+        return Run(path).verdict().causes[0].name
+
+    assert bound(16, 64, 15.0) == "more threads than cores"
+    assert bound(1, 1, 0.5) == "hypervisor"
+
+
+def test_an_evaluation_that_computes_is_not_told_to_leave_out_a_backward_pass(tmp_path: Path) -> None:
+    convolution = Op("aten::mkldnn_convolution", "features.0", "forward", 14_000, flops=28_000_000, bytes=50_000)
+    verdict = _run(
+        tmp_path, Machine(), ops=(Op("nn.Net", "", "forward", 10, (convolution,)),), residual_us=300
+    ).verdict()
+    assert verdict.bound == "compute"
+    assert verdict.next
+    assert not any("gradient" in advice for advice in verdict.next)

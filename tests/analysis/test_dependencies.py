@@ -10,16 +10,19 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.analysis.parts import Row, write_part
-from tests.fabricate import Core, fabricate_run
+from tests.analysis.test_bottleneck import Machine
+from tests.fabricate import Core, every_step, fabricate_run
 
+from stepscope.analysis.device.occupancy import usable_cores
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.dependencies import (
     BRANCHES,
     DATA_BESIDE,
     NO_ACCESSES,
+    _units_of_step,
     data_edges,
+    earliest_end_ns,
     replay_tasks,
-    replayed_ns,
 )
 from stepscope.analysis.time.idleness import DATA, HOST_CODE, SMALL, SYNC, gaps_by_cause, idle_causes
 from stepscope.analysis.time.schedule import (
@@ -120,7 +123,7 @@ ON_A_GPU = (  # launched ahead; the host waits for the last kernel, launches, lo
 def test_a_replay_with_the_lanes_that_a_step_had_gives_the_step_on_a_cpu_and_on_a_gpu() -> None:
     for rows, length in ((DIAMOND, 750), (ON_A_GPU, 150)):
         units = _units(*rows, length_us=length)
-        assert replayed_ns(units) == pytest.approx(length * 1000)
+        assert earliest_end_ns(replay_tasks(units)[0]) == pytest.approx(length * 1000)
         tasks, of_unit = replay_tasks(units)
         lanes = dict.fromkeys(tasks.lane, 1)
         again = schedule(tasks, lanes)
@@ -200,3 +203,17 @@ def test_cores_are_idle_for_no_longer_than_they_were_seen_to_be(tmp_path: Path, 
     path = fabricate_run(tmp_path, steps=60, cores=sampled, process_cores=0.02, device={"cores": cores})
     idle = idle_causes(Run(path), [_units(*DIAMOND, length_us=750)], 750e3)
     assert idle["share"].sum() == pytest.approx(1 - sum(busy) / 2, abs=0.01)
+
+
+def test_cores_that_the_training_may_not_use_are_not_idle_within_its_operators(tmp_path: Path) -> None:
+    machine = Machine(own_cores=1.9, allowed=2.0)
+    cores = (*(Core(0.95),) * 2, *(Core(0.01),) * 14)
+    online = [{"core": core, "online": True} for core in range(16)]
+    device, header = {"cores": online}, {"threads": 2}
+    run = Run(fabricate_run(tmp_path, steps=20, recorded=every_step, cores=cores, process_cores=1.9,
+                            sampled=machine.sampled(), device=device, header=header))  # fmt: skip
+    units = _units_of_step(run, 5)
+    assert units is not None
+    idle = idle_causes(run, [units], run.step_times.step_ns)
+    assert usable_cores(run) == 2
+    assert float(idle["share"].sum()) == pytest.approx(0.05, abs=0.01)

@@ -20,7 +20,7 @@ from stepscope.analysis.energy.rails import energy_over
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
 from stepscope.report import html
-from stepscope.report.text import render
+from stepscope.report.terminal_report import render
 
 T = times(100)
 S = seconds(100)

@@ -19,7 +19,7 @@ from stepscope.analysis.time.steps import timed_steps
 from stepscope.runfolder import AUTOGRAD_NODE, DATA_LOADER, RunWriter, part_of
 from stepscope.runfolder.checksums import CHECKSUMS
 from stepscope.runfolder.pack import pack
-from stepscope.runfolder.reader import OPS
+from stepscope.runfolder.tables import OPS
 
 US = 1000
 COST = {"call_inside_ns": 2_000.0, "call_outside_ns": 5_000.0, "node_ns": 3_000.0}

@@ -17,7 +17,7 @@ from stepscope.api.requests import MeterRequest
 from stepscope.arrays import Floats
 from stepscope.cli.meter import _meter, add_meter_logs
 from stepscope.errors import OutputNotWritable, RunDamaged, UsageError
-from stepscope.record.meter_log import import_csv
+from stepscope.record.meter_log import import_csv, read_meter_csv
 from stepscope.runfolder import RunReader, RunWriter
 
 START_S, IDLE_S = 1000.0, 6.0
@@ -143,7 +143,7 @@ def test_a_run_without_cpu_use_and_steps_cannot_be_aligned_to(tmp_path: Path) ->
 
 def csv_of(path: Path, t_s: Floats, power_w: Floats) -> Path:
     rows = [f"{t:.6f},{watts:.4f}" for t, watts in zip(t_s, power_w, strict=True)]
-    path.write_text("\n".join(["time (s),power (W)", *rows, "1e9,broken"]))
+    path.write_text("\n".join(["time (s),power (W)", *rows, "1e9,broken", ""]))
     return path
 
 
@@ -170,13 +170,25 @@ def test_an_imported_log_is_a_channel_of_the_run_with_its_alignment_in_the_event
     assert run.status == "ok"
 
 
+def test_a_log_is_read_as_the_import_command_reads_it(tmp_path: Path) -> None:
+    log = tmp_path / "m.csv"
+    log.write_bytes("time,power,apower\n0,5.5,1\n1,6.5,2\n2,117.5,3\n3,1".encode("utf-16"))  # still being written
+    readings = read_meter_csv(log)
+    assert (readings.power_w, readings.other_columns) == ((5.5, 6.5, 117.5), ("apower",))
+    path, (t_s, power_w) = a_run(tmp_path), a_log(12.0)
+    rows = [f"{t},{watts},1" for t, watts in zip(t_s, power_w, strict=True)]
+    log.write_text("\n".join(["time,power,apower", *rows, ""]))
+    import_csv(path, log, align_meter_to_run)
+    assert "'apower' not read (stepscope import --power-column NAME" in RunReader(path).events[-1]["message"]
+
+
 def test_one_stamp_too_far_ahead_costs_one_row_and_whoever_adds_the_log_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, (t_s, power_w) = a_run(tmp_path), a_log(12.0)
     t_s[100] += 1e6
     log = tmp_path / "m.csv"
-    log.write_text("\n".join(["time,power", *(f"{t},{watts}" for t, watts in zip(t_s, power_w, strict=True))]))
+    log.write_text("\n".join(["time,power", *(f"{t},{watts}" for t, watts in zip(t_s, power_w, strict=True)), ""]))
     _meter(MeterRequest(path, log))
     assert "rows skipped (no time, or out of order): 1" in capsys.readouterr().out
     assert len(RunReader(path).samples("power")) == len(t_s) - 1

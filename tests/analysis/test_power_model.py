@@ -18,7 +18,7 @@ from tests.fabricate import Core, Sampled
 from stepscope.analysis.energy.power_model import ComponentPower, PowerModel, parse_power_model
 from stepscope.errors import UnknownName, UsageError
 from stepscope.report import html
-from stepscope.report.text_tables import energy_table
+from stepscope.report.terminal_tables import energy_table
 
 T = times(100)
 S = seconds(100)

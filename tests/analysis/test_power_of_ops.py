@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.attribution.powered_run import GAP_W, OTHER_W, WATTS, powered_run
 from tests.fabricate import fabricate_run
 
-from stepscope.analysis.energy.tables import POWER_SCHEMA, _thin_power, operator_power
+from stepscope.analysis.energy.tables import POWER_SCHEMA, _thin_power_curve, operator_power
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tracks import OPERATOR_POWER, step_tracks
 
@@ -68,7 +68,7 @@ def test_without_power_there_is_none(tmp_path: Path) -> None:
 def test_too_many_pieces_become_windows_of_the_same_energy() -> None:
     edges = np.cumsum(np.append(0.0, np.random.default_rng(0).uniform(1e-6, 5e-5, 20_000)))
     watts = np.random.default_rng(1).uniform(1, 9, 20_000)
-    at, means, sure = _thin_power(edges, watts, np.ones(20_000, dtype=bool))
+    at, means, sure = _thin_power_curve(edges, watts, np.ones(20_000, dtype=bool))
     assert len(means) < 2_000
     assert float(means @ np.diff(at)) == pytest.approx(float(watts @ np.diff(edges)))
     assert sure.all()

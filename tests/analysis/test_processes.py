@@ -18,7 +18,7 @@ from tests.fabricate import fabricate_run
 from stepscope.analysis.process_scopes import HeldReadings, is_writer_watched, writer_scope
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
-from stepscope.report import text
+from stepscope.report import terminal_report
 from stepscope.report.html import render as page
 from stepscope.runfolder.schema import sample_dtype
 
@@ -99,7 +99,7 @@ def value(run: Run, metric: str, scope: str, source: str | None = None) -> float
 
 def screen(run: Run) -> str:
     console = Console(width=110, record=True, file=io.StringIO())
-    console.print(text.render(run))
+    console.print(terminal_report.render(run))
     return console.export_text()
 
 

@@ -16,7 +16,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import summary
-from stepscope.report import text
+from stepscope.report import terminal_report
 from stepscope.report.page.parts import Section
 from stepscope.report.sections import ranks as section
 from stepscope.run_paths import find_run
@@ -44,7 +44,7 @@ def _pair(tmp_path: Path, first: dict[str, Any] | None = None, second: dict[str,
 
 def _screen(run: Run) -> str:
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(text.render(run))
+    console.print(terminal_report.render(run))
     return console.export_text()
 
 

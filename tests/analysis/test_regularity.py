@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
-from tests.fabricate import fabricate_run
+from tests.fabricate import Sampled, fabricate_run
 
 from stepscope.analysis.channels import Series
 from stepscope.analysis.metrics import regularity
@@ -49,3 +50,15 @@ def test_a_run_states_the_spread_of_its_step_times(tmp_path: Path) -> None:
     row = frame.filter(quantity="step_time").row(0, named=True)
     assert 0 < row["spread"] < 0.2
     assert row["changes"] == 0
+
+
+def test_a_counter_of_energy_that_wraps_shows_the_power_that_it_counted(tmp_path: Path) -> None:
+    t_ns = np.arange(-2, 68) * 10_000_000
+    joules = (5.0 + 20.0 * (t_ns + 2e7) / 1e9) % 12.0  # 20 W, and a wrap at 12 J
+    about = {"quantity": "energy", "unit": "J", "kind": "counter", "scope": "package-0", "refresh_ns": 1_000_000}
+    counter = Sampled({"id": "energy", "sensor": "rapl", "source": "synthetic", **about}, t_ns, joules)
+    row = regularity(Run(fabricate_run(tmp_path, steps=40, sampled=(counter,)))).row(
+        by_predicate=pl.col("quantity") == "energy", named=True
+    )
+    assert row["mean"] == pytest.approx(20.0)
+    assert row["spread"] < 1e-6

@@ -98,3 +98,26 @@ def test_flops_of_steps_whose_shapes_were_not_seen_are_unknown_and_not_0(tmp_pat
         assert stated[1] == pytest.approx(stated[0])
         assert max(stated[0]) > 0
     assert roofline(after)["flops_per_s"].to_list() == pytest.approx(roofline(before)["flops_per_s"].to_list())
+
+
+def test_without_a_roof_of_the_memory_no_point_is_held_against_one(tmp_path: Path) -> None:
+    disturbed = [{**row, "waited": 0.4 if row["bytes"] > 1e6 else 0.0} for row in CEILINGS["bandwidth"]]
+    large = Op("aten::mul", "fc", "forward", 4_000, flops=1_000_000, bytes=8_000_000)
+    ceilings = {**CEILINGS, "bandwidth": disturbed}
+    run = Run(fabricate_run(tmp_path, steps=10, recorded=every_step, ops=(*STEP, large), device={"ceilings": ceilings}))
+    assert roofs(run)["roof"].to_list() == ["compute"]
+    assert roofline(run)["attained"].is_null().all()
+    attained = {row["name"]: row for row in run.attained("operator").to_dicts()}
+    assert attained["aten::mul"]["attained"] is None
+    assert attained["aten::mkldnn_convolution"]["limit"] == "arithmetic", "however slow 50 kB are"
+    assert run.verdict().sentence
+    assert build(run).parts
+
+
+def test_a_view_of_a_large_tensor_is_dispatch_and_no_traffic_at_the_ceiling_of_the_memory(tmp_path: Path) -> None:
+    views = tuple(
+        Op(f"aten::{name}", "fc", "forward", 4, bytes=33_554_432) for name in ("transpose", "as_strided", "view")
+    )
+    run = Run(fabricate_run(tmp_path, steps=10, recorded=every_step, ops=(*STEP, *views)))
+    limits = dict(run.attained("operator").select("name", "limit").rows())
+    assert {limits[view.name] for view in views} == {"dispatch"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analysis.test_bottleneck import Machine
-from tests.fabricate import Sampled, fabricate_run
+from tests.fabricate import Core, Sampled, fabricate_run
 
 from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.first_screen import headline
@@ -106,3 +106,20 @@ def test_a_clock_that_sinks_because_the_training_waits_is_throttled_nowhere(tmp_
     note, sentence, bound = _said(_run(tmp_path, waits))
     assert (note, sentence) == ("not throttled", "Not throttled.")
     assert bound != "throttled"
+
+
+def test_a_little_core_at_its_own_maximum_hides_no_big_one_that_is_held_down(tmp_path: Path) -> None:
+    def clocks(core: int, first: float, last: float) -> Sampled:
+        read = _read("core_frequency", f"core:{core}", np.linspace(first, last, 100))
+        return Sampled({**read.channel, "unit": "Hz", "sensor": f"clock{core}"}, read.t_ns, read.values)
+
+    cores = [{"core": core, "online": True, "max_frequency_hz": hertz} for core, hertz in ((0, 1.8e9), (1, 2.4e9))]
+
+    def throttled(name: str, little: float, big: float) -> bool | None:
+        sampled = (*Machine().sampled(), clocks(0, 1.8e9, 1.8e9), clocks(1, 2.4e9, 1.0e9))
+        busy = (Core(little), Core(big))
+        path = fabricate_run(tmp_path / name, steps=_STEPS, cores=busy, sampled=sampled, device={"cores": cores})
+        return detect_throttling(Run(path))[0]
+
+    assert throttled("big", 0.5, 0.9) is True
+    assert throttled("little", 0.9, 0.02) is False, "the big core rests"

@@ -12,7 +12,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.tables import largest_difference, mean_differs_from_median
-from stepscope.report.text import render
+from stepscope.report.terminal_report import render
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import polars as pl
 from stepscope.analysis.channels import growth_windows, series_of, shortest_window_ns
 from stepscope.analysis.energy.power_model import power_model_gaps
 from stepscope.analysis.energy.power_sources import reversed_shunts
-from stepscope.analysis.estimate import mean_interval, null_if_nan
+from stepscope.analysis.estimate import mean_over_time
 from stepscope.analysis.metrics import Measured, metric_frame
 from stepscope.analysis.process_scopes import (
     ALL,
@@ -82,7 +82,7 @@ class NotMeasured:
 
 def not_measured(run: Run) -> list[NotMeasured]:
     """Everything that is missing from a run, the most general first."""
-    found = [
+    gaps = [
         *_step_gaps(run),
         *_operator_gaps(run),
         *_memory_gaps(run),
@@ -92,7 +92,7 @@ def not_measured(run: Run) -> list[NotMeasured]:
         *_damaged_files(run),
         *_losses_by_kind(run),
     ]
-    return [*found, *_rank_gaps(run)]
+    return [*gaps, *_rank_gaps(run)]
 
 
 def _rank_gaps(run: Run) -> Iterator[NotMeasured]:
@@ -126,7 +126,7 @@ def _why_no_sum(run: Run, metric: str) -> str:
     scopes = {
         channel.get("scope") for channel in run.channels if channel.get("quantity") in ("rss", "process_cpu_time")
     }
-    absent = [said for scope, said in ((WATCHED, "the launcher"), (CHILDREN, "child processes")) if scope not in scopes]
+    absent = [name for scope, name in ((WATCHED, "the launcher"), (CHILDREN, "child processes")) if scope not in scopes]
     return f"{' and '.join(absent)} could not be read" if absent else "too few readings were taken of all of them"
 
 
@@ -170,7 +170,7 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
             remedy = f"train for at least {run.warmup_steps + FEW} steps"
         yield NotMeasured("operators and modules", within[0] if within else why, remedy)
         return
-    seen = table["step"].n_unique()
+    step_count = table["step"].n_unique()
     for event in run.events:
         remedy_of_layers = _WITHOUT_LAYERS.get(str(event.get("kind")))
         if remedy_of_layers is not None:
@@ -185,8 +185,8 @@ def _operator_gaps(run: Run) -> Iterator[NotMeasured]:
         yield NotMeasured("layers and operators after the warm-up", why, remedy)
     elif not are_steps_whole(run):
         yield NotMeasured("whole steps", _partial_profiling_reason(run))
-    elif seen < FEW:
-        steps = plural(seen, "profiled step")
+    elif step_count < FEW:
+        steps = plural(step_count, "profiled step")
         why = f"only {steps} after the warm-up, {FEW} are needed: one unusual step can sway the shares"
         yield NotMeasured("intervals of modules and operators", why, "run longer, or with --record all")
     written = set(table["step"].unique())
@@ -247,12 +247,12 @@ def _memory_gaps(run: RunReader) -> Iterator[NotMeasured]:
 
 
 def _overhead_gaps(run: Run) -> Iterator[NotMeasured]:
-    said: set[str] = set()
+    handled: set[str] = set()
     for row in run.overhead().filter(pl.col("value").is_null()).iter_rows(named=True):
-        if row["note"] not in said:
+        if row["note"] not in handled:
             what = "sampler's cost" if row["scope"] == "sampler" else "cost of recording"
             yield NotMeasured(what, row["note"])
-        said.add(row["note"])
+        handled.add(row["note"])
 
 
 def _sensor_gaps(run: Run) -> Iterator[NotMeasured]:
@@ -345,8 +345,8 @@ def _damaged_files(run: RunReader) -> Iterator[NotMeasured]:
 
 def _dropped_data_gaps(run: Run) -> Iterator[NotMeasured]:
     """Yield what the run gave up to keep to its room on the disk."""
-    if said := list(thinning_sentences(run)):
-        yield NotMeasured("all of a long run", "; ".join(said), "a larger --max-disk keeps more")
+    if sentences := list(thinning_sentences(run)):
+        yield NotMeasured("all of a long run", "; ".join(sentences), "a larger --max-disk keeps more")
 
 
 def _losses_by_kind(run: RunReader) -> Iterator[NotMeasured]:
@@ -377,7 +377,7 @@ def overhead(run: Run) -> pl.DataFrame:
 
     Columns as `metrics`; where there is nothing to compare with, value is null and `note` says why.
     """
-    return metric_frame([*_profiling_rows(run), *_sampler_rows(run)])
+    return metric_frame([*_profiling_overhead_rows(run), *_sampler_overhead_rows(run)])
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ class _ProfilingSwitch:
     begins: bool  # recording starts here; else it ends
 
 
-def _profiling_rows(run: RunReader) -> list[Measured]:
+def _profiling_overhead_rows(run: RunReader) -> list[Measured]:
     steps = steps_after_warmup(run)
     steps = steps.filter(~pl.col("step").is_in(layer_timed_steps(run).to_list()))
     changes = _profiling_switches(steps)
@@ -404,7 +404,7 @@ def _profiling_rows(run: RunReader) -> list[Measured]:
     value, low, high = (None if bound is None else max(bound, 0.0) for bound in cost)
     step = Measured("recorded_step_overhead", "run", value, "ns", low, high, count, "steps", note)
     share = Measured("recorded_step_overhead_share", "run", *_overhead_share(base, step), count, "steps", note)
-    return [step, share, _whole_run(run, step)]
+    return [step, share, _run_overhead_row(run, step)]
 
 
 _TOO_FEW = "too few steps to tell"
@@ -420,7 +420,7 @@ def _overhead_share(base_ns: float, step: Measured) -> tuple[float | None, str, 
     return value, "1", low, high
 
 
-def _whole_run(run: RunReader, step: Measured) -> Measured:
+def _run_overhead_row(run: RunReader, step: Measured) -> Measured:
     """Profiled steps times their cost, and the pauses to write them, as a share of the run without both.
 
     Steps whose layers alone were timed count likewise, with what they took longer; of others what following them took.
@@ -478,15 +478,15 @@ def _profiling_switches(steps: pl.DataFrame) -> list[_ProfilingSwitch]:
     chosen = np.arange(len(edges))
     if len(edges) > _MOST_CHANGES:
         chosen = np.unique(np.linspace(0, len(edges) - 1, _MOST_CHANGES).astype(np.int64))
-    found = []
+    switches = []
     for place in chosen.tolist():
         first, edge, last = bounds[place], bounds[place + 1], bounds[place + 2]
         begins = bool(recorded[edge])
         # The first step after a window ran on cold caches, whichever sort it is: it belongs to the pause.
         settled = edge if begins else min(edge + 1, last - 1)
         before, after = lengths[max(first, edge - _NEAR) : edge], lengths[settled : min(last, settled + _NEAR)]
-        found.append(_ProfilingSwitch(after, before, True) if begins else _ProfilingSwitch(before, after, False))
-    return found
+        switches.append(_ProfilingSwitch(after, before, True) if begins else _ProfilingSwitch(before, after, False))
+    return switches
 
 
 def _mean_slowdown_ns(changes: list[_ProfilingSwitch]) -> tuple[float, float | None, float | None]:
@@ -525,21 +525,22 @@ def resident_before_profiling(run: RunReader) -> float | None:
     recorded = steps.filter("recorded")
     if recorded.is_empty() or bool(steps["recorded"][0]):
         return None
-    seen = run.samples("rss").filter((pl.col("scope") == "process") & (pl.col("t1_ns") <= recorded["t0_ns"].min()))
-    return None if seen.is_empty() else float(seen["value"].max() or 0.0) or None  # type: ignore[arg-type]
+    readings = run.samples("rss").filter((pl.col("scope") == "process") & (pl.col("t1_ns") <= recorded["t0_ns"].min()))
+    return None if readings.is_empty() else float(readings["value"].max() or 0.0) or None  # type: ignore[arg-type]
 
 
-def _sampler_rows(run: RunReader) -> list[Measured]:
+def _sampler_overhead_rows(run: RunReader) -> list[Measured]:
     """CPU time of the sampling process, as a share of one core."""
     span = span_ns(run)
-    found = series_of(run, "sampler_cpu_time")
-    if span is None or not found:
+    channels = series_of(run, "sampler_cpu_time")
+    if span is None or not channels:
         return [Measured("sampler_cpu_share", "sampler", None, "1", note="the sampler's CPU time was not recorded")]
-    parts = growth_windows(found[0], *span, max(shortest_window_ns(found[0]), (span[1] - span[0]) / 200))
-    value, low, high = (null_if_nan(x) for x in mean_interval(parts.rates))
+    parts = growth_windows(channels[0], *span, max(shortest_window_ns(channels[0]), (span[1] - span[0]) / 200))
+    mean = mean_over_time(parts.rates)
+    value, low, high = (None, None, None) if mean is None else mean.row
     low = None if low is None else max(low, 0.0)
     note = "of one core" if value is not None else "the run is too short to tell what the sampler takes"
-    return [Measured("sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), found[0].source, note)]
+    return [Measured("sampler_cpu_share", "sampler", value, "1", low, high, len(parts.rates), channels[0].source, note)]
 
 
 def thinning_sentences(run: RunReader) -> Iterator[str]:
@@ -552,10 +553,10 @@ def thinning_sentences(run: RunReader) -> Iterator[str]:
         span = f"{duration(max(first, 0))} to {duration(last)} of the run"
         yield f"samples from {span} are means of {format_mean_span(grain)}"
     if files := run.thinned_steps:
-        made, coarsest = run.steps["step"].max(), max(part.grain for part in files)
+        last_step, coarsest = run.steps["step"].max(), max(part.grain for part in files)
         yield (
-            f"{len(run.steps):,} of {plural(int(str(made or 0)) + 1, 'step')} are there: all profiled ones, and of "
-            f"long ago one block of 64 in up to {coarsest:,}"
+            f"{len(run.steps):,} of {plural(int(str(last_step or 0)) + 1, 'step')} are there: all profiled ones, "
+            f"and of long ago one block of 64 in up to {coarsest:,}"
         )
     there, recorded = run.windows_recorded
     if run.max_disk is not None and there < recorded:

@@ -12,6 +12,7 @@ import polars as pl
 
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.arrays import Flags, Floats, Ints
+from stepscope.quantities import find_quantity
 from stepscope.runfolder import RunReader
 
 _CORES_ALONE = "raspberry-pi-5"  # simulated boards that compute without a GPU
@@ -54,6 +55,20 @@ def board_computes(run: RunReader) -> bool:
     return board_has_gpu(run) or str(run.meta.get("simulated") or "").startswith(_CORES_ALONE)
 
 
+_BOARD_GROUPS = ("Power", "Temperature")  # of quantities that every simulated board gives
+_COMPUTING_GROUPS = ("Utilisation", "Frequency")  # and one that computes
+_MACHINE_MEMORY = ("memory_total", "memory_available", "memory_used", "nvmap_used")
+
+
+def is_of_simulated_board(run: RunReader, quantity: str) -> bool:
+    """Return whether the readings of a quantity are a simulated board's, and not of the machine that trained."""
+    if run.meta.get("simulated") is None or quantity == "process_cpu_time":
+        return False
+    group = find_quantity(quantity).group
+    computed = group in _COMPUTING_GROUPS or quantity in _MACHINE_MEMORY
+    return group in _BOARD_GROUPS or (computed and board_computes(run))
+
+
 def board_has_gpu(run: RunReader) -> bool:
     """Return whether a simulated board's GPU was read."""
     own = any(channel["id"] == "gpu.0.utilisation" for channel in run.channels)
@@ -63,7 +78,7 @@ def board_has_gpu(run: RunReader) -> bool:
 @cached_per_run
 def series_of(run: RunReader, quantity: str) -> list[Series]:
     """Every channel of a quantity that was read at least twice; times in ns whatever unit the channel has."""
-    found = []
+    series = []
     for channel in run.channels:
         frame = run.sensor(str(channel["sensor"])) if channel.get("quantity") == quantity else None
         if frame is None or channel["id"] not in frame.columns:
@@ -71,8 +86,8 @@ def series_of(run: RunReader, quantity: str) -> list[Series]:
         # A channel at a time: all of a quantity at once, with their names in each row, are gigabytes of a long run.
         read = frame.select("t0_ns", "t1_ns", value=pl.col(str(channel["id"])))
         if read["value"].count() > 1:
-            found.append(_read_series(channel, read))
-    return found
+            series.append(_read_series(channel, read))
+    return series
 
 
 def _read_series(channel: dict[str, Any], frame: pl.DataFrame) -> Series:
@@ -223,10 +238,10 @@ def _running_sum(steps: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(steps)])
 
 
-def turn_spans_into_gaps(growth: Growth, spans_ns: Floats, known: bool = False) -> Growth:
+def turn_spans_into_gaps(growth: Growth, spans_ns: Floats, is_known: bool = False) -> Growth:
     """Return the series with each interval that touches one of the spans, (m, 2) ns, turned into a gap.
 
-    `known`: what the readings at both ends tell still holds; else it does not, as over a clock that jumped.
+    `is_known`: what the readings at both ends tell still holds; else it does not, as over a clock that jumped.
     """
     if not len(spans_ns) or len(growth.t_ns) < 2:
         return growth
@@ -236,7 +251,7 @@ def turn_spans_into_gaps(growth: Growth, spans_ns: Floats, known: bool = False) 
     np.add.at(change, first, 1)
     np.add.at(change, np.maximum(last, first), -1)
     touched = np.cumsum(change)[:-1] > 0
-    steps = growth.steps if known else np.where(touched, np.nan, growth.steps)
+    steps = growth.steps if is_known else np.where(touched, np.nan, growth.steps)
     return replace(growth, steps=steps, gap=growth.gap | touched)
 
 
@@ -300,8 +315,8 @@ def _valid_readings(t_ns: Floats, values: Floats, limits: CounterLimits) -> Flag
     full = np.inf if limits.full_range is None else limits.full_range
     good: Flags = np.isfinite(values) & (values >= 0) & (values <= full * (1 + 1e-9))
     before = np.maximum.accumulate(np.where(good & (values > 0), np.arange(len(values)), -1))
-    left = full - np.where(good, values, 0.0)[before]
-    wraps = left <= limits.fastest * (t_ns - t_ns[before] + limits.refresh_ns) / 1e9
+    headroom = full - np.where(good, values, 0.0)[before]
+    wraps = headroom <= limits.fastest * (t_ns - t_ns[before] + limits.refresh_ns) / 1e9
     return np.asarray(good & ~((values == 0) & (before >= 0) & ~wraps))
 
 
@@ -344,8 +359,8 @@ def _contradicted_readings(t_ns: Floats, values: Floats, limits: CounterLimits) 
 def _spikes_and_dips(level: Floats, width: int) -> Flags:
     """Readings to leave out if what is wrong are spikes, and what is still a dip without them."""
     out = _spikes(level, width)
-    rest = np.flatnonzero(~out)
-    out[rest[_spikes(-level[rest][::-1], width)[::-1]]] = True
+    inliers = np.flatnonzero(~out)
+    out[inliers[_spikes(-level[inliers][::-1], width)[::-1]]] = True
     return out
 
 
@@ -420,8 +435,8 @@ def _growth_rate(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Chann
     if len(edges) < 2:
         return ChannelTimeline(unit, True, np.empty(0), np.empty(0), np.empty((0, 2)))
     rates = growth.between(edges[:-1], edges[1:]) / np.diff(edges) * scale
-    known = np.isfinite(rates)
-    return ChannelTimeline(unit, True, edges[:-1][known], rates[known], _unknown_spans(edges, known))
+    is_known = np.isfinite(rates)
+    return ChannelTimeline(unit, True, edges[:-1][is_known], rates[is_known], _unknown_spans(edges, is_known))
 
 
 def _counter_limits(channel: dict[str, Any]) -> CounterLimits:
@@ -434,7 +449,7 @@ def _counter_limits(channel: dict[str, Any]) -> CounterLimits:
     )
 
 
-def _unknown_spans(edges: Floats, known: Flags) -> Floats:
+def _unknown_spans(edges: Floats, is_known: Flags) -> Floats:
     """Begin and end of each run of windows that are not known, (m, 2)."""
-    turns = np.flatnonzero(np.diff(np.concatenate([[0], (~known).astype(np.int8), [0]])))
+    turns = np.flatnonzero(np.diff(np.concatenate([[0], (~is_known).astype(np.int8), [0]])))
     return np.column_stack([edges[turns[::2]], edges[turns[1::2]]])

@@ -31,12 +31,12 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[Flo
 
     values: (n,) or (n, k) without NaN. Below 6 values no pair of them encloses the median so surely: NaN.
     """
-    count, given = len(values), np.asarray(values, dtype=np.float64)
-    nothing = np.full(given.shape[1:], np.nan)
+    count, numbers = len(values), np.asarray(values, dtype=np.float64)
+    nothing = np.full(numbers.shape[1:], np.nan)
     if count == 0:
         return nothing, nothing, nothing
     middle, ranks = ((count - 1) // 2, count // 2), _median_ranks(count, confidence)
-    ordered = np.partition(given, sorted({*middle, *(ranks or ())}), axis=0)  # where they are asked for
+    ordered = np.partition(numbers, sorted({*middle, *(ranks or ())}), axis=0)  # where they are asked for
     median = (ordered[middle[0]] + ordered[middle[1]]) / 2
     return (median, nothing, nothing) if ranks is None else (median, ordered[ranks[0]], ordered[ranks[1]])
 
@@ -141,11 +141,63 @@ class Estimate:
 _TELLS_NOTHING = math.log(1000.0)
 
 
+_STRETCHES = 20  # of readings in order of time, whose means are observations: neighbours are alike
+_BLOCKS, _LEAST_IN_BLOCK = 10, 4  # the same for medians, of so many values each at least
+
+
+def mean_over_time(values: Floats) -> Estimate | None:
+    """Mean of readings in order of time (n,), with Student's interval between stretches of them; None without any.
+
+    NaN are excluded. Neighbouring readings are alike where a load or a clock drifts, and no evidence of their own.
+    """
+    present = values[~np.isnan(values)]
+    if len(present) == 0:
+        return None
+    stretches = np.array([part.mean() for part in np.array_split(present, min(len(present), _STRETCHES))])
+    _, low, high = mean_interval(stretches)
+    mean = float(present.mean())
+    return Estimate(mean) if np.isnan(low) else Estimate(mean, min(low, mean), max(high, mean))
+
+
 def mean_of_stretches(share: Floats) -> Estimate:
-    """Mean of a share that was sampled (n,); the CI from stretches, since neighbouring readings are alike."""
-    _, low, high = mean_interval(np.array([part.mean() for part in np.array_split(share, min(len(share), 20))]))
-    mean = float(share.mean())
-    return Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
+    """Mean of a share that was sampled (n,), within 0 and 1."""
+    mean = mean_over_time(share)
+    return Estimate(math.nan) if mean is None else mean.clipped()
+
+
+def median_over_time(values: Floats) -> Estimate | None:
+    """Median of values in order of time (n,) without NaN; None without any.
+
+    The CI is the wider of that of the order statistics, which takes all values as independent, and of `drift_factor`.
+    """
+    median, low, high = (float(end) for end in median_interval(values))
+    if math.isnan(median):
+        return None
+    if math.isnan(low):
+        return Estimate(median)
+    factor = drift_factor(values) or 1.0
+    return Estimate(median, min(low, median / factor), max(high, median * factor))
+
+
+def drift_factor(values: Floats) -> float | None:
+    """Factor on either side by the Student interval of the medians of consecutive blocks; None: too few, or some <= 0.
+
+    Neighbouring steps are alike where a machine drifts.
+    """
+    if len(values) < _BLOCKS * _LEAST_IN_BLOCK or values.min() <= 0:
+        return None
+    medians = np.array([np.median(block) for block in np.array_split(values, _BLOCKS)])
+    mean, low, _ = mean_interval(np.log(medians))
+    return math.exp(mean - low)
+
+
+def ratio_of_sums(part: Floats, whole: Floats) -> Estimate:
+    """Sum of one over the sum of the other, of steps in order of time (n,) each; the CI is of a ratio of means."""
+    value = float(part.sum() / whole.sum())
+    apart = mean_over_time((part - value * whole) / whole.mean())
+    if apart is None or apart.low is None or apart.high is None:
+        return Estimate(value)
+    return Estimate(value, min(value + apart.low, value), max(value + apart.high, value))
 
 
 def geometric_mean_of_repeats(repeats: Sequence[Estimate]) -> Estimate:
@@ -223,10 +275,10 @@ def change_points(values: Floats) -> list[LevelChange]:
     changes: list[LevelChange] = []
     start = 0
     while len(blocks) - start > _FEWEST_BLOCKS:
-        found = _first_change(blocks[start:])
-        if found is None:
+        change = _first_change(blocks[start:])
+        if change is None:
             break
-        first, noticed = start + found[0], start + found[1]
+        first, noticed = start + change[0], start + change[1]
         after = float(np.median(blocks[first : noticed + _FEWEST_BLOCKS]))
         before = float(np.median(blocks[start:first]))
         changes.append(LevelChange(first * BLOCK_STEPS, (noticed + 1) * BLOCK_STEPS, before, after))

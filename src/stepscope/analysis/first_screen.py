@@ -18,7 +18,8 @@ from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.memory.events import peak_by_module
 from stepscope.analysis.process_scopes import ALL, OWN
 from stepscope.analysis.summary import main_rail, module_rows, reserved_bytes
-from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
+from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
+from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import span_ns, steps_after_warmup
 from stepscope.quantities import KINDS, find_quantity
 from stepscope.units import number
@@ -48,20 +49,25 @@ class Headline:
 _WHOLE = ("run", "total", "device", ALL, *OWN)
 
 
+def workload_facts(run: Run) -> dict[str, Any]:
+    """Return what was trained, as the run says it: `name`, `batch_size`, `optimizer`, ...; of early runs the name."""
+    workload = run.meta.get("workload")
+    return workload if isinstance(workload, dict) else {"name": workload}
+
+
 def setting_facts(run: Run) -> list[str]:
     """Return what was trained on what: workload, batch, optimizer, precision, device, threads, steps, day."""
-    workload = run.meta.get("workload")
-    about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
+    about = workload_facts(run)
     batch, threads = about.get("batch_size") or observed_batch(run), run.meta.get("threads")
     facts = [
         about.get("name") or run.id,
         f"batch {batch}" if batch else None,
         about.get("optimizer") or observed_optimizer(run),
         about.get("precision"),
-        f"times of {machine_name(run)}" if run.simulated is not None else machine_name(run),
+        f"times of {machine_name(run) or 'this machine'}" if run.simulated is not None else machine_name(run),
         f"{threads} thread{'' if threads == 1 else 's'}" if threads else None,
         f"{len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}",
-        _day(run.id),
+        _day_of_run_id(run.id),
     ]
     return [str(fact) for fact in facts if fact]
 
@@ -84,8 +90,7 @@ def machine_name(run: Run) -> str | None:
     board, processor = run.device.get("board"), run.device.get("cpu")
     stated = board.get("name") if isinstance(board, dict) else board
     name = processor if run.simulated is not None else stated or processor
-    about = run.meta.get("workload")
-    used = str((about if isinstance(about, dict) else {}).get("device") or "cpu")
+    used = str(workload_facts(run).get("device") or "cpu")
     gpus = [str(gpu["name"]) for gpu in _gpus_used(run) if gpu.get("name")]
     if gpus:
         names = [f"{count} {gpu}" if count > 1 else gpu for gpu, count in Counter(gpus).items()]
@@ -97,36 +102,44 @@ def _gpus_used(run: Run) -> list[dict[str, Any]]:
     """The GPUs that the training had memory of; all that it saw where that was not recorded."""
     stated = run.device.get("accelerators_torch")
     gpus = [gpu for gpu in stated if isinstance(gpu, dict)] if isinstance(stated, list) else []
-    held = reserved_bytes(run)
-    return [gpu for gpu in gpus if f"cuda:{gpu.get('index')}" in held] or gpus
+    reserved = reserved_bytes(run)
+    return [gpu for gpu in gpus if f"cuda:{gpu.get('index')}" in reserved] or gpus
 
 
-def _day(name: str) -> str | None:
+def _day_of_run_id(name: str) -> str | None:
     stamp = name.partition("T")[0]
     return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}" if len(stamp) == 8 and stamp.isdigit() else None
 
 
 def headline(run: Run) -> list[Headline]:
     """Return step time, throughput, energy and power of the whole device, peak memory, temperature and accuracy."""
-    found = [_metric(run, name) for name in ("step_time", "throughput", "energy_per_step", "mean_power", "peak_memory")]
-    return [*(row for row in found if row is not None), *_gpu_memory(run), *_temperature_headline(run), *_accuracy(run)]
+    rows = [
+        _headline_of_metric(run, name)
+        for name in ("step_time", "throughput", "energy_per_step", "mean_power", "peak_memory")
+    ]
+    return [
+        *(row for row in rows if row is not None),
+        *_gpu_memory_headline(run),
+        *_temperature_headline(run),
+        *_accuracy_headline(run),
+    ]
 
 
-def _metric(run: Run, name: str) -> Headline | None:
+def _headline_of_metric(run: Run, name: str) -> Headline | None:
     """The row of the whole: of all processes, of the process, or of the device; measured before estimated."""
     rows = run.metrics().filter(pl.col("value").is_not_null() & pl.col("scope").is_in(_WHOLE))
     of_process = pl.col("source").is_in(["peak_rss", "rss"])
     for kind in KINDS:
-        known = rows.filter(pl.col("metric") == f"{kind}{name}")
-        if known.is_empty():
+        matches = rows.filter(pl.col("metric") == f"{kind}{name}")
+        if matches.is_empty():
             continue
-        row = known.sort(~of_process, ~pl.col("scope").is_in(["total", ALL]), maintain_order=True).row(0, named=True)
+        row = matches.sort(~of_process, ~pl.col("scope").is_in(["total", ALL]), maintain_order=True).row(0, named=True)
         quantity, of_memory = find_quantity(name, row["unit"]), name == "peak_memory"
         low, high = (None, None) if of_memory else (row["low"], row["high"])
-        whole = _memory_bytes(run) if of_memory else None
+        whole = _machine_memory_bytes(run) if of_memory else None
         note = _rank_throughput_note(run) if name == "throughput" else row["note"] or ""
-        shown = quantity.label, row["value"], quantity.shown_unit
-        return Headline(name, *shown, low, high, kind.rstrip("_"), note, whole)
+        label_and_value = quantity.label, row["value"], quantity.shown_unit
+        return Headline(name, *label_and_value, low, high, kind.rstrip("_"), note, whole)
     return None
 
 
@@ -139,12 +152,12 @@ def _rank_throughput_note(run: Run) -> str:
     return f"of rank {run.rank_table()['rank'][0]}{whole}"
 
 
-def _memory_bytes(run: Run) -> float | None:
+def _machine_memory_bytes(run: Run) -> float | None:
     total = run.device.get("memory_bytes") or (run.device.get("memory") or {}).get("total_bytes")
     return float(total) if isinstance(total, int | float) else None
 
 
-def _gpu_memory(run: Run) -> Iterator[Headline]:
+def _gpu_memory_headline(run: Run) -> Iterator[Headline]:
     """The most that the training held of its GPUs: as the driver said, or at least what the allocator reserved."""
     gpus = _gpus_used(run)
     if not gpus:
@@ -172,19 +185,22 @@ def _temperature_headline(run: Run) -> Iterator[Headline]:
     if not read:
         return
     value, zone = max(read)
-    held = {True: "throttled", False: "not throttled", None: ""}[detect_throttling(run)[0]]
+    state = {True: "throttled", False: "not throttled", None: ""}[detect_throttling(run)[0]]
     kind = "" if run.simulated is None else "simulated"
-    yield Headline("temperature", f"Hottest zone ({zone})", value, "°C", kind=kind, note=held)
+    yield Headline("temperature", f"Hottest zone ({zone})", value, "°C", kind=kind, note=state)
 
 
 _DATA = {"real-full": "all of it", "real-subset": "a subset", "synthetic": "synthetic data"}
 
 
-def _accuracy(run: Run) -> Iterator[Headline]:
-    accuracy = (run.meta.get("result") or {}).get("accuracy")
+def _accuracy_headline(run: Run) -> Iterator[Headline]:
+    result = run.meta.get("result") or {}
+    accuracy, samples = result.get("accuracy"), result.get("accuracy_samples")
     if isinstance(accuracy, int | float):
         data = (run.meta.get("workload") or {}).get("data")
         said = [data.get("name"), _DATA.get(str(data.get("kind")))] if isinstance(data, dict) else []
+        if said and samples is not None and samples < (data.get("test_size") or 0):
+            said.append(f"{samples} of its {data['test_size']} test samples")
         of = ", ".join(str(phrase) for phrase in said if phrase)
         yield Headline("accuracy", "Accuracy on test data", float(accuracy), "1", note=of)
 
@@ -210,8 +226,8 @@ def layers(run: Run) -> pl.DataFrame:
 
     Self quantities: what modules inside it do is theirs. `share` is of the step time, `joules` of the rail of the whole
     device, `live_bytes` at the peak of live tensors, `most_bytes` at any time, `flops_per_s` over its forward and
-    backward self time, `attained` the share of what this device could do. Null is not measured; a layer without a call
-    has no time.
+    backward self time (of its kernels, on an accelerator), `attained` the share of what this device could do. Null is
+    not measured; a layer without a call has no time.
     """
     frame = run.modules().filter(pl.col("module").is_not_null() & (pl.col("module") != FRAMEWORK_OVERHEAD))
     if frame.is_empty():
@@ -219,12 +235,27 @@ def layers(run: Run) -> pl.DataFrame:
     frame = frame.rename({"module": "layer"})
     for more in (_energy_of_layers(run), _memory_of_layers(run), _attained_by_layers(run)):
         frame = frame.join(more, on="layer", how="left", maintain_order="left")
-    busy = pl.coalesce("device_ns", pl.col("total_ns") - pl.col("optimizer_ns").fill_null(0.0))
-    rate = pl.when((busy > 0) & pl.col("flops").is_not_null()).then(pl.col("flops") / busy * 1e9)
-    frame = frame.with_columns(flops_per_s=rate)
+    frame = frame.with_columns(flops_per_s=_layer_rates(run, frame))
     order = "device_ns" if frame["device_ns"].is_not_null().any() else "total_ns"
     ordered = frame.sort(order, "layer", descending=[True, False], nulls_last=True)
     return ordered.select(pl.col(name).cast(kind) for name, kind in LAYER_SCHEMA.items())
+
+
+def _layer_rates(run: Run, frame: pl.DataFrame) -> pl.Series:
+    """FLOP/s of each layer over the time in forward and backward of its kernels; without any, of its operators.
+
+    Null where none of its kernels is known, and where none was recorded of the accelerator that it ran on.
+    """
+    table, steps = run.step_times.table, max(len(run.step_times.steps), 1)
+    spent = table.filter((pl.col("device") != CPU) & (pl.col("phase") != "optimizer"))
+    kernels = spent.group_by(layer="module").agg(kernel_ns=pl.col("self_ns").sum() / steps)
+    layers_with_kernels = frame.join(kernels, on="layer", how="left", maintain_order="left")
+    own_ns = pl.col("total_ns") - pl.col("optimizer_ns").fill_null(0.0)
+    on_cpu = pl.lit(not launched_kernels(run).is_empty()) | pl.col("device_ns").is_null()
+    busy = pl.coalesce("kernel_ns", pl.when(on_cpu).then(own_ns))
+    rate = pl.when((busy > 0) & pl.col("flops").is_not_null()).then(pl.col("flops") / busy * 1e9)
+    rates = layers_with_kernels.select(rate.cast(pl.Float64).alias("flops_per_s")).to_series()
+    return rates.clear(len(rates)) if unrecorded_accelerator(run) is not None else rates
 
 
 def _energy_of_layers(run: Run) -> pl.DataFrame:
@@ -242,8 +273,8 @@ def _memory_of_layers(run: Run) -> pl.DataFrame:
     """Bytes live at the peak and at most; null where no allocation was recorded."""
     if run.peak() is None:
         return pl.DataFrame(schema={"layer": pl.String, "live_bytes": pl.Float64, "most_bytes": pl.Float64})
-    held = peak_by_module(run.allocations).filter(pl.col("module").is_not_null())
-    return held.select(
+    memory = peak_by_module(run.allocations).filter(pl.col("module").is_not_null())
+    return memory.select(
         layer="module", live_bytes=pl.col("at_peak").cast(pl.Float64), most_bytes=pl.col("bytes").cast(pl.Float64)
     )
 

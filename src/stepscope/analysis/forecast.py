@@ -17,7 +17,7 @@ from stepscope.analysis.metrics import Measured
 from stepscope.analysis.pauses import StepsAndPauses, steps_and_pauses
 from stepscope.analysis.projection import project_level, project_sum
 from stepscope.analysis.result_cache import cached_per_run
-from stepscope.analysis.time.steps import steps_after_warmup, timed_steps
+from stepscope.analysis.time.steps import all_timed_steps, steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import UsageError
 from stepscope.fault_isolation import wrap_analysis_faults
@@ -26,7 +26,7 @@ from stepscope.runfolder import RunReader
 from stepscope.units import duration, percent, plural
 
 J_PER_WH = 3600.0
-WATCHED, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
+MEASURED_STEPS, WATCH_EVERY = 20, 500  # steps measured of every so many: 4 % of the run holds the forecast to 0.3 %
 _FEWEST_STEPS = 10
 _MUCH = 0.01  # of the time: what does not count is named from here on
 _THROTTLED = 2 / 3  # of the clock: what a condition names as an example
@@ -72,7 +72,7 @@ def watch_starts(count: int, seed: int = 0) -> Ints:
 
     What repeats every 500 steps, or a part of them, is so seen at all its phases and not at one.
     """
-    places = np.random.default_rng(seed).integers(0, WATCH_EVERY - WATCHED + 1, max(count, 1))
+    places = np.random.default_rng(seed).integers(0, WATCH_EVERY - MEASURED_STEPS + 1, max(count, 1))
     places[0] = 0
     return np.asarray(np.arange(max(count, 1)) * WATCH_EVERY + places, dtype=np.int64)[:count]
 
@@ -81,7 +81,7 @@ def watched_step_flags(numbers: Floats, seed: int = 0) -> Flags:
     """20 steps of every 500, at the places of `watch_starts`; numbers: (n,) of steps, counted from the first."""
     since = numbers - numbers[0]
     place = since - watch_starts(int(since[-1]) // WATCH_EVERY + 1, seed)[(since // WATCH_EVERY).astype(int)]
-    chosen: Flags = (place >= 0) & (place < WATCHED)
+    chosen: Flags = (place >= 0) & (place < MEASURED_STEPS)
     return chosen
 
 
@@ -104,17 +104,17 @@ def forecast(
     of a meter of the whole device, the battery of its own gauge first; where none was read they are lower bounds,
     without an upper end. `upto`: as if only so many steps after the warm-up had been made.
     """
-    made = steps_after_warmup(run).head(upto if upto is not None else run.steps.height)
-    numbers = made["step"].to_numpy().astype(np.float64) - (made["step"][0] if len(made) else 0)
-    flags = chosen(numbers) if len(made) else np.empty(0, dtype=bool)
+    run_steps = steps_after_warmup(run).head(upto if upto is not None else run.steps.height)
+    numbers = run_steps["step"].to_numpy().astype(np.float64) - (run_steps["step"][0] if len(run_steps) else 0)
+    flags = chosen(numbers) if len(run_steps) else np.empty(0, dtype=bool)
     if flags.sum() < _FEWEST_STEPS:
         raise UsageError(
             f"{flags.sum()} steps after the warm-up are too few to forecast {steps}",
             f"measure at least {_FEWEST_STEPS + run.warmup_steps} steps",
         )
-    plain, between = _unprofiled(run, made), steps_and_pauses(run, made)
+    plain, between = _unprofiled_flags(run, run_steps), steps_and_pauses(run, run_steps)
     series, spans = _Series(numbers, flags, plain, steps, between), between.spans
-    kept, changes = series.kept(flags), tuple(_changes(made.filter(pl.Series(plain))))
+    is_regular, changes = series.kept(flags), tuple(_changes(run_steps.filter(pl.Series(plain))))
     time = series.total("time", "s", "training", (spans["t1_ns"] - spans["t0_ns"]).to_numpy() / 1e9)
     totals, notes = [time], [*_change_notes(changes), *_pause_notes(between)]
     energy = step_energy(run, spans)
@@ -124,20 +124,20 @@ def forecast(
     else:
         totals.append(total)
         notes += [energy.note, *power_model_gaps(run)] if energy.note else []
-    wanted = (
+    questions = (
         ("battery", "1", 1 / battery_j if battery_j else None, f"of {(battery_j or 0) / J_PER_WH:g} Wh"),
         ("carbon", "g", carbon_g_per_j, f"at {(carbon_g_per_j or 0) * 1e3 * J_PER_WH:g} g a kWh"),
     )
-    for metric, unit, factor, note in wanted:
+    for metric, unit, factor, note in questions:
         if factor:
             device = next(filter(None, map(series.total_energy, device_energies(run, spans, metric))), None)
             totals.append(_amount_from_energy(device, total, metric, factor, unit, note))
-    warm = _temperature(run, float(made["t0_ns"][0]), (time.value or 0.0))
-    condition = _assumption_text(steps, int(numbers[kept][-1]) + 1, time, between)
+    warm = _temperature_forecast(run, float(run_steps["t0_ns"][0]), (time.value or 0.0))
+    condition = _assumption_text(steps, int(numbers[is_regular][-1]) + 1, time, between)
     badge = simulated_badge(run.meta.get("simulated"))
     notes[:0] = [f"{badge}: {SIMULATED_MEANS}"] if badge else []
     named = [time, *(with_simulated_name(run, total) for total in (*totals[1:], *warm))]
-    return Forecast(steps, int(kept.sum()), tuple(named), changes, tuple(notes), condition)
+    return Forecast(steps, int(is_regular.sum()), tuple(named), changes, tuple(notes), condition)
 
 
 def with_simulated_name(run: RunReader, total: Measured) -> Measured:
@@ -154,10 +154,10 @@ def steps_of(run: RunReader, epochs: float) -> int:
     return max(1, round(epochs * (int(size) // int(batch))))
 
 
-def _unprofiled(run: RunReader, made: pl.DataFrame) -> Flags:
+def _unprofiled_flags(run: RunReader, steps: pl.DataFrame) -> Flags:
     """Profiled steps are slower than those of a training that nobody watches."""
-    plain: Flags = made["step"].is_in(timed_steps(run)[0]["step"].implode()).to_numpy()
-    return plain if plain.sum() >= _FEWEST_STEPS else np.ones(len(made), dtype=bool)
+    plain: Flags = steps["step"].is_in(all_timed_steps(run)[0]["step"].implode()).to_numpy()
+    return plain if plain.sum() >= _FEWEST_STEPS else np.ones(len(steps), dtype=bool)
 
 
 def _changes(steps: pl.DataFrame) -> Iterator[LevelChange]:
@@ -167,9 +167,9 @@ def _changes(steps: pl.DataFrame) -> Iterator[LevelChange]:
         yield replace(change, step=number[min(change.step, last)], noticed=number[min(change.noticed, last)])
 
 
-def _assumption_text(steps: int, made: int, time: Measured, between: StepsAndPauses) -> str | None:
-    """What a forecast takes for granted of the steps after the first `made`, with what it would cost if it failed."""
-    ahead = steps - made
+def _assumption_text(steps: int, count: int, time: Measured, between: StepsAndPauses) -> str | None:
+    """What a forecast takes for granted of the steps after the first `count`, with what it would cost if it failed."""
+    ahead = steps - count
     if ahead <= 0:
         return None
     later = (time.value or 0.0) * ahead / steps * (1 / _THROTTLED - 1)
@@ -208,23 +208,23 @@ class _Series:
     steps: int
     between: StepsAndPauses
 
-    def kept(self, known: Flags) -> Flags:
+    def kept(self, is_known: Flags) -> Flags:
         """Return the best of the known steps: unprofiled ones, and of these the ones whose whole length is known."""
-        for flags in (known & self.plain & self.between.known, known & self.plain):
+        for flags in (is_known & self.plain & self.between.is_boundary, is_known & self.plain):
             if flags.sum() >= _FEWEST_STEPS:
                 return flags
-        return known
+        return is_known
 
     def total(self, metric: str, unit: str, scope: str, amounts: Floats) -> Measured:
         """Project amounts of the steps and pauses, (n + m,), NaN where not known."""
         values, pauses = amounts[: len(self.numbers)], self.between.fill_unknown(amounts[len(self.numbers) :])
-        kept = self.kept(self.chosen & ~np.isnan(values))
-        seen = project_sum(self.numbers[kept], values[kept], self.steps)
+        is_regular = self.kept(self.chosen & ~np.isnan(values))
+        projection = project_sum(self.numbers[is_regular], values[is_regular], self.steps)
         more, half, measured = self.between.project(pauses, self.steps)
-        value = seen.total + more
-        low = max(value - math.hypot(seen.total - seen.low, half), seen.low + measured)
-        high = value + math.hypot(seen.high - seen.total, half)
-        return Measured(metric, scope, value, unit, low, high, seen.measured, "forecast", seen.method)
+        value = projection.total + more
+        low = max(value - math.hypot(projection.total - projection.low, half), projection.low + measured)
+        high = value + math.hypot(projection.high - projection.total, half)
+        return Measured(metric, scope, value, unit, low, high, projection.measured, "forecast", projection.method)
 
     def total_energy(self, energy: StepEnergy | None) -> Measured | None:
         """The energy of all steps, J, of an estimate with the CI of its model; None where too few could be read."""
@@ -261,17 +261,17 @@ def _amount_from_energy(
     device: Measured | None, energy: Measured | None, metric: str, factor: float, unit: str, note: str
 ) -> Measured:
     """What follows from the energy of the device; a lower bound, from a part of it; null, not silence, without any."""
-    known = device or energy
-    if known is None:
+    energies = device or energy
+    if energies is None:
         return Measured(metric, "run", None, unit, None, None, 0, "forecast", "not known: it needs the energy")
-    value, low, high = (None if x is None else x * factor for x in (known.value, known.low, known.high))
+    value, low, high = (None if x is None else x * factor for x in (energies.value, energies.low, energies.high))
     if device is None:
         note, high = f"{note}; {AT_LEAST}: the energy is not that of the whole device", None
-    name = known.metric.replace("energy", metric)
-    return Measured(name, known.scope, value, unit, low, high, known.n, "forecast", note)
+    name = energies.metric.replace("energy", metric)
+    return Measured(name, energies.scope, value, unit, low, high, energies.n, "forecast", note)
 
 
-def _temperature(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]:
+def _temperature_forecast(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]:
     """The hottest zone at the end of the training, which lasts `seconds` from `t0_ns` on."""
     zones = [series for series in series_of(run, "temperature") if len(series.values) >= 8]
     if not zones:
@@ -279,9 +279,12 @@ def _temperature(run: RunReader, t0_ns: float, seconds: float) -> list[Measured]
     zone = max(zones, key=lambda series: float(series.values[-1]))
     apart = float(np.median(np.diff(zone.t_ns))) or 1.0
     end = (t0_ns + seconds * 1e9 - zone.t_ns[0]) / apart
-    said = project_level((zone.t_ns - zone.t_ns[0]) / apart, zone.values, end)
-    return [Measured("temperature", zone.scope, said.total, "degC", said.low, said.high, said.measured, "forecast",
-                     f"of the hottest zone at the end: {said.method}")]  # fmt: skip
+    projection = project_level((zone.t_ns - zone.t_ns[0]) / apart, zone.values, end)
+    bounds = projection.low, projection.high
+    note = f"of the hottest zone at the end: {projection.method}"
+    return [
+        Measured("temperature", zone.scope, projection.total, "degC", *bounds, projection.measured, "forecast", note)
+    ]
 
 
 def _change_notes(changes: tuple[LevelChange, ...]) -> list[str]:

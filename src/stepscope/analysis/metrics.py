@@ -17,6 +17,7 @@ import polars as pl
 from stepscope.analysis.channels import (
     Series,
     Windows,
+    board_computes,
     channel_timeline,
     core_busy_time,
     growth_windows,
@@ -25,11 +26,13 @@ from stepscope.analysis.channels import (
 )
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL, EnergyTables
 from stepscope.analysis.estimate import (
+    Estimate,
     change_points,
-    mean_interval,
     mean_of_stretches,
-    median_interval,
+    mean_over_time,
+    median_over_time,
     null_if_nan,
+    ratio_of_sums,
     share_interval,
 )
 from stepscope.analysis.periodicity import period_of
@@ -50,7 +53,7 @@ from stepscope.analysis.process_scopes import (
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.operators import CPU
 from stepscope.analysis.time.steps import FEW, profiled_steps, span_ns, steps_after_warmup, timed_steps
-from stepscope.arrays import Floats
+from stepscope.arrays import Flags, Floats
 from stepscope.quantities import find_quantity
 from stepscope.runfolder import RunReader
 from stepscope.units import number
@@ -67,8 +70,7 @@ def metrics(run: Run) -> pl.DataFrame:
     """All metrics, tidy: metric, scope, value, unit, low, high (95 %), n, source, note. What is absent has no row."""
     rows = [*step_time(run), *throughput(run), *core_utilisation(run), *mean_cpu_utilisation(run)]
     rows += [*process_cpu_utilisation(run), *accelerator_utilisation(run), *idle_residency(run)]
-    if not run.part_folders and not run.board_computes:  # other ranks, and cores of a board, are no other program
-        rows += background_cpu_load(rows)
+    rows += background_load_of(run)
     rows += [*peak_memory(run), *resident_memory(run), *energy_metrics(run.energy_tables), *other_quantities(run)]
     return metric_frame(rows)
 
@@ -87,35 +89,43 @@ def throughput(run: RunReader) -> list[Measured]:
     With the energy of a step and of a sample, which are of the same steps, they give the mean power.
     """
     steps, which = timed_steps(run)
-    known = steps.drop_nulls("samples")
+    counted = steps.drop_nulls("samples")
     ones = pl.repeat(1, len(steps), eager=True)
-    return [*_achieved("throughput", known, known["samples"], which), *_achieved("step_rate", steps, ones, which)]
+    return [
+        *_achieved_rate("throughput", counted, counted["samples"], which),
+        *_achieved_rate("step_rate", steps, ones, which),
+    ]
 
 
-def _achieved(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) -> Iterator[Measured]:
-    """A count over the time that it took, 1/s, with the interval of a ratio of means."""
-    number_, seconds = (values.to_numpy().astype(np.float64) for values in (counted, steps["length_ns"] / 1e9))
-    if not len(seconds) or not number_.sum():
+def _achieved_rate(metric: str, steps: pl.DataFrame, counted: pl.Series, which: str) -> Iterator[Measured]:
+    """A count over the time that it took, 1/s."""
+    count, seconds = (values.to_numpy().astype(np.float64) for values in (counted, steps["length_ns"] / 1e9))
+    if not len(seconds) or not count.sum():
         return
-    rate = float(number_.sum() / seconds.sum())
-    _, low, high = mean_interval((number_ - rate * seconds) / seconds.mean())
+    rate = ratio_of_sums(count, seconds).clipped(math.inf)
     few = len(seconds) < FEW
     note = f"achieved in {which}: count over time" + ("; too few for an interval" if few else "")
-    bounds = (None, None) if few else (max(min(rate + low, rate), 0.0), max(rate + high, rate))
-    yield Measured(metric, "run", rate, "1/s", bounds[0], bounds[1], len(seconds), "steps", note)
+    low, high = (None, None) if few else (rate.low, rate.high)
+    yield Measured(metric, "run", rate.value, "1/s", low, high, len(seconds), "steps", note)
 
 
 @cached_per_run
 def core_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each core (Eq. 1): active time of the core / total time."""
     span = span_ns(run)
-    return [_mean_utilisation("core_utilisation", series, span, "1", 1.0) for series in _cores(run) if span is not None]
+    return [
+        _mean_utilisation("core_utilisation", series, span, "1", 1.0)
+        for series in _busy_time_of_cores(run)
+        if span is not None
+    ]
 
 
 def mean_cpu_utilisation(run: RunReader) -> list[Measured]:
     """Mean utilisation of all N cores (Eq. 2): the sum of their utilisations / N."""
     span = span_ns(run)
-    cores = [] if span is None else [(series, _utilisation_windows(span, series)) for series in _cores(run)]
+    cores = (
+        [] if span is None else [(series, _utilisation_windows(span, series)) for series in _busy_time_of_cores(run)]
+    )
     if not cores or len({len(busy.rates) for _, busy in cores}) > 1:
         return []
     series, busy = cores[0]
@@ -135,13 +145,15 @@ def process_cpu_utilisation(run: RunReader) -> list[Measured]:
     if span is None:
         return []
     return [
-        _mean_utilisation("process_cpu_utilisation", series, span, "cores", float(len(_cores(run)) or np.inf))
+        _mean_utilisation(
+            "process_cpu_utilisation", series, span, "cores", float(len(_busy_time_of_cores(run)) or np.inf)
+        )
         for series in series_of(run, "process_cpu_time")
     ]
 
 
 def _cpu_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
-    most = float(len(_cores(run)) or np.inf)
+    most = float(len(_busy_time_of_cores(run)) or np.inf)
     metric, read = "process_cpu_utilisation", {series.scope: series for series in series_of(run, "process_cpu_time")}
     whole = cpu_of_all(run)
     if whole is not None and span is not None:
@@ -160,29 +172,36 @@ def idle_residency(run: RunReader) -> list[Measured]:
     Windows are as short as the counter resolves; up to half a tick or 1 % of a window counts as 0.
     """
     rows, span = [], span_ns(run)
-    for series in _cores(run):
+    for series in _busy_time_of_cores(run):
         assert span is not None
         busy = growth_windows(series, *span, shortest_window_ns(series))
-        seen = busy.rates[~np.isnan(busy.rates)]
+        rates = busy.rates[~np.isnan(busy.rates)]
         length_ns = float(busy.edges_ns[1] - busy.edges_ns[0])
         if length_ns <= 0:  # steps without a length
             continue
-        idle = int((seen <= max(_ASLEEP, series.refresh_ns / 2 / length_ns)).sum())
-        share, low, high = (null_if_nan(value) for value in share_interval(idle, len(seen)))
+        is_idle = rates <= max(_ASLEEP, series.refresh_ns / 2 / length_ns)
+        share, low, high = _idle_share(is_idle).row if len(rates) else (None, None, None)
         note = f"windows of {length_ns / 1e6:.3g} ms"
-        rows.append(Measured("idle_state_ratio", series.scope, share, "1", low, high, len(seen), series.source, note))
+        rows.append(Measured("idle_state_ratio", series.scope, share, "1", low, high, len(rates), series.source, note))
     return rows
 
 
+def _idle_share(is_idle: Flags) -> Estimate:
+    """Share of the windows, in order of time; the CI is the wider of Wilson's and of that between stretches."""
+    share, least, most = share_interval(int(is_idle.sum()), len(is_idle))
+    low, high = mean_of_stretches(is_idle.astype(np.float64)).row[1:]
+    return Estimate(share, least if low is None else min(least, low), most if high is None else max(most, high))
+
+
 def _median_of_steps(metric: str, values: pl.Series, unit: str, which: str) -> list[Measured]:
-    if values.is_empty():
+    median = median_over_time(values.cast(pl.Float64).to_numpy())
+    if median is None:
         return []
-    value, low, high = (null_if_nan(float(x)) for x in median_interval(values.cast(pl.Float64).to_numpy()))
-    note = f"median of {which}" if low is not None else f"median of {which}; too few for an interval"
-    return [Measured(metric, "run", value, unit, low, high, len(values), "steps", note)]
+    note = f"median of {which}" if median.low is not None else f"median of {which}; too few for an interval"
+    return [Measured(metric, "run", median.value, unit, median.low, median.high, len(values), "steps", note)]
 
 
-def _cores(run: RunReader) -> list[Series]:
+def _busy_time_of_cores(run: RunReader) -> list[Series]:
     return [] if span_ns(run) is None else core_busy_time(run)
 
 
@@ -197,18 +216,19 @@ def _mean_utilisation(metric: str, series: Series, span: tuple[int, int], unit: 
 
 def _mean_of_windows(metric: str, scope: str, unit: str, busy: Windows, series: Series, most: float) -> Measured:
     """Mean of the covered windows; a tick more or less at either end widens the interval."""
-    seen = busy.rates[~np.isnan(busy.rates)]
-    value, low, high = mean_interval(seen)
-    if len(seen) == 0:
+    rates = busy.rates[~np.isnan(busy.rates)]
+    mean = mean_over_time(rates)
+    if mean is None:
         reason = f"no two ticks of {max(series.refresh_ns / 1e6, 0.001):.3g} ms were read without a gap"
         return Measured(metric, scope, None, unit, source=series.source, note=reason)
     covered_ns = float(np.diff(busy.edges_ns)[~np.isnan(busy.rates)].sum())
     tick = series.refresh_ns / covered_ns
-    bounds: Floats = np.clip(np.array([value, low - tick, high + tick]), 0, most)
+    value, low, high = mean.clipped(most).row
+    low = None if low is None else max(low - tick, 0.0)
+    high = None if high is None else min(high + tick, most)
     missed = f"; {busy.uncovered_ns / 1e9:.3g} s not covered" if busy.uncovered_ns else ""
     note = f"{covered_ns / 1e9:.3g} s in windows of {(busy.edges_ns[1] - busy.edges_ns[0]) / 1e6:.3g} ms{missed}"
-    low_, high_ = null_if_nan(float(bounds[1])), null_if_nan(float(bounds[2]))
-    return Measured(metric, scope, float(bounds[0]), unit, low_, high_, len(seen), series.source, note)
+    return Measured(metric, scope, value, unit, low, high, len(rates), series.source, note)
 
 
 METRIC_SCHEMA = {
@@ -244,9 +264,6 @@ def metric_frame(rows: Iterable[Measured]) -> pl.DataFrame:
     return pl.DataFrame([asdict(row) for row in rows], schema=METRIC_SCHEMA)
 
 
-_RESAMPLES = 1000
-
-
 def accelerator_utilisation(run: RunReader) -> list[Measured]:
     """Utilisation of each accelerator (Eq. 3): active time / total time, active while any kernel runs."""
     steps = profiled_steps(run).select("step", "length_ns")
@@ -255,8 +272,8 @@ def accelerator_utilisation(run: RunReader) -> list[Measured]:
     for (device,), frame in kernels.group_by(["device"], maintain_order=True):
         both = steps.join(frame, on="step", how="left").with_columns(pl.col("active_ns").fill_null(0))
         active, total = (both[name].to_numpy().astype(np.float64) for name in ("active_ns", "length_ns"))
-        share = min(float(active.sum() / total.sum()), 1.0)
-        low, high = _ratio_interval(active, total)
+        share, low, high = ratio_of_sums(active, total).clipped().row
+        low, high = (low, high) if len(steps) >= FEW else (None, None)
         note = "union of kernels in profiled steps"
         rows.append(Measured("accelerator_utilisation", str(device), share, "1", low, high, len(steps), "ops", note))
     return rows or [*_gauges_of_accelerators(run)]
@@ -267,14 +284,14 @@ def _gauges_of_accelerators(run: RunReader) -> Iterator[Measured]:
     span = span_ns(run)
     for series in series_of(run, "utilisation") if span is not None else ():
         if span is not None and series.scope.startswith("gpu"):
-            seen = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-            if len(seen) == 0:
+            readings = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
+            if len(readings) == 0:
                 yield Measured("accelerator_utilisation", series.scope, None, "1", note="no reading in a step")
                 continue
-            share = mean_of_stretches(seen)
+            share = mean_of_stretches(readings)
             note = "readings of its own; no kernel was recorded"
             ends = share.value, "1", share.low, share.high
-            yield Measured("accelerator_utilisation", series.scope, *ends, len(seen), series.source, note)
+            yield Measured("accelerator_utilisation", series.scope, *ends, len(readings), series.source, note)
 
 
 def kernel_time(run: RunReader, steps: pl.Series) -> pl.DataFrame:
@@ -296,16 +313,6 @@ def kernel_time(run: RunReader, steps: pl.Series) -> pl.DataFrame:
     )
 
 
-def _ratio_interval(active: Floats, total: Floats) -> tuple[float | None, float | None]:
-    """Bootstrap over the steps, which are alike; null where there are too few."""
-    if len(active) < FEW:
-        return None, None
-    picks = np.random.default_rng(0).integers(0, len(active), (_RESAMPLES, len(active)))
-    shares = active[picks].sum(axis=1) / total[picks].sum(axis=1)
-    low, high = np.quantile(shares, (0.025, 0.975))
-    return min(float(low), 1.0), min(float(high), 1.0)
-
-
 _NOTABLE_CORES = 0.2  # of one core
 
 
@@ -323,10 +330,17 @@ def background_cpu_load(measured: Iterable[Measured]) -> list[Measured]:
         return []
     away = sum(row.value or 0.0 for row in cores) - sum(row.value or 0.0 for row in own)
     value = max(0.0, away)
-    low = max(0.0, away - math.hypot(*_distances(cores, "low"), *_distances(own, "high")))
-    high = max(0.0, away + math.hypot(*_distances(cores, "high"), *_distances(own, "low")))
+    low = max(0.0, away - math.hypot(*_distances_to_bound(cores, "low"), *_distances_to_bound(own, "high")))
+    high = max(0.0, away + math.hypot(*_distances_to_bound(cores, "high"), *_distances_to_bound(own, "low")))
     note = f"of {len(cores)} cores: all that were busy, less those of this run's processes"
     return [Measured("background_cpu_use", "system", value, "cores", low, high, cores[0].n, cores[0].source, note)]
+
+
+def background_load_of(run: RunReader) -> list[Measured]:
+    """Background CPU load of a run, in cores; nothing where other ranks, or cores of a simulated board, were read."""
+    if run.part_folders or board_computes(run):
+        return []
+    return background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])
 
 
 def background_warning(use: list[Measured]) -> str:
@@ -338,7 +352,7 @@ def background_warning(use: list[Measured]) -> str:
     return f" Background CPU load: {busy} {cores}: times and energy are not this training's alone."
 
 
-def _distances(rows: list[Measured], bound: str) -> list[float]:
+def _distances_to_bound(rows: list[Measured], bound: str) -> list[float]:
     """Distance of each row's bound from its value; 0 for a row without an interval."""
     return [getattr(row, bound) - row.value for row in rows if getattr(row, bound) is not None]
 
@@ -372,19 +386,19 @@ def peak_memory(run: RunReader) -> list[Measured]:
 
 def _memory_of_all_processes(run: RunReader) -> Iterator[tuple[str, HeldReadings, str]]:
     """Source, readings of all processes together, and what is counted how often."""
-    for source, held, counted in (
+    for source, readings, counted in (
         ("rss", resident_of_all(run), "a page that processes share counts in each of them"),
         ("pss", proportional_of_all(run), "a page that processes share counts once"),
     ):
-        if held is not None and len(held.values):
-            yield source, held, counted
+        if readings is not None and len(readings.values):
+            yield source, readings, counted
 
 
 def _peak_of_all(run: RunReader) -> Iterator[Measured]:
-    for source, held, counted in _memory_of_all_processes(run):
-        value = float(held.values.max())
+    for source, readings, counted in _memory_of_all_processes(run):
+        value = float(readings.values.max())
         note = f"{counted}; {_AT_LEAST}"
-        yield Measured("peak_memory", ALL, value, "B", value, None, held.count, source, note)
+        yield Measured("peak_memory", ALL, value, "B", value, None, readings.count, source, note)
 
 
 def resident_memory(run: RunReader) -> list[Measured]:
@@ -395,18 +409,18 @@ def resident_memory(run: RunReader) -> list[Measured]:
     rows = []
     for quantity in _RESIDENT if span is not None else ():
         assert span is not None
-        for scope, frame in _by_scope(run, quantity):
+        for scope, frame in _samples_by_scope(run, quantity):
             values = frame.filter(pl.col("t0_ns").is_between(*span))["value"]
-            value, low, high = (null_if_nan(float(x)) for x in median_interval(values.to_numpy()))
-            if value is not None:
-                rows.append(Measured("resident_memory", scope, value, "B", low, high, len(values), quantity))
+            median = median_over_time(values.to_numpy())
+            if median is not None:
+                rows.append(Measured("resident_memory", scope, *_with_unit(median, "B"), len(values), quantity))
     return rows
 
 
 def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterator[Measured]:
     """Return resident memory of all processes during this one's steps, and of each training process during its own."""
-    for source, held, counted in _memory_of_all_processes(run):
-        yield from _median_resident(ALL, held, span, source, counted)
+    for source, readings, counted in _memory_of_all_processes(run):
+        yield from _median_resident(ALL, readings, span, source, counted)
     for source in _RESIDENT:
         read = gauges(run, source)
         for process in training_processes(run):
@@ -415,20 +429,26 @@ def _resident_of_several(run: RunReader, span: tuple[int, int] | None) -> Iterat
 
 
 def _median_resident(
-    scope: str, held: HeldReadings, span: tuple[int, int] | None, source: str, note: str | None
+    scope: str, readings: HeldReadings, span: tuple[int, int] | None, source: str, note: str | None
 ) -> Iterator[Measured]:
     if span is None:
         return
-    values = held.values[(held.t_ns >= span[0]) & (held.t_ns <= span[1])]
-    value, low, high = (null_if_nan(float(x)) for x in median_interval(values))
-    if value is None or (scope == ALL and len(values) < FEW):
+    values = readings.values[(readings.t_ns >= span[0]) & (readings.t_ns <= span[1])]
+    median = median_over_time(values)
+    if median is None or (scope == ALL and len(values) < FEW):
         return  # of so few, read while workers come and go, a median says nothing of the others
-    if held.count < len(held.values):  # values that hold between two readings are no evidence of their own
-        low = high = None
-    yield Measured("resident_memory", scope, value, "B", low, high, min(len(values), held.count), source, note)
+    if readings.count < len(readings.values):  # values that hold between two readings are no evidence of their own
+        median = Estimate(median.value)
+    count = min(len(values), readings.count)
+    yield Measured("resident_memory", scope, *_with_unit(median, "B"), count, source, note)
 
 
-def _by_scope(run: RunReader, quantity: str) -> Iterator[tuple[str, pl.DataFrame]]:
+def _with_unit(estimate: Estimate, unit: str) -> tuple[float, str, float | None, float | None]:
+    """Return value, unit and bounds, as `Measured` takes them."""
+    return estimate.value, unit, estimate.low, estimate.high
+
+
+def _samples_by_scope(run: RunReader, quantity: str) -> Iterator[tuple[str, pl.DataFrame]]:
     for (scope,), frame in run.samples(quantity).drop_nulls("value").group_by(["scope"], maintain_order=True):
         yield str(scope), frame
 
@@ -449,12 +469,13 @@ def other_quantities(run: Run) -> Iterator[Measured]:
             continue
         line = channel_timeline(channel, samples.select("t0_ns", "t1_ns", value=pl.col(str(channel["id"]))))
         values = line.values[(line.t_ns >= span[0]) & (line.t_ns <= span[1])]
-        value, low, high = (null_if_nan(float(end)) for end in median_interval(values))
-        if value is not None:
+        median = median_over_time(values)
+        if median is not None:
             kind = f"{ESTIMATED}_" if channel.get("kind") == "estimate" else "simulated_" if run.simulated else ""
             note = "median of the readings in the steps"
             scope, source = scope_name(run, str(channel.get("scope"))), str(channel.get("source"))
-            yield Measured(f"{kind}{name}", scope, value, line.unit, low, high, len(values), source, note)
+            numbers = _with_unit(median, line.unit)
+            yield Measured(f"{kind}{name}", scope, *numbers, len(values), source, note)
 
 
 def energy_metrics(tables: EnergyTables) -> list[Measured]:
@@ -515,7 +536,7 @@ def _energy_measured(
 REGULARITY_SCHEMA = {
     "quantity": pl.String,
     "scope": pl.String,
-    "mean": pl.Float64,  # of the steps' own values: ns a step for "step_time", otherwise the unit of the channel
+    "mean": pl.Float64,  # of the steps: ns for "step_time", W for "energy", cores for CPU time, else in its own unit
     "spread": pl.Float64,  # coefficient of variation from step to step
     "period_ns": pl.Float64,  # found from the samples alone; null where they show none
     "periods_per_step": pl.Float64,
@@ -543,17 +564,18 @@ def regularity(run: RunReader) -> pl.DataFrame:
 def _sampled_series(run: RunReader, edges: Floats) -> Iterator[tuple[str, Series, Floats]]:
     for quantity in (*_GAUGES, *_COUNTERS):
         for series in series_of(run, quantity):
-            rate = _counter_rates(series) if quantity in _COUNTERS else series
+            rate = _counter_rates(series, 1e9 if quantity == "energy" else 1.0) if quantity in _COUNTERS else series
             if len(rate.t_ns) > 3:
                 yield quantity, rate, _sample_means_by_step(rate, edges)
 
 
-def _counter_rates(series: Series) -> Series:
-    """A counter as the gauge of its growth a ns."""
+def _counter_rates(series: Series, factor: float) -> Series:
+    """A counter as the gauge of its growth a ns, times a factor; none over gaps, and where it wrapped."""
     apart = np.maximum(np.diff(series.t_ns), 1.0)
     middle = (series.t_ns[1:] + series.t_ns[:-1]) / 2
-    rates = np.diff(series.values) / apart
-    return Series(series.scope, series.source, series.refresh_ns, middle, rates, series.gaps_ns)
+    rates = np.diff(series.values) / apart * factor
+    is_known = ~np.isin(series.t_ns[:-1], series.gaps_ns[:, 0])
+    return Series(series.scope, series.source, series.refresh_ns, middle[is_known], rates[is_known], series.gaps_ns)
 
 
 def _sample_means_by_step(series: Series, edges: Floats) -> Floats:

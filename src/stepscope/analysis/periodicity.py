@@ -49,6 +49,6 @@ def _first_peak(likeness: Floats) -> int | None:
 
 def _peak_position(values: Floats, peak: int) -> float:
     """Place of a peak to a fraction of a sample, by the parabola through its neighbours."""
-    left, top, right = values[peak - 1 : peak + 2]
-    bend = left - 2 * top + right
-    return peak + float(0.5 * (left - right) / bend) if bend else float(peak)
+    before, top, right = values[peak - 1 : peak + 2]
+    bend = before - 2 * top + right
+    return peak + float(0.5 * (before - right) / bend) if bend else float(peak)

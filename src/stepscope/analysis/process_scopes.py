@@ -81,8 +81,8 @@ def _watched_pid(run: RunReader) -> int | None:
     if stated is not None:
         return stated
     sources = (str(channel.get("source")) for channel in run.channels if channel.get("scope") == WATCHED)
-    found = next((match for source in sources if (match := _PID.search(source))), None)
-    return int(found[1]) if found else None
+    pid = next((match for source in sources if (match := _PID.search(source))), None)
+    return int(pid[1]) if pid else None
 
 
 def has_several_processes(run: RunReader) -> bool:
@@ -97,14 +97,14 @@ def training_processes(run: RunReader) -> list[Process]:
     if not has_several_processes(run):
         return []
     watched = _watched_pid(run)
-    found = []
+    processes = []
     for folder, part in {run.path: run, **run.parts}.items():
         if isinstance(part, RunError):
             continue  # `ranks` says so
         scope = f"{RANK}{'0' if part is run else folder.name}"
         own = part.meta.get("pid")
-        found.append(Process(scope, WATCHED if watched is not None and own == watched else scope, span_ns(part)))
-    return found
+        processes.append(Process(scope, WATCHED if watched is not None and own == watched else scope, span_ns(part)))
+    return processes
 
 
 def writer_scope(run: RunReader) -> str:
@@ -129,10 +129,10 @@ def cpu_of_all(run: RunReader) -> Series | None:
         return None
     below = [CHILDREN] if CHILDREN in read else [process.sampled_as for process in training_processes(run)]
     parts = [read.get(scope) for scope in dict.fromkeys([WATCHED, *below])]
-    known = [series for series in parts if series is not None]
-    if len(known) < len(parts):
+    series_of_parts = [series for series in parts if series is not None]
+    if len(series_of_parts) < len(parts):
         return None
-    return known[0] if len(known) == 1 else _sum_of_counters(known)
+    return series_of_parts[0] if len(series_of_parts) == 1 else _sum_of_counters(series_of_parts)
 
 
 def _sum_of_counters(counters: list[Series]) -> Series:
@@ -164,13 +164,13 @@ def _counter_at(series: Series, t_ns: Floats) -> Floats:
 def gauges(run: RunReader, quantity: str) -> dict[str, HeldReadings]:
     """The readings of a gauge by scope in the run folder, without those that failed."""
     frame = run.samples(quantity).drop_nulls("value").filter(pl.col("value").is_not_nan())
-    found = {}
+    readings = {}
     for (scope,), part in frame.group_by(["scope"], maintain_order=True):
         read = part.sort("t0_ns")
-        found[str(scope)] = HeldReadings(
+        readings[str(scope)] = HeldReadings(
             read["t0_ns"].to_numpy().astype(np.float64), read["value"].to_numpy(), len(read)
         )
-    return found
+    return readings
 
 
 def resident_of_all(run: RunReader) -> HeldReadings | None:
@@ -201,11 +201,15 @@ def proportional_of_all(run: RunReader) -> HeldReadings | None:
     if not {WATCHED, CHILDREN, *ranks} <= set(read):
         return None
     t_ns = read[CHILDREN].t_ns  # workers come and go: their sum is not carried on
-    ends = {scope: resident.get(scope, held).until_ns for scope, held in read.items()}  # resident: read more often
+    ends = {
+        scope: resident.get(scope, reading).until_ns for scope, reading in read.items()
+    }  # resident: read more often
     total = read[WATCHED].at(t_ns, ends[WATCHED]) + read[CHILDREN].values
-    known = t_ns <= ends[WATCHED]
+    is_known = t_ns <= ends[WATCHED]
     for scope in ranks:
         total += read[scope].at(t_ns, ends[scope])
         begun = min(read[scope].t_ns[0], resident.get(scope, read[scope]).t_ns[0])
-        known &= (t_ns < begun) | (t_ns > read[scope].t_ns[0])  # between: in neither
-    return HeldReadings(t_ns[known], total[known], min(read[scope].count for scope in (WATCHED, CHILDREN, *ranks)))
+        is_known &= (t_ns < begun) | (t_ns > read[scope].t_ns[0])  # between: in neither
+    return HeldReadings(
+        t_ns[is_known], total[is_known], min(read[scope].count for scope in (WATCHED, CHILDREN, *ranks))
+    )

@@ -71,14 +71,14 @@ def project_sum(at: Floats, values: Floats, steps: int) -> Projection:
     stalls = _stall_excesses(values, parts)
     blocks = _blocks(at, values - stalls, parts)
     targets = _unmeasured(blocks, at, steps)
-    rest = float(targets.weights.sum())
-    if rest == 0 or not values.any():
+    remaining = float(targets.weights.sum())
+    if remaining == 0 or not values.any():
         return Projection(steps, len(values), measured, measured, measured, "measured")
     spread = (float(((stalls - stalls.mean()) ** 2).sum()) + _STALLS * (_STALL * np.median(values)) ** 2) / len(values)
-    targets = replace(targets, noise=targets.noise + spread * (rest + rest**2 / len(values)))
-    measured += rest * float(stalls.mean())
+    targets = replace(targets, noise=targets.noise + spread * (remaining + remaining**2 / len(values)))
+    measured += remaining * float(stalls.mean())
     expected, low, high, method = _predict(blocks, targets, float(max(steps, at[-1] + 1)))
-    floor = min(0.0, float(values.min())) * rest
+    floor = min(0.0, float(values.min())) * remaining
     return Projection(
         steps, len(values), measured + expected, measured + max(low, floor), measured + high, method
     )  # fmt: skip
@@ -146,8 +146,8 @@ def _unmeasured(blocks: _Blocks, at: Floats, steps: int) -> _Targets:
     between = np.minimum(edges.reshape(-1, 2), steps)
     spans = np.concatenate([blocks.spans, between])
     weights = np.concatenate([within, between[:, 1] - between[:, 0]])
-    kept = weights > 0
-    return _Targets(spans[kept], weights[kept], float(weights.sum()) * blocks.noise)
+    is_weighted = weights > 0
+    return _Targets(spans[is_weighted], weights[is_weighted], float(weights.sum()) * blocks.noise)
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,10 @@ def _predict(blocks: _Blocks, targets: _Targets, horizon: float) -> tuple[float,
     weight = np.exp(evidence - evidence.max())
     weight /= weight.sum()
     variance = variance + targets.noise / scale / scale
-    kept = weight > _NEGLIGIBLE * weight.max()
+    is_relevant = weight > _NEGLIGIBLE * weight.max()
     share = float(targets.weights.sum())
     median, low, high = (
-        scale * (share + _quantile(weight[kept], mean[kept], np.sqrt(variance[kept]), p))
+        scale * (share + _quantile(weight[is_relevant], mean[is_relevant], np.sqrt(variance[is_relevant]), p))
         for p in (0.5, (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     )
     return median, low, high, _describe_posterior(weight)
@@ -200,18 +200,18 @@ def _drift_terms(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
     constants = np.geomspace(30.0, 4 * max(horizon, 30.0), _TIME_CONSTANTS)
 
     def shape(spans: Floats) -> Floats:  # (k, m): mean of 1 - exp(-t / tau) within each span, 1 at the end
-        left, right = spans[:, 0] / constants[:, None], spans[:, 1] / constants[:, None]
-        gone = 1 - (np.exp(-left) - np.exp(-right)) / np.maximum(right - left, 1e-12)
-        return np.asarray(gone / (1 - np.exp(-horizon / constants[:, None])))
+        begin, end = spans[:, 0] / constants[:, None], spans[:, 1] / constants[:, None]
+        decay = 1 - (np.exp(-begin) - np.exp(-end)) / np.maximum(end - begin, 1e-12)
+        return np.asarray(decay / (1 - np.exp(-horizon / constants[:, None])))
 
-    seen, wanted = shape(blocks.spans), shape(targets.spans) @ targets.weights
+    block_shape, target_shape = shape(blocks.spans), shape(targets.spans) @ targets.weights
     sds = np.array([sd for sd, _ in _DRIFTS])
     settles = _TIME_CONSTANTS - _LINEAR
     shares = np.repeat([(1 - _LINEAR_CHANCE) / settles, _LINEAR_CHANCE / _LINEAR], [settles, _LINEAR])
     chances = _DRIFT_CHANCE * np.outer([chance for _, chance in _DRIFTS], shares).ravel()
     return _Terms(
-        np.concatenate([np.zeros((1, seen.shape[1])), np.tile(seen, (len(sds), 1))]),
-        np.concatenate([[0.0], np.tile(wanted, len(sds))]),
+        np.concatenate([np.zeros((1, block_shape.shape[1])), np.tile(block_shape, (len(sds), 1))]),
+        np.concatenate([[0.0], np.tile(target_shape, len(sds))]),
         np.concatenate([[0.0], np.repeat(sds, _TIME_CONSTANTS)]),
         np.concatenate([[1 - _DRIFT_CHANCE], chances]),
         np.zeros(1 + len(sds) * _TIME_CONSTANTS),
@@ -221,13 +221,13 @@ def _drift_terms(blocks: _Blocks, targets: _Targets, horizon: float) -> _Terms:
 def _change_terms(blocks: _Blocks, targets: _Targets) -> _Terms:
     """No change, a lasting change between each two blocks, and two levels that take turns for ever."""
     places = [(before[1], after[0]) for before, after in pairwise(blocks.spans)]
-    seen, wanted, unsure = [np.zeros(len(blocks.mean))], [0.0], [0.0]
+    block_terms, target_terms, unsure = [np.zeros(len(blocks.mean))], [0.0], [0.0]
     for before, after in places:
-        seen.append((blocks.spans[:, 0] >= after).astype(np.float64))
+        block_terms.append((blocks.spans[:, 0] >= after).astype(np.float64))
         where = (before + after) / 2
-        left, right = targets.spans[:, 0], targets.spans[:, 1]
-        share = np.clip((right - where) / np.maximum(right - left, 1e-12), 0, 1)
-        wanted.append(float(share @ targets.weights))
+        begin, end = targets.spans[:, 0], targets.spans[:, 1]
+        share = np.clip((end - where) / np.maximum(end - begin, 1e-12), 0, 1)
+        target_terms.append(float(share @ targets.weights))
         unsure.append((after - before) ** 2 / 12)
     chance = [1.0] + [_CHANGE_CHANCE / max(len(places), 1)] * len(places)
     if len(places) > 1:
@@ -235,14 +235,14 @@ def _change_terms(blocks: _Blocks, targets: _Targets) -> _Terms:
         switches, count = int(np.abs(np.diff(high)).sum()), float(len(high))
         informative = min(2.0 * (switches + 1), count)  # blocks that say something of their own
         a, b = informative * high.mean() + 1, informative * (1 - high.mean()) + 1
-        rest = float(targets.weights.sum())
-        seen.append(high)
-        wanted.append(rest * a / (a + b))
-        unsure.append(rest**2 * a * b / ((a + b) ** 2 * (a + b + 1)))
+        remaining = float(targets.weights.sum())
+        block_terms.append(high)
+        target_terms.append(remaining * a / (a + b))
+        unsure.append(remaining**2 * a * b / ((a + b) ** 2 * (a + b + 1)))
         chance.append(_TOGGLE_CHANCE / 2 * float(special.beta(switches + 1, count - switches)))
-    sd = np.full(len(seen), _CHANGE_SD)
+    sd = np.full(len(block_terms), _CHANGE_SD)
     sd[0] = 0.0
-    return _Terms(np.array(seen), np.array(wanted), sd, np.array(chance), np.array(unsure))
+    return _Terms(np.array(block_terms), np.array(target_terms), sd, np.array(chance), np.array(unsure))
 
 
 def _upper_level(means: Floats) -> Floats:
@@ -287,17 +287,17 @@ def _mixture(
     inner[..., 0, 2] = inner[..., 2, 0] = _LEVEL_SD * b * gram[level, change][None, :]
     inner[..., 1, 2] = inner[..., 2, 1] = a * b * gram[np.ix_(drift, change)]
     inner += np.eye(3)
-    onto_y, onto_t, wanted = (np.zeros((k, c, 3)) for _ in range(3))
+    onto_y, onto_t, target_sums = (np.zeros((k, c, 3)) for _ in range(3))
     for into, row in ((onto_y, 0), (onto_t, 1)):
         into[..., 0] = _LEVEL_SD * gram[row, level]
         into[..., 1] = a * gram[row, drift][:, None]
         into[..., 2] = b * gram[row, change][None, :]
-    wanted[..., 0] = _LEVEL_SD * targets.weights.sum()
-    wanted[..., 1] = a * drifts.at_target[:, None]
-    wanted[..., 2] = b * changes.at_target[None, :]
+    target_sums[..., 0] = _LEVEL_SD * targets.weights.sum()
+    target_sums[..., 1] = a * drifts.at_target[:, None]
+    target_sums[..., 2] = b * changes.at_target[None, :]
     inverse = np.linalg.inv(inner)
     coefficients = np.einsum("kcij,kcj->kci", inverse, onto_y)
-    beyond = wanted - onto_t  # what the regressors add to the target beside what the wandering passes on
+    beyond = target_sums - onto_t  # what the regressors add to the target beside what the wandering passes on
     mean = gram[0, 1] + np.einsum("kci,kci->kc", beyond, coefficients)
     variance = own - gram[1, 1] + np.einsum("kci,kcij,kcj->kc", beyond, inverse, beyond)
     size = coefficients[..., 2] ** 2 + inverse[..., 2, 2]
@@ -308,14 +308,14 @@ def _mixture(
     return prior - 0.5 * (misfit + volume), mean, variance
 
 
-def _mean_kernel(left: Floats, right: Floats, forgets: float) -> Floats:
-    """Mean of exp(-|x - y| / forgets) over x in each span of `left` (n, 2) and y in each of `right` (m, 2): (n, m)."""
+def _mean_kernel(spans: Floats, other_spans: Floats, forgets: float) -> Floats:
+    """Mean of exp(-|x - y| / forgets) over x in each of the spans (n, 2) and y in each of the others (m, 2): (n, m)."""
 
     def twice_integrated(away: Floats) -> Floats:
         distance = np.abs(away) / forgets
         return np.asarray(forgets**2 * (np.exp(-distance) + distance))
 
-    a, b, c, d = left[:, :1], left[:, 1:], right[:, 0], right[:, 1]
+    a, b, c, d = spans[:, :1], spans[:, 1:], other_spans[:, 0], other_spans[:, 1]
     whole = twice_integrated(b - c) - twice_integrated(b - d) - twice_integrated(a - c) + twice_integrated(a - d)
     return np.asarray(whole / ((b - a) * (d - c)))
 
@@ -333,12 +333,12 @@ def _quantile(weight: Floats, mean: Floats, sd: Floats, share: float) -> float:
 
 def _describe_posterior(weight: Floats) -> str:
     """Return what the readings show, of the posterior (wanderings, drifts, changes)."""
-    shown = ["at the level of the measured steps"]
+    phrases = ["at the level of the measured steps"]
     if weight[:, :, 1:].sum() > 0.5:
-        shown.append("after the last change")
+        phrases.append("after the last change")
     if weight[:, 1:, :].sum() > 0.5:
-        shown.append("drifting on as they did")
+        phrases.append("drifting on as they did")
     large = np.array([spread >= 0.03 for spread, _, _ in _random_walk_settings()])
     if weight[large].sum() > 0.5:
-        shown.append("varying as they do")
-    return shown[0] + (" " + ", ".join(shown[1:]) if shown[1:] else "")
+        phrases.append("varying as they do")
+    return phrases[0] + (" " + ", ".join(phrases[1:]) if phrases[1:] else "")

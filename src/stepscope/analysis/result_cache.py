@@ -45,11 +45,11 @@ def cached_per_run(find: Callable[Concatenate[RunReader, P], T]) -> Callable[Con
     shared: WeakKeyDictionary[RunReader, dict[tuple[Any, ...], T]] = WeakKeyDictionary()
 
     @wraps(find)
-    def found(run: RunReader, /, *given: P.args, **named: P.kwargs) -> T:
-        known, arguments = shared.setdefault(run, {}), (*given, *named.items())
-        if arguments not in known:
-            known[arguments] = find(run, *given, **named)
-        return known[arguments]
+    def found(run: RunReader, /, *positional: P.args, **named: P.kwargs) -> T:
+        results, arguments = shared.setdefault(run, {}), (*positional, *named.items())
+        if arguments not in results:
+            results[arguments] = find(run, *positional, **named)
+        return results[arguments]
 
     return found
 
@@ -73,9 +73,9 @@ class ResultCache:
     def table(self, name: str, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
         """Return the table of this name, made where it has not been yet."""
         if name not in self._tables:
-            kept = self._read(name, "parquet", pl.read_parquet)
-            self._tables[name] = make() if kept is None else kept
-            if kept is None:
+            stored = self._read(name, "parquet", pl.read_parquet)
+            self._tables[name] = make() if stored is None else stored
+            if stored is None:
                 buffer = io.BytesIO()
                 self._tables[name].write_parquet(buffer)
                 self._write(name, "parquet", buffer.getvalue())

@@ -168,8 +168,8 @@ class Run(RunReader):
 
         `computed` where no step's allocations were profiled, and those of a step on tensors without data are known.
         """
-        found = peak(self.allocations, device)
-        return None if found is None else replace(found, computed=self.memory_events.is_empty())
+        highest = peak(self.allocations, device)
+        return None if highest is None else replace(highest, computed=self.memory_events.is_empty())
 
     def core_timeline(self, t0_ns: int, t1_ns: int) -> pl.DataFrame:
         """Utilisation of each core over time: scope, t0_ns, t1_ns, utilisation (null in gaps)."""

@@ -40,8 +40,8 @@ def log_table(run: Run) -> ResultTable | None:
     """Return mean, least, most, energy, idle ratio and period of each channel; None of a run that is no sensor log."""
     if not is_sensor_log(run):
         return None
-    known = {str(channel["quantity"]): str(channel["unit"]) for channel in run.channels}
-    order = [name for name in _QUANTITIES if name in known] + [name for name in known if name not in _QUANTITIES]
+    units = {str(channel["quantity"]): str(channel["unit"]) for channel in run.channels}
+    order = [name for name in _QUANTITIES if name in units] + [name for name in units if name not in _QUANTITIES]
     rows: list[tuple[Value, ...]] = []
     means = {name for name in run.coarser_sensors if len(run.sensor(name)) == len(run.sensor_between(name))}
     coarse = {str(channel["quantity"]) for channel in run.channels if str(channel["sensor"]) in means}
@@ -49,11 +49,11 @@ def log_table(run: Run) -> ResultTable | None:
     for quantity in order:
         frame = run.samples(quantity, exact=True)
         of_scope = [(str(scope), part) for (scope,), part in frame.group_by(["scope"], maintain_order=True)]
-        of_quantity = [_log_row(quantity, scope, known[quantity], part) for scope, part in of_scope]
+        of_quantity = [_log_row(quantity, scope, units[quantity], part) for scope, part in of_scope]
         cores = frame.filter(pl.col("scope").str.starts_with("core:"))
         if quantity == "utilisation" and cores["scope"].n_unique() > 1:
             mean = cores.group_by("t0_ns", "t1_ns", maintain_order=True).agg(pl.col("value").mean())
-            of_quantity.append(_log_row(quantity, CPU, known[quantity], mean))
+            of_quantity.append(_log_row(quantity, CPU, units[quantity], mean))
         if quantity == "power":
             of_quantity = [(*row[:7], counted.get(str(row[1]), row[7]), *row[8:]) for row in of_quantity]
         # of means that stand for readings of a very long log, neither their zeros nor their times tell
@@ -104,15 +104,15 @@ def _log_row(quantity: str, scope: str, unit: str, readings: pl.DataFrame) -> tu
     values = ordered["value"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
     middle = (ordered["t0_ns"] + ordered["t1_ns"]).to_numpy() / 2
     read = np.isfinite(values)
-    known = values[read]
-    if not len(known):
+    numbers = values[read]
+    if not len(numbers):
         return (quantity, scope, unit, 0, None, None, None, None, None, None)
     if quantity == "energy":  # a counter: of its values no mean tells anything
-        return (quantity, scope, unit, len(known), None, None, None, None, None, None)
+        return (quantity, scope, unit, len(numbers), None, None, None, None, None, None)
     energy = _trapezoid(middle, values) if quantity == "power" else None
-    idle = float((known == 0).mean()) if quantity == "utilisation" else None
-    shape = float(known.mean()), float(known.min()), float(known.max())
-    return (quantity, scope, unit, len(known), *shape, energy, idle, _period_s(middle[read], known))
+    idle = float((numbers == 0).mean()) if quantity == "utilisation" else None
+    shape = float(numbers.mean()), float(numbers.min()), float(numbers.max())
+    return (quantity, scope, unit, len(numbers), *shape, energy, idle, _period_s(middle[read], numbers))
 
 
 def _trapezoid(t_ns: Floats, watts: Floats) -> float | None:

@@ -55,11 +55,11 @@ def what_to_change(run: Run) -> WhatToChange:
 
 
 def _tuned_or_untried_changes(run: Run) -> WhatToChange:
-    found = _findings(run, "tune")
-    if found is not None:
-        rows = {table["name"]: table for table in found["tables"]}
-        tables = tuple(_table(rows[name]) for name in _TABLES if name in rows)
-        return WhatToChange(found["answer"], found["command"], tables)
+    findings = _findings(run, "tune")
+    if findings is not None:
+        rows = {table["name"]: table for table in findings["tables"]}
+        tables = tuple(_result_table(rows[name]) for name in _TABLES if name in rows)
+        return WhatToChange(findings["answer"], findings["command"], tables)
     if run.framework != "torch":
         return WhatToChange("`stepscope tune` changes trainings with torch: none of what it tries applies here.", "")
     untried = tuple(_applicable_changes(run))
@@ -71,17 +71,21 @@ def _tuned_or_untried_changes(run: Run) -> WhatToChange:
     return WhatToChange(text, command, untried=untried)
 
 
-def _table(kept: Mapping[str, Any]) -> ResultTable:
-    return ResultTable(kept["name"], kept["title"], tuple(kept["columns"]), tuple(kept["rows"]), kept.get("note") or "")
+def _result_table(stored: Mapping[str, Any]) -> ResultTable:
+    return ResultTable(
+        stored["name"], stored["title"], tuple(stored["columns"]), tuple(stored["rows"]), stored.get("note") or ""
+    )
 
 
 def _what_if_answer(run: Run) -> str:
     """Return the answer of the newest what-if experiment, where it surely saw the step wait for a part."""
-    found = _findings(run, "what-if")
-    tables = () if found is None else [_table(table) for table in found["tables"] if table["name"] == "what-if"]
+    findings = _findings(run, "what-if")
+    tables = (
+        () if findings is None else [_result_table(table) for table in findings["tables"] if table["name"] == "what-if"]
+    )
     lows = [row[table.columns.index("low %")] for table in tables if "low %" in table.columns for row in table.rows]
     sure = any(isinstance(low, int | float) and low > 0 for low in lows)
-    return f"Measured by delays: {found['answer']}" if found is not None and sure else ""
+    return f"Measured by delays: {findings['answer']}" if findings is not None and sure else ""
 
 
 def _findings(run: Run, study: str) -> dict[str, Any] | None:
@@ -89,9 +93,9 @@ def _findings(run: Run, study: str) -> dict[str, Any] | None:
     beside = run.path.parent.parent / "studies"
     places = [run.path / study / "findings.json", *sorted(beside.glob(f"*{study}*/findings.json"), reverse=True)]
     for place in places:
-        found = _read(place, study)
-        if found is not None and (place == places[0] or _same_training(run, found)):
-            return found
+        findings = _read_findings(place, study)
+        if findings is not None and (place == places[0] or _same_training(run, findings)):
+            return findings
     return None
 
 
@@ -105,21 +109,21 @@ _FINDINGS = {
 }
 
 
-def _read(path: Path, study: str) -> dict[str, Any] | None:
+def _read_findings(path: Path, study: str) -> dict[str, Any] | None:
     """Return findings as far as they can be, whoever wrote them; None where they are none of this study."""
     try:
         if path.parent.is_symlink():
             raise OSError(f"'{path.parent}' is a link")
-        found, _ = parse(read_regular(path, _MOST_BYTES), Fields(_FINDINGS, ("study", "answer", "tables")))
+        findings, _ = parse(read_regular(path, _MOST_BYTES), Fields(_FINDINGS, ("study", "answer", "tables")))
     except (OSError, ValueError):
         return None
-    if found is None or found["study"] != study:
+    if findings is None or findings["study"] != study:
         return None
-    found = withhold_names(redacted_texts(found))
-    for table in found["tables"]:
+    findings = withhold_names(redacted_texts(findings))
+    for table in findings["tables"]:
         rows = [tuple(row) for row in table["rows"][:_MOST_ROWS] if len(row) == len(table["columns"])]
         table["rows"] = [row for row in rows if not any(isinstance(cell, list | dict) for cell in row)]
-    return {**found, "command": "" if "argv" in withheld_kinds() else _plain_command(found.get("command") or "")}
+    return {**findings, "command": "" if "argv" in withheld_kinds() else _plain_command(findings.get("command") or "")}
 
 
 def _plain_command(text: str) -> str:
@@ -131,16 +135,16 @@ def _plain_command(text: str) -> str:
     return text if words[:2] == ["stepscope", "tune"] and shlex.join(words) == text and text.isprintable() else ""
 
 
-def _same_training(run: Run, found: Mapping[str, Any]) -> bool:
+def _same_training(run: Run, findings: Mapping[str, Any]) -> bool:
     """Return whether it is of the same workload or script, arguments, batch size and device; not where unknown."""
-    workload, settings = run.meta.get("workload") or {}, found.get("settings") or {}
+    workload, settings = run.meta.get("workload") or {}, findings.get("settings") or {}
     target = str(settings.get("target", ""))
     device = machine_name(run)
     return (
         Path(target).stem == workload.get("name")
         and settings.get("batch") == workload.get("batch_size")
         and list(settings.get("arguments") or ()) == _script_arguments(run)
-        and (device is None or device == found.get("device"))
+        and (device is None or device == findings.get("device"))
         and run.simulated is None
     )
 
@@ -156,8 +160,8 @@ def refuse_other_training(run: Run, target: str, batch: int | None, arguments: S
         raise UsageError(f"--what-if: the run is of {device}, and this is {here}", "give a run of this device")
     if "domain" in workload and "float32" not in str(workload.get("precision", "float32")):
         raise UsageError(f"--what-if: the run computes in {workload['precision']}", "give a run in float32")
-    given = redact_command_line(["stepscope", "run", target, "--", *arguments])[4:]
-    if target.endswith(".py") and run.meta.get("argv") and given != (recorded := _script_arguments(run)):
+    command = redact_command_line(["stepscope", "run", target, "--", *arguments])[4:]
+    if target.endswith(".py") and run.meta.get("argv") and command != (recorded := _script_arguments(run)):
         raise UsageError(
             f"--what-if: the script of the run was given {shlex.join(recorded) or 'no arguments'}",
             "give it the same after --",

@@ -160,8 +160,8 @@ def main_rail(frame: pl.DataFrame) -> str | None:
     if frame.is_empty():
         return None
     whole = frame.filter(pl.col("component").is_in(["total", "device"]))
-    known = (whole if len(whole) else frame).group_by("rail", maintain_order=True)
-    spent = known.agg(pl.col("joules_per_step").sum()).sort("joules_per_step", descending=True, nulls_last=True)
+    rails = (whole if len(whole) else frame).group_by("rail", maintain_order=True)
+    spent = rails.agg(pl.col("joules_per_step").sum()).sort("joules_per_step", descending=True, nulls_last=True)
     return str(spent["rail"][0])
 
 
@@ -221,8 +221,8 @@ def _doubt(part: dict[str, Any]) -> float:
 
 
 def _sum_or_none(parts: list[dict[str, Any]], name: str) -> float | None:
-    known = [part[name] for part in parts if part[name] is not None]
-    return sum(known) if len(known) == len(parts) else None
+    values = [part[name] for part in parts if part[name] is not None]
+    return sum(values) if len(values) == len(parts) else None
 
 
 def between_steps_sentences(kinds: pl.DataFrame, rail: str) -> list[str]:
@@ -313,10 +313,10 @@ def module_quantities(run: Run) -> pl.DataFrame:
 
 
 def _module_time(modules: pl.DataFrame) -> pl.DataFrame:
-    known = modules.filter(pl.col("tree_total_ns").is_not_null())
+    timed = modules.filter(pl.col("tree_total_ns").is_not_null())
     phases = {phase: pl.col(f"tree_{phase}_ns") for phase in PHASES}
     texts = {"quantity": pl.lit("time"), "unit": pl.lit("ns"), "source": pl.lit("profiled steps, corrected")}
-    return known.select("module", "parent", **texts, **phases, own="total_ns", total="tree_total_ns")
+    return timed.select("module", "parent", **texts, **phases, own="total_ns", total="tree_total_ns")
 
 
 def _subtree_sums(run: Run, modules: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -351,8 +351,8 @@ def _module_memory(run: Run) -> tuple[pl.DataFrame, str]:
 
 
 def _module_flops(run: Run) -> tuple[pl.DataFrame, str]:
-    table, known = steps_with_costs(run.self_times, profiled_steps(run)["step"].cast(pl.Int64))
-    steps, stated = max(len(known), 1), table.filter(pl.col("flops").is_not_null())
+    table, step_numbers = steps_with_costs(run.self_times, profiled_steps(run)["step"].cast(pl.Int64))
+    steps, stated = max(len(step_numbers), 1), table.filter(pl.col("flops").is_not_null())
     sums = stated.group_by("module", "phase").agg(value=pl.col("flops").sum() / steps)
     return sums, "of the operators that state them"
 
@@ -369,8 +369,10 @@ def _subtrees(own: pl.DataFrame, parents: dict[str, str | None], quantity: str, 
     for name, parent in reversed(parents.items()):
         if parent is not None:
             columns[place[parent]] += columns[place[name]]
-    known = [columns[:, at] if columns[:, at].any() else np.full(len(place), np.nan) for at in range(len(PHASES))]
-    frame = {"module": list(parents), "parent": list(parents.values()), **dict(zip(PHASES, known, strict=True))}
+    phase_columns = [
+        columns[:, at] if columns[:, at].any() else np.full(len(place), np.nan) for at in range(len(PHASES))
+    ]
+    frame = {"module": list(parents), "parent": list(parents.values()), **dict(zip(PHASES, phase_columns, strict=True))}
     frame |= {"own": alone, "total": columns.sum(axis=1)}
     texts = {"quantity": quantity, "unit": QUANTITIES[quantity], "source": source}
     schema = {"module": pl.String, "parent": pl.String, **dict.fromkeys((*PHASES, "own", "total"), pl.Float64)}

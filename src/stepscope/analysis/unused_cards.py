@@ -30,18 +30,20 @@ def unused_cards(run: RunReader) -> tuple[frozenset[str], str | None]:
         return frozenset(), None
     if has_several_processes(run):
         count = 1 + len(run.part_folders)
-        return frozenset(), _sentence(len(cards), f"{count} processes trained") if len(cards) > count else None
+        return frozenset(), _unknown_cards_sentence(len(cards), f"{count} processes trained") if len(
+            cards
+        ) > count else None
     used = _cards_used(run)
     if used is None:
         return frozenset(), None
     matches = [{scope for scope, signs in cards.items() if signs & stated} for stated in used]
     if all(matches):
         return frozenset(cards.keys() - set().union(*matches)), None
-    said = _sentence(len(cards), f"the training used {len(used)}") if len(used) < len(cards) else None
-    return frozenset(), said
+    sentence = _unknown_cards_sentence(len(cards), f"the training used {len(used)}") if len(used) < len(cards) else None
+    return frozenset(), sentence
 
 
-def _sentence(cards: int, used: str) -> str:
+def _unknown_cards_sentence(cards: int, used: str) -> str:
     return f"{cards} GPUs were read, and {used}: which ones were used is not known, so that all count as its own"
 
 

@@ -15,10 +15,8 @@ import polars as pl
 from stepscope.analysis.bottleneck import CROWDED, SYSTEM, Bottleneck, Bound, Cause, bottleneck
 from stepscope.analysis.bottleneck.causes import NOTABLE
 from stepscope.analysis.metrics import (
-    background_cpu_load,
+    background_load_of,
     background_warning,
-    core_utilisation,
-    process_cpu_utilisation,
     step_time,
     throughput,
 )
@@ -74,6 +72,9 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
     ("throttled", "clock"): (
         "cool the device or choose a higher power mode, and measure again: times at this clock are not the device's",
     ),
+    ("throttled", "GPU clock"): (
+        "cool the graphics card, look at its power supply, and measure again: times at this clock are not the card's",
+    ),
     ("memory-capacity", "swap and reclaim"): (
         "use less memory, or end what else holds it: `stepscope fit` lists what would make the training fit",
     ),
@@ -101,6 +102,9 @@ _NEXT: dict[tuple[Bound, str], tuple[str, ...]] = {
         "another memory format, precision or number of threads runs other kernels: `stepscope tune` measures them",
     ),
 }
+_EVALUATION = (
+    "compute less for each sample: a smaller input or model, or a number format that this device computes faster"
+)
 _UNEQUAL_RANKS = (
     "find out what the last rank does before it arrives: more or longer samples, a slower or shared device",
 )
@@ -142,8 +146,8 @@ def verdict(run: Run) -> Verdict:
         none = _LOST_STEPS if missing_steps_file(run) else _NO_STEPS
         following = _LOG_ALONE if is_sensor_log(run) else none if not len(run.steps) else (_FEW_STEPS,)
         return Verdict("unknown", " ".join((why, *cautions)), "none", (), (), following, cautions, why)
-    found = bottleneck(run)
-    first = found.causes[0] if found.causes else None
+    result = bottleneck(run)
+    first = result.causes[0] if result.causes else None
     profiled = not run.self_times.is_empty()
     starved = first is not None and first.bound in SYSTEM
     by_others = starved and first is not None and first.name != CROWDED
@@ -151,9 +155,9 @@ def verdict(run: Run) -> Verdict:
     of_last = "" if last is None else f" Rank {last.rank} arrives last in {percent(last.share, 0)} of the steps."
     few = profiled and int(run.self_times["step"].n_unique()) < FEW
     parts = [
-        _evidence_sentence(first) if first is not None else _cannot_tell(run, found),
+        _evidence_sentence(first) if first is not None else _cannot_tell(run, result),
         of_last.strip(),
-        *_other_causes_sentence(found),
+        *_other_causes_sentence(result),
         "" if starved or not profiled else _IN_PARTS if not are_steps_whole(run) else _dominant_phase_and_type(run),
     ]
     cautions = (
@@ -168,16 +172,16 @@ def verdict(run: Run) -> Verdict:
     )
     unequal = _UNEQUAL_RANKS if last is not None and last.explains else ()
     advice = () if first is None else _advice(run, first)
-    tell = () if first is not None else found.would_tell
+    tell = () if first is not None else result.would_tell
     return Verdict(
         bound="unknown" if first is None else first.bound,
         sentence=" ".join(part for part in (*parts, *cautions) if part),
         confidence="none" if first is None else first.confidence,
-        causes=found.causes,
-        would_tell=found.would_tell,
+        causes=result.causes,
+        would_tell=result.would_tell,
         next=(*((_FEW_STEPS,) if few and not starved else ()), *unequal, *advice, *tell),
         cautions=cautions,
-        why="" if first is not None else _cannot_tell(run, found),
+        why="" if first is not None else _cannot_tell(run, result),
     )
 
 
@@ -188,28 +192,30 @@ def _evidence_sentence(cause: Cause) -> str:
     return f"{TITLES[cause.bound]}{named}: {evidence} ({cause.confidence} confidence)."
 
 
-def _cannot_tell(run: Run, found: Bottleneck) -> str:
-    return _without_ops(run) if run.self_times.is_empty() else f"{TITLES['unknown']}: {found.why}."
+def _cannot_tell(run: Run, result: Bottleneck) -> str:
+    return _without_ops(run) if run.self_times.is_empty() else f"{TITLES['unknown']}: {result.why}."
 
 
-def _other_causes_sentence(found: Bottleneck) -> list[str]:
+def _other_causes_sentence(result: Bottleneck) -> list[str]:
     """Return a sentence on the causes beside the first."""
-    rest = [f"{TITLES[cause.bound].lower()} ({cause.name}, {percent(cause.share, 0)})" for cause in found.causes[1:]]
-    return [f"Beside that: {', '.join(rest[: _MOST_CAUSES - 1])}."] if rest else []
+    others = [f"{TITLES[cause.bound].lower()} ({cause.name}, {percent(cause.share, 0)})" for cause in result.causes[1:]]
+    return [f"Beside that: {', '.join(others[: _MOST_CAUSES - 1])}."] if others else []
 
 
 def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
     """Return what follows from the cause, without what the run does already."""
-    found = list(_NEXT.get((cause.bound, cause.name), ()))
+    advice = list(_NEXT.get((cause.bound, cause.name), ()))
     names = set(run.self_times["name"].unique()) if not run.self_times.is_empty() else set()
     if cause.bound == "input" and cause.name == "data loader":
         several = any("MultiProcessing" in name for name in names)
-        found.append(
+        advice.append(
             "give the loader more workers, or less to do for each sample: those it has do not keep up" if several
             else "load ahead of the step: DataLoader(num_workers=2, persistent_workers=True)"
         )  # fmt: skip
     if cause.bound == "communication" and any("FSDP" in name for name in names):
-        found = [_PREFETCH, *(text for text in found if "DistributedDataParallel" not in text)]
+        advice = [_PREFETCH, *(text for text in advice if "DistributedDataParallel" not in text)]
+    if cause.bound == "compute" and "backward" not in set(run.phases()["phase"]):
+        advice = [_EVALUATION]
     if cause.bound == "overhead":
         updates = run.phases().filter(pl.col("phase") == "optimizer")["share"].sum()
         if (
@@ -217,10 +223,10 @@ def _advice(run: Run, cause: Cause) -> tuple[str, ...]:
             and updates > 0.2
             and not any("_foreach_" in name or "_fused_" in name for name in names)
         ):
-            found.append("give the optimizer foreach=True or fused=True: it updates tensor by tensor")
+            advice.append("give the optimizer foreach=True or fused=True: it updates tensor by tensor")
         if run.framework == "torch" and not any("Compiled" in name for name in names):
-            found.append("try torch.compile(model): it merges small operators")
-    return tuple(found)
+            advice.append("try torch.compile(model): it merges small operators")
+    return tuple(advice)
 
 
 def _damaged_files_caution(run: Run) -> Iterator[str]:
@@ -293,15 +299,14 @@ def _profiled_slowdown(run: Run) -> float | None:
 
 
 def _background_caution(run: Run) -> Iterator[str]:
-    if not run.part_folders:  # what the other ranks use is no other program's
-        text = background_warning(background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])).strip()
-        yield from (text,) if text else ()
+    text = background_warning(background_load_of(run)).strip()
+    yield from (text,) if text else ()
 
 
 def _without_ops(run: Run) -> str:
-    taken = step_time(run)
-    if taken:
-        return f"A step takes {duration(taken[0].value)}; no operator was recorded, so what it is bound by is unknown."
+    times = step_time(run)
+    if times:
+        return f"A step takes {duration(times[0].value)}; no operator was recorded, so what it is bound by is unknown."
     count = len(run.steps)
     if is_sensor_log(run):
         return log_sentence(run)
@@ -315,7 +320,10 @@ def _without_ops(run: Run) -> str:
 
 def _dominant_phase_and_type(run: Run) -> str:
     """Return the longest phase and the type of module with most time; on an accelerator, by kernel time."""
-    phase = run.phases().filter(pl.col("phase") != FRAMEWORK_OVERHEAD).sort("share", descending=True).row(0, named=True)
+    phases = run.phases().filter(pl.col("phase") != FRAMEWORK_OVERHEAD).sort("share", descending=True)
+    if phases.is_empty():  # kernels alone were recorded
+        return ""
+    phase = phases.row(0, named=True)
     text = f"{phase['phase'].capitalize()} takes {percent(phase['share'], 0)}"
     named = run.modules().filter(pl.col("module").is_not_null() & pl.col("type").is_not_null())
     kernels = run.self_times.filter(pl.col("device") != CPU)["self_ns"].sum() / max(len(profiled_steps(run)), 1)

@@ -19,7 +19,7 @@ from stepscope.analysis.energy.rail_fits import fit_rails, group_energies
 from stepscope.analysis.energy.timeline import Keys, Lane
 from stepscope.analysis.run import Run
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD, Track, join_tracks
-from stepscope.analysis.time.overlay import overlay
+from stepscope.analysis.time.spans import overlay
 
 
 def test_each_op_has_its_own_time_and_its_children_theirs(tmp_path: Path) -> None:

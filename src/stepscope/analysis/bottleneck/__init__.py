@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from stepscope.analysis.bottleneck.causes import MEDIUM, OF_WORK, SYSTEM, Bottleneck, Bound, Cause, Evidence
 from stepscope.analysis.bottleneck.compute_causes import WORKS_ELSEWHERE, causes_while_computing
-from stepscope.analysis.bottleneck.system_causes import CROWDED, causes_of_system
-from stepscope.analysis.bottleneck.wait_causes import causes_of_waiting, late_rank
+from stepscope.analysis.bottleneck.off_core_causes import CROWDED, causes_of_system, causes_of_waiting, late_rank
 from stepscope.analysis.device.occupancy import occupancy
 from stepscope.analysis.estimate import Estimate
 from stepscope.analysis.metrics import accelerator_utilisation
+from stepscope.analysis.time.accelerators import unrecorded_accelerator
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -28,19 +28,20 @@ __all__ = ["CROWDED", "SYSTEM", "Bottleneck", "Bound", "Cause", "bottleneck"]
 
 def bottleneck(run: Run) -> Bottleneck:
     """Return the causes of the step's length in this run, by share of the step; system causes before operators."""
-    seen, phases = occupancy(run), _phase_shares(run)
-    system = sorted(causes_of_system(seen), key=lambda cause: -cause.share)
+    usage, phases = occupancy(run), _phase_shares(run)
+    system = sorted(causes_of_system(usage), key=lambda cause: -cause.share)
     busiest = max((row.value or 0.0 for row in accelerator_utilisation(run) if row.source == "ops"), default=None)
+    unrecorded = unrecorded_accelerator(run)
     loaders = bool(run.self_times["name"].str.contains("MultiProcessingDataLoader").any())
-    elsewhere = busiest is not None or run.framework in WORKS_ELSEWHERE
-    off_core = [*causes_of_waiting(seen, phases, elsewhere, loaders, late_rank(run))]
-    work, why, would_tell = causes_while_computing(run, seen, phases, busiest)
-    if seen.background_cores is None and seen.delayed is None:
+    elsewhere = busiest is not None or unrecorded is not None or run.framework in WORKS_ELSEWHERE
+    off_core = [*causes_of_waiting(usage, phases, elsewhere, loaders, late_rank(run))]
+    work, why, would_tell = causes_while_computing(run, usage, phases, busiest, unrecorded)
+    if usage.background_cores is None and usage.delayed is None:
         off_core, work = ([_with_less_confidence(cause) for cause in causes] for causes in (off_core, work))
     waits = max((cause.share for cause in off_core), default=0.0)
     first = [cause for cause in system if cause.share >= waits]
-    rest = [*(cause for cause in system if cause.share < waits), *off_core, *work]
-    return Bottleneck((*first, *sorted(rest, key=_cause_sort_key)), why, would_tell)
+    others = [*(cause for cause in system if cause.share < waits), *off_core, *work]
+    return Bottleneck((*first, *sorted(others, key=_cause_sort_key)), why, would_tell)
 
 
 def _with_less_confidence(cause: Cause) -> Cause:

@@ -65,11 +65,11 @@ def notable_cause(
 
     clear: whether it stays the cause where the times of operators are as far off as they may be.
     """
-    given = tuple(entry for entry in evidence if entry is not None)
-    if share.value < least or len(given) < 2:
+    present = tuple(entry for entry in evidence if entry is not None)
+    if share.value < least or len(present) < 2:
         return
     sure = clear and share.low is not None and share.low >= least / 2
-    yield Cause(bound, name, share.value, share.low, share.high, HIGH if sure else MEDIUM, given)
+    yield Cause(bound, name, share.value, share.low, share.high, HIGH if sure else MEDIUM, present)
 
 
 def evidence_above(text: str, share: Estimate | None, source: str, least: float = 0.0) -> Evidence | None:
@@ -85,5 +85,5 @@ def rate_evidence(text: str, share: Estimate | None, unit: str, source: str, lea
     """Return a rate as such a sentence part; "{}" stands for its number with the unit."""
     if share is None or share.value < least:
         return None
-    shown = f"{bytes_(share.value)}/s" if unit == "B/s" else amount(share.value, unit)
-    return Evidence(text.format(shown), share.value, share.low, share.high, source)
+    rate = f"{bytes_(share.value)}/s" if unit == "B/s" else amount(share.value, unit)
+    return Evidence(text.format(rate), share.value, share.low, share.high, source)

@@ -19,9 +19,17 @@ from stepscope.analysis.bottleneck.causes import (
     notable_cause,
     rate_evidence,
 )
-from stepscope.analysis.device.ceilings import Ceilings, attainable_times, ceilings_of, ceilings_remedy, why_no_ceilings
+from stepscope.analysis.device.ceilings import (
+    BEYOND,
+    Ceilings,
+    attainable_times,
+    ceilings_of,
+    ceilings_remedy,
+    why_no_ceilings,
+)
 from stepscope.analysis.device.occupancy import NOTHING, Occupancy
 from stepscope.analysis.estimate import Estimate, mean_interval
+from stepscope.analysis.time.accelerators import UnrecordedAccelerator, launched_kernels
 from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.analysis.time.tables import steps_with_costs
@@ -35,6 +43,12 @@ WORKS_ELSEWHERE = frozenset({"jax"})  # whose operators run in threads of their 
 _REACHED = 0.4  # of its ceiling, before a limit is called reached
 _DOUBTFUL = 0.2  # of the time of an operator; a run that was off by more named another bound than six like it
 _BUSY, _IDLE = 0.8, 0.5  # of an accelerator
+_LAUNCHING = 0.15  # of the step in operators that launch kernels: with less, an accelerator is no part of the training
+_DOUBTED = 0.4  # of the operators' time faster than its ceilings: from here on these are of other work
+_UNRECORDED = (
+    "find out why torch.profiler records no kernels of the accelerator: CUPTI needs the right to read performance "
+    "counters, which containers and shared servers withhold; of MPS it has none",
+)
 
 
 @dataclass(frozen=True)
@@ -50,35 +64,50 @@ class _TimesByLimit:
     arithmetic_best: float
     memory_best: float
     unknown: float
+    beyond: float  # in operators that are clearly faster than their ceilings
     calls: float
     farthest: tuple[str, float, float] | None  # operator with the most to gain, its time, and at the ceilings
     doubt: float  # of the time of an operator: what was calibrated away without a known cause, relative
 
 
 def causes_while_computing(
-    run: Run, seen: Occupancy, phases: dict[str, Estimate], busiest: float | None
+    run: Run,
+    usage: Occupancy,
+    phases: dict[str, Estimate],
+    busiest: float | None,
+    unrecorded: UnrecordedAccelerator | None = None,
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
-    """Return what the time is spent on in which the training runs; else why that cannot be told, and what would."""
+    """Return what the time is spent on in which the training runs; else why that cannot be told, and what would.
+
+    busiest: share of the steps in which the busiest accelerator runs kernels; unrecorded: one without kernels.
+    """
     if run.step_times.is_empty:
         return [], "no operator was profiled", ("profile steps: --record adaptive or all, for at least 30 steps",)
+    if unrecorded is not None:
+        return [], _unrecorded_sentence(unrecorded), _UNRECORDED
     limits = ceilings_of(run)
-    if busiest is not None:
-        return _accelerator_causes(run, seen, limits, busiest)
     outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
-    asleep = 0.0 if seen.runs is None else max(seen.asleep - phases.get("data", NOTHING).value, 0.0)
+    asleep = 0.0 if usage.runs is None else max(usage.asleep - phases.get("data", NOTHING).value, 0.0)
     if run.framework in WORKS_ELSEWHERE:  # it sleeps while operators run
         asleep = max(asleep - (1 - outside.value), 0.0)
-    python = Estimate(max(outside.value - asleep - (seen.run_queue_share or NOTHING).value * outside.value, 0.0))
-    if limits is None:
-        ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
+    python = Estimate(max(outside.value - asleep - (usage.run_queue_share or NOTHING).value * outside.value, 0.0))
+    if busiest is not None and not (busiest < _IDLE and _computes_on_cpu(run)):
+        if busiest < _IDLE:
+            return _idle_accelerator_causes(usage, phases, python, busiest)
+        return _busy_accelerator_causes(run, limits, busiest)
+    if limits is None or limits.place != CPU:
+        ran = evidence_above("the training thread ran {} of the time", usage.runs, "schedstat", 0.6)
         idle = evidence_above("no operator ran in {} of the profiled steps", outside, "operators")
         causes = [*notable_cause("overhead", "Python", python, idle, ran, least=LARGEST)]
         if run.framework != "torch":
             return causes, why_no_ceilings(run), ()
         return causes, why_no_ceilings(run), (ceilings_remedy(run),)
     sums = _times_by_limit(run, limits, python.value)
+    if sums.beyond > _DOUBTED * max(sums.arithmetic + sums.memory, 1.0):
+        why = f"operators compute more than {number(BEYOND)} times as fast as the ceilings of this device were measured"
+        return [], f"{why}: these are of another number format, or other kernels", (ceilings_remedy(run),)
     reached = [*_device_limit_causes(sums)]
-    causes = [*_overhead_cause(sums, limits), *reached, *(() if reached else _slow_kernel_cause(sums, seen))]
+    causes = [*_overhead_cause(sums, limits), *reached, *(() if reached else _slow_kernel_cause(sums, usage))]
     kernels = (sums.arithmetic + sums.memory + sums.unknown) / sums.step_ns
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     if sums.unknown > 0.5 * sums.step_ns:
@@ -110,9 +139,10 @@ def _times_by_limit(run: Run, limits: Ceilings, python: float) -> _TimesByLimit:
         arithmetic_best=total("attainable_ns", arithmetic),
         memory_best=total("attainable_ns", memory),
         unknown=total("self_ns", pl.col("limit").is_null()),
+        beyond=total("self_ns", pl.col("is_beyond")),
         calls=total("calls"),
         farthest=_op_with_most_to_save(rows),
-        doubt=np.inf if (run.meta.get("recorder") or {}).get("other_shapes") else 2 * run.step_times.uneven,
+        doubt=np.inf if (run.meta.get("recorder") or {}).get("other_shapes") else 2 * run.step_times.calibration_doubt,
     )
 
 
@@ -122,13 +152,13 @@ def _step_shares_by_limit(run: Run, rows: pl.DataFrame) -> dict[str, Estimate]:
     steps = pl.DataFrame({"step": times.steps.cast(pl.Int64)})
     limits = rows.select("phase", "module", "name", "limit").drop_nulls("limit")
     table = times.table.filter(pl.col("device") == CPU).join(limits, on=["phase", "module", "name"])
-    found = {}
+    shares = {}
     for (limit,), part in table.group_by("limit"):
         summed = steps.join(part.group_by("step").agg(pl.col("self_ns").sum()), on="step", how="left").fill_null(0)
         step_share = summed["self_ns"].to_numpy() / max(times.step_ns, 1.0)
         mean, low, high = mean_interval(step_share)
-        found[str(limit)] = Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
-    return found
+        shares[str(limit)] = Estimate(mean) if np.isnan(low) else Estimate(mean, low, high).clipped()
+    return shares
 
 
 def _overhead_cause(sums: _TimesByLimit, limits: Ceilings) -> Iterator[Cause]:
@@ -178,12 +208,12 @@ def _device_limit_causes(sums: _TimesByLimit) -> Iterator[Cause]:
         yield from notable_cause(bound, name, share, spent, near, least=least, clear=clear and least == LARGEST)
 
 
-def _slow_kernel_cause(sums: _TimesByLimit, seen: Occupancy) -> Iterator[Cause]:
+def _slow_kernel_cause(sums: _TimesByLimit, usage: Occupancy) -> Iterator[Cause]:
     """Operators that compute, and stay far below the ceilings of calls of their size: other kernels may be faster."""
-    found = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
+    shares = [sums.shares[limit] for limit in ("arithmetic", "memory") if limit in sums.shares]
     ends = [(entry.value if entry.low is None else entry.low, entry.value if entry.high is None else entry.high)
-            for entry in found]  # fmt: skip
-    share = Estimate(sum(entry.value for entry in found), sum(low for low, _ in ends), sum(high for _, high in ends))
+            for entry in shares]  # fmt: skip
+    share = Estimate(sum(entry.value for entry in shares), sum(low for low, _ in ends), sum(high for _, high in ends))
     best = (sums.arithmetic_best + sums.memory_best) / sums.step_ns
     if sums.farthest is None or best >= _REACHED * share.value:
         return
@@ -194,7 +224,7 @@ def _slow_kernel_cause(sums: _TimesByLimit, seen: Occupancy) -> Iterator[Cause]:
         f"farthest from it is {name}, {duration(self_ns)} where {duration(best_ns)} is attainable",
         self_ns / best_ns, source="ceilings",
     )  # fmt: skip
-    ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.6)
+    ran = evidence_above("the training thread ran {} of the time", usage.runs, "schedstat", 0.6)
     clear = sums.doubt <= _DOUBTFUL and best * (1 + sums.doubt) <= _REACHED * share.value
     yield from notable_cause(
         "kernels", "far below the ceilings", share.clipped(), spent, needed, farthest, ran, least=LARGEST, clear=clear
@@ -211,33 +241,80 @@ def _op_with_most_to_save(rows: pl.DataFrame) -> tuple[str, float, float] | None
     return str(name), float(self_ns), float(best_ns)
 
 
-def _accelerator_causes(
-    run: Run, seen: Occupancy, limits: Ceilings | None, busy: float
+def _unrecorded_sentence(accelerator: UnrecordedAccelerator) -> str:
+    busy = accelerator.utilisation
+    gauge = "" if busy is None else f", which was busy {percent(busy.value, 0)} of the time by its own gauge"
+    return (
+        f"no kernel of the accelerator {accelerator.name} was recorded{gauge}: times of operators are of their launches"
+    )
+
+
+def _computes_on_cpu(run: Run) -> bool:
+    """Return whether the operators of the CPU take much of the step, and those that launch kernels little of it."""
+    keys = ["phase", "module", "name"]
+    table = run.step_times.table.filter(pl.col("device") == CPU)
+    launching = table.join(launched_kernels(run), on=keys, how="semi")
+    own = table.join(launching, on=keys, how="anti").filter(
+        pl.col("name").str.starts_with("aten::"), ~pl.col("phase").is_in(["data", COMMUNICATION])
+    )
+    whole_ns = max(run.step_times.step_ns * len(run.step_times.steps), 1.0)
+    return bool(launching["self_ns"].sum() < _LAUNCHING * whole_ns and own["self_ns"].sum() >= LARGEST * whole_ns)
+
+
+def _idle_accelerator_causes(
+    usage: Occupancy, phases: dict[str, Estimate], python: Estimate, busy: float
 ) -> tuple[list[Cause], str, tuple[str, ...]]:
-    """The CPU only asks here: an idle accelerator waits to be asked, a busy one is held against its own ceilings."""
+    """An accelerator that is idle waits for what the host does meanwhile: its operators, or code between them.
+
+    Data and communication are causes of their own.
+    """
     used = evidence_above("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
-    if busy < _IDLE:
-        ran = evidence_above("the training thread ran {} of the time", seen.runs, "schedstat", 0.5)
-        ran = ran or rate_evidence("the training used {}", seen.process_cores, "cores", "CPU time", 0.5)
-        why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
-        return [*notable_cause("overhead", "dispatch", Estimate(1 - busy), used, ran)], why, ()
+    ran = evidence_above("the training thread ran {} of the time", usage.runs, "schedstat", 0.5)
+    ran = ran or rate_evidence("the training used {}", usage.process_cores, "cores", "CPU time", 0.5)
+    outside = phases.get(FRAMEWORK_OVERHEAD, NOTHING)
+    waits = sum(phases.get(phase, NOTHING).value for phase in ("data", COMMUNICATION))
+    operators = max(1 - outside.value - waits, 0.0)
+    why = f"the accelerator runs kernels in {percent(busy, 0)} of it, and what the CPU did meanwhile is not known"
+    if not phases.keys() - {FRAMEWORK_OVERHEAD}:  # kernels alone were recorded
+        return [], why, ()
+    idle = Estimate(max(1 - busy - waits, 0.0))
+    if python.value > operators:
+        between = evidence_above("no operator ran in {} of the profiled steps", outside, "operators")
+        return [*notable_cause("overhead", "Python", idle, used, between, ran, least=LARGEST)], why, ()
+    return [*notable_cause("overhead", "dispatch", idle, used, ran)], why, ()
+
+
+def _busy_accelerator_causes(
+    run: Run, limits: Ceilings | None, busy: float
+) -> tuple[list[Cause], str, tuple[str, ...]]:
+    """The work of an accelerator's kernels beside its own ceilings: the CPU only asks here."""
     if limits is None:
-        return [], why_no_ceilings(run, "this accelerator"), (ceilings_remedy(run),)
-    if limits.device.partition(":")[0] == CPU:
-        return [], "the ceilings of this accelerator were not measured", (ceilings_remedy(run),)
-    cpu_ops, steps = steps_with_costs(run.self_times.filter(pl.col("device") == CPU), run.self_times["step"].unique())
+        return [], why_no_ceilings(run, "this accelerator"), (ceilings_remedy(run, "cuda"),)
+    if limits.place == CPU:
+        return [], "the ceilings of this accelerator were not measured", (ceilings_remedy(run, "cuda"),)
+    used = evidence_above("its kernels run in {} of the profiled steps", Estimate(busy), "operators")
+    launching = run.self_times.join(launched_kernels(run), on=["phase", "module", "name"], how="semi")
+    work, steps = steps_with_costs(launching, run.self_times["step"].unique())
     busy_s = busy * float(profiled_steps(run)["length_ns"].mean() or 1.0) / 1e9  # type: ignore[arg-type]
     causes: list[Cause] = []
     why = "the accelerator's kernels are near neither of its ceilings"
-    kinds: tuple[tuple[Bound, str, str, str, float], ...] = (
+    kinds: tuple[tuple[Bound, str, str, str, float | None], ...] = (
         ("compute", "arithmetic", "flops", "FLOP/s", limits.peak_flops_per_s),
         ("memory-bandwidth", "memory traffic", "bytes", "B/s", limits.peak_bytes_per_s),
     )
     if steps.is_empty():
         return [], "the FLOPs and bytes of the accelerator's kernels are not known", ()
     for bound, name, column, unit, peak in kinds:
-        reached = float(cpu_ops[column].sum()) / len(steps) / busy_s
+        if peak is None:
+            continue
+        reached = float(work[column].sum()) / len(steps) / busy_s
         near = Evidence(f"its kernels reach {si(reached, unit)} of {si(peak, unit)}", reached / peak, source="ceilings")
+        if reached >= BEYOND * peak:
+            return (
+                [],
+                f"{near.text}: its ceilings were measured in another number format",
+                (ceilings_remedy(run, "cuda"),),
+            )
         if reached >= _REACHED * peak:
             causes += notable_cause(bound, name, Estimate(busy), used, near)
             why = f"{near.text} where they run, and they run in {percent(busy, 0)} of the step"

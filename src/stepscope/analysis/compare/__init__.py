@@ -28,11 +28,11 @@ from stepscope.analysis.compare.run_groups import (
     match_settings,
     quantities,
     run_group,
-    samples_per_step,
     setting_differences,
     total_supplies,
 )
 from stepscope.analysis.compare.surroundings import EXPLAINS, Surrounding, surroundings
+from stepscope.analysis.energy.mean_step import samples_per_step
 from stepscope.analysis.estimate import Estimate, geometric_mean_of_ratios
 from stepscope.analysis.metrics import Measured, background_warning
 from stepscope.analysis.run import Run
@@ -307,10 +307,10 @@ def _difference_sentence(comparison: Comparison, other: int, setting: int) -> st
 
 def _changed_settings_text(comparison: Comparison, other: int, setting: int) -> Iterator[str]:
     """Yield what was changed between two sides: the parts that follow come of it."""
-    found = comparison.differences(other, setting)
-    named = [f"{name} {first} to {second}" for name in CHANGES if name in found for first, second in [found[name]]]
+    changes = comparison.differences(other, setting)
+    named = [f"{name} {first} to {second}" for name in CHANGES if name in changes for first, second in [changes[name]]]
     if named:
-        per_sample = ": `--per sample` takes it out" if "batch" in found and comparison.per == "step" else ""
+        per_sample = ": `--per sample` takes it out" if "batch" in changes and comparison.per == "step" else ""
         yield f"Changed: {', '.join(named)}{per_sample}."
 
 
@@ -367,8 +367,8 @@ def _dominant_parts(why: Explanation) -> str:
 def _unexplained_note(why: Explanation) -> Iterator[str]:
     """Yield how much of the difference lies where steps were not profiled, as the large ones that are so in part."""
     for row in why.parts.filter(pl.col("name") == RESIDUAL, pl.col("share").abs() >= _TOO_MUCH).iter_rows(named=True):
-        left = f"{_signed(row['difference'], why.unit)} ({percent(row['share'], 0)})"
-        yield f"{left} lies in what was not profiled of the steps: no part explains that."
+        unexplained = f"{_signed(row['difference'], why.unit)} ({percent(row['share'], 0)})"
+        yield f"{unexplained} lies in what was not profiled of the steps: no part explains that."
 
 
 def _quoted(name: str) -> str:
@@ -387,9 +387,9 @@ def _signed(value: float, unit: str) -> str:
 
 
 def _explanation_dict(why: Explanation, other: int) -> dict[str, Any]:
-    kept = {name: getattr(why, name) for name in ("what", "by", "unit", "first", "other", "low", "high", "note")}
-    kept |= {"difference": why.difference, "reason": why.reason or None, "other_operand": other}
-    return {**kept, "parts": why.parts.to_dicts()}
+    answer = {name: getattr(why, name) for name in ("what", "by", "unit", "first", "other", "low", "high", "note")}
+    answer |= {"difference": why.difference, "reason": why.reason or None, "other_operand": other}
+    return {**answer, "parts": why.parts.to_dicts()}
 
 
 REGRESSION, NONE, UNSURE = "regression", "no regression", "cannot tell"
@@ -467,16 +467,16 @@ def check(
     if not anyway:
         _refuse_unlike(*sides)
     table = quantities([sides[1].runs, sides[0].runs])
-    judged, left = [], []
+    judged, unjudged = [], []
     for what, limit in shares.items():
         row = _ratio_row(table, what)
         if row is None and what in optional:
-            left.append(what)
+            unjudged.append(what)
         else:
             judged.append(_judge_limit(what, limit, row, sides))
     counts = len(sides[0].runs), len(sides[1].runs)
     notes = (*_simulated_notes(sides), *_supply_notes([sides[1].runs, sides[0].runs]))
-    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(left), notes)
+    return Check(sides[0].name, sides[1].name, counts, tuple(judged), tuple(unjudged), notes)
 
 
 def _simulated_notes(sides: Sequence[RunGroup]) -> Iterator[str]:
@@ -507,9 +507,9 @@ def _refuse_unlike(side: RunGroup, baseline: RunGroup) -> None:
     """Runs of several settings in one folder are refused too: they are no repeats."""
     first = baseline.runs[0]
     for run in (*baseline.runs[1:], *side.runs):
-        found = {name: pair for name, pair in setting_differences(first, run).items() if name != "data"}
-        if found:
-            pairs = ((name, before or "none", after or "none") for name, (before, after) in found.items())
+        differences = {name: pair for name, pair in setting_differences(first, run).items() if name != "data"}
+        if differences:
+            pairs = ((name, before or "none", after or "none") for name, (before, after) in differences.items())
             text = ", ".join(f"{name} {before} and {after}" for name, before, after in pairs)
             raise UsageError(
                 f"'{first.id}' and '{run.id}' differ in more than the code: {text}",
@@ -537,8 +537,8 @@ def _judge_limit(what: str, limit: float, row: dict[str, Any] | None, sides: Seq
         why = f"{what} was not measured on both sides"
         return Judged(what, None, "", limit, None, None, None, None, None, UNSURE, why)
     outcome, why = _outcome(row, limit, sides)
-    kept = (row["metric"], row["unit"], limit, row["baseline"], row["value"])
-    return Judged(what, *kept, row["ratio"], row["ratio_low"], row["ratio_high"], outcome, why)
+    inputs = (row["metric"], row["unit"], limit, row["baseline"], row["value"])
+    return Judged(what, *inputs, row["ratio"], row["ratio_low"], row["ratio_high"], outcome, why)
 
 
 def _outcome(row: dict[str, Any], limit: float, sides: Sequence[RunGroup]) -> tuple[str, str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from stepscope.analysis.compare.run_groups import TOTAL, pooled_step_time, samples_per_step, total_supplies
+from stepscope.analysis.compare.run_groups import TOTAL, pooled_step_time, total_supplies
+from stepscope.analysis.energy.mean_step import samples_per_step
 from stepscope.analysis.estimate import Estimate, mean_of_repeats
 from stepscope.analysis.memory.events import UNATTRIBUTED, Peak
 from stepscope.analysis.run import Run
@@ -116,8 +117,8 @@ def _part_row(name: str, first: Estimate | None, other: Estimate | None) -> tupl
 
 def _time_side(runs: Sequence[Run], by: str, kernels: bool, per_sample: bool) -> Parts | None:
     repeats = [_time_parts(run, by, kernels, per_sample) for run in runs]
-    known = [parts for parts in repeats if parts is not None]
-    return _pool_parts(known) if len(known) == len(repeats) else None
+    sides = [parts for parts in repeats if parts is not None]
+    return _pool_parts(sides) if len(sides) == len(repeats) else None
 
 
 def _time_parts(run: Run, by: str, kernels: bool, per_sample: bool) -> Parts | None:
@@ -247,10 +248,10 @@ def _energy_side(runs: Sequence[Run], by: str, component: str, per_sample: bool)
     repeats = []
     for run in runs:
         scale = samples_per_step(run) if per_sample else 1.0
-        found = _energy_parts(run, by, component, scale) if scale else None
-        if found is None:
+        parts = _energy_parts(run, by, component, scale) if scale else None
+        if parts is None:
             return None
-        repeats.append(found)
+        repeats.append(parts)
     return _pool_parts(repeats)
 
 
@@ -260,14 +261,14 @@ def _energy_parts(run: Run, by: str, component: str, scale: float) -> Parts | No
         return None
     frame = frame.filter(pl.col("rail") == frame["rail"][0])  # two meters of one component are not added
     if by == "type":
-        kept = module_types(run)
-        frame = frame.with_columns(pl.col("name").replace_strict(kept, default=pl.col("name"), return_dtype=pl.String))
+        types = module_types(run)
+        frame = frame.with_columns(pl.col("name").replace_strict(types, default=pl.col("name"), return_dtype=pl.String))
     # Intervals of the phases of a module are added up: that can only be too wide. Below 0 an end was cut off.
     half = pl.max_horizontal(pl.col("high") - pl.col("joules_per_step"), pl.col("joules_per_step") - pl.col("low"))
     certain = pl.when(pl.col("name") == RESIDUAL).then(0.0).otherwise(half)
     rows = frame.group_by("name", maintain_order=True).agg(pl.col("joules_per_step").sum(), certain.sum().alias("half"))
-    known = frame.filter(pl.col("high").is_null(), pl.col("name") != RESIDUAL).is_empty()
+    all_known = frame.filter(pl.col("high").is_null(), pl.col("name") != RESIDUAL).is_empty()
     return {
-        name: Estimate(joules, *((joules - half, joules + half) if known else ())).times(1 / scale)
+        name: Estimate(joules, *((joules - half, joules + half) if all_known else ())).times(1 / scale)
         for name, joules, half in rows.iter_rows()
     }

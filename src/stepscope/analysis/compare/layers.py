@@ -68,8 +68,8 @@ def layers_of_sides(
         LayerRow(layer, " / ".join(dict.fromkeys(kinds)), tuple(_value(side, layer, quantity) for side in tables))
         for layer, kinds in types.items()
     ]
-    wanted = range(1, len(sides)) if judged is None else judged
-    rows = _with_differences([row for row in rows if row.most > 0], wanted, quantity not in _BOUNDS)
+    indices = range(1, len(sides)) if judged is None else judged
+    rows = _with_differences([row for row in rows if row.most > 0], indices, quantity not in _BOUNDS)
     return sorted(rows, key=lambda row: (-row.most, row.layer))
 
 
@@ -105,13 +105,13 @@ def _difference(first: LayerValue | None, other: LayerValue, pairs: int, counted
 
 def _value(repeats: Sequence[pl.DataFrame], layer: str, quantity: str) -> LayerValue | None:
     column = QUANTITIES[quantity]
-    found = [table.filter(pl.col("layer") == layer).row(0, named=True) for table in repeats if _has(table, layer)]
-    known = [row for row in found if row[column] is not None]
-    if not known or len(known) < len(repeats):  # a mean over some repeats would be of another thing
+    rows = [table.filter(pl.col("layer") == layer).row(0, named=True) for table in repeats if _has(table, layer)]
+    stated = [row for row in rows if row[column] is not None]
+    if not stated or len(stated) < len(repeats):  # a mean over some repeats would be of another thing
         return None
     bounds = _BOUNDS.get(quantity)
-    of_runs = [Estimate(row[column], *(row[end] for end in bounds or ())) for row in known]
-    return LayerValue(*mean_of_repeats(of_runs).row, runs=len(known))
+    of_runs = [Estimate(row[column], *(row[end] for end in bounds or ())) for row in stated]
+    return LayerValue(*mean_of_repeats(of_runs).row, runs=len(stated))
 
 
 def _has(table: pl.DataFrame, layer: str) -> bool:

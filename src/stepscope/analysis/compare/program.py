@@ -68,12 +68,12 @@ class Program:
         for change in self.changes_of_kind("model"):
             yield f"another model, {number(change.other or 0)} layers (A: {number(change.first or 0)})"
         changes = self.changes_of_kind("layer")
-        for verb, kept in (
+        for verb, names in (
             ("added", [change for change in changes if change.first is None]),
             ("removed", [change for change in changes if change.other is None]),
         ):
-            if kept:
-                yield f"{plural(len(kept), 'layer')} {verb} ({_abbreviated([change.name for change in kept])})"
+            if names:
+                yield f"{plural(len(names), 'layer')} {verb} ({_abbreviated([change.name for change in names])})"
         sized = [change for change in changes if change.first is not None and change.other is not None]
         if sized:
             named = [f"{change.name} {_count_text(change.other)} (A: {_count_text(change.first)})" for change in sized]
@@ -116,8 +116,8 @@ def program_changes(first: Sequence[Run], other: Sequence[Run]) -> Program:
     changes = (*layers, *_flops(before, after), *_operator_changes(before, after))
     if changes or not _are_same(before, after):
         return Program(changes, reason="" if changes else "the operator calls of a step vary")
-    known = all(_layers_of(side[0]) for side in (first, other))
-    return Program((), round(float(np.median(after.total))), layers_known=known)
+    are_known = all(_layers_of(side[0]) for side in (first, other))
+    return Program((), round(float(np.median(after.total))), layers_known=are_known)
 
 
 def _layer_changes(first: Run, other: Run) -> Iterator[ProgramChange]:
@@ -178,13 +178,13 @@ class _OperatorCalls:
         ns = dict(summed.group_by("name").agg(pl.col("self_ns").sum() / len(steps)).iter_rows())
         stated = table.filter(pl.col("flops").is_not_null())  # of some steps no shapes were seen
         flops = stated.group_by("run", "step").agg(pl.col("flops").sum())["flops"].median()
-        known = float(flops) if isinstance(flops, (int, float)) and flops > 0 else None
-        return cls(kinds, wide.select(kinds).to_numpy().astype(np.float64), ns, known)
+        flops_or_none = float(flops) if isinstance(flops, (int, float)) and flops > 0 else None
+        return cls(kinds, wide.select(kinds).to_numpy().astype(np.float64), ns, flops_or_none)
 
     def of_kind(self, kind: str) -> Floats:
         """Calls of a kind in each step."""
-        found = self.counts[:, self.kinds.index(kind)] if kind in self.kinds else np.zeros(len(self.counts))
-        return np.asarray(found)
+        column = self.counts[:, self.kinds.index(kind)] if kind in self.kinds else np.zeros(len(self.counts))
+        return np.asarray(column)
 
 
 def _flops(first: _OperatorCalls, other: _OperatorCalls) -> Iterator[ProgramChange]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import Estimate, geometric_mean_of_repeats, mean_interval
+from stepscope.analysis.energy.mean_step import samples_per_step
+from stepscope.analysis.estimate import Estimate, drift_factor, geometric_mean_of_repeats
 from stepscope.analysis.first_screen import observed_batch, observed_optimizer
 from stepscope.analysis.metrics import Measured
 from stepscope.analysis.process_scopes import CHILDREN, LAUNCHER, RANK
 from stepscope.analysis.run import Run
-from stepscope.analysis.time.steps import missing_steps_file, profiled_steps, steps_after_warmup, timed_steps
+from stepscope.analysis.time.steps import missing_steps_file, steps_after_warmup, timed_steps
 from stepscope.arrays import Floats
 from stepscope.errors import RunDamaged, RunError, RunNotFound, UsageError
 from stepscope.quantities import find_quantity, sort_metrics
@@ -45,14 +45,14 @@ class Setting:
     sides: tuple[tuple[Run, ...], ...]
 
 
-def run_group(given: str | Path | Run, attribution: str = "fit") -> RunGroup:
+def run_group(source: str | Path | Run, attribution: str = "fit") -> RunGroup:
     """A run, a folder of a sweep, or a folder of runs; RunNotFound where there is none, RunDamaged where none counts.
 
     Of several runs those that ended well and have steps after the warm-up count.
     """
-    if isinstance(given, Run):
-        return RunGroup(given.id, (_check_usable(given),))
-    path = find_run(given)
+    if isinstance(source, Run):
+        return RunGroup(source.id, (_check_usable(source),))
+    path = find_run(source)
     if (path / "run.json").exists() or not path.is_dir():
         run = Run(path, attribution)
         return RunGroup(run.id, (_check_usable(run),))
@@ -65,9 +65,9 @@ def match_settings(run_groups: Sequence[RunGroup]) -> tuple[tuple[Setting, ...],
     Operands with one setting each are compared whatever these are: that they differ may be the question.
     """
     if not FEWEST <= len(run_groups) <= MOST:
-        given = "one run" if len(run_groups) == 1 else f"{len(run_groups)} runs"
+        what = "one run" if len(run_groups) == 1 else f"{len(run_groups)} runs"
         hint = "name two or more; without a name the last two are compared"
-        raise UsageError(f"{given} to compare: {FEWEST} to {MOST} are possible", hint)
+        raise UsageError(f"{what} to compare: {FEWEST} to {MOST} are possible", hint)
     axes = (*_ALWAYS, *(axis for axis in _WHERE_SEVERAL if any(_varies(side, axis) for side in run_groups)))
     groups = [_group_by_setting(side.runs, axes) for side in run_groups]
     if all(len(group) == 1 for group in groups):
@@ -99,8 +99,10 @@ def setting_differences(first: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     other). An optimizer that one of them does not state is the one that was seen, where both were.
     """
     pairs = {name: (value, setting_of(other)[name]) for name, value in setting_of(first).items()}
-    if None in pairs["optimizer"] and None not in (seen := (observed_optimizer(first), observed_optimizer(other))):
-        pairs["optimizer"] = seen
+    if None in pairs["optimizer"] and None not in (
+        optimizers := (observed_optimizer(first), observed_optimizer(other))
+    ):
+        pairs["optimizer"] = optimizers
     pairs["board"] = (_board_name(first), _board_name(other))
     pairs["data"] = (_data_identity(first), _data_identity(other))
     pairs["simulated"] = (first.simulated, other.simulated)
@@ -171,8 +173,8 @@ def _group_by_setting(runs: Iterable[Run], axes: Sequence[str]) -> dict[tuple[An
 
 
 def _setting_label(key: tuple[Any, ...]) -> str:
-    name, batch, *rest = key
-    return " ".join(str(part) for part in (name, *([f"batch {batch}"] if batch is not None else []), *rest) if part)
+    name, batch, *others = key
+    return " ".join(str(part) for part in (name, *([f"batch {batch}"] if batch is not None else []), *others) if part)
 
 
 def _excluded_notes(run_groups: Sequence[RunGroup]) -> tuple[str, ...]:
@@ -209,7 +211,6 @@ TOTAL = "total"  # the scope of what the whole device takes, as far as it was me
 _OF_THE_BOARD = frozenset(  # what sensors say of the board itself, and so of a simulated one where there is one
     {"accelerator_utilisation", "mean_cpu_utilisation", "memory_utilisation", "nvmap_used", "fan_level"}
 )
-_BLOCKS, _LEAST_IN_BLOCK = 10, 4
 # Ends of the names of metrics that go with the lengths of the steps; simulated and estimated energies are among them.
 _OF_LENGTHS = ("step_time", "throughput", "energy_per_step", "energy_per_sample")
 
@@ -260,14 +261,16 @@ def pool_repeats(runs: Sequence[Run]) -> dict[tuple[str, str], Measured]:
 def headline_metrics(run: Run) -> list[Measured]:
     """The headline metrics of a run that have a value, and the peak of its live tensors where it was recorded."""
     rows = [Measured(**row) for row in run.metrics().iter_rows(named=True)]
-    kept = [row for row in rows if row.value is not None and _is_training_metric(row)]
-    kept = [row for row in kept if find_quantity(row.metric, row.unit).compared]
-    kept = [_with_drift(run, row) if row.metric.endswith(_OF_LENGTHS) else row for row in kept]
+    measured = [row for row in rows if row.value is not None and _is_training_metric(row)]
+    measured = [row for row in measured if find_quantity(row.metric, row.unit).compared]
+    measured = [_with_drift(run, row) if row.metric.endswith(_OF_LENGTHS) else row for row in measured]
     peak = run.peak()
     if peak is not None and not peak.computed:
         exact = float(peak.bytes)
-        kept.append(Measured("live_peak", peak.device, exact, "B", exact, exact, 1, "allocations", "counted, exact"))
-    return kept
+        measured.append(
+            Measured("live_peak", peak.device, exact, "B", exact, exact, 1, "allocations", "counted, exact")
+        )
+    return measured
 
 
 def _is_training_metric(row: Measured) -> bool:
@@ -280,17 +283,17 @@ def _estimate(row: Measured) -> Estimate:
 
 
 def _quantity_row(measured: Measured, runs: int, first: Measured | None) -> dict[str, object]:
-    found = _estimate(measured) / _estimate(first) if first is not None else None
+    ratio = _estimate(measured) / _estimate(first) if first is not None else None
     exact = measured.metric == "live_peak"
     of = None if measured.low is None or measured.high is None else "exact" if exact else "steps"
     return {
         **{name: getattr(measured, name) for name in ("metric", "scope", "unit", "value", "low", "high", "source")},
         "runs": runs,
         "interval_of": "repeats" if runs > 1 and of else of,
-        "ratio": found.value if found else None,
-        "ratio_low": found.low if found else None,
-        "ratio_high": found.high if found else None,
-        "difference": difference_label(found) if found else None,
+        "ratio": ratio.value if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
+        "difference": difference_label(ratio) if ratio else None,
     }
 
 
@@ -308,7 +311,7 @@ def _with_drift(run: Run, row: Measured) -> Measured:
     steps, _ = timed_steps(run)
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
     values = lengths if row.metric.endswith(("step_time", "per_step")) else _sample_rates(steps)
-    width = _block_interval_factor(values)
+    width = drift_factor(values)
     if width is None or row.value is None or row.low is None or row.high is None:
         return row
     return replace(row, low=min(row.low, row.value / width), high=max(row.high, row.value * width))
@@ -324,23 +327,6 @@ def pooled_step_time(runs: Sequence[Run], per_sample: bool = False) -> Estimate:
     return geometric_mean_of_repeats(repeats)
 
 
-def samples_per_step(run: Run) -> float | None:
-    """Return the training samples of a profiled step, the mean; None where they were not counted."""
-    steps = profiled_steps(run)
-    if steps["samples"].null_count() or steps.is_empty():
-        return None
-    return max(float(np.mean(steps["samples"].to_numpy())), 1.0)
-
-
 def _sample_rates(steps: pl.DataFrame) -> Floats:
     rates = steps.select(pl.col("samples") / pl.col("length_ns") * 1e9).to_series().drop_nulls()
     return np.asarray(rates.to_numpy(), dtype=np.float64)
-
-
-def _block_interval_factor(values: Floats) -> float | None:
-    """Factor on either side by the Student interval of the medians of consecutive blocks; None: steps too few."""
-    if len(values) < _BLOCKS * _LEAST_IN_BLOCK or values.min() <= 0:
-        return None
-    medians = np.array([np.median(block) for block in np.array_split(values, _BLOCKS)])
-    mean, low, _ = mean_interval(np.log(medians))
-    return math.exp(mean - low)

@@ -45,12 +45,12 @@ def surroundings(first: Sequence[Run], other: Sequence[Run]) -> tuple[Surroundin
     whole = _mean([length for _, length, _ in sides[1]]) - _mean([length for _, length, _ in sides[0]])
     if not whole:
         return ()
-    found = [
+    differences = [
         part
         for make in (_load_differences, _clock_differences, _memory_differences)
         for part in make(sides[0], sides[1], whole)
     ]
-    evident = [part for part in found if part.share >= _EVIDENT and part.low * part.high > 0]
+    evident = [part for part in differences if part.share >= _EVIDENT and part.low * part.high > 0]
     return tuple(sorted(evident, key=lambda part: -part.share))
 
 
@@ -77,38 +77,40 @@ class _StalledTime:
     @classmethod
     def of(cls, side: Side, share: Callable[[Occupancy], Estimate | None]) -> _StalledTime | None:
         """The mean over the runs of a side; None where one does not tell."""
-        known = [part for seen, _, _ in side if (part := share(seen)) is not None]
-        if len(known) < len(side):
+        shares = [part for usage, _, _ in side if (part := share(usage)) is not None]
+        if len(shares) < len(side):
             return None
-        halves = [0.0 if part.low is None or part.high is None else (part.high - part.low) / 2 for part in known]
+        halves = [0.0 if part.low is None or part.high is None else (part.high - part.low) / 2 for part in shares]
         down, up = (math.hypot(*(ends[which] for _, _, ends in side)) / len(side) for which in (0, 1))
         length = _mean([length for _, length, _ in side])
-        return cls(_mean([part.value for part in known]), math.hypot(*halves) / len(side), length, (down, up))
+        return cls(_mean([part.value for part in shares]), math.hypot(*halves) / len(side), length, (down, up))
 
     @property
     def moving(self) -> float:
         return max(1 - self.share, _LEAST_MOVING)
 
 
-def _stall_difference(name: str, first: _StalledTime, other: _StalledTime, whole: float, said: str) -> Surrounding:
+def _stall_difference(name: str, first: _StalledTime, other: _StalledTime, whole: float, sentence: str) -> Surrounding:
     """What the step of the other side would be shorter by, had it stood still for the share of the first."""
-    kept = other.moving / first.moving
-    difference = other.length * (1 - kept)
-    doubt = other.length * math.hypot(other.half / first.moving, kept * first.half / first.moving)
-    low, high = (math.hypot((1 - kept) * end, doubt) for end in other.ends)
-    evidence = f"{said} {duration(other.share * other.length)} of a step (A: {duration(first.share * first.length)})"
+    growth = other.moving / first.moving
+    difference = other.length * (1 - growth)
+    doubt = other.length * math.hypot(other.half / first.moving, growth * first.half / first.moving)
+    low, high = (math.hypot((1 - growth) * end, doubt) for end in other.ends)
+    evidence = (
+        f"{sentence} {duration(other.share * other.length)} of a step (A: {duration(first.share * first.length)})"
+    )
     return Surrounding(name, difference, difference - low, difference + high, difference / whole, evidence)
 
 
 def _load_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
-    before, after = (_StalledTime.of(side, lambda seen: seen.starved) for side in (first, other))
+    before, after = (_StalledTime.of(side, lambda usage: usage.starved) for side in (first, other))
     if before is None or after is None:
         return
     part = _stall_difference("load", before, after, whole, "the training was ready to run and had no core for")
-    quotas = [[seen.throttled_periods for seen, _, _ in side] for side in (first, other)]
-    held = [max((share.value for share in side if share is not None), default=0.0) for side in quotas]
-    if abs(held[1] - held[0]) >= 0.1:
-        more = f"the CPU quota throttled {percent(held[1], 0)} of its periods (A: {percent(held[0], 0)})"
+    quotas = [[usage.throttled_periods for usage, _, _ in side] for side in (first, other)]
+    throttled = [max((share.value for share in side if share is not None), default=0.0) for side in quotas]
+    if abs(throttled[1] - throttled[0]) >= 0.1:
+        more = f"the CPU quota throttled {percent(throttled[1], 0)} of its periods (A: {percent(throttled[0], 0)})"
         yield Surrounding("CPU quota", part.difference, part.low, part.high, part.share, f"{part.evidence}; {more}")
         return
     cores = [_background_cores(side) for side in (first, other)]
@@ -120,21 +122,21 @@ def _load_differences(first: Side, other: Side, whole: float) -> Iterator[Surrou
 
 def _background_cores(side: Side) -> float:
     """Cores that others used; where that is not known, the share of the time in which something waited for a core."""
-    waited = [seen.pressure.get("cpu:some", NOTHING) for seen, _, _ in side]
-    return _mean([(seen.background_cores or some).value for (seen, _, _), some in zip(side, waited, strict=True)])
+    waited = [usage.pressure.get("cpu:some", NOTHING) for usage, _, _ in side]
+    return _mean([(usage.background_cores or some).value for (usage, _, _), some in zip(side, waited, strict=True)])
 
 
 def _clock_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
     """The time on the core grows as the clock falls, but not while an accelerator sets the pace."""
-    clocks = [[seen.clock.share for seen, _, _ in side if seen.clock is not None] for side in (first, other)]
-    if any(len(known) < len(side) for known, side in zip(clocks, (first, other), strict=True)):
+    clocks = [[usage.clock.share for usage, _, _ in side if usage.clock is not None] for side in (first, other)]
+    if any(len(clock) < len(side) for clock, side in zip(clocks, (first, other), strict=True)):
         return
-    before, after = (_mean([share.value for share in known]) for known in clocks)
+    before, after = (_mean([share.value for share in clock]) for clock in clocks)
     ran = _mean(
-        [length * min(1.0 if seen.runs is None else seen.runs.value, seen.host_alone) for seen, length, _ in other]
+        [length * min(1.0 if usage.runs is None else usage.runs.value, usage.host_alone) for usage, length, _ in other]
     )
-    spread = [_mean([((share.high or share.value) - (share.low or share.value)) / 2 for share in known])
-              for known in clocks]  # fmt: skip
+    spread = [_mean([((share.high or share.value) - (share.low or share.value)) / 2 for share in clock])
+              for clock in clocks]  # fmt: skip
     if not before or not after:
         return
     lost = ran * (1 - after / before)
@@ -145,8 +147,8 @@ def _clock_differences(first: Side, other: Side, whole: float) -> Iterator[Surro
 
 
 def _memory_differences(first: Side, other: Side, whole: float) -> Iterator[Surrounding]:
-    stalled = [_StalledTime.of(side, lambda seen: seen.pressure.get("memory:some")) for side in (first, other)]
-    faults = [_mean([seen.major_faults.value if seen.major_faults else 0.0 for seen, _, _ in side])
+    stalled = [_StalledTime.of(side, lambda usage: usage.pressure.get("memory:some")) for side in (first, other)]
+    faults = [_mean([usage.major_faults.value if usage.major_faults else 0.0 for usage, _, _ in side])
               for side in (first, other)]  # fmt: skip
     if stalled[0] is None or stalled[1] is None or abs(faults[1] - faults[0]) < 10:
         return

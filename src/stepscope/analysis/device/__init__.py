@@ -37,15 +37,15 @@ def identify(device: dict[str, Any], rails: Collection[str] = (), simulated: str
 
     `simulated` is the name of the board that a simulated run stood for.
     """
-    known = {board.name: board for board in all_boards()}
-    if simulated is not None and _file_name(simulated) in known:
-        return known[_file_name(simulated)]
-    strengths = {name: _strength(board.identity, device) for name, board in known.items()}
-    best = max(known.values(), key=lambda board: (strengths[board.name], board.name == OTHER_MACHINE))
+    boards = {board.name: board for board in all_boards()}
+    if simulated is not None and _file_name(simulated) in boards:
+        return boards[_file_name(simulated)]
+    strengths = {name: _match_strength(board.identity, device) for name, board in boards.items()}
+    best = max(boards.values(), key=lambda board: (strengths[board.name], board.name == OTHER_MACHINE))
     if strengths[best.name][0] >= _CERTAIN:
         return best
-    alike = {name: _rails_in_common(board, rails) for name, board in known.items()}
-    by_rails = max(known.values(), key=lambda board: alike[board.name])
+    alike = {name: _rails_in_common(board, rails) for name, board in boards.items()}
+    by_rails = max(boards.values(), key=lambda board: alike[board.name])
     return by_rails if alike[by_rails.name] >= _FEW_RAILS else best
 
 
@@ -74,7 +74,7 @@ def core_clusters(device: dict[str, Any], board: Board) -> dict[str, list[int]]:
     kinds = {(cluster.implementer, cluster.part): cluster for cluster in board.clusters}
     named: dict[str, list[int]] = {}
     for core in cores:
-        cluster = kinds.get(_kind(core.get("midr")))
+        cluster = kinds.get(_implementer_and_part(core.get("midr")))
         named.setdefault(cluster.name if cluster else _cluster_by_capacity(core, cores, board.clusters), []).append(
             int(core.get("core", -1))
         )
@@ -84,18 +84,18 @@ def core_clusters(device: dict[str, Any], board: Board) -> dict[str, list[int]]:
 def _cluster_by_capacity(core: dict[str, Any], cores: list[dict[str, Any]], clusters: tuple[Cluster, ...]) -> str:
     if len(clusters) == 1:
         return clusters[0].name
-    strengths = sorted({_capacity(other) for other in cores})
+    strengths = sorted({_core_capacity(other) for other in cores})
     if len(strengths) < 2:
         return "cores"
-    place = strengths.index(_capacity(core))
+    place = strengths.index(_core_capacity(core))
     return "little" if place == 0 else "big" if place == len(strengths) - 1 else "middle"
 
 
-def _capacity(core: dict[str, Any]) -> tuple[int, int]:
+def _core_capacity(core: dict[str, Any]) -> tuple[int, int]:
     return int(core.get("capacity") or 0), int(core.get("max_frequency_hz") or 0)
 
 
-def _kind(midr: object) -> tuple[int, int]:
+def _implementer_and_part(midr: object) -> tuple[int, int]:
     """Implementer and part of a MIDR_EL1 as sysfs prints it; (-1, -1) where there is none."""
     try:
         value = int(str(midr), 16)
@@ -108,7 +108,7 @@ def _file_name(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
-def _strength(identity: Identity, device: dict[str, Any]) -> tuple[int, int]:
+def _match_strength(identity: Identity, device: dict[str, Any]) -> tuple[int, int]:
     """Return how surely a device is this board: which field says so, and by how long a word."""
     name = device.get("board")
     texts = (
@@ -117,10 +117,10 @@ def _strength(identity: Identity, device: dict[str, Any]) -> tuple[int, int]:
         (name.get("name") if isinstance(name, dict) else name, identity.board, 2),
         (device.get("compatible"), identity.compatible, 3),
     )
-    found = [(0, 0)]
+    strengths = [(0, 0)]
     for text, words, strength in texts:
-        found += [(strength, len(word)) for word in words if word.lower() in str(text or "").lower()]
-    return max(found)
+        strengths += [(strength, len(word)) for word in words if word.lower() in str(text or "").lower()]
+    return max(strengths)
 
 
 def _vendors(device: dict[str, Any]) -> str:
@@ -132,5 +132,5 @@ def _rails_in_common(board: Board, rails: Collection[str]) -> int:
     """Return how many of the measured rails this board names itself, patterns not counted; 0 unless it has all."""
     own = {rail.name for rail in board.rails if "*" not in rail.name}
     named = [canonical_rail_name(board, rail) for rail in rails]
-    seen = [rail for rail in named if rail in own]
-    return len(seen) if seen and len(seen) == len(named) else 0
+    common = [rail for rail in named if rail in own]
+    return len(common) if common and len(common) == len(named) else 0

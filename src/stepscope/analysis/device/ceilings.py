@@ -5,13 +5,15 @@ Roofline: Williams et al., 2009.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
 from stepscope.analysis.time.operators import CPU
 from stepscope.arrays import Floats
 from stepscope.errors import UnknownName
@@ -23,41 +25,53 @@ if TYPE_CHECKING:
     from stepscope.analysis.run import Run
 
 _WOULD_TELL = "stepscope doctor --ceilings measures what this device can reach (seconds, once), for the runs to come"
+_WOULD_TELL_ACCELERATOR = (
+    "of an accelerator ceilings are measured after a workload of Stepscope's own: stepscope run NAME --device cuda"
+)
 _WOULD_TELL_SIMULATED = "record it without --simulate: what this machine can reach is then measured after the run"
 _CONVOLUTION = ("convolution", "convolution backward")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A rate, a second, by the size of a call, measured at `size` (n,), growing; between them on logarithmic scales."""
+    """A rate, a second, by the size of a call, measured at `size` (n,), growing; between them on logarithmic scales.
+
+    most: the largest size that it is known to hold for.
+    """
 
     size: Floats
     rate: Floats
+    most: float = math.inf
 
     def at(self, size: Floats) -> Floats:
-        """The rate of a call of this size; below the smallest one that was measured, its rate."""
-        known = np.interp(np.log(np.maximum(size, 1.0)), np.log(self.size), np.log(self.rate))
-        return np.asarray(np.exp(known))
+        """The rate of a call of this size; below the smallest one that was measured, its rate; NaN above `most`."""
+        log_rate = np.interp(np.log(np.maximum(size, 1.0)), np.log(self.size), np.log(self.rate))
+        return np.where(size <= self.most, np.exp(log_rate), np.nan)
 
 
 @dataclass(frozen=True)
 class Ceilings:
     """Ceilings of one device: FLOP/s of products and convolutions, B/s of what ops read, and ns of a call.
 
-    `given`: B/s of the bytes that an op is given (its inputs), where its result is allocated for it.
+    `input_bandwidth`: B/s of the bytes that an op is given (its inputs), where its result is allocated for it.
     """
 
     device: str
     products: Curve
     convolutions: Curve
-    given: Curve
+    input_bandwidth: Curve
     peak_flops_per_s: float
-    peak_bytes_per_s: float  # of arrays that no cache holds, read and written
+    peak_bytes_per_s: float | None  # of arrays that no cache holds, read and written; None where these were disturbed
     peak_by: str
-    streamed_by: str  # the kind of copying that reached peak_bytes_per_s
+    streamed_by: str  # the kind of copying that reached peak_bytes_per_s; "" without
     op_ns: float
     threads: int | None
     run_queue_share: float | None
+
+    @property
+    def place(self) -> str:
+        """Return the device as rows of operators name it: an accelerator without a number is the first."""
+        return self.device if self.device == CPU or ":" in self.device else f"{self.device}:0"
 
     def arithmetic_ns(self, names: Iterable[str], flops: Floats) -> Floats:
         """Time that the FLOPs of one call need at the rate that this device reached with calls of that size, ns."""
@@ -66,8 +80,8 @@ class Ceilings:
         return np.asarray(flops / rates * 1e9)
 
     def memory_ns(self, given_bytes: Floats) -> Floats:
-        """Time that reading these inputs and writing a result as large takes one call, ns."""
-        return np.asarray(given_bytes / self.given.at(given_bytes) * 1e9)
+        """Time that reading these inputs and writing a result as large takes one call, ns; NaN where not known."""
+        return np.asarray(given_bytes / self.input_bandwidth.at(given_bytes) * 1e9)
 
 
 def ceilings_of(run: RunReader) -> Ceilings | None:
@@ -75,29 +89,31 @@ def ceilings_of(run: RunReader) -> Ceilings | None:
 
     They are measured with torch's kernels, and bound no others.
     """
-    found = _stated(run) if run.framework == "torch" else None
-    return None if found is None or _is_measured_under_load(found) else found
+    limits = _ceilings_of_device_json(run) if run.framework == "torch" else None
+    return None if limits is None or _is_measured_under_load(limits) else limits
 
 
 def why_no_ceilings(run: RunReader, device: str = "this device") -> str:
     """Return why `ceilings_of` has none, as a part of a sentence."""
     if run.framework != "torch":
         return f"ceilings are measured with torch's kernels, and bound none of {run.framework}'s"
-    found = _stated(run)
-    if found is None and run.meta.get("simulated"):
+    limits = _ceilings_of_device_json(run)
+    if limits is None and run.meta.get("simulated"):
         return "with simulated sensors no ceilings are measured"
-    if found is None:
+    if limits is None:
         return f"the ceilings of {device} were not measured"
-    waited = percent(found.run_queue_share or 0.0, 0)
+    waited = percent(limits.run_queue_share or 0.0, 0)
     return f"the ceilings of {device} are withheld: their probe waited for a CPU core in {waited} of its time"
 
 
-def ceilings_remedy(run: RunReader) -> str:
-    """Return what gives a run like this one ceilings, as a sentence without its full stop."""
-    return _WOULD_TELL_SIMULATED if run.meta.get("simulated") else _WOULD_TELL
+def ceilings_remedy(run: RunReader, device: str = CPU) -> str:
+    """Return what gives a run like this one ceilings of a device, as a sentence without its full stop."""
+    if run.meta.get("simulated"):
+        return _WOULD_TELL_SIMULATED
+    return _WOULD_TELL if device == CPU else _WOULD_TELL_ACCELERATOR
 
 
-def _stated(run: RunReader) -> Ceilings | None:
+def _ceilings_of_device_json(run: RunReader) -> Ceilings | None:
     stated = run.device.get("ceilings")
     try:
         return read_ceilings(stated) if isinstance(stated, Mapping) else None
@@ -105,9 +121,9 @@ def _stated(run: RunReader) -> Ceilings | None:
         return None
 
 
-def _is_measured_under_load(found: Ceilings) -> bool:
+def _is_measured_under_load(limits: Ceilings) -> bool:
     """What was measured under other load is below what the device reaches, by an unknown factor of each size."""
-    return (found.run_queue_share or 0.0) > QUIET
+    return (limits.run_queue_share or 0.0) > QUIET
 
 
 def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:
@@ -116,24 +132,35 @@ def read_ceilings(stated: Mapping[str, Any]) -> Ceilings:
     highest = max(rates, key=lambda row: float(row["flops_per_s"]))
     large = max(float(row["bytes"]) for row in moved) / 3
     streams = [row for row in moved if row["kind"] in ("copy", "triad") and float(row["bytes"]) >= large]
-    fastest = max(streams, key=lambda row: float(row["bytes_per_s"]))
+    fastest = max(_undisturbed_rates(streams), key=lambda row: float(row["bytes_per_s"]), default=None)
     fresh = [row for row in moved if row["kind"] == "fresh"] or [row for row in moved if row["kind"] == "copy"]
+    quiet = _undisturbed_rates(fresh) or fresh
+    most = math.inf if max(fresh, key=_bytes_of_row) in quiet else _bytes_of_row(max(quiet, key=_bytes_of_row)) / 2
     return Ceilings(
         device=str(stated.get("device") or CPU),
-        products=_curve((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] == "gemm"),
-        convolutions=_curve((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] in _CONVOLUTION),
-        given=_curve((row["bytes"] / 2, row["bytes_per_s"] / 2) for row in fresh),
+        products=_curve_through((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] == "gemm"),
+        convolutions=_curve_through((row["flops"], row["flops_per_s"]) for row in rates if row["kind"] in _CONVOLUTION),
+        input_bandwidth=replace(_curve_through((row["bytes"] / 2, row["bytes_per_s"] / 2) for row in quiet), most=most),
         peak_flops_per_s=float(highest["flops_per_s"]),
-        peak_bytes_per_s=float(fastest["bytes_per_s"]),
+        peak_bytes_per_s=None if fastest is None else float(fastest["bytes_per_s"]),
         peak_by=str(highest["what"]),
-        streamed_by=str(fastest["kind"]),
+        streamed_by="" if fastest is None else str(fastest["kind"]),
         op_ns=float(costs["op_ns"]),
         threads=stated.get("threads"),
         run_queue_share=stated.get("run_queue_share"),
     )
 
 
-def _curve(points: Iterable[tuple[float, float]]) -> Curve:
+def _undisturbed_rates(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rates that no other load disturbed in each block: the largest arrays are stated in any case."""
+    return [row for row in rows if float(row.get("waited") or 0.0) <= QUIET]
+
+
+def _bytes_of_row(row: Mapping[str, Any]) -> float:
+    return float(row["bytes"])
+
+
+def _curve_through(points: Iterable[tuple[float, float]]) -> Curve:
     """The points in order of size; of equal sizes the highest rate. Raises ValueError without any."""
     best: dict[float, float] = {}
     for size, rate in points:
@@ -149,19 +176,24 @@ ATTAINABLE_SCHEMA = {
     "calls": pl.Float64,  # a step
     **dict.fromkeys(("self_ns", "arithmetic_ns", "memory_ns", "attainable_ns"), pl.Float64),  # a step
     "limit": pl.String,  # "arithmetic", "memory", "dispatch", or null where neither FLOPs nor bytes are known
+    "is_beyond": pl.Boolean,  # it was BEYOND times faster than its FLOPs at the ceilings
 }
+BEYOND = 1.5  # times faster than a ceiling: from here on it was measured of other work, and bounds none of this
+_CACHE_FASTER = 8.0  # than memory, at most
+_LAUNCHES = 0.1  # of the time of a module in a phase: from here on it computes elsewhere, and the rest leads there
 DISPATCH_CALLS = 10.0  # costs of an op call: what takes less time than so many, and computes less than one, is dispatch
 
 
 def attainable_times(run: Run, limits: Ceilings) -> pl.DataFrame:
-    """Time of each op of the CPU beside what this device could do it in, a row a phase, module and op; ns a step.
+    """Time of each op beside what this device could do it in, a row a phase, module and op; ns a step.
 
-    Times are of a step as it runs unprofiled (`analysis.time.correction`).
+    Times are of the device that the ceilings are of: on the CPU of a step as it runs unprofiled
+    (`analysis.time.overhead_correction`), without operators that launch kernels; on an accelerator of their kernels.
     attainable_ns is the larger of what its FLOPs and its bytes need at the ceilings for calls of that size, and at
     most what the op took; of calls that compute less than a call costs, the cost of the call. Null where neither
     FLOPs nor bytes are known.
     """
-    table = run.step_times.table.filter(pl.col("device") == CPU)
+    table = _times_on_device(run, limits.place)
     if table.is_empty():
         return pl.DataFrame(schema=ATTAINABLE_SCHEMA)
     steps = float(table["step"].n_unique())
@@ -170,14 +202,21 @@ def attainable_times(run: Run, limits: Ceilings) -> pl.DataFrame:
     )
     count, self_ns = (sums[name].cast(pl.Float64).to_numpy() for name in ("count", "self_ns"))
     flops, moved = (sums[name].fill_null(0.0).fill_nan(0.0).to_numpy() for name in ("flops", "bytes"))
+    moved = np.where(sums["name"].is_in(_VIEWS).to_numpy(), 0.0, moved)
     each_ns = self_ns / np.maximum(count, 1)
     arithmetic = np.where(flops > 0, limits.arithmetic_ns(sums["name"], np.maximum(flops, 1)), 0.0)
-    memory = np.where(moved > 0, np.minimum(limits.memory_ns(np.maximum(moved, 1)), each_ns), 0.0)
-    own_ns = np.maximum(flops / limits.peak_flops_per_s, moved / limits.peak_bytes_per_s) * 1e9
-    known = (flops > 0) | (moved > 0)
+    traffic = np.where(moved > 0, limits.memory_ns(np.maximum(moved, 1)), 0.0)
+    memory = np.fmin(np.nan_to_num(traffic), each_ns)
+    fastest_bytes = limits.peak_bytes_per_s or limits.input_bandwidth.rate.max()
+    own_ns = np.maximum(flops / limits.peak_flops_per_s, moved / fastest_bytes) * 1e9
+    computes = flops / limits.peak_flops_per_s > _CACHE_FASTER * moved / fastest_bytes  # however slow its traffic is
+    is_known = ((flops > 0) | (moved > 0)) & (computes | ~np.isnan(traffic))
+    if limits.place != CPU:  # of small calls the probe timed the launch: a kernel that is faster is under no ceiling
+        is_known &= np.maximum(arithmetic, traffic) <= BEYOND * each_ns
     is_call = np.array([_is_wrapper_op(name) for name in sums["name"]])
-    small = known & (own_ns < limits.op_ns) & (each_ns < DISPATCH_CALLS * limits.op_ns)
-    dispatch = is_call | small | (~known & (each_ns < DISPATCH_CALLS * limits.op_ns))
+    small = is_known & (own_ns < limits.op_ns) & (each_ns < DISPATCH_CALLS * limits.op_ns)
+    dispatch = is_call | small | (~is_known & (each_ns < DISPATCH_CALLS * limits.op_ns))
+    dispatch &= limits.place == CPU  # a kernel was asked for long before it runs
     best = np.where(dispatch, limits.op_ns, np.maximum(arithmetic, memory))
     limit = np.where(dispatch, "dispatch", np.where(arithmetic >= memory, "arithmetic", "memory"))
     frame = sums.select("phase", "module", "name").with_columns(
@@ -185,12 +224,34 @@ def attainable_times(run: Run, limits: Ceilings) -> pl.DataFrame:
         self_ns=pl.Series(self_ns / steps),
         arithmetic_ns=pl.Series(np.where(dispatch, 0.0, np.minimum(arithmetic, each_ns)) * count / steps),
         memory_ns=pl.Series(np.where(dispatch, 0.0, memory) * count / steps),
-        attainable_ns=pl.Series(np.where(known | dispatch, np.minimum(best, each_ns), np.nan) * count / steps),
+        attainable_ns=pl.Series(np.where(is_known | dispatch, np.minimum(best, each_ns), np.nan) * count / steps),
         limit=pl.Series(limit),
     )
-    unknown = pl.Series(~(known | dispatch))
-    judged = frame.with_columns(limit=pl.when(~unknown).then("limit"))
+    judged = frame.with_columns(
+        limit=pl.when(pl.Series(is_known | dispatch)).then("limit"),
+        is_beyond=pl.Series(~dispatch & (arithmetic > BEYOND * each_ns)),
+    )
     return judged.select(pl.col(name).cast(kind) for name, kind in ATTAINABLE_SCHEMA.items()).fill_nan(None)
+
+
+def _times_on_device(run: Run, device: str) -> pl.DataFrame:
+    """Rows of `StepTimes.table` of the operators that computed on a device; kernels count as their launcher's time.
+
+    None of a training whose kernels were not recorded: what it computed on is not what these times are of.
+    """
+    table, keys = run.step_times.table.filter(pl.col("device") == CPU), ["phase", "module", "name"]
+    launched = launched_kernels(run)
+    if device == CPU:
+        if unrecorded_accelerator(run) is not None:
+            return table.clear()
+        launches = pl.struct(keys).is_in(launched.select(pl.struct(keys)).to_series().implode())
+        spent = pl.col("self_ns").sum().over("phase", "module")
+        share = pl.col("self_ns").filter(launches).sum().over("phase", "module") / spent.clip(1)
+        return table.filter(~launches & (share < _LAUNCHES)) if len(launched) else table
+    kernels = launched.filter(pl.col("device") == device).select(*keys, "kernel_ns")
+    rows = table.join(kernels, on=keys, maintain_order="left")
+    kernel_ns = pl.col("kernel_ns") * len(run.step_times.steps) / pl.len().over(keys)
+    return rows.with_columns(self_ns=kernel_ns.cast(table.schema["self_ns"])).drop("kernel_ns")
 
 
 ATTAINED_BY = {"module": "module", "operator": "name"}
@@ -202,7 +263,7 @@ ATTAINED_SCHEMA = {
 
 
 def attained_shares(run: Run, by: str = "module") -> pl.DataFrame:
-    """Share of the attainable of each module or operator of the CPU, dearest first; empty without ceilings.
+    """Share of the attainable of each module or operator, dearest first; empty without ceilings of where they ran.
 
     Columns: name, self_ns and attainable_ns a step (of the ops whose FLOPs or bytes are known, or that are calls
     alone), attained (their ratio), known (share of the row's time that these take), limit (of most of it). Raises
@@ -214,8 +275,8 @@ def attained_shares(run: Run, by: str = "module") -> pl.DataFrame:
     if limits is None or run.step_times.is_empty:
         return pl.DataFrame(schema=ATTAINED_SCHEMA)
     rows = attainable_times(run, limits).rename({ATTAINED_BY[by]: "of"})
-    known = pl.col("attainable_ns").is_not_null()
-    self_ns, best_ns = (pl.col(name).filter(known).sum() for name in ("self_ns", "attainable_ns"))
+    is_known = pl.col("attainable_ns").is_not_null()
+    self_ns, best_ns = (pl.col(name).filter(is_known).sum() for name in ("self_ns", "attainable_ns"))
     table = rows.group_by(name="of").agg(
         whole=pl.col("self_ns").sum(),
         self_ns=self_ns,
@@ -229,6 +290,16 @@ def attained_shares(run: Run, by: str = "module") -> pl.DataFrame:
     return ordered.select(pl.col(name).cast(kind) for name, kind in ATTAINED_SCHEMA.items()).fill_nan(None)
 
 
+# Operators that return another view of the same memory: their inputs are neither read nor written.
+_VIEWS = [
+    f"aten::{name}"
+    for name in (
+        *("view", "view_as", "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "lift_fresh"),
+        *("expand", "expand_as", "squeeze", "unsqueeze", "flatten", "unflatten", "diagonal", "unfold"),
+        *("t", "transpose", "permute", "movedim", "swapaxes", "swapdims", "numpy_T", "adjoint"),
+        *("slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "tensor_split"),
+    )
+]
 # Scopes of torch.compile whose kernels have none of their own: their self time is that of the compiled code.
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 
@@ -242,8 +313,8 @@ def _is_wrapper_op(name: str) -> bool:
 
 def _mean_stated(name: str) -> pl.Expr:
     """FLOPs or bytes of one call, of the rows that state them."""
-    known = pl.col(name).is_not_null()
-    return (pl.col(name).filter(known).sum() / pl.col("count").filter(known).sum()).cast(pl.Float64).alias(name)
+    is_stated = pl.col(name).is_not_null()
+    return (pl.col(name).filter(is_stated).sum() / pl.col("count").filter(is_stated).sum()).cast(pl.Float64).alias(name)
 
 
 ROOFLINE_SCHEMA = {
@@ -263,9 +334,13 @@ ROOF_SCHEMA = {"device": pl.String, "roof": pl.String, "value": pl.Float64, "nam
 
 
 def roofline(run: Run) -> pl.DataFrame:
-    """Operators that state both FLOPs and bytes, dearest first, under the roofs of the device."""
-    kinds = run.operators().filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("total_ns") > 0))
-    points = kinds.select(
+    """Operators that state both FLOPs and bytes, dearest first, under the roofs of the device that they computed on.
+
+    Of those that launched kernels, times are of the kernels. None of a training whose kernels were not recorded.
+    """
+    kinds = pl.concat([_points_on_cpu(run), _points_of_kernels(run)], how="diagonal_relaxed")
+    kinds = kinds.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("total_ns") > 0))
+    points = kinds.sort("total_ns", "name", descending=[True, False]).select(
         "name", "device", (pl.col("flops") / pl.col("bytes")).alias("flop_per_byte"), "flops_per_s",
         (pl.col("flops_per_s") / pl.col("flops") * pl.col("bytes")).alias("bytes_per_s"),
         "share", "total_ns", "flops", "bytes",
@@ -275,14 +350,37 @@ def roofline(run: Run) -> pl.DataFrame:
         limits[device][roof] = value
 
     def of(roof: str) -> pl.Expr:
-        known = {device: of_device[roof] for device, of_device in limits.items()}
-        return pl.col("device").replace_strict(known, default=None, return_dtype=pl.Float64)
+        values = {device: of_device.get(roof) for device, of_device in limits.items()}
+        return pl.col("device").replace_strict(values, default=None, return_dtype=pl.Float64)
 
     slope = pl.col("flop_per_byte") * of("memory")
     waits = pl.when(slope < of("compute")).then(pl.lit("memory")).when(slope.is_not_null()).then(pl.lit("arithmetic"))
-    attained = (pl.col("flops_per_s") / pl.min_horizontal(slope, of("compute"))).clip(0, 1)
+    roof = pl.when(slope.is_not_null()).then(pl.min_horizontal(slope, of("compute")))
+    attained = (pl.col("flops_per_s") / roof).clip(0, 1)
     judged = points.with_columns(attained=attained, waits_for=waits)
     return judged.select(pl.col(name).cast(dtype) for name, dtype in ROOFLINE_SCHEMA.items())
+
+
+def _points_on_cpu(run: Run) -> pl.DataFrame:
+    launched = launched_kernels(run)["name"].unique()
+    kinds = run.operators()
+    return kinds.clear() if unrecorded_accelerator(run) else kinds.filter(~pl.col("name").is_in(launched.implode()))
+
+
+def _points_of_kernels(run: Run) -> pl.DataFrame:
+    """Operators by the device that their kernels ran on, columns as `Run.operators`; of calls that state their work."""
+    sums = (
+        launched_kernels(run).group_by("name", "device").agg(pl.col("kernel_ns", "costed_ns", "flops", "bytes").sum())
+    )
+    return sums.filter(pl.col("costed_ns") > 0).select(
+        "name",
+        "device",
+        "flops",
+        "bytes",
+        total_ns="kernel_ns",
+        share=pl.col("kernel_ns") / max(run.step_times.step_ns, 1.0),
+        flops_per_s=pl.col("flops") / pl.col("costed_ns") * 1e9,
+    )
 
 
 def roofs(run: RunReader) -> pl.DataFrame:
@@ -291,7 +389,8 @@ def roofs(run: RunReader) -> pl.DataFrame:
     if limits is None:
         return pl.DataFrame(schema=ROOF_SCHEMA)
     rows = [
-        (limits.device, "compute", limits.peak_flops_per_s, limits.peak_by),
-        (limits.device, "memory", limits.peak_bytes_per_s, "copy and triad of arrays that no cache holds"),
+        (limits.place, "compute", limits.peak_flops_per_s, limits.peak_by),
+        (limits.place, "memory", limits.peak_bytes_per_s, "copy and triad of arrays that no cache holds"),
     ]
+    rows = [row for row in rows if row[2] is not None]  # of the memory where no quiet moment was found
     return pl.DataFrame(rows, schema=ROOF_SCHEMA, orient="row")

@@ -5,6 +5,7 @@ Unprofiled steps count as well: nothing here needs the profiler, so that it can 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.analysis.channels import Series, board_computes, growth_windows, series_of, shortest_window_ns
-from stepscope.analysis.device.throttling import CoreClock, clock_of
-from stepscope.analysis.estimate import Estimate, mean_interval, mean_of_stretches
+from stepscope.analysis.device.throttling import CoreClock, clock_of, gpu_slowdown
+from stepscope.analysis.estimate import Estimate, mean_of_stretches, mean_over_time
 from stepscope.analysis.metrics import (
     accelerator_utilisation,
-    background_cpu_load,
+    background_load_of,
     background_warning,
     core_utilisation,
     process_cpu_utilisation,
@@ -72,6 +73,7 @@ class Occupancy:
     storage_read: Estimate | None  # B/s
     storage_written: Estimate | None
     clock: CoreClock | None
+    gpu_slowed: Estimate | None  # share of the readings at which a used GPU says that it is slowed down
     host_alone: float  # share of the profiled steps in which no accelerator runs a kernel; else its work sets the pace
 
     @property
@@ -101,8 +103,8 @@ class Occupancy:
             return None
         if self.throttled_periods is None or self.throttled_periods.value < _SOME_PERIODS:
             return self.delayed
-        left = 1 - self.runs.value - sum(share.value for share in self.waits.values())  # a quota takes threads off
-        return self.delayed if left <= self.delayed.value else Estimate(left).clipped()
+        off_core = 1 - self.runs.value - sum(share.value for share in self.waits.values())  # a quota takes threads off
+        return self.delayed if off_core <= self.delayed.value else Estimate(off_core).clipped()
 
     @property
     def starved(self) -> Estimate | None:
@@ -110,11 +112,11 @@ class Occupancy:
 
         None where the kernel's run-queue times were not sampled.
         """
-        held, lock = self.run_queue_share, self.waits.get("lock", NOTHING)
+        queue, lock = self.run_queue_share, self.waits.get("lock", NOTHING)
         others = (self.background_cores or NOTHING).value >= OTHERS
         loaded = others or self.pressure.get("cpu:some", NOTHING).value >= QUEUED
         alone = (self.threads or 1) < 2 or not (self.are_cores_full and loaded) or lock.value < _SEEN
-        return held if held is None or alone else Estimate(held.value + lock.value).clipped()
+        return queue if queue is None or alone else Estimate(queue.value + lock.value).clipped()
 
     @property
     def off_core_share(self) -> float:
@@ -128,8 +130,8 @@ class Occupancy:
         """Share of the time in which the training thread waited for something other than a core."""
         if self.runs is None or self.delayed is None:
             return 0.0
-        known = sum(share.value for share in self.waits.values())
-        return min(max(self.off_core_share, min(known, 1.0)), 1.0)
+        waits = sum(share.value for share in self.waits.values())
+        return min(max(self.off_core_share, min(waits, 1.0)), 1.0)
 
 
 @cached_per_run
@@ -140,8 +142,7 @@ def occupancy(run: RunReader) -> Occupancy:
     utilised = core_utilisation(run)
     used = [] if span is None else process_cpu_utilisation(run)
     own = next((row for row in used if row.scope in OWN), None)
-    whole = single_process and not run.part_folders and not board_computes(run)
-    background = background_cpu_load([*utilised, *used]) if whole else []
+    background = background_load_of(run) if single_process else []
     threads = run.meta.get("threads")
     online = [core for core in run.device.get("cores") or [] if core.get("online", True)]
     return Occupancy(
@@ -150,26 +151,34 @@ def occupancy(run: RunReader) -> Occupancy:
         runs=_thread_share(run, "thread_cpu_time") if single_process else None,
         delayed=_thread_share(run, "run_delay") if single_process else None,
         waits=_sleep_shares_by_wait(run, span) if single_process else {},
-        switches=_rate(run, "voluntary_switches", "thread", 1e9) if single_process else None,
+        switches=_channel_rate(run, "voluntary_switches", "thread", 1e9) if single_process else None,
         process_cores=_estimate_of_row(own),
         children_cores=_estimate_of_row(next((row for row in used if row.scope == CHILDREN), None)),
         background_cores=_estimate_of_row(background[0]) if background else None,
         busy_cores=sum(row.value or 0.0 for row in utilised) if utilised else None,
-        pressure={series.scope: found.clipped() for series in series_of(run, "stall_time")
-                  if (found := _growth(run, series, 1.0)) is not None},
+        pressure={series.scope: share.clipped() for series in series_of(run, "stall_time")
+                  if (share := _mean_growth(run, series, 1.0)) is not None},
         throttled_periods=_throttled_periods(run),
         quota=_median_of_gauge(run, "cpu_quota", span),
-        allowed=_allowed(run, span, own) if single_process else None,
-        steal_cores=_rate(run, "steal_time", "system", 1.0),
-        major_faults=_rate(run, "major_faults", "process", 1e9) if single_process else None,
-        swapped=_sum([_rate(run, name, "system", 1e9) for name in ("swap_in", "swap_out")]),
-        reclaimed=_rate(run, "direct_reclaim", "system", 1e9),
-        limit_hits=_rate(run, "memory_limit_hits", "cgroup", 1e9),
-        storage_read=_rate(run, "storage_read", "process", 1e9) if single_process else None,
-        storage_written=_rate(run, "storage_written", "process", 1e9) if single_process else None,
+        allowed=_allowed_cores(run, span, own) if single_process else None,
+        steal_cores=_channel_rate(run, "steal_time", "system", 1.0),
+        major_faults=_channel_rate(run, "major_faults", "process", 1e9) if single_process else None,
+        swapped=_sum_of_estimates([_channel_rate(run, name, "system", 1e9) for name in ("swap_in", "swap_out")]),
+        reclaimed=_channel_rate(run, "direct_reclaim", "system", 1e9),
+        limit_hits=_channel_rate(run, "memory_limit_hits", "cgroup", 1e9),
+        storage_read=_channel_rate(run, "storage_read", "process", 1e9) if single_process else None,
+        storage_written=_channel_rate(run, "storage_written", "process", 1e9) if single_process else None,
         clock=None if span is None or board_computes(run) else clock_of(run, span),
+        gpu_slowed=None if span is None else gpu_slowdown(run, span),
         host_alone=1 - max((kernels or 0.0 for kernels in _kernel_shares(run)), default=0.0),
     )  # fmt: skip
+
+
+def usable_cores(run: RunReader) -> int:
+    """Return how many cores the training may use: those online, less what its affinity or CPU quota withholds."""
+    usage = occupancy(run)
+    online = sum(core.get("online", True) for core in run.device.get("cores") or ()) or 1
+    return max(math.ceil(min(limit for limit in (online, usage.allowed, usage.quota) if limit is not None)), 1)
 
 
 def _kernel_shares(run: RunReader) -> list[float | None]:
@@ -181,23 +190,23 @@ def _estimate_of_row(row: Measured | None) -> Estimate | None:
     return None if row is None or row.value is None else Estimate(row.value, row.low, row.high)
 
 
-def _sum(shares: Iterable[Estimate | None]) -> Estimate | None:
-    known = [share for share in shares if share is not None]
-    return Estimate(sum(share.value for share in known)) if known else None
+def _sum_of_estimates(shares: Iterable[Estimate | None]) -> Estimate | None:
+    values = [share for share in shares if share is not None]
+    return Estimate(sum(share.value for share in values)) if values else None
 
 
-def _rate(run: RunReader, quantity: str, scope: str, factor: float) -> Estimate | None:
+def _channel_rate(run: RunReader, quantity: str, scope: str, factor: float) -> Estimate | None:
     """Growth a ns, times a factor, of the one channel of a quantity and scope."""
     series = next((series for series in series_of(run, quantity) if series.scope == scope), None)
-    return None if series is None else _growth(run, series, factor)
+    return None if series is None else _mean_growth(run, series, factor)
 
 
 def _thread_share(run: RunReader, quantity: str) -> Estimate | None:
-    share = _rate(run, quantity, "thread", 1.0)
+    share = _channel_rate(run, quantity, "thread", 1.0)
     return None if share is None else share.clipped()
 
 
-def _growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
+def _mean_growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
     """Mean growth over the steps, with Student's interval over windows of them."""
     span = span_ns(run)
     if span is None:
@@ -205,24 +214,22 @@ def _growth(run: RunReader, series: Series, factor: float) -> Estimate | None:
     rates = (
         growth_windows(series, *span, max(shortest_window_ns(series), (span[1] - span[0]) / _WINDOWS)).rates * factor
     )
-    mean, low, high = mean_interval(rates)
-    if np.isnan(mean):
-        return None
-    return Estimate(mean) if np.isnan(low) else Estimate(mean, max(low, 0.0), high)
+    mean = mean_over_time(rates)
+    return mean if mean is None or mean.low is None else Estimate(mean.value, max(mean.low, 0.0), mean.high)
 
 
 def _sleep_shares_by_wait(run: RunReader, span: tuple[int, int] | None) -> dict[str, Estimate]:
     """Share of the readings at which the training thread slept, by what it waited in."""
-    found = {}
+    shares = {}
     for series in series_of(run, "thread_waiting") if span is not None else ():
         assert span is not None
         values = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
         if len(values):
-            found[series.scope.removeprefix("wait:")] = mean_of_stretches(values)
-    return found
+            shares[series.scope.removeprefix("wait:")] = mean_of_stretches(values)
+    return shares
 
 
-def _allowed(run: RunReader, span: tuple[int, int] | None, own: Measured | None) -> float | None:
+def _allowed_cores(run: RunReader, span: tuple[int, int] | None, own: Measured | None) -> float | None:
     """Cores that the process may run on, by the mask of its main thread: None where it uses more.
 
     OpenMP binds each thread to a place of its own (OMP_PROC_BIND), and the main thread with them.
@@ -233,11 +240,11 @@ def _allowed(run: RunReader, span: tuple[int, int] | None, own: Measured | None)
 
 def _throttled_periods(run: RunReader) -> Estimate | None:
     """Share of the periods of a CPU quota in which it held the training back; None without a quota."""
-    held, all_of = (_rate(run, name, "cgroup", 1e9) for name in ("throttled_periods", "quota_periods"))
-    if held is None or all_of is None or all_of.value <= 0:
+    throttled, all_of = (_channel_rate(run, name, "cgroup", 1e9) for name in ("throttled_periods", "quota_periods"))
+    if throttled is None or all_of is None or all_of.value <= 0:
         return None
-    low, high = (None if end is None else end / all_of.value for end in (held.low, held.high))
-    return Estimate(held.value / all_of.value, low, high).clipped()
+    low, high = (None if end is None else end / all_of.value for end in (throttled.low, throttled.high))
+    return Estimate(throttled.value / all_of.value, low, high).clipped()
 
 
 def _median_of_gauge(run: RunReader, quantity: str, span: tuple[int, int] | None) -> float | None:
@@ -267,5 +274,5 @@ def background_load_sentence(run: RunReader) -> str:
     """
     if board_computes(run):
         return core_wait_sentence(run)
-    load = background_cpu_load([*core_utilisation(run), *process_cpu_utilisation(run)])
+    load = background_load_of(run)
     return f"background CPU load of {number(load[0].value, 2)} cores" if background_warning(load) else ""

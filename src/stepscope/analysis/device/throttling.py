@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.analysis.channels import Series, board_computes, series_of
 from stepscope.analysis.device.contract import is_throttling_flag
 from stepscope.analysis.estimate import Estimate, mean_of_stretches
+from stepscope.analysis.metrics import core_utilisation
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.analysis.time.steps import span_ns
 from stepscope.analysis.unused_cards import card_of, unused_cards
@@ -21,7 +22,10 @@ from stepscope.units import percent, plural
 LEAST_RUNNING = 0.3  # of the time: a thread that runs less lets clocks sink by itself
 SLOWER = 0.85  # of the maximum: a clock below that is no fluctuation
 _STEADY = 0.97  # of its limit: a clock that reaches it
-_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80  # of NVML: power cap, slowdown, thermal, power brake
+_SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80  # of NVML: slowdown, thermal, power brake
+_REASONS = _SLOWDOWNS | 0x4  # and power cap
+_USED = 0.3  # utilisation of a core, from which on its clock is the training's
+_ALIKE = 0.9  # of the highest clock: cores of one cluster, of which some are made to be a little faster
 _NOTABLE = 0.05  # of the readings: a flag that is set more seldom holds no clock down
 _NEAR_TRIP = 3.0  # degrees below a passive trip point
 _NOTIFY = ("x86_pkg_temp",)  # zones whose passive trip points only notify a program
@@ -60,18 +64,20 @@ def detect_throttling(run: RunReader) -> tuple[bool | None, tuple[str, ...]]:
         return None, ()
     clock = None if board_computes(run) else clock_of(run, span)
     acting = tuple(_throttling_reports(run, span)) if clock is None else clock.acting
+    of_gpus = tuple(text for share, text in _gpu_throttling_shares(run, span) if share >= _NOTABLE)
+    acting = (*acting, *of_gpus)
     reported = any(len(_values_in_span(series, span)) for name in _REPORTING for series in series_of(run, name))
     seldom = tuple(text for share, text in _gpu_throttling_shares(run, span) if share < _NOTABLE)
-    said = seldom or (("no sensor reported throttling",) if reported else ())
+    sentences = seldom or (("no sensor reported throttling",) if reported else ())
     if clock is not None:
         low = f"the fastest core's clock was {percent(clock.share.value, 0)} of its maximum"
         fell = f"{low}, {percent(clock.first, 0)} in the first steps and {percent(clock.last, 0)} in the last"
         if clock.is_reduced and _keeps_core_busy(run):
             return True, (*acting, *clock.limits, fell)
-        said = (*said, low)
+        sentences = (*sentences, low)
     if acting:
         return True, acting
-    return (False, said) if said else (None, ())
+    return (False, sentences) if sentences else (None, ())
 
 
 def _keeps_core_busy(run: RunReader) -> bool:
@@ -83,11 +89,15 @@ def _keeps_core_busy(run: RunReader) -> bool:
 
 
 def clock_of(run: RunReader, span: tuple[int, int]) -> CoreClock | None:
-    """The highest clock of any core at each reading, as a share of what that core can do; None where none was read."""
+    """The highest clock of the fastest cores in use at each reading, as a share of their maximum; None: none was read.
+
+    A little core at its own maximum says nothing of a big one that is held down.
+    """
     stated = {f"core:{core['core']}": core.get("max_frequency_hz") for core in run.device.get("cores") or []}
     lines = list(series_of(run, "core_frequency"))
     most = {series.scope: stated.get(series.scope) or float(series.values.max()) for series in lines}
-    shares = [(series.t_ns, series.values / most[series.scope]) for series in lines if most[series.scope]]
+    fastest = _fastest_cores_in_use(run, most)
+    shares = [(series.t_ns, series.values / most[series.scope]) for series in lines if series.scope in fastest]
     if not shares:
         return None
     t_ns = shares[0][0]
@@ -101,13 +111,21 @@ def clock_of(run: RunReader, span: tuple[int, int]) -> CoreClock | None:
     return CoreClock(mean_of_stretches(top).clipped(), first, last, tuple(_throttling_reports(run, span)), limits)
 
 
+def _fastest_cores_in_use(run: RunReader, most: dict[str, float]) -> set[str]:
+    """Return the cores of the fastest cluster among those that were busy; among all where that was not read."""
+    busy = {row.scope for row in core_utilisation(run) if row.value is not None and row.value >= _USED}
+    used = {scope: hertz for scope, hertz in most.items() if hertz and scope in busy} or most
+    highest = max(used.values(), default=0.0)
+    return {scope for scope, hertz in used.items() if hertz and hertz >= _ALIKE * highest}
+
+
 def _values_in_span(series: Series, span: tuple[int, int]) -> Floats:
-    found: Floats = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
-    return found
+    inside: Floats = series.values[(series.t_ns >= span[0]) & (series.t_ns <= span[1])]
+    return inside
 
 
 def _throttling_reports(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
-    """Yield what hardware, kernel and firmware reported as throttling while steps ran."""
+    """Yield what hardware, kernel and firmware reported as throttling of the cores while steps ran."""
     for series in series_of(run, "throttle_events"):
         counts = _values_in_span(series, span)
         if len(counts) and counts[-1] > counts[0]:
@@ -124,7 +142,19 @@ def _throttling_reports(run: RunReader, span: tuple[int, int]) -> Iterator[str]:
             name = series.scope.removeprefix("throttle:").replace("_", " ")
             share = percent(float((flags > 0).mean()))
             yield f"the firmware reports {name} in {share} of {plural(len(flags), 'reading')}"
-    yield from (text for share, text in _gpu_throttling_shares(run, span) if share >= _NOTABLE)
+
+
+def gpu_slowdown(run: RunReader, span: tuple[int, int]) -> Estimate | None:
+    """Return the share of the readings at which a GPU says that heat or power slow it down, of the one most held back.
+
+    Its power cap is not among these: it sets the clock of every GPU under full load. None: it was not read.
+    """
+    shares = [
+        mean_of_stretches(np.array([bool(int(value) & _SLOWDOWNS) for value in flags], dtype=np.float64))
+        for series in series_of(run, "throttle_reasons")
+        if card_of(series.scope) not in unused_cards(run)[0] and len(flags := _values_in_span(series, span))
+    ]
+    return max(shares, key=lambda share: share.value, default=None)
 
 
 def _gpu_throttling_shares(run: RunReader, span: tuple[int, int]) -> Iterator[tuple[float, str]]:

@@ -86,8 +86,8 @@ _OLD_INTEL = re.compile(r"\bi[357]-[23]\d{3}(?!\d)|\bE[357]-\d{4}(?: v2)?(?! ?v)
 
 def accuracy_of(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | None:
     """The accuracy of a sensor's channel; None where nothing is known of its kind, and of what is itself a meter."""
-    kept = (source.channel or {}).get("calibration")
-    return _calibrated(kept) if isinstance(kept, dict) else accuracy_of_kind(source, device)
+    calibration = (source.channel or {}).get("calibration")
+    return _calibrated(calibration) if isinstance(calibration, dict) else accuracy_of_kind(source, device)
 
 
 def accuracy_of_kind(source: PowerSource, device: Mapping[str, Any]) -> Accuracy | None:
@@ -100,38 +100,40 @@ def accuracy_of_kind(source: PowerSource, device: Mapping[str, Any]) -> Accuracy
             return None  # its offset in W needs the shunt resistor, which nothing states
         return Accuracy(1.0, chip.share, chip.words, meter_half_w=chip.offset_steps * source.step_size)
     if sensor in _GPU_SENSORS:
-        return _of_gpu(device)
+        return _gpu_accuracy(device)
     if sensor in ("rapl", "rapl_perf"):
-        return _of_rapl(str(device.get("cpu") or ""), str(channel.get("rail") or ""))
+        return _rapl_accuracy(str(device.get("cpu") or ""), str(channel.get("rail") or ""))
     return None
 
 
-def _calibrated(kept: Mapping[str, Any]) -> Accuracy | None:
+def _calibrated(calibration: Mapping[str, Any]) -> Accuracy | None:
     try:
         numbers = [
-            float(kept[name]) for name in ("gain", "gain_half", "shown_w", "meter_w", "meter_half_w", "accuracy")
+            float(calibration[name]) for name in ("gain", "gain_half", "shown_w", "meter_w", "meter_half_w", "accuracy")
         ]
     except (KeyError, TypeError, ValueError):
         return None
     gain, half, shown_w, meter_w, level, share = numbers
     if not gain > 0:
         return None
-    words = f"calibrated against {kept.get('meter')} on {str(kept.get('at'))[:10]}, itself within {share:.1%}"
+    words = (
+        f"calibrated against {calibration.get('meter')} on {str(calibration.get('at'))[:10]}, itself within {share:.1%}"
+    )
     return Accuracy(gain, half, words, shown_w, meter_w, level, share)
 
 
 def _chip_named(channel: Mapping[str, Any]) -> str:
     """The chip that the path or the words of a channel name, in lower case."""
-    said = f"{channel.get('source')} {channel.get('sensor')} {channel.get('id')}".lower()
-    return next((name for name in _CHIPS if name in said), "")
+    description = f"{channel.get('source')} {channel.get('sensor')} {channel.get('id')}".lower()
+    return next((name for name in _CHIPS if name in description), "")
 
 
-def _of_gpu(device: Mapping[str, Any]) -> Accuracy:
+def _gpu_accuracy(device: Mapping[str, Any]) -> Accuracy:
     """Return the accuracy by GPU name; for several kinds or an unknown one, the range of all measured kinds."""
     stated = [entry for entry in device.get("accelerators") or [] if isinstance(entry, dict)]
     names = {str(entry.get("model") or entry.get("name")) for entry in stated}
-    known = {family for name in names for family in GPU_LINES if _is_of_family(name, family)}
-    longest = max(known, key=len, default="")
+    families = {family for name in names for family in GPU_LINES if _is_of_family(name, family)}
+    longest = max(families, key=len, default="")
     if len(names) == 1 and longest:
         gain, offset_w = GPU_LINES[longest]
         return Accuracy(gain, 0.05 * gain, f"{longest}: {_GPU_WORDS}", shown_w=offset_w)
@@ -146,7 +148,7 @@ def _is_of_family(name: str, family: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(family)}(?!\w| (?:ti|super|d)\b)", name, re.IGNORECASE) is not None
 
 
-def _of_rapl(cpu: str, rail: str) -> Accuracy:
+def _rapl_accuracy(cpu: str, rail: str) -> Accuracy:
     """Intel measures since Haswell (doi 10.1109/IPDPSW.2015.70); before, and AMD, model: the shares are allowances."""
     modelled = "AMD" in cpu or _OLD_INTEL.search(cpu) is not None
     if "dram" in rail:
@@ -170,11 +172,11 @@ def meter_energy(
     nothing = dict.fromkeys(("meter_joules", "meter_low", "meter_high", "meter_source"))
     accuracies = [None if line.estimated else accuracy_of(line.best, device) for line in lines]
     beside = [line.name for line, known in zip(lines, accuracies, strict=True) if not (known and known.meter_w)]
-    is_calibrated, said = len(beside) < len(lines), ""
+    is_calibrated, caution = len(beside) < len(lines), ""
     if is_calibrated and not of_total:
         return nothing
     if is_calibrated and beside:
-        said = f"; not by the calibration, which does not tell the power of {', '.join(beside)}"
+        caution = f"; not by the calibration, which does not tell the power of {', '.join(beside)}"
         accuracies = [None if line.estimated else accuracy_of_kind(line.best, device) for line in lines]
     known = [
         (accuracy, energy, energy.joules, energy.watts)
@@ -182,9 +184,9 @@ def meter_energy(
         if accuracy is not None and energy.joules is not None and energy.watts is not None and energy.covered_s
     ]
     if not known or len(known) < len(lines):
-        return {**nothing, "meter_source": said.removeprefix("; ") or None}
+        return {**nothing, "meter_source": caution.removeprefix("; ") or None}
     if is_calibrated and not beside:
-        known = [_of_one_meter([accuracy for accuracy, *_ in known], [energy for _, energy, *_ in known])]
+        known = [_merge_lines_of_one_meter([accuracy for accuracy, *_ in known], [energy for _, energy, *_ in known])]
     joules = below = above = 0.0
     for accuracy, energy, shown_j, shown_w in known:
         low, high = (shown_j if end is None else end for end in (energy.low_j, energy.high_j))
@@ -197,20 +199,22 @@ def meter_energy(
     return {
         "meter_joules": joules,
         **ends,
-        "meter_source": "; ".join(dict.fromkeys(entry[0].source for entry in known)) + said,
+        "meter_source": "; ".join(dict.fromkeys(entry[0].source for entry in known)) + caution,
     }
 
 
-def _of_one_meter(calibrated: Sequence[Accuracy], energies: Sequence[Energy]) -> tuple[Accuracy, Energy, float, float]:
+def _merge_lines_of_one_meter(
+    calibrated: Sequence[Accuracy], energies: Sequence[Energy]
+) -> tuple[Accuracy, Energy, float, float]:
     """The sum of lines that were calibrated beside the same meter, as one: it shows what they show together."""
     several = Accuracy(
-        gain=sum(said.gain for said in calibrated),
-        gain_half=sum(said.gain_half for said in calibrated),
-        source="; ".join(dict.fromkeys(said.source for said in calibrated)),
-        shown_w=sum(said.shown_w for said in calibrated),
-        meter_w=sum(said.meter_w for said in calibrated) / len(calibrated),
-        meter_half_w=max(said.meter_half_w for said in calibrated),
-        share=max(said.share for said in calibrated),
+        gain=sum(accuracy.gain for accuracy in calibrated),
+        gain_half=sum(accuracy.gain_half for accuracy in calibrated),
+        source="; ".join(dict.fromkeys(accuracy.source for accuracy in calibrated)),
+        shown_w=sum(accuracy.shown_w for accuracy in calibrated),
+        meter_w=sum(accuracy.meter_w for accuracy in calibrated) / len(calibrated),
+        meter_half_w=max(accuracy.meter_half_w for accuracy in calibrated),
+        share=max(accuracy.share for accuracy in calibrated),
     )
     summed = sum_energies(energies)
     return several, summed, summed.joules or 0.0, sum(energy.watts or 0.0 for energy in energies)

@@ -49,8 +49,8 @@ class Alignment:
         """Earliest and latest time of each reading on the run's clock, ns."""
         away = np.asarray(t_s, dtype=np.float64) - self.reference_s
         middle = self.offset_s + self.reference_s + away * (1 + (self.drift_ppm or 0.0) * 1e-6)
-        known = self.drift_low_ppm is not None and self.drift_high_ppm is not None
-        drift = ((self.drift_high_ppm or 0.0) - (self.drift_low_ppm or 0.0)) / 2 if known else _MOST_PPM
+        has_drift = self.drift_low_ppm is not None and self.drift_high_ppm is not None
+        drift = ((self.drift_high_ppm or 0.0) - (self.drift_low_ppm or 0.0)) / 2 if has_drift else _MOST_PPM
         half = np.hypot((self.offset_high_s - self.offset_low_s) / 2, np.abs(away) * drift * 1e-6)
         bounds = (np.rint((middle + sign * half) * 1e9).astype(np.int64).tolist() for sign in (-1, 1))
         low, high = bounds
@@ -126,9 +126,9 @@ def _step_activity(run: RunReader) -> _Activity | None:
     begin, end = steps["t0_ns"].to_numpy() / 1e9, steps["t1_ns"].to_numpy() / 1e9
     margin = max(5.0, 0.5 * float(end[-1] - begin[0]))  # before and after the first and last step nothing is trained
     edges = np.column_stack([begin, end]).ravel()
-    done = np.column_stack([np.cumsum(end - begin) - (end - begin), np.cumsum(end - begin)]).ravel()
+    work = np.column_stack([np.cumsum(end - begin) - (end - begin), np.cumsum(end - begin)]).ravel()
     t_s = np.concatenate([[edges[0] - margin], edges, [edges[-1] + margin]])
-    return _Activity(t_s, np.concatenate([[0.0], done, [done[-1]]]), 0.0)
+    return _Activity(t_s, np.concatenate([[0.0], work, [work[-1]]]), 0.0)
 
 
 def _wall_offset_s(run: RunReader) -> float | None:
@@ -147,20 +147,20 @@ def _coarse_fit(
     step = max(period, 0.02, 2 * span / _MOST_GRID)
     meter_t = np.arange(times[0], times[-1] + step / 2, step)
     run_t = np.arange(activity.t_s[0], activity.t_s[-1] + step / 2, step)
-    meter, done = np.interp(meter_t, times, power), activity.mean(run_t, step)
+    meter, work = np.interp(meter_t, times, power), activity.mean(run_t, step)
     least = max(8, int(_LEAST_OVERLAP_S / step), min(len(meter_t), len(run_t)) // 2)
-    scores = _sliding_correlation(np.nan_to_num(done), meter, least)
+    scores = _sliding_correlation(np.nan_to_num(work), meter, least)
     offsets = (run_t[0] - meter_t[0]) + (np.arange(len(scores)) - (len(meter_t) - 1)) * step
     if guess is not None:
         scores = np.where(np.abs(offsets - guess) <= _WALL_SEARCH_S, scores, -1.0)
     best = int(np.argmax(scores))
-    rival = float(np.max(np.delete(scores, _lobe(scores, best)), initial=-1.0))
+    rival = float(np.max(np.delete(scores, _peak_around(scores, best)), initial=-1.0))
     if scores[best] >= LEAST_CORRELATION and rival > _AMBIGUOUS * scores[best]:
         raise _cannot_align(f"several shifts fit equally well ({scores[best]:.2f} and {rival:.2f})")
     return float(offsets[best]), float(scores[best])
 
 
-def _lobe(scores: Floats, best: int) -> slice:
+def _peak_around(scores: Floats, best: int) -> slice:
     """The shifts around the best that are joined to it without a dip below nine tenths of its score."""
     low = np.flatnonzero(scores < 0.9 * scores[best])
     before, after = low[low < best], low[low > best]
@@ -200,8 +200,10 @@ def _fine_fit(activity: _Activity, times: Floats, power: Floats, period: float, 
     shifts = [
         (float(times[part].mean()), *_best_shift(activity, times[part], power[part], period, whole)) for part in parts
     ]
-    kept = [(t, shift) for t, shift, score in shifts if score >= _LEAST_OF_SEGMENT and abs(shift - whole) < 2 * period]
-    fitted = _fit_line(kept, reference)
+    segments = [
+        (t, shift) for t, shift, score in shifts if score >= _LEAST_OF_SEGMENT and abs(shift - whole) < 2 * period
+    ]
+    fitted = _fit_line(segments, reference)
     if fitted is None:
         return Alignment(
             "cross-correlation",
@@ -213,7 +215,7 @@ def _fine_fit(activity: _Activity, times: Floats, power: Floats, period: float, 
             None,
             reference,
             correlation,
-            len(kept),
+            len(segments),
         )
     shift, half, drift, drift_half = fitted
     half = max(
@@ -222,7 +224,7 @@ def _fine_fit(activity: _Activity, times: Floats, power: Floats, period: float, 
     low, high = shift - half, shift + half
     ppm, ppm_half = 1e6 * drift, 1e6 * drift_half
     drifts = (ppm, ppm - ppm_half, ppm + ppm_half)
-    return Alignment("cross-correlation", shift, low, high, *drifts, reference, correlation, len(kept))
+    return Alignment("cross-correlation", shift, low, high, *drifts, reference, correlation, len(segments))
 
 
 def _best_shift(activity: _Activity, times: Floats, power: Floats, period: float, around: float) -> tuple[float, float]:
@@ -238,11 +240,11 @@ def _best_shift(activity: _Activity, times: Floats, power: Floats, period: float
     return float(tried[best]) + aside * period / _SHIFTS_A_PERIOD, float(top)
 
 
-def _correlation(done: Floats, power: Floats) -> float:
-    both = np.isfinite(done)
-    if both.sum() < 8 or float(np.std(done[both])) == 0 or float(np.std(power[both])) == 0:
+def _correlation(work: Floats, power: Floats) -> float:
+    both = np.isfinite(work)
+    if both.sum() < 8 or float(np.std(work[both])) == 0 or float(np.std(power[both])) == 0:
         return -1.0
-    return float(np.corrcoef(done[both], power[both])[0, 1])
+    return float(np.corrcoef(work[both], power[both])[0, 1])
 
 
 def _fit_line(points: Sequence[tuple[float, float]], reference: float) -> tuple[float, float, float, float] | None:

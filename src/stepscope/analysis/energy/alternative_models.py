@@ -70,9 +70,12 @@ class _Candidate:
     rc_later: float = 0.0
 
 
-def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> tuple[AlternativeModel, ...]:
+def other_models(timeline: Timeline, readings: Readings, calibration: Calibration) -> tuple[AlternativeModel, ...]:
     """The models that the readings do not exclude, with the powers that they would give."""
-    all_found = [*_rivals(timeline, readings, found), *_slower_sensors(timeline, readings, found.model)]
+    all_found = [
+        *_rival_candidates(timeline, readings, calibration),
+        *_slower_sensor_candidates(timeline, readings, calibration.model),
+    ]
     log_odds = np.array([0.0, *(other.log_odds for other in all_found)])
     weight = np.exp(log_odds - log_odds.max())
     whole = max(float(readings.watts.mean()) * (timeline.end - timeline.begin), 1e-30)
@@ -86,20 +89,23 @@ def other_models(timeline: Timeline, readings: Readings, found: Calibration) -> 
     return tuple(others)
 
 
-def _rivals(timeline: Timeline, readings: Readings, found: Calibration) -> Sequence[_Candidate]:
+def _rival_candidates(timeline: Timeline, readings: Readings, calibration: Calibration) -> Sequence[_Candidate]:
     """Of the calibration."""
-    if not found.rivals:
+    if not calibration.rivals:
         return ()
     few, cut, new = _reduce_for_comparison(timeline, readings, COMPARED, FEW_KEYS)
-    seen = np.all(
-        [fully_covered_flags(cut, few, model) for model in (found.model, *(other.model for other in found.rivals))],
+    covered = np.all(
+        [
+            fully_covered_flags(cut, few, model)
+            for model in (calibration.model, *(other.model for other in calibration.rivals))
+        ],
         axis=0,
     )
-    few = few.select(seen) if seen.sum() >= FEWEST else few
-    own = scaled_rows(cut, few, found.model)[1].watts
+    few = few.select(covered) if covered.sum() >= FEWEST else few
+    own = scaled_rows(cut, few, calibration.model)[1].watts
     return [
         _Candidate(rival.model, rival.log_odds, (scaled_rows(cut, few, rival.model)[1].watts - own)[new])
-        for rival in found.rivals
+        for rival in calibration.rivals
     ]
 
 
@@ -112,7 +118,7 @@ def _reduce_for_comparison(
     return few, condense(cut, *keys), condensed_keys(cut, *keys)[0]
 
 
-def _slower_sensors(timeline: Timeline, readings: Readings, model: SensorModel) -> Sequence[_Candidate]:
+def _slower_sensor_candidates(timeline: Timeline, readings: Readings, model: SensorModel) -> Sequence[_Candidate]:
     """Sensors that see a share of power as the found one does, and the rest behind a further filter."""
     recorded = timeline.recorded[timeline.step_of(readings.at)]
     if recorded.sum() < FEWEST:
@@ -125,22 +131,22 @@ def _slower_sensors(timeline: Timeline, readings: Readings, model: SensorModel) 
     if few.count < FEWEST + cut.keys.count:
         return ()
     rows, _ = scaled_rows(cut, few, model, ANY_SPREAD)
-    own, likely = _fitted(rows, rows.matrix.toarray(), cut, few)
+    own, likely = _fit_powers(rows, rows.matrix.toarray(), cut, few)
     prior = np.log(_RARE / (1 - _RARE) / (len(_LATER) * len(_SHARES)))
-    found = []
+    candidates = []
     for factor in _LATER:
-        late = _shares_later(cut, few, model, factor * reach)
+        late = _shares_behind_filter(cut, few, model, factor * reach)
         if late is None:
             continue
         late *= rows.scale[:, None]
         for share in _SHARES:
-            fit, log = _fitted(rows, (1 - share) * rows.matrix + share * late, cut, few)
+            fit, log = _fit_powers(rows, (1 - share) * rows.matrix + share * late, cut, few)
             moved = (fit.watts - own.watts)[new]
-            found.append(_Candidate(model, TEMPER * (log - likely) + prior, moved, share, factor * reach))
-    return found
+            candidates.append(_Candidate(model, TEMPER * (log - likely) + prior, moved, share, factor * reach))
+    return candidates
 
 
-def _fitted(rows: RegressionRows, matrix: Floats, timeline: Timeline, readings: Readings) -> tuple[RidgeFit, float]:
+def _fit_powers(rows: RegressionRows, matrix: Floats, timeline: Timeline, readings: Readings) -> tuple[RidgeFit, float]:
     """Powers from these rows, and the logarithm of how likely the readings are."""
     moments = RegressionRows(np.asarray(matrix), rows.scale, rows.watts, rows.theta).moments(
         float(readings.watts.mean())
@@ -149,7 +155,7 @@ def _fitted(rows: RegressionRows, matrix: Floats, timeline: Timeline, readings: 
     return fit, log_evidence(moments, fit)
 
 
-def _shares_later(timeline: Timeline, readings: Readings, model: SensorModel, rc: float) -> Floats | None:
+def _shares_behind_filter(timeline: Timeline, readings: Readings, model: SensorModel, rc: float) -> Floats | None:
     """Share of each key (M, P) in the windows of the model behind a further filter; None where it is too fast.
 
     Before the begin, keys have had their mean share.
@@ -162,8 +168,8 @@ def _shares_later(timeline: Timeline, readings: Readings, model: SensorModel, rc
     rate = np.diff(spent.by, axis=0) / step
     mean = rate.mean(axis=0)
     rate -= mean
-    held = np.vstack([np.zeros_like(mean), whitened(rate * (rc * (1 - stays)), stays)])
-    passed = spent.by - held
+    whitened_mean = np.vstack([np.zeros_like(mean), whitened(rate * (rc * (1 - stays)), stays)])
+    passed = spent.by - whitened_mean
     end, width = model.windows(readings)
     end = end - model.rc - model.hold / 2
     late, early = (interpolate_rows(spent.grid, passed, t) for t in (end, end - width))

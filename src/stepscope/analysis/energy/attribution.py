@@ -185,50 +185,54 @@ def _attribute_by_best_clock(timeline: Timeline, readings: Readings, options: Fi
         for _, other in fits[1:]
     ]
     tied = bool(odds and min(odds) < _TOLD_APART)
-    found = replace(best, known=replace(best.known, place=place, tied=tied))
-    return replace(found, misfit=replace(found.misfit, fatal=found.misfit.fatal or _TWO_CLOCKS)) if tied else found
+    attribution = replace(best, known=replace(best.known, place=place, tied=tied))
+    return (
+        replace(attribution, misfit=replace(attribution.misfit, fatal=attribution.misfit.fatal or _TWO_CLOCKS))
+        if tied
+        else attribution
+    )
 
 
 def _attribute(timeline: Timeline, readings: Readings, options: FitOptions) -> Attribution | None:
     if options.periodic and readings.width is None and readings.mix is None:
         readings = replace(readings, stamp=undelayed_stamps(readings.stamp))
-    readings = _near_steps(timeline, readings)
+    readings = _readings_near_steps(timeline, readings)
     if readings.count < FEWEST or readings.still:
         return None
-    readings, known = _calibrate_source(timeline, readings, options)
-    found = known.last
-    readings = readings.select(fully_covered_flags(timeline, readings, found.model))
+    readings, sensor = _calibrate_source(timeline, readings, options)
+    calibration = sensor.last
+    readings = readings.select(fully_covered_flags(timeline, readings, calibration.model))
     if readings.count < FEWEST:
         return None
-    rows, coarse = scaled_rows(timeline, readings, found.model)
+    rows, coarse = scaled_rows(timeline, readings, calibration.model)
     fit = regress(rows.moments(float(readings.watts.mean())), hierarchy(timeline.keys, options.lowest), coarse)
-    left = rows.residuals(fit)
-    spread = sandwich(fit, rows.matrix, left, rows.theta, timeline.step_of(readings.at - found.model.lag))
-    errors = calibration_error_effect(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, found)
+    residuals = rows.residuals(fit)
+    spread = sandwich(fit, rows.matrix, residuals, rows.theta, timeline.step_of(readings.at - calibration.model.lag))
+    errors = calibration_error_effect(timeline, readings, fit, rows.matrix, rows.scale, rows.theta, calibration)
     shape = None
-    if found.model.rc > SHORTEST_RC:
-        parts = rows.matrix, rows.scale, rows.theta, left
-        shape = filter_shape(timeline, readings, fit, *parts, found.model)
+    if calibration.model.rc > SHORTEST_RC:
+        parts = rows.matrix, rows.scale, rows.theta, residuals
+        shape = filter_shape(timeline, readings, fit, *parts, calibration.model)
         errors = replace(errors, moved=shape.moved)
-    others = other_models(timeline, readings, found)
+    others = other_models(timeline, readings, calibration)
     of_times = _errors_of_times(timeline, fit.watts)
-    of_weight = _errors_of_weight(timeline, readings, found.model, options.weight_sd)
+    of_weight = _errors_of_weight(timeline, readings, calibration.model, options.weight_sd)
     rivals = (np.sqrt(other.probability) * other.moved for other in others)
     errors = replace(errors, moved=np.vstack([errors.moved, *rivals, of_times, of_weight]))
-    _, width = found.model.windows(readings)
-    middle = readings.at - found.model.lag - (float(np.median(width)) + found.model.hold) / 2
-    bare = left / (np.ones(len(left)) if rows.theta or rows.trust is None else rows.trust)
+    _, width = calibration.model.windows(readings)
+    middle = readings.at - calibration.model.lag - (float(np.median(width)) + calibration.model.hold) / 2
+    bare = residuals / (np.ones(len(residuals)) if rows.theta or rows.trust is None else rows.trust)
     varies = max(float((readings.watts * readings.weight).var()), 1e-30)
-    tested = check_residuals(timeline, middle, left, bare, varies**0.5, 1 - fit.noise / varies)
-    tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, known, options, shape))
+    tested = check_residuals(timeline, middle, residuals, bare, varies**0.5, 1 - fit.noise / varies)
+    tested = replace(tested, fatal=tested.fatal or _reason_filter_unknown(readings, sensor, options, shape))
     tested = replace(tested, fatal=tested.fatal or reason_window_too_wide(timeline, readings, fit.watts))
     tested = replace(tested, fatal=tested.fatal or _reason_few_profiled(timeline))
     spread = spread * tested.factor**2
     errors = replace(errors, moved=errors.moved * tested.factor)
-    whole = _assemble(timeline, readings, known, fit, coarse, spread, errors, left)
+    whole = _assemble_attribution(timeline, readings, sensor, fit, coarse, spread, errors, residuals)
     if whole is None:
         return None
-    meanwhile = energy_through_rail(timeline, np.nan_to_num(whole.watts), found.model.rc)
+    meanwhile = energy_through_rail(timeline, np.nan_to_num(whole.watts), calibration.model.rc)
     return replace(whole, floor=options.floor, others=others, misfit=tested, meanwhile=meanwhile)
 
 
@@ -259,8 +263,8 @@ def _errors_of_times(timeline: Timeline, watts: Floats) -> Floats:
     spent = np.zeros((len(recorded), count))
     for lane in timeline.lanes:
         row = place[timeline.step_of((lane.t0 + lane.t1) / 2)]
-        known = row >= 0
-        np.add.at(spent, (row[known], lane.key[known]), (lane.t1 - lane.t0)[known])
+        in_row = row >= 0
+        np.add.at(spent, (row[in_row], lane.key[in_row]), (lane.t1 - lane.t0)[in_row])
     length = (timeline.step_t1 - timeline.step_t0)[recorded]
     first = ~timeline.keys.beside
     spent[:, timeline.keys.gap] += np.maximum(length - spent[:, first].sum(axis=1), 0.0)
@@ -283,12 +287,12 @@ _FAR_WIDER = 3.0  # than one conversion: a blur that is not the sensor's
 
 
 def _reason_filter_unknown(
-    readings: Readings, known: SensorCalibration, options: FitOptions, shape: FilterShape | None
+    readings: Readings, sensor: SensorCalibration, options: FitOptions, shape: FilterShape | None
 ) -> str:
     """Return why it is not known how the sensor sees the past; empty where it is. shape: of its filter, if any."""
-    if known.tied:
+    if sensor.tied:
         return _TWO_CLOCKS
-    model = known.last.model
+    model = sensor.last.model
     if shape is not None and shape.contradicted:
         return (
             f"the sensor follows power within {model.rc * 1e3:.2g} ms, and what the fit leaves shows that it does so "
@@ -296,7 +300,7 @@ def _reason_filter_unknown(
         )
     if readings.register is not None:
         return "the clock of the conversions behind this running average was not found: train more steps"
-    width = known.last.model.width
+    width = sensor.last.model.width
     if readings.conversions is not None and options.stated and width and width > _FAR_WIDER * options.stated:
         return (
             f"each conversion seems to see {width * 1e3:.2g} ms where it takes {options.stated * 1e3:.2g} ms: power "
@@ -316,14 +320,14 @@ def _errors_of_weight(timeline: Timeline, readings: Readings, model: SensorModel
     few = condense(timeline, *FEW_KEYS)
     powers = []
     for factor in (1 - _NUDGE, 1 + _NUDGE):
-        other = _near_steps(timeline, readings.reweighted(factor))
+        other = _readings_near_steps(timeline, readings.reweighted(factor))
         other = other.select(fully_covered_flags(few, other, model)).first(COMPARED)
         cut = few.until(float(other.stamp[-1]) + 0.3)
         powers.append(scaled_rows(cut, other, model)[1].watts)
     return np.asarray((powers[1] - powers[0])[new][None, :] * sd / (2 * _NUDGE))
 
 
-def _near_steps(timeline: Timeline, readings: Readings) -> Readings:
+def _readings_near_steps(timeline: Timeline, readings: Readings) -> Readings:
     """Readings stamped within the steps, give or take the latest lag that is looked for."""
     slack = max(0.1, 2 * readings.period)
     at = readings.at
@@ -371,7 +375,7 @@ def _align_readings_to_clock(timeline: Timeline, readings: Readings, clock: Upda
     if clock is None:
         return readings
     if readings.register is not None:
-        return _near_steps(timeline, readings_by_clock(readings.register, clock))
+        return _readings_near_steps(timeline, readings_by_clock(readings.register, clock))
     return move_to_conversions(readings, clock) if readings.width is None else move_to_updates(readings, clock)
 
 
@@ -397,10 +401,10 @@ def _infer_update_clock(
     rows, fit = scaled_rows(timeline, inside, model, ANY_SPREAD)
     if gauge:
         assert refresh is not None, "a gauge that is read too slowly has a refresh"
-        known = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
+        clock_prior = (shared.period, 0.0) if shared is not None else (refresh, NEAR_STATED)
         window = options.stated or (model.width if model.hold and model.width else CONVERSION * refresh)
         return find_conversion_clock(
-            timeline, inside, replace(model, width=window, lag=_end_lag(model, window)), fit.watts, *known
+            timeline, inside, replace(model, width=window, lag=_lag_for_window(model, window)), fit.watts, *clock_prior
         )
     fitted = (rows.matrix @ fit.watts) / inside.weight
     if register is not None:
@@ -412,7 +416,7 @@ def _infer_update_clock(
     return fit_clock_to_residuals(inside.stamp, surprise, np.full(inside.count, float(inside.watts.mean())), refresh)
 
 
-def _end_lag(model: SensorModel, window: float) -> float:
+def _lag_for_window(model: SensorModel, window: float) -> float:
     """Lag of a window of another width about the same centre, s; the hold stays."""
     return model.lag + (float(model.width or 0.0) - window) / 2
 
@@ -423,23 +427,23 @@ def _profiled_readings(timeline: Timeline, readings: Readings) -> Readings:
     return readings.select(recorded) if _ENOUGH <= recorded.sum() < readings.count else readings
 
 
-def _assemble(
+def _assemble_attribution(
     timeline: Timeline,
     readings: Readings,
-    known: SensorCalibration,
+    sensor: SensorCalibration,
     fit: RidgeFit,
     coarse: RidgeFit,
     spread: Floats,
     errors: CalibrationErrorEffect,
-    left: Floats,
+    residuals: Floats,
 ) -> Attribution | None:
     """The parts made to add up; None where the total is not above 0, and so has no parts."""
-    found, seconds = known.last, timeline.seconds
+    calibration, seconds = sensor.last, timeline.seconds
     onto = sparse.diags(seconds) @ sparse.csr_matrix(fit.hierarchy.mixing)
     statistical = np.asarray(onto @ np.asarray(onto @ spread).T)
     moved = errors.moved * seconds
     joules, covariance = seconds * fit.watts, statistical + moved.T @ moved
-    _, width = found.model.windows(readings)
+    _, width = calibration.model.windows(readings)
     total = measured_total(readings, width, readings.weight, timeline.end - timeline.begin)
     if total.joules <= 0:
         return None
@@ -451,9 +455,9 @@ def _assemble(
         whole = float(adjusted.sum())
         errors_of_whole = max(float(covariance_closed.sum()), 0.0) ** 0.5, (whole - total.joules) / 2
         total = replace(total, joules=whole, sd=float(np.hypot(*errors_of_whole)))
-    phase = check_sample_phase(timeline, readings, found.model.lag)
+    phase = check_sample_phase(timeline, readings, calibration.model.lag)
     negative = -float(np.minimum(joules, 0).sum()) / total.joules
-    explained = 1 - float(left.var()) / max(float(readings.watts.var()), 1e-30)
+    explained = 1 - float(residuals.var()) / max(float(readings.watts.var()), 1e-30)
     return Attribution(
         timeline,
         readings,
@@ -465,7 +469,7 @@ def _assemble(
         sharper,
         total,
         gap,
-        known,
+        sensor,
         phase,
         explained,
         negative,
@@ -519,11 +523,11 @@ def find_conversion_clock(
     period, phase, least = search_clock(error, misfits.since, nominal, near)
     if not is_best_clock_clear(error, len(misfits.since), nominal, least):
         return None
-    phase += _extra_delay(misfits, period, phase, usual)
+    phase += _extra_delay_s(misfits, period, phase, usual)
     return UpdateClock.even(float(readings.stamp[0]) + phase, period)
 
 
-def _extra_delay(misfits: _AgeErrors, period: float, phase: float, usual: float) -> float:
+def _extra_delay_s(misfits: _AgeErrors, period: float, phase: float, usual: float) -> float:
     """By how much later than found the values come, s, with the conversions where they are.
 
     The first fit knows the mean age only roughly: what came a little before or after a wrong instant would be taken

@@ -95,17 +95,19 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
     thin = _thin_readings(timeline, readings)
     spread = thin.first(FIRST)
     near = condense(timeline.until(float(spread.stamp[-1]) + 0.3), _SEARCHED, 0)
-    starts = _diverse(coarse_search(near, spread, readings.period, prior), prior)
+    starts = _diverse_starts(coarse_search(near, spread, readings.period, prior), prior)
     few = _CalibrationProblem.of(
         timeline, _readings_within_budget(timeline, thin, starts[0].width, FIRST, _FIRST_PIECES)
     )
-    tried = [_descend(few.with_hold(start.hold), _vector_of(start), free, _TRIAL_ROUNDS) for start in starts]
+    tried = [_descend(few.with_hold(start.hold), _parameters_of_start(start), free, _TRIAL_ROUNDS) for start in starts]
     promising = sorted(zip(tried, starts, strict=True), key=lambda pair: pair[0].cost)[:_FILTERED]
     more = [_start_with_best_filter(few, start) for _, start in promising]
     tried += [_descend(few.with_hold(x.hold), x.x, free, _TRIAL_ROUNDS) for x in (*more, *_typical_models(few, prior))]
-    likely = _weigh_models(few, _distinct(tried), prior, readings.period)[:_FINALISTS]
+    likely = _weigh_models(few, _distinct_descents(tried), prior, readings.period)[:_FINALISTS]
     likely = [(log, descent) for log, descent in likely if log > likely[0][0] - _HOPELESS]
-    better = _distinct([_descend(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely])
+    better = _distinct_descents(
+        [_descend(few.with_hold(descent.hold), descent.x, free, _ROUNDS) for _, descent in likely]
+    )
     problem, more_readings = (
         few,
         _readings_within_budget(timeline, readings, float(likely[0][1].x[1]), POLISH, _POLISH_PIECES),
@@ -116,18 +118,22 @@ def fit_sensor_model(timeline: Timeline, readings: Readings, prior: Prior | None
             problem = larger
     weighed = _weigh_models(few, better, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS]
-    last = _distinct([_descend_with_learnt_noise(problem.with_hold(descent.hold), descent.x, free) for descent in last])
+    last = _distinct_descents(
+        [_descend_with_learnt_noise(problem.with_hold(descent.hold), descent.x, free) for descent in last]
+    )
     weighed = _weigh_models(problem, last, prior, readings.period)
     last = [descent for log, descent in weighed if log > weighed[0][0] - _HOPELESS][:_FILTERS_WEIGHED]
-    last = _distinct([_refine_by_likelihood(problem.with_hold(descent.hold), descent, free) for descent in last])
+    last = _distinct_descents(
+        [_refine_by_likelihood(problem.with_hold(descent.hold), descent, free) for descent in last]
+    )
     weighed = _weigh_models(problem, last, prior, readings.period)
     (_, best), others = weighed[0], weighed[1:]
     own = problem.with_hold(best.hold)
-    sd = _sd_of(own, best, free)
+    sd = _parameter_sd(own, best, free)
     rivals = tuple(
         Rival(problem.with_hold(descent.hold).model(descent.x), log - weighed[0][0])
         for log, descent in others
-        if log > weighed[0][0] - _STANDS and not _same_energies(problem, best, descent)
+        if log > weighed[0][0] - _STANDS and not _gives_same_energies(problem, best, descent)
     )
     return Calibration(own.model(best.x), *sd, rivals=rivals)
 
@@ -139,32 +145,34 @@ def refit_sensor_model(timeline: Timeline, readings: Readings, near: Calibration
     """
     free = np.array([True, readings.width is None, True, True])
     timeline = join_uncertain_pieces(condense(timeline, *FEW_KEYS))
-    known = _vector(near.model, readings)
-    part = _readings_within_budget(timeline, _thin_readings(timeline, readings), float(known[1]), FIRST, _FIRST_PIECES)
+    near_start = _parameters_of_model(near.model, readings)
+    part = _readings_within_budget(
+        timeline, _thin_readings(timeline, readings), float(near_start[1]), FIRST, _FIRST_PIECES
+    )
     problem = _CalibrationProblem.of(timeline, part).with_hold(near.model.hold)
     searched = condense(problem.timeline, _SEARCHED, 0)
     prior = Prior(width=near.model.width, hold=near.model.hold)
     starts = [start for start in coarse_search(searched, part, readings.period, prior) if start.hold == problem.hold]
-    near_by = [start for start in starts if abs(start.centre - known[0]) < _APART]
-    moved = [np.append(start.centre, known[1:]) for start in near_by[:_NEAR_STARTS]]
-    cost = problem.with_gain_and_theta(known).solve_powers(known)[1]
-    best = min([known, *moved], key=lambda vector: problem.solve_powers(vector)[1])
-    found = _descend(problem, best, free, _ROUNDS_NEAR)
+    near_by = [start for start in starts if abs(start.centre - near_start[0]) < _APART]
+    moved = [np.append(start.centre, near_start[1:]) for start in near_by[:_NEAR_STARTS]]
+    cost = problem.with_gain_and_theta(near_start).solve_powers(near_start)[1]
+    best = min([near_start, *moved], key=lambda vector: problem.solve_powers(vector)[1])
+    descent = _descend(problem, best, free, _ROUNDS_NEAR)
     # Where nothing is left to explain, readings that never move fit whatever the sensor does: they tell nothing.
-    if found.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / found.cost)) < _CLEARLY:
+    if descent.cost <= 0 or problem.readings.count / 2 * float(np.log(cost / descent.cost)) < _CLEARLY:
         return near
-    found = _refine_by_likelihood(problem, _descend_with_learnt_noise(problem, found.x, free), free)
-    return Calibration(problem.model(found.x), *_sd_of(problem, found, free), rivals=near.rivals)
+    descent = _refine_by_likelihood(problem, _descend_with_learnt_noise(problem, descent.x, free), free)
+    return Calibration(problem.model(descent.x), *_parameter_sd(problem, descent, free), rivals=near.rivals)
 
 
-def _sd_of(problem: _CalibrationProblem, found: _Descent, free: Any) -> tuple[float, float, float]:
+def _parameter_sd(problem: _CalibrationProblem, descent: _Descent, free: Any) -> tuple[float, float, float]:
     """Standard deviations of centre, width and rc, s."""
-    sd = problem.with_learnt_noise(found.x).uncertainty(found.x, free)
-    best = found.likeliest
+    sd = problem.with_learnt_noise(descent.x).uncertainty(descent.x, free)
+    best = descent.likeliest
     if best is None:
         return sd
-    shown = best.sd_centre, best.sd_width, best.sd_rc
-    centre, width, rc = (own if known is None else min(own, known) for own, known in zip(sd, shown, strict=True))
+    likeliest_sd = best.sd_centre, best.sd_width, best.sd_rc
+    centre, width, rc = (own if known is None else min(own, known) for own, known in zip(sd, likeliest_sd, strict=True))
     return centre, width, rc
 
 
@@ -181,7 +189,7 @@ class _Descent:
     likeliest: LikeliestWindow | None = None  # with standard deviations, where the readings tell
 
 
-def _diverse(starts: list[Start], prior: Prior) -> list[Start]:
+def _diverse_starts(starts: list[Start], prior: Prior) -> list[Start]:
     """The best start of each window that sensors are known to have, and the best others; none close to a better one."""
     expected = [prior.stated, *(prior.refresh * share for share in _EXPECTED if prior.refresh)]
     windows = [(width, hold) for width in expected if width for hold in {0.0, prior.hold}]
@@ -202,10 +210,10 @@ def _diverse(starts: list[Start], prior: Prior) -> list[Start]:
 _EXPECTED = (1.0, 0.5, 0.25)  # of the refresh: windows of gauges
 
 
-def _distinct(found: list[_Descent]) -> list[_Descent]:
+def _distinct_descents(descents: list[_Descent]) -> list[_Descent]:
     """Descents by cost, each end once."""
     chosen: list[_Descent] = []
-    for descent in sorted(found, key=lambda descent: descent.cost):
+    for descent in sorted(descents, key=lambda descent: descent.cost):
         near = _DISTINCT * float(descent.x[1])
         if not any(
             other.hold == descent.hold
@@ -218,21 +226,21 @@ def _distinct(found: list[_Descent]) -> list[_Descent]:
 
 
 def _weigh_models(
-    problem: _CalibrationProblem, found: list[_Descent], prior: Prior, period: float
+    problem: _CalibrationProblem, descents: list[_Descent], prior: Prior, period: float
 ) -> list[tuple[float, _Descent]]:
     """Logarithm of the weight of each model, best first, by readings that all of them cover."""
-    if len(found) == 1:
-        return [(0.0, found[0])]
-    models = [problem.with_hold(descent.hold).model(descent.x) for descent in found]
-    seen = np.all([fully_covered_flags(problem.timeline, problem.readings, model) for model in models], axis=0)
+    if len(descents) == 1:
+        return [(0.0, descents[0])]
+    models = [problem.with_hold(descent.hold).model(descent.x) for descent in descents]
+    covered = np.all([fully_covered_flags(problem.timeline, problem.readings, model) for model in models], axis=0)
     same = (
-        _CalibrationProblem.of(problem.timeline, problem.readings.select(seen))
-        if seen.sum() >= _FEWEST_COMPARED
+        _CalibrationProblem.of(problem.timeline, problem.readings.select(covered))
+        if covered.sum() >= _FEWEST_COMPARED
         else problem
     )
     weighed = [
         (TEMPER * same.with_hold(descent.hold).evidence(descent.x) + prior.weight(model, period), descent)
-        for descent, model in zip(found, models, strict=True)
+        for descent, model in zip(descents, models, strict=True)
     ]
     return sorted(weighed, key=lambda pair: -pair[0])
 
@@ -241,7 +249,7 @@ _FEWEST_COMPARED = 20
 _ROUGH = 0.5  # of what a reading sees: where pieces lie by so much elsewhere, it says nothing of the sensor's delay
 
 
-def _same_energies(problem: _CalibrationProblem, descent: _Descent, other: _Descent) -> bool:
+def _gives_same_energies(problem: _CalibrationProblem, descent: _Descent, other: _Descent) -> bool:
     """Return whether two models give nearly the same energies, so that the choice does not matter."""
     seconds, kind = problem.timeline.seconds, problem.timeline.keys.kind
     first, second = (
@@ -251,7 +259,7 @@ def _same_energies(problem: _CalibrationProblem, descent: _Descent, other: _Desc
     return bool(np.abs(first - second).sum() < _SAME_ENERGIES * np.abs(first).sum())
 
 
-def _vector(model: SensorModel, readings: Readings) -> Floats:
+def _parameters_of_model(model: SensorModel, readings: Readings) -> Floats:
     """The inverse of `_Problem.model`."""
     width = 1.0 if readings.width is None else float(np.median(readings.width))
     width = width if model.width is None else model.width
@@ -259,17 +267,17 @@ def _vector(model: SensorModel, readings: Readings) -> Floats:
     return np.array([centre, width, model.smear**2, model.rc**2])
 
 
-def _vector_of(start: Start) -> Floats:
+def _parameters_of_start(start: Start) -> Floats:
     """Centre, width, and squares of smear and rc: the squares have a slope at 0, their roots have none."""
     return np.array([start.centre, start.width, 1e-8, 1e-8])
 
 
 def _start_with_best_filter(problem: _CalibrationProblem, start: Start) -> _Descent:
     """The start behind the analogue filter that explains the readings best: the descent finds none from nothing."""
-    vectors = [np.append(_vector_of(start)[:3], rc**2) for rc in _GUESSED_RC]
-    held = problem.with_hold(start.hold)
+    vectors = [np.append(_parameters_of_start(start)[:3], rc**2) for rc in _GUESSED_RC]
+    start_problem = problem.with_hold(start.hold)
     return min(
-        (_Descent(held.solve_powers(vector)[1], vector, start.hold) for vector in vectors),
+        (_Descent(start_problem.solve_powers(vector)[1], vector, start.hold) for vector in vectors),
         key=lambda descent: descent.cost,
     )
 
@@ -286,19 +294,19 @@ def _typical_models(problem: _CalibrationProblem, prior: Prior) -> list[_Descent
             return []
         own = float(np.median(problem.readings.width))
         vectors = [np.array([late * refresh, own, 1e-8, 1e-8]) for late in _USUAL_DELAYS]
-        held = problem.with_hold(prior.hold)
-        return _distinct([_Descent(held.solve_powers(x)[1], x, prior.hold) for x in vectors])
+        start_problem = problem.with_hold(prior.hold)
+        return _distinct_descents([_Descent(start_problem.solve_powers(x)[1], x, prior.hold) for x in vectors])
     if prior.width is not None or problem.timeline.step_length > _SHORT * refresh:
         return []
     few = _CalibrationProblem.of(problem.timeline, problem.readings.first(_USUAL_READINGS)).with_hold(prior.hold)
     chosen, sharp = [], 1e-4
     for rc in (sharp, *_GUESSED_RC, _SLOWEST):
-        found = []
+        descents = []
         for width in {prior.stated or refresh, refresh, refresh * _SPOT}:
             for late in _USUAL_DELAYS:
                 x = np.array([late * refresh + rc + (width + prior.hold) / 2, width, 1e-8, rc**2])
-                found.append(_Descent(few.solve_powers(x)[1], x, prior.hold))
-        chosen += _distinct(found)[: _SHARP_STARTS if rc == sharp else 1]
+                descents.append(_Descent(few.solve_powers(x)[1], x, prior.hold))
+        chosen += _distinct_descents(descents)[: _SHARP_STARTS if rc == sharp else 1]
     return chosen
 
 
@@ -310,8 +318,8 @@ _SPOT, _SLOWEST = 1 / 6, 0.03  # of the refresh: one conversion of several; s
 
 def _thin_readings(timeline: Timeline, readings: Readings) -> Readings:
     """Return the readings, fewer where they come so fast that the first ones would see a few steps alone."""
-    wanted = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
-    stride = max(int(wanted / max(readings.period, 1e-9) / FIRST), 1)
+    span = min(_STEPS_SEEN, timeline.steps) * timeline.step_length
+    stride = max(int(span / max(readings.period, 1e-9) / FIRST), 1)
     return readings if stride == 1 else readings.select(np.arange(readings.count) % stride == 0)
 
 
@@ -324,12 +332,12 @@ def _readings_within_budget(timeline: Timeline, readings: Readings, width: float
     if blur is None:
         a_second = sum(len(lane.t0) for lane in timeline.lanes) / (timeline.end - timeline.begin)
         return readings.first(int(np.clip(pieces / max(a_second * width, 1), most // 5, most)))
-    seen = np.ones(readings.count)
+    inside = np.ones(readings.count)
     for lane in timeline.lanes:
         reach = BLUR_SIGMAS * blur
-        seen += np.searchsorted(lane.t0, readings.at + reach) - np.searchsorted(lane.t1, readings.at - width - reach)
+        inside += np.searchsorted(lane.t0, readings.at + reach) - np.searchsorted(lane.t1, readings.at - width - reach)
     order = np.argsort(blur > 0, kind="stable")
-    count = int(np.clip(np.searchsorted(np.cumsum(seen[order]), min(pieces, _FIRST_PIECES)), most // 5, most))
+    count = int(np.clip(np.searchsorted(np.cumsum(inside[order]), min(pieces, _FIRST_PIECES)), most // 5, most))
     chosen = np.zeros(readings.count, dtype=bool)
     chosen[order[:count]] = True
     return readings.select(chosen)
@@ -376,8 +384,8 @@ class _CalibrationProblem:
         watts = self.solve_powers(x)[0]
         fitted = predict_readings(self.timeline, self.readings, self.model(x), watts)
         gain = slow_gain(self.readings.at, self.readings.watts, fitted, self.timeline.step_length)
-        left = (self.readings.watts - gain * fitted) * self.readings.weight
-        return replace(self, gain=gain, theta=neighbour_error_theta(left) if self.readings.carry else 0.0)
+        residuals = (self.readings.watts - gain * fitted) * self.readings.weight
+        return replace(self, gain=gain, theta=neighbour_error_theta(residuals) if self.readings.carry else 0.0)
 
     def scale(self, x: Floats) -> Floats:
         """Weight of each row (M,); 0 for readings that reach beyond the steps."""
@@ -394,9 +402,9 @@ class _CalibrationProblem:
         normal[np.diag_indices_from(normal)] += self.penalty + _SINGULAR * float(np.diag(normal).max(initial=1e-300))
         error = whitened(self.readings.watts * scale, self.theta) - rows @ self.prior
         moved = np.linalg.solve(normal, rows.T @ error)
-        left = error - rows @ moved
-        cost = float((left @ left + self.penalty @ moved**2) / max((scale > 0).sum(), 1))
-        return self.mixing @ (self.prior + moved), cost, left, (rows, normal)
+        residuals = error - rows @ moved
+        cost = float((residuals @ residuals + self.penalty @ moved**2) / max((scale > 0).sum(), 1))
+        return self.mixing @ (self.prior + moved), cost, residuals, (rows, normal)
 
     def row_derivatives(self, x: Floats, watts: Floats, free: Any) -> Floats:
         """Return the derivative of the fitted rows by each free parameter (M, free)."""
@@ -404,8 +412,8 @@ class _CalibrationProblem:
         models = [self.model(x + step) for step in (np.zeros(4), *steps)]
         columns = np.zeros((self.readings.count, len(steps)))
         sharp = self.readings_for_filter
-        seen = self.readings if sharp.all() else self.readings.select(sharp)
-        base, *moved = predict_for_models(self.timeline, seen, models, watts)
+        readings = self.readings if sharp.all() else self.readings.select(sharp)
+        base, *moved = predict_for_models(self.timeline, readings, models, watts)
         columns[sharp] = np.column_stack(
             [(other - base) / step.sum() for other, step in zip(moved, steps, strict=True)]
         )
@@ -428,25 +436,25 @@ class _CalibrationProblem:
         """
         problem = self.with_gain_and_theta(x)
         _, _, _, (rows, normal) = problem.solve_powers(x)
-        seen = whitened(self.readings.watts * self.scale(x), problem.theta)
+        watts = whitened(self.readings.watts * self.scale(x), problem.theta)
         gram = normal - np.diag(self.penalty)
         shape = hierarchy(self.timeline.keys, "signature")
         own = replace(shape, mixing=np.eye(len(normal)))
-        moments = Moments(gram, rows.T @ seen, float(seen @ seen), len(seen), float(self.readings.watts.mean()))
+        moments = Moments(gram, rows.T @ watts, float(watts @ watts), len(watts), float(self.readings.watts.mean()))
         fit = regress(moments, own, most=ANY_SPREAD)
         return replace(self, penalty=fit.noise / fit.spread**2)
 
     def uncertainty(self, x: Floats, free: Any) -> tuple[float, float, float]:
         """Standard deviations of centre, width and rc, s, whatever the errors within a step are."""
         problem = self.with_gain_and_theta(x)
-        watts, cost, left, (rows, normal) = problem.solve_powers(x)
+        watts, cost, residuals, (rows, normal) = problem.solve_powers(x)
         x = np.append(x[:3], max(x[3], 1e-8))
         slopes = problem.row_derivatives(x, watts, free)
         apart = slopes - rows @ np.linalg.solve(normal, rows.T @ slopes)
         curvature = np.maximum(np.diag(slopes.T @ apart), 1e-12)
         noise = cost * self.readings.count / max(self.readings.count - len(normal), self.readings.count // 3, 1)
         step = self.timeline.step_of(self.readings.at)
-        pull = np.array([np.bincount(step, column * left) for column in apart.T])
+        pull = np.array([np.bincount(step, column * residuals) for column in apart.T])
         sd = np.zeros(4)
         sd[free] = np.maximum(np.sqrt(noise / curvature), np.sqrt((pull**2).sum(axis=1)) / curvature)
         rc_sd = sd[3] / (2 * np.sqrt(x[3]))
@@ -458,8 +466,8 @@ class _CalibrationProblem:
         problem, coarse = self.with_gain_and_theta(x), condense(self.timeline, *COMPARED_KEYS)
         readings, scale = self.readings, self.readings.weight * problem.gain
         rows = whitened(design(coarse, readings, self.model(x)).toarray() * scale[:, None], problem.theta)
-        seen = whitened(readings.watts * readings.weight, problem.theta)
-        moments = Moments(rows.T @ rows, rows.T @ seen, float(seen @ seen), len(seen), float(readings.watts.mean()))
+        watts = whitened(readings.watts * readings.weight, problem.theta)
+        moments = Moments(rows.T @ rows, rows.T @ watts, float(watts @ watts), len(watts), float(readings.watts.mean()))
         return log_evidence(moments, regress(moments, hierarchy(coarse.keys, "signature"), most=ANY_SPREAD))
 
 
@@ -486,50 +494,50 @@ def _descend_with_learnt_noise(problem: _CalibrationProblem, x: Floats, free: An
 
     Faster and slower filters that begin when the found one does are tried too: the way to them is long and bent.
     """
-    found = _descend(problem, x, free, _POLISH_ROUNDS)
-    learnt = problem.with_learnt_noise(found.x)
-    found = _descend(learnt, found.x, free, _POLISH_ROUNDS)
+    descent = _descend(problem, x, free, _POLISH_ROUNDS)
+    learnt = problem.with_learnt_noise(descent.x)
+    descent = _descend(learnt, descent.x, free, _POLISH_ROUNDS)
     for _ in range(_MOST_FILTER_SCANS):
-        rc = float(np.sqrt(max(found.x[3], 0.0)))
+        rc = float(np.sqrt(max(descent.x[3], 0.0)))
         if rc <= SHORTEST_RC or not free[3]:
             break
-        learnt = problem.with_learnt_noise(found.x).with_gain_and_theta(found.x)
-        own = learnt.solve_powers(found.x)[1]
-        tried = [_with_filter(found.x, rc * factor, smear) for factor in _FILTERS for smear in (1.0, 0.0)]
+        learnt = problem.with_learnt_noise(descent.x).with_gain_and_theta(descent.x)
+        own = learnt.solve_powers(descent.x)[1]
+        tried = [_with_filter(descent.x, rc * factor, smear) for factor in _FILTERS for smear in (1.0, 0.0)]
         cost, best = min(((learnt.solve_powers(x)[1], x) for x in tried), key=lambda pair: pair[0])
         if cost > own * (1 - _BETTER):
             break
-        found = _descend(learnt, best, free, _POLISH_ROUNDS)
-    return found
+        descent = _descend(learnt, best, free, _POLISH_ROUNDS)
+    return descent
 
 
-def _refine_by_likelihood(problem: _CalibrationProblem, found: _Descent, free: Any) -> _Descent:
+def _refine_by_likelihood(problem: _CalibrationProblem, descent: _Descent, free: Any) -> _Descent:
     """The same with the filter, and then the window, under which the readings are likeliest whatever the powers."""
-    found = _likeliest_filter(problem, found)
-    seen, model = problem.readings, problem.model(found.x)
-    best = likeliest_window(problem.timeline, seen, model, bool(free[1]), bool(free[3]))
+    descent = _likeliest_filter(problem, descent)
+    readings, model = problem.readings, problem.model(descent.x)
+    best = likeliest_window(problem.timeline, readings, model, bool(free[1]), bool(free[3]))
     if best is None:
-        return found
-    x = _vector(best.model, seen)
-    x[2:] = found.x[2:]
-    return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, found.hold, best)
+        return descent
+    x = _parameters_of_model(best.model, readings)
+    x[2:] = descent.x[2:]
+    return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, descent.hold, best)
 
 
-def _likeliest_filter(problem: _CalibrationProblem, found: _Descent) -> _Descent:
+def _likeliest_filter(problem: _CalibrationProblem, descent: _Descent) -> _Descent:
     """The same with the time constant under which the readings are likeliest whatever the powers, if it has a filter.
 
     A descent weighs the best powers alone: those behind a slower filter lie further apart, which the ridge holds
     against it, though many more of them explain the readings. It ends at filters too fast by up to a third.
     """
-    rc = float(np.sqrt(max(found.x[3], 0.0)))
+    rc = float(np.sqrt(max(descent.x[3], 0.0)))
     for _ in range(_MOST_FILTER_SCANS):
         if rc <= SHORTEST_RC:
-            return found
-        tried = [_with_filter(found.x, rc * factor, 1.0) for factor in _LIKELY_FILTERS]
-        seen = fully_covered_flags(problem.timeline, problem.readings, problem.model(tried[-1]))
-        if seen.sum() < _FEWEST_COMPARED:
-            return found
-        same = _CalibrationProblem.of(problem.timeline, problem.readings.select(seen)).with_hold(problem.hold)
+            return descent
+        tried = [_with_filter(descent.x, rc * factor, 1.0) for factor in _LIKELY_FILTERS]
+        covered = fully_covered_flags(problem.timeline, problem.readings, problem.model(tried[-1]))
+        if covered.sum() < _FEWEST_COMPARED:
+            return descent
+        same = _CalibrationProblem.of(problem.timeline, problem.readings.select(covered)).with_hold(problem.hold)
         log = [same.evidence(x) for x in tried]
         best = int(np.argmax(log))
         at_end = best in (0, len(log) - 1)
@@ -538,8 +546,8 @@ def _likeliest_filter(problem: _CalibrationProblem, found: _Descent) -> _Descent
         rc *= _LIKELY_FILTERS[best] if at_end else float(np.exp(-curve[1] / (2 * curve[0])))
         if not at_end:
             break
-    x = _with_filter(found.x, rc, 1.0)
-    return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, found.hold)
+    x = _with_filter(descent.x, rc, 1.0)
+    return _Descent(problem.with_gain_and_theta(x).solve_powers(x)[1], x, descent.hold)
 
 
 _FILTERS_WEIGHED = 2
@@ -555,18 +563,18 @@ def _with_filter(x: Floats, rc: float, smear: float) -> Floats:
 def _descend(problem: _CalibrationProblem, x: Floats, free: Any, rounds: int) -> _Descent:
     """Damped Gauss-Newton from a start, within bounds."""
     problem = problem.with_gain_and_theta(x)
-    watts, cost, left, parts = problem.solve_powers(x)
+    watts, cost, residuals, parts = problem.solve_powers(x)
     damping = 1e-3
     for _ in range(rounds):
         slopes = problem.row_derivatives(x, watts, free)
         step = np.zeros(4)
-        step[free] = _bounded_step(_parameter_curvature(slopes, *parts), slopes.T @ left, x[free], damping)
+        step[free] = _bounded_step(_parameter_curvature(slopes, *parts), slopes.T @ residuals, x[free], damping)
         new = _clip_parameters(x + step)
         solved = problem.solve_powers(new)
         if solved[1] < cost:
             gained = (cost - solved[1]) / cost
             x, damping = new, damping / 10
-            watts, cost, left, parts = solved
+            watts, cost, residuals, parts = solved
             if gained < 1e-5:
                 break
         else:
@@ -578,17 +586,17 @@ def _descend(problem: _CalibrationProblem, x: Floats, free: Any, rounds: int) ->
 
 def _bounded_step(curvature: Floats, pull: Floats, x: Floats, damping: float) -> Floats:
     """The Gauss-Newton step; a parameter at 0 that would go below stays there and the others are solved again."""
-    held = np.zeros(len(x), dtype=bool)
+    at_bound = np.zeros(len(x), dtype=bool)
     step = np.zeros(len(x))
     damped = curvature + np.diag(damping * np.diag(curvature) + 1e-12)
     for _ in range(len(x)):
-        move = ~held
+        move = ~at_bound
         step = np.zeros(len(x))
         step[move] = np.linalg.lstsq(damped[np.ix_(move, move)], pull[move], rcond=None)[0]
         below = move & (x <= 1e-10) & (step < 0)
         if not below.any():
             break
-        held |= below
+        at_bound |= below
     return step
 
 

@@ -27,15 +27,15 @@ class SensorCalibration:
     tied: bool = False
 
 
-def calibration_to_json(known: SensorCalibration) -> dict[str, Any]:
+def calibration_to_json(sensor: SensorCalibration) -> dict[str, Any]:
     """Plain numbers and lists; an infinite margin is null, which JSON has no number for."""
-    clock = known.clock
+    clock = sensor.clock
     return {
-        "first": _calibration_json(known.first),
+        "first": _calibration_json(sensor.first),
         "clock": clock and {"at": clock.at.tolist(), "turns": clock.turns.tolist(), "period": clock.period},
-        "last": _calibration_json(known.last),
-        "place": known.place,
-        "tied": known.tied,
+        "last": _calibration_json(sensor.last),
+        "place": sensor.place,
+        "tied": sensor.tied,
     }
 
 
@@ -51,11 +51,11 @@ def calibration_from_json(stored: dict[str, Any]) -> SensorCalibration:
     )
 
 
-def _calibration_json(found: Calibration) -> dict[str, Any]:
+def _calibration_json(calibration: Calibration) -> dict[str, Any]:
     return {
-        **{name: float(getattr(found, name)) for name in ("sd_centre", "sd_width", "sd_rc")},
-        "model": _model_json(found.model),
-        "rivals": [[_model_json(rival.model), float(rival.log_odds)] for rival in found.rivals],
+        **{name: float(getattr(calibration, name)) for name in ("sd_centre", "sd_width", "sd_rc")},
+        "model": _model_json(calibration.model),
+        "rivals": [[_model_json(rival.model), float(rival.log_odds)] for rival in calibration.rivals],
     }
 
 

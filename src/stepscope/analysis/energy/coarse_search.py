@@ -165,10 +165,10 @@ def _best_lags(readings: Readings, spent: TimeByGroup, width: float | None, hold
     if readings.mix is None and last > lags[-1] + coarse:
         further = np.arange(lags[-1] + coarse, last, max(coarse, (last - lags[-1]) / _FAR_LAGS))
         few = readings.first(_FAR_READINGS)
-        found = _starts_at_minima(
+        minima = _starts_at_minima(
             np.array([error(lag, few, own[: few.count]) for lag in further]), further, middle, hold
         )
-        starts += [replace(start, error=error(start.centre, readings, own)) for start in found]
+        starts += [replace(start, error=error(start.centre, readings, own)) for start in minima]
     return starts
 
 
@@ -193,8 +193,8 @@ def _search_error(readings: Readings, spent: TimeByGroup, centre: float, width: 
     normal = share.T @ share
     normal[np.diag_indices_from(normal)] += _COARSE_RIDGE * len(share)
     off = readings.watts[inside] * readings.weight[inside] - mean * share.sum(axis=1)
-    left = off - share @ np.linalg.solve(normal, share.T @ off)
-    return float(left @ left) / len(share)
+    residuals = off - share @ np.linalg.solve(normal, share.T @ off)
+    return float(residuals @ residuals) / len(share)
 
 
 def interpolate_rows(grid: Floats, spent: Floats, t: Floats) -> Floats:

@@ -51,12 +51,12 @@ def filter_shape(
     rows: Any,
     scale: Floats,
     theta: float,
-    left: Floats,
+    residuals: Floats,
     model: SensorModel,
 ) -> FilterShape:
     """First-order effect on the powers of all that is not known of a filter, and a test of its curve.
 
-    rows, scale, theta, left: of the regression, as `attribution.Rows` has them.
+    rows, scale, theta, residuals: of the regression, as `attribution.Rows` has them.
     """
     near = [replace(model, lag=model.lag + _STEP), replace(model, rc=model.rc + _STEP)]
     units = [_STEP, _STEP]
@@ -78,15 +78,15 @@ def filter_shape(
     apart = slopes + whitened(np.asarray(rows @ (mixing @ pulled)), theta)
     # In units of what is thought possible before any reading, which is then 1: no direction is left without an end.
     units_of = np.diag(np.asarray(priors))
-    shown, axes = np.linalg.eigh(units_of @ (apart.T @ slopes + slopes.T @ apart) @ units_of / (2 * fit.noise))
-    inverse = units_of @ (axes / (1.0 + np.maximum(shown, 0.0))) @ axes.T @ units_of
+    eigenvalues, axes = np.linalg.eigh(units_of @ (apart.T @ slopes + slopes.T @ apart) @ units_of / (2 * fit.noise))
+    inverse = units_of @ (axes / (1.0 + np.maximum(eigenvalues, 0.0))) @ axes.T @ units_of
     step = timeline.step_of(readings.at - model.lag)
-    pull = np.array([np.bincount(step, column * left) for column in apart.T]) / fit.noise
+    pull = np.array([np.bincount(step, column * residuals) for column in apart.T]) / fit.noise
     robust = inverse @ (pull @ pull.T + np.diag(1.0 / np.square(priors))) @ inverse
     own = np.diag(inverse)
     grown = np.sqrt(np.maximum(1.0, own / np.maximum(np.diag(robust), _LEAST_OF_OWN * own)))
     spread = robust * grown[:, None] * grown
-    off = inverse @ (apart.T @ left) / fit.noise
+    off = inverse @ (apart.T @ residuals) / fit.noise
     curve = slice(-len(_MIXED), None)
     sigmas = float(np.sqrt(off[curve] @ np.linalg.solve(spread[curve, curve], off[curve])))
     share, axes = np.linalg.eigh(spread)

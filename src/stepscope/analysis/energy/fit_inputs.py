@@ -27,7 +27,7 @@ from stepscope.analysis.energy.update_clocks import is_periodic
 from stepscope.analysis.result_cache import ResultCache
 from stepscope.analysis.time.operators import CPU, FACTS, FRAMEWORK_OVERHEAD, UNSTATED, OpPieces, join_tracks, op_pieces
 from stepscope.analysis.time.overhead_correction import StepTimes
-from stepscope.analysis.time.overlay import overlay
+from stepscope.analysis.time.spans import overlay
 from stepscope.analysis.time.steps import steps_after_warmup
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
@@ -95,10 +95,12 @@ class RunTimelines:
         if component != "memory" and len({track.device == CPU for track in tracks}) < _BOTH:
             component = "total"  # without kernels beside the CPU's ops, the same explains all
         if component not in self._made:
-            made = run_timeline(self._run, self._pieces, self.origin_ns, component) if tracks else None
-            if made is not None and self._times is not None and not made.timeline.recorded.all():
-                made = replace(made, timeline=replace(made.timeline, share_errors=_share_errors(made, self._times())))
-            self._made[component] = made
+            timeline = run_timeline(self._run, self._pieces, self.origin_ns, component) if tracks else None
+            if timeline is not None and self._times is not None and not timeline.timeline.recorded.all():
+                timeline = replace(
+                    timeline, timeline=replace(timeline.timeline, share_errors=_share_errors(timeline, self._times()))
+                )
+            self._made[component] = timeline
         return self._made[component]
 
     @cached_property
@@ -109,12 +111,12 @@ class RunTimelines:
 _CELL = ("phase", "name", "device")
 
 
-def _share_errors(made: RunTimeline, times: StepTimes) -> Floats | None:
+def _share_errors(run_timeline: RunTimeline, times: StepTimes) -> Floats | None:
     """By how much the share of each key of a profiled step differs from that of a step as it runs unprofiled (P,).
 
     The profiler lengthens what has many events. None where no time was corrected.
     """
-    timeline = made.timeline
+    timeline = run_timeline.timeline
     if times.is_empty or not timeline.recorded.any():
         return None
     length_ns = float((timeline.step_t1 - timeline.step_t0)[timeline.recorded].mean()) * 1e9
@@ -123,10 +125,10 @@ def _share_errors(made: RunTimeline, times: StepTimes) -> Floats | None:
         pl.when(pl.col("device") == CPU).then("recorded_ns").otherwise(pl.col("self_ns") * times.step_ns / length_ns)
     )
     cells = times.table.group_by(_CELL).agg(factor=pl.col("self_ns").sum() / recorded.sum())
-    placed = made.ops.select(_CELL).join(cells, on=_CELL, how="left", maintain_order="left")
+    placed = run_timeline.ops.select(_CELL).join(cells, on=_CELL, how="left", maintain_order="left")
     factor = np.nan_to_num(placed["factor"].fill_null(1.0).to_numpy(), nan=1.0, posinf=1.0)
-    keys, key = timeline.keys, made.ops["key"].to_numpy()
-    errors = np.bincount(key, made.seconds * (factor - 1), keys.count) / (timeline.end - timeline.begin)
+    keys, key = timeline.keys, run_timeline.ops["key"].to_numpy()
+    errors = np.bincount(key, run_timeline.seconds * (factor - 1), keys.count) / (timeline.end - timeline.begin)
     errors[keys.gap] -= errors[~keys.beside].sum()
     return errors
 
@@ -150,10 +152,10 @@ def run_timeline(run: RunReader, pieces: OpPieces, origin_ns: int, component: st
     steps = steps_after_warmup(run)
     step_t0, step_t1 = ((steps[name].to_numpy() - origin_ns) / 1e9 for name in ("t0_ns", "t1_ns"))
     recorded = (steps["recorded"] & steps["step"].is_in(pieces.steps.implode())).to_numpy()
-    done = [fill_unprofiled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
-    parts = [_clip_lane(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in done]
+    filled = [fill_unprofiled(Lane(lane.t0, lane.t1, lane.op), step_t0, step_t1, recorded) for lane in lanes]
+    parts = [_clip_lane(lane, float(step_t0[0]), float(step_t1[-1])) for lane, _ in filled]
     keyed = _timeline_with_keys(pieces.ops, parts, step_t0, step_t1, recorded, with_bytes=component == "memory")
-    return replace(keyed, timeline=replace(keyed.timeline, scatter=done[0][1]))
+    return replace(keyed, timeline=replace(keyed.timeline, scatter=filled[0][1]))
 
 
 def _clip_lane(lane: Lane, begin: float, end: float) -> Lane:
@@ -186,12 +188,20 @@ def _timeline_with_keys(
     coded = [Lane(lane.t0, lane.t1, key[lane.key]) for lane in lanes]
     coded[0] = _add_idle_pieces(coded[0], idle)
     if with_bytes:
-        keys = Keys(keys.kind, keys.signature, keys.beside, _rates(described, lanes, key, keys.count, seconds))
+        keys = Keys(
+            keys.kind, keys.signature, keys.beside, _bytes_per_second(described, lanes, key, keys.count, seconds)
+        )
     timeline = Timeline(tuple(coded), keys, step_t0, step_t1, recorded, STAMP_SD)
-    rest = {"name": [BETWEEN, FRAMEWORK_OVERHEAD], "module": [None, None], "phase": [None, None], "device": [CPU, CPU]}
+    synthetic = {
+        "name": [BETWEEN, FRAMEWORK_OVERHEAD],
+        "module": [None, None],
+        "phase": [None, None],
+        "device": [CPU, CPU],
+    }
     keyed = described.with_columns(key=pl.Series(key, dtype=pl.Int64))
     last = pl.DataFrame(
-        {**rest, "key": [keys.count - 2, keys.count - 1]}, schema_overrides={"module": pl.String, "phase": pl.String}
+        {**synthetic, "key": [keys.count - 2, keys.count - 1]},
+        schema_overrides={"module": pl.String, "phase": pl.String},
     )
     whole = pl.concat([keyed, last], how="diagonal_relaxed")
     return RunTimeline(timeline, whole, np.append(seconds, timeline.seconds[-2:]))
@@ -275,7 +285,7 @@ def _add_idle_pieces(lane: Lane, idle: Lane) -> Lane:
     return Lane(t0[some], t1[some], np.concatenate([lane.key, idle.key])[piece[some]])
 
 
-def _rates(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds: Floats) -> Floats:
+def _bytes_per_second(ops: pl.DataFrame, lanes: list[Lane], key: Ints, count: int, seconds: Floats) -> Floats:
     """Bytes a second of each key; 0 where no op states them."""
     pieces = np.sum([np.bincount(lane.key, minlength=len(ops)) for lane in lanes], axis=0)
     moved = np.where(ops["bytes"].to_numpy() != UNSTATED, ops["bytes"].to_numpy(), 0) * pieces
@@ -313,8 +323,8 @@ def gauge_inputs(
     floor = resolution_error_w(watts[(t0 >= 0) & (t1 <= end)], source.step_size)
     weight = register_weight(channel)
     if weight is not None and refresh is not None:
-        known = ~np.isnan(watts)
-        stamp, watts = (t0 + t1)[known] / 2, watts[known]
+        valid = ~np.isnan(watts)
+        stamp, watts = (t0 + t1)[valid] / 2, watts[valid]
         decay = fit_decay_time(stamp, watts, end, refresh / weight, source.step_size)
         weight_sd = _STATED_WEIGHT if decay is None else decay[1] / decay[0]
         weight = weight if decay is None else refresh / decay[0]
@@ -364,6 +374,6 @@ def stored_calibrations(results: ResultCache, name: str) -> dict[str, SensorCali
     )
 
 
-def store_calibrations(results: ResultCache, name: str, known: dict[str, SensorCalibration]) -> None:
+def store_calibrations(results: ResultCache, name: str, calibrations: dict[str, SensorCalibration]) -> None:
     """Keep what was found of each channel for the next reader."""
-    results.store(name, {channel: calibration_to_json(source) for channel, source in known.items()})
+    results.store(name, {channel: calibration_to_json(source) for channel, source in calibrations.items()})

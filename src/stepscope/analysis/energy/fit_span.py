@@ -67,9 +67,9 @@ def _chosen_steps(run: RunReader) -> tuple[int, int] | None:
     best = (-1, 0, 0)
     for first, last in usable:
         count = min(int(most), last - first)
-        seen = within[first + count : last + 1] - within[first : last + 1 - count]
-        place = int(np.argmax(seen))
-        best = max(best, (int(seen[place]), count, first + place))
+        steps_within = within[first + count : last + 1] - within[first : last + 1 - count]
+        place = int(np.argmax(steps_within))
+        best = max(best, (int(steps_within[place]), count, first + place))
     return best[2], best[1]
 
 
@@ -87,8 +87,8 @@ def _whole_stretches(run: RunReader, steps: pl.DataFrame) -> list[tuple[int, int
     edge = np.ones(len(steps) + 1, dtype=bool)
     edge[1:-1] = (usable[1:] != usable[:-1]) | (np.diff(numbers) != 1)
     edges = np.flatnonzero(edge)
-    found = [(int(first), int(last)) for first, last in pairwise(edges)]
-    return [stretch for stretch in found if usable[stretch[0]]] or found
+    stretches = [(int(first), int(last)) for first, last in pairwise(edges)]
+    return [stretch for stretch in stretches if usable[stretch[0]]] or stretches
 
 
 @cached_per_run
@@ -120,23 +120,23 @@ def long_run_notes(run: RunReader) -> Iterator[str]:
         yield sentence
 
 
-def scale_to_whole_run(found: Attribution, factor: float, time_factor: float) -> Attribution:
+def scale_to_whole_run(attribution: Attribution, factor: float, time_factor: float) -> Attribution:
     """The fit of a stretch as the whole run has it, whose steps take so many times its energy and its time.
 
     Power changes in proportion (clocks) or by the same everywhere (leakage, fans): their difference is an error.
     """
-    seconds = found.timeline.seconds
-    apart = (factor - 1) * (found.joules - found.total.joules * seconds / seconds.sum())
-    meanwhile = None if found.meanwhile is None else found.meanwhile * factor
+    seconds = attribution.timeline.seconds
+    apart = (factor - 1) * (attribution.joules - attribution.total.joules * seconds / seconds.sum())
+    meanwhile = None if attribution.meanwhile is None else attribution.meanwhile * factor
     return replace(
-        found,
-        joules=found.joules * factor,
-        covariance=found.covariance * factor**2 + np.outer(apart, apart),
-        statistical=found.statistical * factor**2,
-        before=found.before * factor,
-        coarser=found.coarser * factor,
-        sharper=found.sharper * factor,
-        total=replace(found.total, joules=found.total.joules * factor, sd=found.total.sd * factor),
+        attribution,
+        joules=attribution.joules * factor,
+        covariance=attribution.covariance * factor**2 + np.outer(apart, apart),
+        statistical=attribution.statistical * factor**2,
+        before=attribution.before * factor,
+        coarser=attribution.coarser * factor,
+        sharper=attribution.sharper * factor,
+        total=replace(attribution.total, joules=attribution.total.joules * factor, sd=attribution.total.sd * factor),
         meanwhile=meanwhile,
         time_factor=time_factor,
     )

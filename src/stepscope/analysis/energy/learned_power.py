@@ -85,33 +85,35 @@ def learn_power_model(paths: Sequence[Path]) -> PowerModel:
             "power does not follow the use of processors here; measure it",
         )
     watts = _fit_watts([stretch for run in runs for stretch in run.stretches])
-    rest = [float(watts[0]), 0.0]  # what the device takes at rest is told of the CPU
-    busy = [(name, rest[place], rest[place] + float(watts[1 + place])) for place, name in enumerate(components)]
+    idle = [float(watts[0]), 0.0]  # what the device takes at rest is told of the CPU
+    busy = [(name, idle[place], idle[place] + float(watts[1 + place])) for place, name in enumerate(components)]
     parts = tuple(ComponentPower(*part) for part in busy if part[-1] > 0)
     # As later runs are given it; what a GPU takes is in the watts, whether or not it has a slope of its own.
-    seen = (_seen_use(readers, component) for component in COMPONENTS)
-    return parse_power_model(str(PowerModel(parts, share, *seen)))
+    use_ranges = (_use_range(readers, component) for component in COMPONENTS)
+    return parse_power_model(str(PowerModel(parts, share, *use_ranges)))
 
 
-def _seen_use(readers: Sequence[RunReader], component: str) -> tuple[float, float] | None:
+def _use_range(readers: Sequence[RunReader], component: str) -> tuple[float, float] | None:
     """Least and most use of a component in the training of these runs; None where it had none or some did not say."""
     use = [mean_use(reader, component, training_stretches(reader)) for reader in readers]
-    known = [share for share in use if share is not None]
-    return (min(known), max(known)) if len(known) == len(use) and max(known) > 0 else None
+    shares = [share for share in use if share is not None]
+    return (min(shares), max(shares)) if len(shares) == len(use) and max(shares) > 0 else None
 
 
 def _measure_run(reader: RunReader, components: Sequence[str]) -> _Measured:
     if reader.meta.get("simulated"):
         raise UsageError(f"{reader.path.name} has simulated sensors: nothing of this device is learned there", _HINT)
     tree, spans = rail_tree(reader), training_stretches(reader)
-    training = _stretch(reader, tree, spans, components) if len(spans) else None
+    training = _use_and_power_over(reader, tree, spans, components) if len(spans) else None
     if training is None:
         raise UsageError(f"{reader.path.name} has no measured power of the whole device in its steps", _HINT)
-    rest = idle_stretch(reader, [line.best for line in tree.total or ()])
-    return _Measured(training, _stretch(reader, tree, rest, components) if len(rest) else None)
+    idle = idle_stretch(reader, [line.best for line in tree.total or ()])
+    return _Measured(training, _use_and_power_over(reader, tree, idle, components) if len(idle) else None)
 
 
-def _stretch(reader: RunReader, tree: RailTree, spans: Floats, components: Sequence[str]) -> _UseAndPower | None:
+def _use_and_power_over(
+    reader: RunReader, tree: RailTree, spans: Floats, components: Sequence[str]
+) -> _UseAndPower | None:
     watts = sum_energies([energy_over(line.best, spans) for line in tree.total or ()]).watts
     used = [mean_use(reader, component, spans) for component in components]
     return _UseAndPower(np.array(used, dtype=np.float64), watts) if watts and None not in used else None

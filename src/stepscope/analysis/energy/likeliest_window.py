@@ -58,7 +58,7 @@ def likeliest_window(
         return None
     fine = float(np.clip(np.median(start.windows(readings)[1]) * _OF_WINDOW, *_FINE))
     count = 2 if free_width and start.width is not None else 1
-    ends = [_moved(start, fine * sign * _REACH * side) for side in np.eye(count) for sign in (-1, 1)]
+    ends = [_shifted_model(start, fine * sign * _REACH * side) for side in np.eye(count) for sign in (-1, 1)]
     readings = readings.select(np.all([fully_covered_flags(timeline, readings, model) for model in ends], axis=0))
     if readings.count < FEWEST:
         return None
@@ -68,14 +68,14 @@ def likeliest_window(
         unlikely, begin = _make_likelihood_cost(timeline, readings, start), start
 
         def cost(by: Floats, unlikely: _Cost = unlikely, begin: SensorModel = begin) -> float:
-            return unlikely(_moved(begin, fine * by))
+            return unlikely(_shifted_model(begin, fine * by))
 
         best = minimize(cost, np.zeros(count), method="Nelder-Mead", options=options)
-        start = _moved(begin, fine * best.x)
+        start = _shifted_model(begin, fine * best.x)
         if np.abs(best.x).max() < 1 or attempt == _ROUNDS - 1:
             break
     least = float(best.fun)
-    sd = _spread(cost, best.x, least) * fine
+    sd = _parameter_sd(cost, best.x, least) * fine
     unseen = free_rc and count == 2 and start.rc <= SHORTEST_RC
     sd_rc = _slowest_filter(lambda rc: unlikely(replace(start, lag=start.lag - rc, rc=rc)), least) if unseen else None
     return LikeliestWindow(start, float(sd[0]), float(sd[1]) if count == 2 else None, sd_rc)
@@ -84,7 +84,7 @@ def likeliest_window(
 _Cost = Callable[[SensorModel], float]
 
 
-def _moved(model: SensorModel, by: Floats) -> SensorModel:
+def _shifted_model(model: SensorModel, by: Floats) -> SensorModel:
     """The model with its centre, and its width where that is given too, moved by so much, s."""
     if model.width is None or len(by) == 1:
         return replace(model, lag=model.lag + float(by[0]))
@@ -98,24 +98,24 @@ def _make_likelihood_cost(timeline: Timeline, readings: Readings, start: SensorM
     Gains are each model's own, and strays have their full weight: else those of a wrong window would speak for it.
     """
     rows, first = scaled_rows(timeline, readings, start, ANY_SPREAD)
-    seen = rows.watts if rows.trust is None else rows.watts / rows.trust
-    weight = seen / np.where(readings.watts != 0, readings.watts, 1.0)
+    target = rows.watts if rows.trust is None else rows.watts / rows.trust
+    weight = target / np.where(readings.watts != 0, readings.watts, 1.0)
     power, near = float(readings.watts.mean()), [first]
 
     def of(model: SensorModel) -> float:
         plain = sparse.diags(weight) @ design(timeline, readings, model)
         fit = regress(
-            RegressionRows(plain, weight, seen, rows.theta).moments(power), first.hierarchy, near[0], ANY_SPREAD
+            RegressionRows(plain, weight, target, rows.theta).moments(power), first.hierarchy, near[0], ANY_SPREAD
         )
-        gain = slow_gain(readings.at, seen, plain @ fit.watts, timeline.step_length)
-        moments = RegressionRows(sparse.diags(gain) @ plain, gain * weight, seen, rows.theta).moments(power)
+        gain = slow_gain(readings.at, target, plain @ fit.watts, timeline.step_length)
+        moments = RegressionRows(sparse.diags(gain) @ plain, gain * weight, target, rows.theta).moments(power)
         near[0] = regress(moments, first.hierarchy, fit, ANY_SPREAD)
         return -log_evidence(moments, near[0])
 
     return of
 
 
-def _spread(cost: Callable[[Floats], float], at: Floats, least: float) -> Floats:
+def _parameter_sd(cost: Callable[[Floats], float], at: Floats, least: float) -> Floats:
     """Standard deviations of parameters (K,) from the curvature of a negative logarithm of likelihood at its least."""
     sides = np.eye(len(at))
     curvature = np.zeros((len(at), len(at)))
@@ -130,8 +130,8 @@ def _spread(cost: Callable[[Floats], float], at: Floats, least: float) -> Floats
         along, across = sides[0] + sides[1], sides[0] - sides[1]
         apart = (cost(at + along) + cost(at - along) - cost(at + across) - cost(at - across)) / 4
         curvature[0, 1] = curvature[1, 0] = apart
-    shown, axes = np.linalg.eigh(_BLUNTED * curvature)
-    variance = np.diag(axes @ np.diag(1 / np.maximum(shown, _FLAT)) @ axes.T)
+    eigenvalues, axes = np.linalg.eigh(_BLUNTED * curvature)
+    variance = np.diag(axes @ np.diag(1 / np.maximum(eigenvalues, _FLAT)) @ axes.T)
     return np.asarray(np.sqrt(variance) * np.diag(sides))
 
 

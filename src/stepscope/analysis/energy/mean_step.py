@@ -37,20 +37,24 @@ class MeanStep:
         lengths = steps["length_ns"].to_numpy().astype(np.float64) / 1e9
         length_s, samples = float(lengths.mean()), samples_per_step(run)
         apart = None if samples is None else lengths - steps["samples"].to_numpy() * (length_s / samples)
-        error = _half_width(lengths) / length_s if len(lengths) >= FEW else None
-        of_sample = _half_width(apart) / length_s if apart is not None and len(apart) >= FEW else None
+        error = _ci_half_width(lengths) / length_s if len(lengths) >= FEW else None
+        of_sample = _ci_half_width(apart) / length_s if apart is not None and len(apart) >= FEW else None
         return cls(length_s, samples, error, of_sample)
 
     def energy(self, power: Energy) -> Row:
         """Return the energy of a step, J, and the ends of its 95 % CI: of the power and of the mean length."""
-        return _energy_of(power, self.length_s, self.length_error)
+        return _energy_of_time(power, self.length_s, self.length_error)
 
     def energy_of_sample(self, power: Energy) -> Row:
         """Return the energy of a training sample, J, and the ends of its 95 % CI; of nothing where none was counted."""
-        return _NOTHING if self.samples is None else _energy_of(power, self.length_s / self.samples, self.sample_error)
+        return (
+            _NOTHING
+            if self.samples is None
+            else _energy_of_time(power, self.length_s / self.samples, self.sample_error)
+        )
 
 
-def _half_width(values: Floats) -> float:
+def _ci_half_width(values: Floats) -> float:
     mean, _, high = mean_interval(values)
     return high - mean
 
@@ -62,7 +66,7 @@ def samples_per_step(run: RunReader) -> float | None:
     return mean if isinstance(mean, float) and mean > 0 else None
 
 
-def _energy_of(power: Energy, seconds: float, error: float | None) -> Row:
+def _energy_of_time(power: Energy, seconds: float, error: float | None) -> Row:
     """Energy of a time with its CI; error: half width of that of the time, as a share, independent of the power's."""
     if power.watts is None:
         return _NOTHING

@@ -44,30 +44,32 @@ NOTHING_FAILED = Misfit()
 
 
 def check_residuals(
-    timeline: Timeline, at: Floats, left: Floats, bare: Floats, moves: float, explained: float
+    timeline: Timeline, at: Floats, residuals: Floats, bare: Floats, moves: float, explained: float
 ) -> Misfit:
     """Test residuals by phase of the step, by halves of the run, from step to step, and for strays.
 
-    at: (M,) middle of each reading's window, s; left: (M,) readings less the fit, whitened and weighted; bare: without
-    what strays are trusted less; moves: standard deviation of the readings; explained: share of the readings'
+    at: (M,) middle of each reading's window, s; residuals: (M,) readings less the fit, whitened and weighted; bare:
+    without what strays are trusted less; moves: standard deviation of the readings; explained: share of the readings'
     variance that is explained, each parameter counted.
     """
     step = timeline.step_of(at)
     phase = (at - timeline.step_t0[step]) / np.maximum(timeline.step_t1[step] - timeline.step_t0[step], 1e-12)
     tests = {
-        _PHASE: _excess_of_bins(phase, left, np.ones(len(left), dtype=bool)),
-        "the halves of the run disagree": _excess_of_halves(phase, left, np.arange(len(left)) < len(left) // 2),
-        "what the fit leaves goes on from step to step": _step_correlation_factor(step, left),
+        _PHASE: _excess_of_bins(phase, residuals, np.ones(len(residuals), dtype=bool)),
+        "the halves of the run disagree": _excess_of_halves(
+            phase, residuals, np.arange(len(residuals)) < len(residuals) // 2
+        ),
+        "what the fit leaves goes on from step to step": _step_correlation_factor(step, residuals),
     }
     failed = {name: min(excess, _MOST) for name, excess in tests.items() if excess > 1}
     fatal = ""
-    stray = float((_robust(bare, timeline.step_kind_at(at), moves) > _FAR).mean())
+    stray = float((_robust_distance(bare, timeline.step_kind_at(at), moves) > _FAR).mean())
     if stray > _ASTRAY:
         fatal = (
             f"{stray:.0%} of the readings fit nothing that ran: values given out late or twice, or stamps that are off"
         )
-    elif len(left) < _TESTED:
-        fatal = f"{len(left)} readings are too few to test whether the fit is right: train more steps"
+    elif len(residuals) < _TESTED:
+        fatal = f"{len(residuals)} readings are too few to test whether the fit is right: train more steps"
     elif failed.get(_PHASE, 1.0) > _OFF_PHASE and explained < _EXACT:
         fatal = f"{_PHASE}: how the sensor sees the past was not found"
     elif explained < _FOLLOWED:
@@ -75,28 +77,28 @@ def check_residuals(
     return Misfit(float(np.prod(list(failed.values()))), tuple(failed), fatal)
 
 
-def outlier_weights(left: Floats, group: Ints, moves: float) -> Floats:
+def outlier_weights(residuals: Floats, group: Ints, moves: float) -> Floats:
     """Weight of each reading (M,): below 1 for strays, where there are more of them than noise makes.
 
     group: (M,) as `Timeline.kind_of`; each has a noise of its own, since a pause is quieter than what operators do.
     moves: standard deviation of the readings, in the unit of `left`.
     """
-    off = _robust(left, group, moves)
-    if len(left) < _BINS[1] or float((off > _FAR).mean()) < _STRAY:
-        return np.ones(len(left))
+    off = _robust_distance(residuals, group, moves)
+    if len(residuals) < _BINS[1] or float((off > _FAR).mean()) < _STRAY:
+        return np.ones(len(residuals))
     return np.asarray(np.minimum(1.0, _NEAR / np.maximum(off, 1e-12)))
 
 
-def _robust(left: Floats, group: Ints, moves: float) -> Floats:
+def _robust_distance(residuals: Floats, group: Ints, moves: float) -> Floats:
     """Distance of each from its group's median, in standard deviations that strays do not move.
 
     What is small beside `moves`, by how much the readings move at all, is never far: a quiet group has no strays.
     """
-    off = np.zeros(len(left))
+    off = np.zeros(len(residuals))
     for number in np.unique(group):
         chosen = group == number
         if chosen.sum() >= _FEWEST:
-            away = np.abs(left[chosen] - np.median(left[chosen]))
+            away = np.abs(residuals[chosen] - np.median(residuals[chosen]))
             scale = max(1.4826 * float(np.median(away)), _QUIET * moves)
             off[chosen] = away / scale if scale > 0 else 0.0
     return off
@@ -106,28 +108,28 @@ def _bin_count(readings: int) -> int:
     return int(np.clip(readings // _A_BIN, *_BINS))
 
 
-def _excess_of_bins(phase: Floats, left: Floats, chosen: Flags) -> float:
+def _excess_of_bins(phase: Floats, residuals: Floats, chosen: Flags) -> float:
     """Root of the excess of the bins' means over chance; 1 where there is none."""
     bins = _bin_count(int(chosen.sum()))
     place = np.clip((phase * bins).astype(np.int64), 0, bins - 1)[chosen]
-    size, total = np.bincount(place, minlength=bins), np.bincount(place, left[chosen] - left.mean(), bins)
-    return _excess_over_chance(total[size > 0] ** 2 / size[size > 0], float(left.var()))
+    size, total = np.bincount(place, minlength=bins), np.bincount(place, residuals[chosen] - residuals.mean(), bins)
+    return _excess_over_chance(total[size > 0] ** 2 / size[size > 0], float(residuals.var()))
 
 
-def _excess_of_halves(phase: Floats, left: Floats, first: Flags) -> float:
+def _excess_of_halves(phase: Floats, residuals: Floats, first: Flags) -> float:
     """The same of the difference between two halves."""
-    bins = _bin_count(len(left) // 2)
+    bins = _bin_count(len(residuals) // 2)
     place = np.clip((phase * bins).astype(np.int64), 0, bins - 1)
     size = [np.bincount(place[half], minlength=bins) for half in (first, ~first)]
     both = (size[0] > 0) & (size[1] > 0)
     if not both.any():
         return 1.0
     means = [
-        np.bincount(place[half], left[half], bins)[both] / n[both]
+        np.bincount(place[half], residuals[half], bins)[both] / n[both]
         for half, n in zip((first, ~first), size, strict=True)
     ]
     chance = 1 / size[0][both] + 1 / size[1][both]
-    return _excess_over_chance((means[0] - means[1]) ** 2 / chance, float(left.var()))
+    return _excess_over_chance((means[0] - means[1]) ** 2 / chance, float(residuals.var()))
 
 
 def _excess_over_chance(squares: Floats, variance: float) -> float:
@@ -137,12 +139,12 @@ def _excess_over_chance(squares: Floats, variance: float) -> float:
     return float(np.sqrt(ratio)) if ratio > 1 + _SIGMAS * np.sqrt(2 / len(squares)) else 1.0
 
 
-def _step_correlation_factor(step: Ints, left: Floats) -> float:
+def _step_correlation_factor(step: Ints, residuals: Floats) -> float:
     """Growth of the error of means by errors of steps that go on in the next."""
     names, place, size = np.unique(step, return_inverse=True, return_counts=True)
     if len(names) < _FEWEST_STEPS:
         return 1.0
-    mean = np.bincount(place.reshape(-1), left) / size
+    mean = np.bincount(place.reshape(-1), residuals) / size
     mean -= mean.mean()
     varies = float(mean @ mean)
     rho = float(mean[1:] @ mean[:-1]) / varies if varies > 0 else 0.0
@@ -164,10 +166,10 @@ def reason_window_too_wide(timeline: Timeline, readings: Readings, watts: Floats
         return ""
     share = timeline.seconds / max(float(timeline.seconds.sum()), 1e-30)
     moves = float(np.sqrt(share @ (watts - share @ watts) ** 2))
-    shown = float(readings.watts.std())
-    if moves <= _MOST_AMPLIFIED * shown:
+    spread = float(readings.watts.std())
+    if moves <= _MOST_AMPLIFIED * spread:
         return ""
     return (
-        f"the sensor averages over nearly whole steps: readings move {moves / max(shown, 1e-30):.0f} times less than "
+        f"the sensor averages over nearly whole steps: readings move {moves / max(spread, 1e-30):.0f} times less than "
         "power would; train with steps of a different length (another batch size)"
     )

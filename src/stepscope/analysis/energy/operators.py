@@ -110,7 +110,7 @@ def _rail_rows(rail: RailFit, by: str, method: str) -> pl.DataFrame:
         return _fitted_rows(rail, names, gather)
     keys = rail.by_nearest() if method == "nearest" else rail.by_overlap()
     joules = gather @ keys
-    return _rail_frame(rail, method, _plain_rows(rail, names, joules, gather, float(joules.sum())))
+    return _rail_frame(rail, method, _rows_without_interval(rail, names, joules, gather, float(joules.sum())))
 
 
 def group_keys(ops: RunTimeline, columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], Any]:
@@ -132,8 +132,8 @@ def group_keys(ops: RunTimeline, columns: tuple[str, ...]) -> tuple[list[dict[st
 def _group_name(row: dict[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
     apart = row["phase"] is None
     first = row["name"] if apart or columns[0] == "name" else row[columns[0]]
-    kept = {name: row[name] if name in columns and not apart else None for name in ("module", "phase")}
-    return {"name": first, **kept}
+    identity = {name: row[name] if name in columns and not apart else None for name in ("module", "phase")}
+    return {"name": first, **identity}
 
 
 def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.DataFrame:
@@ -143,7 +143,7 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
     labels = [" ".join(str(value) for value in name.values() if value) for name in names]
     judged = rail_fits.part_verdicts(fit, whole, labels)
     steps, against = rail.ops.timeline.steps, rail_fits.reason_unresolvable(fit)
-    rows = _plain_rows(rail, names, whole.joules, gather, fit.total.joules, fit.time_factor)
+    rows = _rows_without_interval(rail, names, whole.joules, gather, fit.total.joules, fit.time_factor)
     for index, row in enumerate(rows):
         half = float(whole.half_width[index]) / steps
         row |= {"during_per_step": float(whole.meanwhile[index]) / steps}
@@ -159,22 +159,22 @@ def _fitted_rows(rail: RailFit, names: list[dict[str, Any]], gather: Any) -> pl.
 def _unattributed_row(rail: RailFit, whole: GroupEnergies) -> list[dict[str, Any]]:
     """Yield the unattributed part of the measured total, where there is any."""
     assert rail.fit is not None, "only fitted rails come here"
-    left = rail.fit.total.joules - float(whole.joules.sum())
-    if abs(left) < 1e-9 * rail.fit.total.joules:
+    unattributed = rail.fit.total.joules - float(whole.joules.sum())
+    if abs(unattributed) < 1e-9 * rail.fit.total.joules:
         return []
     steps = rail.ops.timeline.steps
     return [
         {
             "name": "(residual)",
-            "joules_per_step": left / steps,
-            "share": left / rail.fit.total.joules,
+            "joules_per_step": unattributed / steps,
+            "share": unattributed / rail.fit.total.joules,
             "verdict": "not identifiable",
             "reason": "measured, but in none of the parts",
         }
     ]
 
 
-def _plain_rows(
+def _rows_without_interval(
     rail: RailFit, names: list[dict[str, Any]], joules: Floats, gather: Any, total: float, time_factor: float = 1.0
 ) -> list[dict[str, Any]]:
     """Rows without an interval; time and energy of a step. What runs beside other work has no idle power of its own."""
@@ -212,7 +212,7 @@ def _measured_total_row(rail: RailFit, method: str) -> dict[str, Any]:
     else:
         joules, half = float(np.average(rail.readings.watts, weights=rail.readings.weight)) * span, None
     own = ~timeline.keys.beside[None, :]
-    row = _plain_rows(rail, [{"name": MEASURED}], np.array([joules]), own, joules, factor)[0]
+    row = _rows_without_interval(rail, [{"name": MEASURED}], np.array([joules]), own, joules, factor)[0]
     if half is None:
         return row
     low, high = (max(joules + side * half, 0.0) / timeline.steps for side in (-1, 1))
@@ -241,14 +241,14 @@ def _resolution_row(rail: RailFit) -> dict[str, Any]:
     if rail.fit is None:
         return {**dict.fromkeys(RESOLUTION_SCHEMA), **shared, "note": rail.reason}
     _, gather = group_keys(rail.ops, BY["kind"])
-    known = identifiability(rail.fit, group_energies(rail.fit, gather))
+    resolution = identifiability(rail.fit, group_energies(rail.fit, gather))
     model, phase = rail.fit.calibration.model, rail.fit.phase
     return {
         **shared,
-        "shortest_op_s": known.shortest_op,
-        "resolved_share": known.share,
-        "more_steps": known.more_steps,
-        "expected_error": known.expected_error,
+        "shortest_op_s": resolution.shortest_op,
+        "resolved_share": resolution.share,
+        "more_steps": resolution.more_steps,
+        "expected_error": resolution.expected_error,
         "unsampled_s": phase.unsampled,
         "locked": phase.locked,
         "lag_s": model.lag,
@@ -256,7 +256,7 @@ def _resolution_row(rail: RailFit) -> dict[str, Any]:
         "rc_s": model.rc,
         "smear_s": model.smear,
         "closure_gap": rail.fit.gap_before,
-        "note": known.trouble or "; ".join(rail.fit.misfit.failed) or None,
+        "note": resolution.trouble or "; ".join(rail.fit.misfit.failed) or None,
     }
 
 
@@ -304,25 +304,26 @@ def fit_utilisation(
         return []
     of = timelines or RunTimelines(run)
     results = results or ResultCache(run)
-    kept, known, found = stored_calibrations(results, "calibration-utilisation"), dict[str, SensorCalibration](), []
+    stored, calibrations = stored_calibrations(results, "calibration-utilisation"), dict[str, SensorCalibration]()
+    fits = []
     for quantity, unit, component, series in _utilisation_channels(of.run):
         ops = of.for_component(component)
         if ops is None:
             continue
         place, (readings, options) = f"{quantity} of {series.scope}", _utilisation_readings(series, unit, of.origin_ns)
         # The kernel books a process's time when it is asked: that counter is neither late nor filtered.
-        sensor = _PROMPT if unit == "cores" else kept.get(place)
+        sensor = _PROMPT if unit == "cores" else stored.get(place)
         options = replace(options, known=sensor)
         fit = None if ops.reason_not_divided else attribute_energy(ops.timeline, readings, options)
         few = f"{readings.count} readings are too few, or all the same: train more steps"
         reason = "" if fit is not None else ops.reason_not_divided or few
         bounds = {"cores": float(len(core_busy_time(run)) or np.inf), "1": 1.0}
-        found.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, bounds.get(unit, np.inf)))
+        fits.append(UtilisationFit(quantity, series.scope, unit, ops, fit, reason, bounds.get(unit, np.inf)))
         if fit is not None and sensor is not _PROMPT:
-            known[place] = fit.known
-    if known.keys() - kept.keys():
-        store_calibrations(results, "calibration-utilisation", {**kept, **known})
-    return found
+            calibrations[place] = fit.known
+    if calibrations.keys() - stored.keys():
+        store_calibrations(results, "calibration-utilisation", {**stored, **calibrations})
+    return fits
 
 
 def _utilisation_channels(run: RunReader) -> Iterator[tuple[str, str, str, Series]]:

@@ -71,11 +71,11 @@ class PowerModel:
     def __str__(self) -> str:
         parts = ",".join(f"{part.component}={part.idle_w:.4g}W..{part.busy_w:.4g}W" for part in self.parts)
         sure = "" if self.uncertainty is None else f"+-{100 * self.uncertainty:.3g}%"
-        seen = (
+        use_ranges = (
             "" if use is None else f"{before}{100 * use[0]:.3g}%..{100 * use[1]:.3g}%"
             for before, use in (("at", self.seen_use), ("gpu", self.seen_gpu_use))
         )
-        return f"{parts}{sure}{''.join(seen)}"
+        return f"{parts}{sure}{''.join(use_ranges)}"
 
 
 def parse_power_model(spec: str) -> PowerModel:
@@ -88,38 +88,38 @@ def parse_power_model(spec: str) -> PowerModel:
         raise UsageError(f"the power model names '{twice[0]}' twice: '{spec}'", "give each component once")
     if "+-" not in spec.replace(" ", ""):
         return PowerModel(parts)
-    found = _ERROR.fullmatch(error)
-    if found is None or not 0 < float(found["error"]) <= 100:
+    match = _ERROR.fullmatch(error)
+    if match is None or not 0 < float(match["error"]) <= 100:
         raise UsageError(f"cannot read '+-{error}' of the power model", _ERROR_HINT)
-    ends = ((found[f"{name}_low"], found[f"{name}_high"]) for name in COMPONENTS)
-    seen = (None if low is None else (float(low) / 100, float(high) / 100) for low, high in ends)
-    return PowerModel(parts, float(found["error"]) / 100, *seen)
+    ends = ((match[f"{name}_low"], match[f"{name}_high"]) for name in COMPONENTS)
+    use_ranges = (None if low is None else (float(low) / 100, float(high) / 100) for low, high in ends)
+    return PowerModel(parts, float(match["error"]) / 100, *use_ranges)
 
 
 def _parse_component(part: str) -> ComponentPower:
-    found = _PART.fullmatch(part.replace(" ", ""))
-    if found is None:
+    match = _PART.fullmatch(part.replace(" ", ""))
+    if match is None:
         raise UsageError(f"cannot read '{part}' of the power model", _HINT)
-    if found["name"] not in COMPONENTS:
-        raise UnknownName("component of a power model", found["name"], COMPONENTS)
-    idle_w = float(found["idle"]) * _WATTS[found["idle_unit"] or found["unit"]]
-    busy_w = float(found["busy"]) * _WATTS[found["unit"]]
+    if match["name"] not in COMPONENTS:
+        raise UnknownName("component of a power model", match["name"], COMPONENTS)
+    idle_w = float(match["idle"]) * _WATTS[match["idle_unit"] or match["unit"]]
+    busy_w = float(match["busy"]) * _WATTS[match["unit"]]
     if not idle_w <= busy_w or not 0 < busy_w <= _MOST_MODEL_W:
         why = f"the power model has '{part}': busy must be above 0, at most {_MOST_MODEL_W:g} W, and not below idle"
         raise UsageError(why, _HINT)
-    return ComponentPower(found["name"], idle_w, busy_w)
+    return ComponentPower(match["name"], idle_w, busy_w)
 
 
 def modelled_sources(run: RunReader) -> list[PowerSource]:
     """The estimated power of each component of the run's own power model that has a utilisation; empty without one."""
     model = _model_of_run(run)
-    found = [source for part in model.parts if (source := _estimated_source(run, part)) is not None] if model else []
+    sources = [source for part in model.parts if (source := _estimated_source(run, part)) is not None] if model else []
     if model is None or model.uncertainty is None:
-        return found
+        return sources
     unseen = _extrapolation_note(run, model)
     if unseen:
-        return [replace(source, notes=(unseen,)) for source in found[:1]] + found[1:]
-    return [replace(source, uncertainty=model.uncertainty) for source in found]
+        return [replace(source, notes=(unseen,)) for source in sources[:1]] + sources[1:]
+    return [replace(source, uncertainty=model.uncertainty) for source in sources]
 
 
 def _extrapolation_note(run: RunReader, model: PowerModel) -> str:
@@ -128,11 +128,11 @@ def _extrapolation_note(run: RunReader, model: PowerModel) -> str:
     if model.seen_use is None or span is None:
         return ""
     spans = np.array([span], dtype=np.float64)
-    for component, seen in zip(COMPONENTS, (model.seen_use, model.seen_gpu_use), strict=True):
-        use, (low, high) = mean_use(run, component, spans), seen or (0.0, 0.0)
-        if seen is None if use is None else low - _BEYOND <= use <= high + _BEYOND:
+    for component, learned_use in zip(COMPONENTS, (model.seen_use, model.seen_gpu_use), strict=True):
+        use, (low, high) = mean_use(run, component, spans), learned_use or (0.0, 0.0)
+        if learned_use is None if use is None else low - _BEYOND <= use <= high + _BEYOND:
             continue
-        learned = "none that is known" if seen is None else percent(low)
+        learned = "none that is known" if learned_use is None else percent(low)
         learned = learned if high - low < 0.01 else f"{percent(low)} and {percent(high)}"
         rate = "at an unknown rate" if use is None else f"at {percent(use)} of its full speed"
         return (
@@ -147,8 +147,8 @@ def mean_use(run: RunReader, component: str, spans_ns: Floats) -> float | None:
     use = relative_use(run, component)
     if use is None:
         return None
-    spent, known = (float(np.diff(use.at(of, spans_ns)).sum()) for of in (use.known_growth, use.covered_ns))
-    return 1e9 * spent / known if known > 0 else None
+    spent, covered = (float(np.diff(use.at(of, spans_ns)).sum()) for of in (use.known_growth, use.covered_ns))
+    return 1e9 * spent / covered if covered > 0 else None
 
 
 def power_model_gaps(run: RunReader) -> Iterator[str]:

@@ -105,9 +105,9 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
     kind = "estimate" if channel["kind"] == "estimate" else "counter" if is_counter else "gauge"
     _, once = np.unique(t_ns, return_index=True)  # of two readings of one moment, one counts
     once = once[:0] if is_counter else once[np.isin(t_ns[once], growth.t_ns)]
-    seen = values[once]
+    updates = values[once]
     if kind == "gauge" and not refresh_ns:
-        refresh_ns = observed_refresh_ns(growth.t_ns, seen)
+        refresh_ns = observed_refresh_ns(growth.t_ns, updates)
     return PowerSource(
         id=str(channel["id"]),
         sensor=str(channel.get("sensor")),
@@ -119,10 +119,10 @@ def _power_source(channel: dict[str, Any], t_ns: Floats, values: Floats) -> Powe
         refresh_ns=refresh_ns,
         window_ns=float(channel.get("window_ns") or 0),
         step_size=step,
-        spread_w=float(np.ptp(seen)) if len(seen) else 0.0,
+        spread_w=float(np.ptp(updates)) if len(updates) else 0.0,
         read_ns=t_ns[once],
-        read_w=seen,
-        notes=(*_fault_notes(channel, growth), *_stale_notes(channel, growth.t_ns, seen, refresh_ns)),
+        read_w=updates,
+        notes=(*_fault_notes(channel, growth), *_stale_notes(channel, growth.t_ns, updates, refresh_ns)),
         channel=channel,
     )
 
@@ -184,7 +184,7 @@ def _without_still_spans(source: PowerSource, everything: list[PowerSource], run
     note = f"{source.id} stood still for {seconds:.3g} s while others went on: excluded as a gap"
     if not len(moves):
         note = f"{source.id} never moved: it is no meter here"
-    return replace(source, growth=turn_spans_into_gaps(growth, dark, known=True), notes=(*source.notes, note))
+    return replace(source, growth=turn_spans_into_gaps(growth, dark, is_known=True), notes=(*source.notes, note))
 
 
 def _is_part_of_another(source: PowerSource, everything: list[PowerSource]) -> bool:
@@ -209,7 +209,7 @@ _NOTHING_NEWER = 2.2  # refreshes
 _LONG_PERIODS, _LONG_NS = 20, 500_000_000  # a longer silence than both is a gap even where no row says so
 
 
-def _least_w(power_w: Floats, step_w: float) -> float:
+def _lowest_plausible_w(power_w: Floats, step_w: float) -> float:
     """The lowest power that the offset of a sensor explains, W: at idle a rail reads as much below 0 as above it."""
     plausible = power_w[np.isfinite(power_w) & (power_w <= MOST_W)]
     return -max(_OFFSET_STEPS * step_w, _OFFSET * float(plausible.max(initial=0.0)))
@@ -217,7 +217,7 @@ def _least_w(power_w: Floats, step_w: float) -> float:
 
 def plausible_watts(power_w: Floats, step_w: float = 0.0) -> Flags:
     """Return which readings of power can be true, (n,): not those that no offset explains, or beyond reason."""
-    return np.asarray(np.isfinite(power_w) & (power_w >= _least_w(power_w, step_w)) & (power_w <= MOST_W))
+    return np.asarray(np.isfinite(power_w) & (power_w >= _lowest_plausible_w(power_w, step_w)) & (power_w <= MOST_W))
 
 
 def reversed_shunts(run: RunReader) -> Iterator[str]:
@@ -228,7 +228,7 @@ def reversed_shunts(run: RunReader) -> Iterator[str]:
         if str(channel.get("id")) in run.sensor(str(channel.get("sensor"))).columns:
             watts = channel_readings(run, channel)[2]
             watts, step_w = watts[np.isfinite(watts)], float(channel.get("step_size") or 0)
-            if len(watts) > 1 and np.mean(watts < min(_least_w(watts, step_w), -_BACKWARDS_W)) >= _BACKWARDS:
+            if len(watts) > 1 and np.mean(watts < min(_lowest_plausible_w(watts, step_w), -_BACKWARDS_W)) >= _BACKWARDS:
                 yield str(channel["id"])
 
 

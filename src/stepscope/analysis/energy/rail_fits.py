@@ -85,19 +85,19 @@ def fit_rails(
         if line.component != UNUSED and (ops := of.for_component(line.component)) is not None
     ]
     results = results or ResultCache(run)
-    kept = stored_calibrations(results, "calibration-rails")
-    found: dict[str, RailFit] = {}
-    known: dict[str, SensorCalibration] = {}
+    stored = stored_calibrations(results, "calibration-rails")
+    fits: dict[str, RailFit] = {}
+    calibrations: dict[str, SensorCalibration] = {}
     # The strongest signal first: the other channels of its chip, and other chips of its make, start from what it tells.
     for rail in sorted(read, key=lambda rail: -rail.strength):
         source = rail.line.best.id
-        options = replace(rail.options, known=kept.get(source), **_similar_source(rail, known, found))
-        found[source] = _fit_rail(run, rail, options)
-        if (fit := found[source].fit) is not None:
-            known[source] = fit.known
-    if known and known.keys() - kept.keys():
-        store_calibrations(results, "calibration-rails", {**kept, **known})
-    return [found[rail.line.best.id] for rail in read]
+        options = replace(rail.options, known=stored.get(source), **_similar_source(rail, calibrations, fits))
+        fits[source] = _fit_rail(run, rail, options)
+        if (fit := fits[source].fit) is not None:
+            calibrations[source] = fit.known
+    if calibrations and calibrations.keys() - stored.keys():
+        store_calibrations(results, "calibration-rails", {**stored, **calibrations})
+    return [fits[rail.line.best.id] for rail in read]
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,19 @@ def _rail_inputs(run: RunReader, line: MeasuredRail, ops: RunTimeline, origin_ns
 
 
 def _similar_source(
-    rail: _RailInputs, known: dict[str, SensorCalibration], found: dict[str, RailFit]
+    rail: _RailInputs, calibrations: dict[str, SensorCalibration], fits: dict[str, RailFit]
 ) -> dict[str, Any]:
     """Return the sensor model of a rail of the same make that has a filter: of the same chip where there is one."""
-    alike = [other for source, other in found.items() if source in known and other.make == rail.make]
+    alike = [other for source, other in fits.items() if source in calibrations and other.make == rail.make]
     if not alike:
         return {}
     nearest = next((other for other in alike if rail.chip and other.chip == rail.chip), alike[0])
-    return {"near": known[nearest.line.best.id], "same_chip": nearest.chip == rail.chip != ""}
+    return {"near": calibrations[nearest.line.best.id], "same_chip": nearest.chip == rail.chip != ""}
 
 
 def _fit_rail(run: RunReader, rail: _RailInputs, options: FitOptions) -> RailFit:
     line, ops, readings = rail.line, rail.ops, rail.readings
-    inside = readings.select(_within_steps(ops, readings))
+    inside = readings.select(_is_within_steps(ops, readings))
     idle = idle_stretch(run, [line.best])
     idle_w = energy_over(line.best, idle).watts if len(idle) else None
     spans = training_stretches(run)
@@ -180,7 +180,7 @@ def _reason_not_fitted(readings: Readings) -> str:
     return f"{readings.count} readings are too few to tell ops apart: train more steps"
 
 
-def _within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _is_within_steps(ops: RunTimeline, readings: Readings) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     at = readings.at
     return np.asarray((at >= ops.timeline.begin) & (at <= ops.timeline.end))
 
@@ -237,24 +237,24 @@ class GroupEnergies:
         return np.asarray(self.relative <= within)
 
 
-def group_energies(found: Attribution, gather: Any) -> GroupEnergies:
+def group_energies(attribution: Attribution, gather: Any) -> GroupEnergies:
     """Energies of groups; gather: (G, P) sparse, the share of each key that belongs to each group."""
-    joules, seconds = gather @ found.joules, gather @ found.seconds
-    spread = np.asarray(gather @ (gather @ found.covariance).T)
-    own = np.asarray(gather @ (gather @ found.statistical).T)
+    joules, seconds = gather @ attribution.joules, gather @ attribution.seconds
+    spread = np.asarray(gather @ (gather @ attribution.covariance).T)
+    own = np.asarray(gather @ (gather @ attribution.statistical).T)
     variance = np.maximum(np.diag(spread), 0)
     # Where the readings decide a place by themselves, that it differs from its like is a finding and not an error. Of
     # two fits that may either be right, each is half of what they differ by from the middle.
     most = _AS_DECIDED * np.sqrt(variance)
-    apart = np.clip(gather @ (found.coarser - found.joules), -most, most) / 2
-    blunt = gather @ (found.sharper - found.joules) / 2
-    meanwhile = joules if found.meanwhile is None else gather @ found.meanwhile
-    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (found.floor * seconds) ** 2)
-    shown = np.maximum(np.diag(own), 0)
-    before = sparse.csr_matrix(gather) @ found.before
-    supposed = np.asarray(shown > _MADE_SMALLER * np.asarray(before.multiply(before).sum(axis=1)).ravel())
+    apart = np.clip(gather @ (attribution.coarser - attribution.joules), -most, most) / 2
+    blunt = gather @ (attribution.sharper - attribution.joules) / 2
+    meanwhile = joules if attribution.meanwhile is None else gather @ attribution.meanwhile
+    sd = np.sqrt(variance + apart**2 + blunt**2 + (_ALWAYS * joules) ** 2 + (attribution.floor * seconds) ** 2)
+    from_readings = np.maximum(np.diag(own), 0)
+    before = sparse.csr_matrix(gather) @ attribution.before
+    supposed = np.asarray(from_readings > _MADE_SMALLER * np.asarray(before.multiply(before).sum(axis=1)).ravel())
     return GroupEnergies(
-        joules, sd, np.sqrt(np.minimum(shown, variance)), seconds, _correlation(spread), meanwhile, supposed
+        joules, sd, np.sqrt(np.minimum(from_readings, variance)), seconds, _correlation(spread), meanwhile, supposed
     )
 
 
@@ -262,9 +262,9 @@ def _correlation(spread: Floats) -> Floats:
     """Correlations of a covariance (G, G) that rounding may have left without variance, or below 0; (G, G), 0 there."""
     variance = np.diag(spread)
     scale = np.sqrt(np.maximum(variance, 0.0))
-    known = variance > np.finfo(np.float64).eps * np.max(variance, initial=0.0)
+    has_variance = variance > np.finfo(np.float64).eps * np.max(variance, initial=0.0)
     between = np.zeros_like(spread)
-    np.divide(spread, np.outer(scale, scale), out=between, where=np.outer(known, known))
+    np.divide(spread, np.outer(scale, scale), out=between, where=np.outer(has_variance, has_variance))
     return np.clip(between, -1.0, 1.0)
 
 
@@ -305,41 +305,43 @@ class Identifiability:
     trouble: str  # why nothing is called resolved; empty where nothing stands against it
 
 
-def reason_unresolvable(found: Attribution) -> str:
+def reason_unresolvable(attribution: Attribution) -> str:
     """Return why nothing of this rail can be called resolved; empty where nothing stands against it."""
-    if found.phase.wide:
+    if attribution.phase.wide:
         return (
-            found.phase.locked_by_source
-            if found.phase.locked and found.readings.has_update_times
-            else found.phase.sentence
+            attribution.phase.locked_by_source
+            if attribution.phase.locked and attribution.readings.has_update_times
+            else attribution.phase.sentence
         )
-    if found.misfit.fatal:
-        return found.misfit.fatal
-    timeline = found.timeline
+    if attribution.misfit.fatal:
+        return attribution.misfit.fatal
+    timeline = attribution.timeline
     length = timeline.piece_seconds
-    known = ~np.isnan(length)
-    if timeline.stamp_sd and known.any():
-        typical = _weighted_median(length[known], timeline.seconds[known])
+    has_length = ~np.isnan(length)
+    if timeline.stamp_sd and has_length.any():
+        typical = _weighted_median(length[has_length], timeline.seconds[has_length])
         if typical < STAMP_RATIO * timeline.stamp_sd:
             return (
                 f"ops of {typical * 1e6:.0f} us are too short for stamps that are {timeline.stamp_sd * 1e6:.2g} us off"
             )
-    if sum(other.probability for other in found.others if other.later) > _LIKELY:
-        best = max((other for other in found.others if other.later), key=lambda other: other.probability)
+    if sum(other.probability for other in attribution.others if other.later) > _LIKELY:
+        best = max((other for other in attribution.others if other.later), key=lambda other: other.probability)
         return (
             "the sensor does not see power through the window and filter that were fitted: the readings are likelier "
             f"if {best.later:.0%} of it comes {best.rc_later * 1e3:.2g} ms later"
         )
-    for other in found.others:
+    for other in attribution.others:
         if other.probability > _POSSIBLE and other.disagrees > _OTHER_ENERGIES:
             return (
-                f"two sensor models explain the readings alike ({model_words(found.calibration.model)}; "
+                f"two sensor models explain the readings alike ({model_words(attribution.calibration.model)}; "
                 f"{other.words}) and give other energies: train with another batch size"
             )
-    if found.negative > _DISTRUST:
-        return f"{found.negative:.0%} of the energy came out below 0: how the sensor sees the past was not found"
-    if abs(found.gap_before) > _DISTRUST:
-        return f"the parts missed the measured total by {abs(found.gap_before):.1%} before they were made to add up"
+    if attribution.negative > _DISTRUST:
+        return f"{attribution.negative:.0%} of the energy came out below 0: how the sensor sees the past was not found"
+    if abs(attribution.gap_before) > _DISTRUST:
+        return (
+            f"the parts missed the measured total by {abs(attribution.gap_before):.1%} before they were made to add up"
+        )
     return ""
 
 
@@ -352,13 +354,13 @@ def total_verdict(joules: float, half_width: float) -> tuple[PartVerdict, str]:
     least = joules - half
     if half <= RESOLVED * least:
         return "resolved", ""
-    known = f"half of its 99 % CI is {half / least:.0%} of its lower end" if least > 0 else "it may be 0 J"
-    return "coarse" if half <= COARSE * least else "not identifiable", known
+    reason = f"half of its 99 % CI is {half / least:.0%} of its lower end" if least > 0 else "it may be 0 J"
+    return "coarse" if half <= COARSE * least else "not identifiable", reason
 
 
-def part_verdicts(found: Attribution, whole: GroupEnergies, names: Sequence[str]) -> PartVerdicts:
+def part_verdicts(attribution: Attribution, whole: GroupEnergies, names: Sequence[str]) -> PartVerdicts:
     """Verdict of each part by its interval, unless something stands against the whole rail."""
-    against, relative = reason_unresolvable(found), whole.relative
+    against, relative = reason_unresolvable(attribution), whole.relative
     verdict: list[PartVerdict] = []
     reason: list[str] = []
     for index in range(len(whole.joules)):
@@ -368,17 +370,17 @@ def part_verdicts(found: Attribution, whole: GroupEnergies, names: Sequence[str]
             continue
         coarse = not against and relative[index] <= COARSE
         verdict.append("coarse" if coarse else "not identifiable")
-        reason.append(against or _reason_for_wide_interval(found, whole, index, names))
+        reason.append(against or _reason_for_wide_interval(attribution, whole, index, names))
     return PartVerdicts(verdict, reason)
 
 
-def _reason_for_wide_interval(found: Attribution, whole: GroupEnergies, index: int, names: Sequence[str]) -> str:
+def _reason_for_wide_interval(attribution: Attribution, whole: GroupEnergies, index: int, names: Sequence[str]) -> str:
     """The likeliest reason for a wide interval: always beside another part, or too short for the sensor."""
     if whole.joules[index] <= 0:
         return "no energy differs clearly from 0"
     if whole.supposed[index]:
         return "the readings hardly tell more of it than is supposed of every operator: train more steps"
-    if found.floor * whole.seconds[index] > 0.5 * whole.sd[index]:
+    if attribution.floor * whole.seconds[index] > 0.5 * whole.sd[index]:
         return "the sensor's resolution is too low for so little power"
     others = np.where(np.arange(len(names)) == index, 0.0, whole.correlation[index])
     partner = int(np.argmin(others))
@@ -387,46 +389,54 @@ def _reason_for_wide_interval(found: Attribution, whole: GroupEnergies, index: i
         spread = whole.correlation[np.ix_(pair, pair)] * np.outer(whole.sd[pair], whole.sd[pair])
         half = Z_95 * float(np.sqrt(max(spread.sum(), 0.0))) / float(whole.joules[pair].sum())
         return f"always beside {names[partner]}; the two together are known to {half:.0%}"
-    step_s = whole.seconds[index] / found.timeline.steps
-    _, width = found.calibration.model.windows(found.readings)
+    step_s = whole.seconds[index] / attribution.timeline.steps
+    _, width = attribution.calibration.model.windows(attribution.readings)
     return f"{step_s * 1e3:.3g} ms a step, seen through windows of {float(np.median(width)) * 1e3:.3g} ms: more steps"
 
 
-def identifiability(found: Attribution, whole: GroupEnergies) -> Identifiability:
+def identifiability(attribution: Attribution, whole: GroupEnergies) -> Identifiability:
     """Report of a rail, from the parts that a reader asks for first (kinds)."""
     energy = max(float(whole.joules.sum()), 1e-30)
-    against = reason_unresolvable(found)
+    against = reason_unresolvable(attribution)
     share = 0.0 if against else float(whole.joules[whole.resolved(RESOLVED)].sum()) / energy
     error = float(np.sqrt(2 / np.pi) * whole.sd.sum()) / energy
     return Identifiability(
-        _shortest_resolved(found) if not against else None, share, _steps_needed(found, whole), error, against
+        _shortest_resolved(attribution) if not against else None,
+        share,
+        _steps_needed(attribution, whole),
+        error,
+        against,
     )
 
 
-def _shortest_resolved(found: Attribution) -> float | None:
+def _shortest_resolved(attribution: Attribution) -> float | None:
     """Shortest length from which at least half of the places are within 10 %, weighted by their energy, s."""
-    single = group_energies(found, sparse.identity(found.timeline.keys.count, format="csr"))
-    length = found.timeline.piece_seconds
-    known = ~np.isnan(length)
-    order = np.argsort(-length[known])
-    energy, good = single.joules[known][order], single.resolved(RESOLVED)[known][order]
+    single = group_energies(attribution, sparse.identity(attribution.timeline.keys.count, format="csr"))
+    length = attribution.timeline.piece_seconds
+    has_length = ~np.isnan(length)
+    order = np.argsort(-length[has_length])
+    energy, good = single.joules[has_length][order], single.resolved(RESOLVED)[has_length][order]
     longest_first = np.cumsum(energy * good) >= 0.5 * np.cumsum(energy)
     if not len(order) or not good.any() or not longest_first[good].any():
         return None
-    return float(length[known][order][good & longest_first][-1])
+    return float(length[has_length][order][good & longest_first][-1])
 
 
-def _steps_needed(found: Attribution, whole: GroupEnergies) -> int | None:
+def _steps_needed(attribution: Attribution, whole: GroupEnergies) -> int | None:
     """Steps to add; the part of the error that no step cures stays."""
     energy = np.maximum(whole.joules, 1e-30)
-    hidden = (found.floor * whole.seconds) ** 2
+    hidden = (attribution.floor * whole.seconds) ** 2
     fixed = np.maximum(whole.sd**2 - whole.statistical**2 - hidden, 0.0)
-    steps = found.timeline.steps
+    steps = attribution.timeline.steps
     for factor in np.geomspace(1.0, _MOST_FACTOR, 61):
         sd = np.sqrt(whole.statistical**2 / factor**_FASTER + fixed / np.sqrt(factor) + hidden)
         half = CLAIM * Z_95 * sd / energy
         if float(energy[half <= RESOLVED / (1 + RESOLVED)].sum()) >= 0.9 * float(energy.sum()):
-            return 0 if factor == 1.0 and not reason_unresolvable(found) else max(int(np.ceil(steps * (factor - 1))), 1)
+            return (
+                0
+                if factor == 1.0 and not reason_unresolvable(attribution)
+                else max(int(np.ceil(steps * (factor - 1))), 1)
+            )
     return None
 
 
@@ -460,8 +470,8 @@ def energy_by_overlap(timeline: Timeline, readings: Readings, lag: float) -> Flo
     """
     at = readings.at - lag
     edges = np.concatenate([[min(timeline.begin, at[0]) - 1.0], at, [max(timeline.end, at[-1]) + 1.0]])
-    held = np.append(readings.watts, readings.watts[-1])
-    energy = np.append(0.0, np.cumsum(held * np.diff(edges)))
+    watts = np.append(readings.watts, readings.watts[-1])
+    energy = np.append(0.0, np.cumsum(watts * np.diff(edges)))
     joules = np.zeros(timeline.keys.count)
     for lane in timeline.lanes:
         joules += _mean_power_between(lane, edges, energy, timeline.keys.count)

@@ -67,17 +67,17 @@ class RailTree:
 
         A meter beside the board is no component where it is the total; of several kinds the best stands for all.
         """
-        found = [("total", self.total)] if self.total else []
+        components = [("total", self.total)] if self.total else []
         for estimated in (False, True):
             lines = [line for line in self.lines if line.estimated == estimated]
             for name in dict.fromkeys(line.component for line in lines):
                 chosen = outermost([line for line in lines if line.component == name], self.lines)
                 if name == "device":
-                    chosen = _best_outside(chosen)
+                    chosen = _best_whole_device_meter(chosen)
                 is_total = name == "total" or (name == "device" and tuple(chosen) == self.total)
                 if name not in (UNKNOWN, UNUSED) and not is_total:
-                    found.append((name, tuple(chosen)))
-        return found
+                    components.append((name, tuple(chosen)))
+        return components
 
 
 def rail_tree(run: RunReader) -> RailTree:
@@ -86,10 +86,10 @@ def rail_tree(run: RunReader) -> RailTree:
     names = {_rail_name(source) for source in sources}
     board = identify(run.device, names, run.meta.get("simulated"))
     span = span_ns(run)
-    built = [_build_line(key, group, board, span) for key, group in _by_rail(sources, board).items()]
-    known, wired = _without_several_wired_chips(built)
-    known, unused, beside = _without_unused_cards(known, run)
-    lines = _nest_lines(known, board)
+    built = [_build_line(key, group, board, span) for key, group in _group_sources_by_rail(sources, board).items()]
+    supplies, wired = _without_several_wired_chips(built)
+    supplies, unused, beside = _without_unused_cards(supplies, run)
+    lines = _nest_lines(supplies, board)
     total, covers, notes = _total_lines(lines, board, unused)
     return RailTree(board, tuple(lines), total, covers, (*notes, *wired, *beside))
 
@@ -102,9 +102,9 @@ def outermost(chosen: Sequence[MeasuredRail], lines: Iterable[MeasuredRail]) -> 
 
 
 def _ancestors(key: str, parents: dict[str, str | None]) -> Iterator[str]:
-    seen = {key}
-    while (above := parents.get(key)) is not None and above not in seen:
-        seen.add(above)
+    visited = {key}
+    while (above := parents.get(key)) is not None and above not in visited:
+        visited.add(above)
         yield above
         key = above
 
@@ -114,7 +114,7 @@ def _rail_name(source: PowerSource) -> str:
     return source.rail if source.rail and source.scope.startswith(("rail:", "rapl:")) else source.scope
 
 
-def _by_rail(sources: Sequence[PowerSource], board: Board) -> dict[str, list[PowerSource]]:
+def _group_sources_by_rail(sources: Sequence[PowerSource], board: Board) -> dict[str, list[PowerSource]]:
     """Sources of the same rail together, estimates apart, under the scope that they share."""
     groups: dict[str, list[PowerSource]] = {}
     for source in sources:
@@ -157,10 +157,10 @@ def _parent_key(line: MeasuredRail, lines: Sequence[MeasuredRail], board: Board)
     entry = line.entry
     while entry is not None and entry.inside is not None:
         inside = entry.inside
-        found = [other for other in lines if other is not line and other.entry and other.entry.name == inside]
-        if len(found) == 1:
-            return found[0].key
-        stated = [other for other in found if other.scope == line.best.parent_scope]
+        candidates = [other for other in lines if other is not line and other.entry and other.entry.name == inside]
+        if len(candidates) == 1:
+            return candidates[0].key
+        stated = [other for other in candidates if other.scope == line.best.parent_scope]
         if stated:
             return stated[0].key
         entry = next((rail for rail in board.rails if rail.name == inside), None)
@@ -180,12 +180,12 @@ def _total_lines(
     measured = [line for line in lines if not line.estimated]
     for rule in board.totals:
         needed = tuple(name for name in rule.of if name not in unused or _lines_named(name, measured))
-        of = _lines_of_rule(replace(rule, of=needed), measured) if needed else []
+        of = _lines_matching_rule(replace(rule, of=needed), measured) if needed else []
         if of:
             return tuple(of), rule.covers, []
     outside = [line for line in measured if line.component == "device"]
     if outside:
-        best = _best_outside(outside)
+        best = _best_whole_device_meter(outside)
         return tuple(best), best[0].entry.meaning if best[0].entry else best[0].name, []
     if not measured:
         return None, "", []
@@ -194,7 +194,7 @@ def _total_lines(
     return None, "", [f"no total of {board.title}: {why}"]
 
 
-def _lines_of_rule(rule: Total, lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
+def _lines_matching_rule(rule: Total, lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
     named = [_lines_named(name, lines) for name in rule.of]
     if not all(named):
         return []
@@ -218,8 +218,8 @@ def _without_several_wired_chips(lines: list[MeasuredRail]) -> tuple[list[Measur
     if len(wired) < 2:
         return lines, []
     names = ", ".join(line.name for line in wired)
-    said = f"{names}: no board file says what these rails feed, so that none of them is taken for the whole device"
-    return [replace(line, component=UNKNOWN, entry=None) if line in wired else line for line in lines], [said]
+    note = f"{names}: no board file says what these rails feed, so that none of them is taken for the whole device"
+    return [replace(line, component=UNKNOWN, entry=None) if line in wired else line for line in lines], [note]
 
 
 def _without_unused_cards(
@@ -231,21 +231,21 @@ def _without_unused_cards(
     if not beside:
         cards = {card_of(line.scope) for line in lines if line.scope.startswith("gpu:")}
         return lines, set(), [unclear] if unclear and len(cards) > 1 else []
-    said = f"GPUs that the training did not use, in no sum: {', '.join(line.name for line in beside)}"
-    known = [replace(line, component=UNUSED, entry=None) if line in beside else line for line in lines]
-    return known, {line.entry.name for line in beside if line.entry}, [said]
+    note = f"GPUs that the training did not use, in no sum: {', '.join(line.name for line in beside)}"
+    relabelled = [replace(line, component=UNUSED, entry=None) if line in beside else line for line in lines]
+    return relabelled, {line.entry.name for line in beside if line.entry}, [note]
 
 
-def _best_outside(lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
+def _best_whole_device_meter(lines: Sequence[MeasuredRail]) -> list[MeasuredRail]:
     """The meter of the whole device; all batteries together, since each may feed it for a part of the time."""
-    best = min(lines, key=_outside_rank)
+    best = min(lines, key=_meter_rank)
     if not matches_pattern(_BATTERY, best.scope):
         return [best]
     # A phone that adb reads is another machine's.
     return [line for line in lines if matches_pattern(_BATTERY, line.scope) and line.best.sensor == best.best.sensor]
 
 
-def _outside_rank(line: MeasuredRail) -> int:
+def _meter_rank(line: MeasuredRail) -> int:
     order = ("system", "board", "wall:*", "meter:*", _WIRED, _BATTERY)
     return next((index for index, pattern in enumerate(order) if matches_pattern(pattern, line.scope)), len(order))
 
@@ -305,7 +305,7 @@ def energy_over(source: PowerSource, spans_ns: Floats) -> Energy:
     peak_w = max(float(np.nanmax(rates_w)), watts) if np.isfinite(rates_w).any() else watts
     _, low_w, high_w = mean_interval(rates_w)
     spread_w = (high_w - low_w) / 2  # NaN below two windows
-    systematic_j = _edges_j(source, spans_ns, peak_w) + _resolution_j(source, covered_s)
+    systematic_j = _uncertainty_of_ends_j(source, spans_ns, peak_w) + _resolution_j(source, covered_s)
     sampling_j = 0.0 if source.kind == "counter" or np.isnan(spread_w) else spread_w * covered_s
     half_w = systematic_j / covered_s + (0.0 if np.isnan(spread_w) else spread_w)
     gap_s = max(lasted_s - covered_s, 0.0)
@@ -450,7 +450,7 @@ def _growth_between(growth: Growth, running: Floats, spans_ns: Floats) -> float:
     return float((ends - begins).sum())
 
 
-def _edges_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
+def _uncertainty_of_ends_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
     """Return the uncertainty from the ends of the stretches, J.
 
     A reading tells the power or energy of a moment ago: by as much each stretch sees of what came before it and misses
@@ -461,7 +461,7 @@ def _edges_j(source: PowerSource, spans_ns: Floats, peak_w: float) -> float:
     edges = spans_ns.ravel()
     is_counter = source.kind == "counter"
     change_w = peak_w if is_counter else source.spread_w
-    read_j = _bracket_j(source.growth, edges) + source.step_size if is_counter else np.zeros(len(edges))
+    read_j = _growth_around_edges_j(source.growth, edges) + source.step_size if is_counter else np.zeros(len(edges))
     late_ns = source.lag_ns + np.minimum(source.lag_ns, spans_ns[1:, 0] - spans_ns[:-1, 1]).sum()
     either_way_j = _random_walk_j(read_j + source.lag_ns / 1e9 * change_w)
     return max(either_way_j, _random_walk_j(read_j) + float(late_ns) / 1e9 * change_w)
@@ -472,7 +472,7 @@ def _random_walk_j(bounds_j: Floats) -> float:
     return float(min(bounds_j.sum(), 2 * np.sqrt((bounds_j**2).sum() / 3)))
 
 
-def _bracket_j(growth: Growth, edges: Floats) -> Floats:
+def _growth_around_edges_j(growth: Growth, edges: Floats) -> Floats:
     """The larger part of the growth between the two readings around each edge, J; 0 outside of all readings."""
     after = np.clip(np.searchsorted(growth.t_ns, edges), 1, len(growth.t_ns) - 1)
     inside = (edges > growth.t_ns[0]) & (edges < growth.t_ns[-1])

@@ -101,10 +101,10 @@ class Readings:
         """All readings of a running average, were the weight of one conversion so many times what is stated."""
         if self.conversions is not None:
             means = self.conversions
-            return _by_conversions(means.stamp, means.watts, means.number, means.weight * factor, means.period)
+            return _readings_by_conversion(means.stamp, means.watts, means.number, means.weight * factor, means.period)
         if self.register is not None:
-            held = self.register
-            return _by_windows(held.stamp, held.watts, held.weight * factor, held.period)
+            register = self.register
+            return _readings_by_window(register.stamp, register.watts, register.weight * factor, register.period)
         return self
 
     def first(self, count: int) -> Readings:
@@ -140,9 +140,9 @@ def from_gauge(t0: Floats, t1: Floats, watts: Floats, refresh: float | None = No
     stamp, watts = stamp[order], watts[order]
     clocks = _clocks_of_gauge(stamp, watts, refresh)
     if clocks:
-        first, *others = (_at_ticks(stamp, watts, clock) for clock in clocks)
+        first, *others = (_readings_at_updates(stamp, watts, clock) for clock in clocks)
         return replace(first, also=tuple(others))
-    new = new_value_flags(stamp, watts, refresh) & ~_repeated(watts)
+    new = new_value_flags(stamp, watts, refresh) & ~_repeat_flags(watts)
     return Readings(stamp[new], watts[new])
 
 
@@ -152,14 +152,14 @@ def _clocks_of_gauge(stamp: Floats, watts: Floats, refresh: float | None) -> lis
     if moved.sum() < _FEWEST_UPDATES:
         return []
     clocks = fit_clocks_to_repeats(stamp, watts, refresh)
-    seen = float(np.median(np.diff(stamp[moved])))
-    if clocks or seen < _PER_UPDATE * float(stamp[-1] - stamp[0]) / (len(stamp) - 1):
+    interval = float(np.median(np.diff(stamp[moved])))
+    if clocks or interval < _PER_UPDATE * float(stamp[-1] - stamp[0]) / (len(stamp) - 1):
         return clocks
-    clock = fit_clock_to_changes(stamp, moved, refresh if refresh and abs(refresh / seen - 1) < 0.5 else seen)
+    clock = fit_clock_to_changes(stamp, moved, refresh if refresh and abs(refresh / interval - 1) < 0.5 else interval)
     return [clock] if clock is not None and explains_repeats(clock, stamp, watts) else []
 
 
-def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
+def _readings_at_updates(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
     """Each value once, at the update before it was first read; a read beside an update may show either value."""
     sure = ~clock.is_near_update(stamp)
     number = clock.number(stamp)
@@ -168,7 +168,7 @@ def _at_ticks(stamp: Floats, watts: Floats, clock: UpdateClock) -> Readings:
     return Readings(clock.update_times(number[first]), watts[first], tick=clock.period)
 
 
-def _repeated(watts: Floats) -> Flags:
+def _repeat_flags(watts: Floats) -> Flags:
     """Readings that equal the one before, where that is commoner than chance: a value was given out twice.
 
     What stays equal for longer is power that does not move.
@@ -201,8 +201,8 @@ def new_value_flags(stamp: Floats, value: Floats, refresh: float | None) -> Flag
     since = stamp - np.maximum.accumulate(np.where(moved, stamp, -np.inf))
     passed = np.floor(since / period + 0.02)
     again = np.append(False, (passed[1:] > passed[:-1]) & ~moved[1:])
-    held: Flags = moved | again
-    return held
+    flags: Flags = moved | again
+    return flags
 
 
 def from_counter(
@@ -229,7 +229,7 @@ def from_counter(
         clear = ~clock.is_near_update(stamp) | (stamp - earlier[moved] < 0.85 * clock.period)
         edges, stamp, joules, before, since = (x[clear] for x in (stamp, stamp, joules, before, earlier[moved]))
         edges = clock.change_times(since, stamp)
-    apart = _edges_apart(edges, _SAME if clock is not None or refresh is None else _BLURRED * refresh)
+    apart = _flags_of_edges_apart(edges, _SAME if clock is not None or refresh is None else _BLURRED * refresh)
     edges, stamp, joules, before = edges[apart], stamp[apart], joules[apart], before[apart]
     width, grown, whole = np.diff(edges), np.diff(joules), np.diff(before) == 0
     for begin, end in gaps if gaps is not None else ():
@@ -237,16 +237,16 @@ def from_counter(
     return Readings(edges[1:][whole], grown[whole] / width[whole], width[whole], carry=1.0 if clock is None else 0.0)
 
 
-def _edges_apart(edges: Floats, least: float) -> Flags:
+def _flags_of_edges_apart(edges: Floats, least: float) -> Flags:
     """Edges that lie at least so far from the last that was taken; the first is."""
-    taken = np.zeros(len(edges), dtype=bool)
+    is_apart = np.zeros(len(edges), dtype=bool)
     if len(edges) and float(np.diff(edges).min(initial=np.inf)) > least:
-        return ~taken
+        return ~is_apart
     last = -np.inf
     for index, edge in enumerate(edges.tolist()):
         if edge - last > least:
-            taken[index], last = True, edge
-    return taken
+            is_apart[index], last = True, edge
+    return is_apart
 
 
 def move_to_updates(readings: Readings, clock: UpdateClock) -> Readings:
@@ -300,28 +300,32 @@ def from_running_average(stamp: Floats, watts: Floats, weight: float, period: fl
         clock = fit_clock_to_changes(stamp, np.append(False, np.diff(watts) != 0), period)
         if clock is not None:
             number = clock.number(stamp)
-            seen = np.append(True, np.diff(number) > 0)
-            made = clock.last_update_times(stamp)
-            return _by_conversions(made[seen], watts[seen], number[seen], weight, clock.period)
+            is_first = np.append(True, np.diff(number) > 0)
+            update_times = clock.last_update_times(stamp)
+            return _readings_by_conversion(
+                update_times[is_first], watts[is_first], number[is_first], weight, clock.period
+            )
     if distance < _POLLED_SLOWER * period and is_periodic(stamp):
-        return _by_conversions(undelayed_stamps(stamp), watts, number_readings(stamp), weight, distance)
-    return _by_windows(stamp, watts, weight, period)
+        return _readings_by_conversion(undelayed_stamps(stamp), watts, number_readings(stamp), weight, distance)
+    return _readings_by_window(stamp, watts, weight, period)
 
 
-def _by_windows(stamp: Floats, watts: Floats, weight: float, period: float) -> Readings:
+def _readings_by_window(stamp: Floats, watts: Floats, weight: float, period: float) -> Readings:
     """Each reading less what is left of the one before: the mean over the time between, nearly evenly weighted."""
     width = np.diff(stamp)
-    kept = np.exp(np.log1p(-weight) * width / period)
-    mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
+    carry = np.exp(np.log1p(-weight) * width / period)
+    mean = (watts[1:] - carry * watts[:-1]) / (1 - carry)
     return Readings(stamp[1:], mean, width, register=RunningAverage(stamp, watts, weight, period))
 
 
 def readings_by_clock(register: RunningAverage, clock: UpdateClock) -> Readings:
     """Return what the reads tell of the conversions between them, once it is known when those were."""
     number = clock.number(register.stamp)
-    seen = np.append(True, np.diff(number) > 0) & ~clock.is_near_update(register.stamp)
-    made = clock.last_update_times(register.stamp)
-    return _by_conversions(made[seen], register.watts[seen], number[seen], register.weight, clock.period)
+    is_first = np.append(True, np.diff(number) > 0) & ~clock.is_near_update(register.stamp)
+    update_times = clock.last_update_times(register.stamp)
+    return _readings_by_conversion(
+        update_times[is_first], register.watts[is_first], number[is_first], register.weight, clock.period
+    )
 
 
 def prediction_errors(register: RunningAverage, end: Floats, fitted: Floats) -> tuple[Floats, Floats]:
@@ -330,26 +334,26 @@ def prediction_errors(register: RunningAverage, end: Floats, fitted: Floats) -> 
     end: (M,) stamps of the windows; fitted: (M,) mean power in each.
     """
     place = np.searchsorted(register.stamp, end)
-    held, before = register.watts[place], register.watts[place - 1]
+    current, before = register.watts[place], register.watts[place - 1]
     width = register.stamp[place] - register.stamp[place - 1]
-    kept = np.exp(np.log1p(-register.weight) * width / register.period)
-    surprise = held - kept * before - (1 - kept) * fitted
-    return surprise, (fitted - held) * register.weight / register.period
+    carry = np.exp(np.log1p(-register.weight) * width / register.period)
+    surprise = current - carry * before - (1 - carry) * fitted
+    return surprise, (fitted - current) * register.weight / register.period
 
 
-def _by_conversions(stamp: Floats, watts: Floats, number: Floats, weight: float, period: float) -> Readings:
+def _readings_by_conversion(stamp: Floats, watts: Floats, number: Floats, weight: float, period: float) -> Readings:
     """One window a conversion; a reading after missed conversions is their weighted mean."""
     means = Conversions(stamp, watts, number, weight, period)
     steps = np.diff(number).astype(np.int64)
-    kept = (1 - weight) ** steps
-    mean = (watts[1:] - kept * watts[:-1]) / (1 - kept)
+    carry = (1 - weight) ** steps
+    mean = (watts[1:] - carry * watts[:-1]) / (1 - carry)
     chosen = steps <= _MOST_MISSED
-    stamp, mean, steps, kept = stamp[1:][chosen], mean[chosen], steps[chosen], kept[chosen]
+    stamp, mean, steps, carry = stamp[1:][chosen], mean[chosen], steps[chosen], carry[chosen]
     if (steps == 1).all():
         return Readings(stamp, mean, conversions=means)
     row = np.repeat(np.arange(len(steps)), steps)
     back = np.repeat(np.cumsum(steps), steps) - 1 - np.arange(len(row))  # conversions before the last of the reading
-    share = weight * (1 - weight) ** back / (1 - kept[row])
+    share = weight * (1 - weight) ** back / (1 - carry[row])
     mix = sparse.csr_matrix((share, np.arange(len(row)), np.append(0, np.cumsum(steps))), (len(steps), len(row)))
     return Readings(stamp[row] - back * period, mean, mix=mix, conversions=means)
 
@@ -393,21 +397,21 @@ _CHANCE = 1e-9  # that a source which moves as this one does rests so long by it
 def stuck_readings(t: Floats, watts: Floats, step_s: float) -> Flags:
     """Readings (M,) of every stretch of one value that chance and a step's own pauses do not explain."""
     stuck = np.zeros(len(watts), dtype=bool)
-    known = np.flatnonzero(~np.isnan(watts))
-    if len(known) < 2 * _FEWEST_STILL:
+    valid = np.flatnonzero(~np.isnan(watts))
+    if len(valid) < 2 * _FEWEST_STILL:
         return stuck
-    moved = np.append(True, np.diff(watts[known]) != 0)
+    moved = np.append(True, np.diff(watts[valid]) != 0)
     begin = np.flatnonzero(moved)
-    size = np.diff(np.append(begin, len(known)))
+    size = np.diff(np.append(begin, len(valid)))
     last = begin + size - 1
     for number in np.argsort(-size, kind="stable").tolist():
-        inside = known[begin[number] : last[number] + 1]
-        beside = len(known) - int(stuck.sum()) - len(inside)
+        inside = valid[begin[number] : last[number] + 1]
+        beside = len(valid) - int(stuck.sum()) - len(inside)
         rests = size - 1
         resting = float(rests.sum() - rests[number] - max(int(stuck.sum()) - 1, 0)) / max(beside, 1)
         if beside < _FEWEST_STILL or t[inside[-1]] - t[inside[0]] < max(_LEAST_S, _STEPS * step_s):
             break
-        if resting > 0 and len(inside) * np.log(min(resting, 1.0)) > np.log(_CHANCE / len(known)):
+        if resting > 0 and len(inside) * np.log(min(resting, 1.0)) > np.log(_CHANCE / len(valid)):
             break
         stuck[inside] = True
     return stuck

@@ -84,8 +84,8 @@ def regress(moments: Moments, shape: Hierarchy, near: RidgeFit | None = None, mo
         sd = spread[level]
         moved, variance = _moved_by_data(normal, sd, noise, cross)
         decided = 1 - variance / sd**2
-        left = max(moments.count - float(decided.sum()), 0.2 * moments.count)
-        before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / left, floor)
+        freedom = max(moments.count - float(decided.sum()), 0.2 * moments.count)
+        before, noise = (noise, spread), max((centred - 2 * moved @ cross + moved @ normal @ moved) / freedom, floor)
         spread = _updated_prior_sd(spread, level, moved, decided, moments.positive_mean_power / busy, most)
         if abs(noise / before[0] - 1) < _SETTLED and (
             attempt > 8 or (near is not None and _has_converged(before[1], spread))
@@ -133,17 +133,17 @@ def log_evidence(moments: Moments, fit: RidgeFit) -> float:
     normal = np.asarray(mixing.T @ np.asarray(mixing.T @ moments.gram).T)
     cross = mixing.T @ moments.cross
     moved = fit.mean - prior
-    left = moments.square - 2 * fit.mean @ cross + fit.mean @ normal @ fit.mean
+    squared_error = moments.square - 2 * fit.mean @ cross + fit.mean @ normal @ fit.mean
     factor = np.diag(_precision_factor(normal, fit.spread, fit.noise))
-    misfit = left / fit.noise + float((moved**2 / fit.spread**2).sum())
+    misfit = squared_error / fit.noise + float((moved**2 / fit.spread**2).sum())
     return float(-0.5 * (moments.count * np.log(fit.noise) + misfit) - np.log(np.abs(factor)).sum())
 
 
 def _share_of_gap(moments: Moments, shape: Hierarchy) -> float:
     """Of the readings, by how often each key was seen: 0 to 1."""
-    seen = moments.gram.sum(axis=1)
+    weight = moments.gram.sum(axis=1)
     gap = shape.mixing[:, shape.level == GAP].sum(axis=1) > 0
-    return float(seen[gap].sum() / max(float(seen.sum()), 1e-30))
+    return float(weight[gap].sum() / max(float(weight.sum()), 1e-30))
 
 
 def _updated_prior_sd(spread: Floats, level: Ints, moved: Floats, decided: Floats, power: float, most: float) -> Floats:
@@ -166,13 +166,13 @@ MOST_CLUSTERS = 1_000  # longer runs join neighbouring steps
 FEWEST_CLUSTERS = 20
 
 
-def sandwich(fit: RidgeFit, rows: Any, left: Floats, theta: float, step: Ints) -> Floats:
+def sandwich(fit: RidgeFit, rows: Any, residuals: Floats, theta: float, step: Ints) -> Floats:
     """Covariance of the coefficients (D, D) whatever the errors within a step are; never below the model's own.
 
-    rows: (M, P), left: the readings less the fit, whitened (M,), step: of each reading (M,), ascending.
+    rows: (M, P), residuals: the readings less the fit, whitened (M,), step: of each reading (M,), ascending.
     """
     cluster = _clusters(step)
-    pull = unwhitened(leave_block_out(fit, rows, left, theta, cluster), theta)
+    pull = unwhitened(leave_block_out(fit, rows, residuals, theta, cluster), theta)
     count = len(pull)
     chooser = sparse.csr_matrix((pull, (cluster, np.arange(count))), shape=(int(cluster.max()) + 1, count))
     scores = (chooser @ sparse.csr_matrix(rows) @ sparse.csr_matrix(fit.hierarchy.mixing)).toarray()
@@ -205,20 +205,20 @@ _LEAST_MISSED = (
 )
 
 
-def leave_block_out(fit: RidgeFit, rows: Any, left: Floats, theta: float, cluster: Ints) -> Floats:
+def leave_block_out(fit: RidgeFit, rows: Any, residuals: Floats, theta: float, cluster: Ints) -> Floats:
     """Readings less a fit without the block that each is in (M,).
 
-    rows: (M, P) sparse, left: whitened residuals (M,), cluster: of each reading (M,), ascending; no block spans two.
+    rows: (M, P) sparse, residuals: whitened (M,), cluster: of each reading (M,), ascending; no block spans two.
     """
     mixing = sparse.csr_matrix(fit.hierarchy.mixing)
     hat = np.asarray(mixing @ np.asarray(mixing @ fit.covariance).T) / fit.noise
     matrix = sparse.csr_matrix(rows)
     matrix.sum_duplicates()
     most = np.asarray(abs(matrix) @ np.sqrt(np.maximum(np.diag(hat), 0.0))) ** 2 / (1 - theta) ** 2
-    alone: Floats = left.copy()
+    alone: Floats = residuals.copy()
     for begin, end in _block_ranges(cluster):
         if float(most[begin:end].sum()) > _DECIDING:
-            alone[begin:end] = _residuals_without(matrix, hat, left[begin:end], theta, begin)
+            alone[begin:end] = _residuals_without(matrix, hat, residuals[begin:end], theta, begin)
     return alone
 
 
@@ -229,28 +229,28 @@ def _block_ranges(cluster: Ints) -> Iterator[tuple[int, int]]:
             yield begin, min(begin + _BLOCK_READINGS, last)
 
 
-def _residuals_without(matrix: Any, hat: Floats, left: Floats, theta: float, begin: int) -> Floats:
+def _residuals_without(matrix: Any, hat: Floats, residuals: Floats, theta: float, begin: int) -> Floats:
     """(I - H)^-1 of the block times its residuals, H being its part of the hat matrix.
 
     A factorisation says whether any direction is decided by the block alone; only then are all of them looked at.
     """
-    starts = matrix.indptr[begin : begin + len(left) + 1]
-    held, row = slice(starts[0], starts[-1]), np.repeat(np.arange(len(left)), np.diff(starts))
+    starts = matrix.indptr[begin : begin + len(residuals) + 1]
+    entries, row = slice(starts[0], starts[-1]), np.repeat(np.arange(len(residuals)), np.diff(starts))
     place = np.zeros(len(hat), dtype=np.int64)
-    place[matrix.indices[held]] = 1
+    place[matrix.indices[entries]] = 1
     keys = np.flatnonzero(place)  # a block sees a few of them
     place[keys] = np.arange(len(keys))
-    seen = np.zeros((len(left), len(keys)))
-    seen[row, place[matrix.indices[held]]] = matrix.data[held]
-    own = whitened(whitened(seen @ (seen @ hat[np.ix_(keys, keys)]).T, theta).T, theta)
-    missed = np.eye(len(left)) - (own + own.T) / 2
-    least = _LEAST_MISSED * np.eye(len(left))
+    dense = np.zeros((len(residuals), len(keys)))
+    dense[row, place[matrix.indices[entries]]] = matrix.data[entries]
+    own = whitened(whitened(dense @ (dense @ hat[np.ix_(keys, keys)]).T, theta).T, theta)
+    missed = np.eye(len(residuals)) - (own + own.T) / 2
+    least = _LEAST_MISSED * np.eye(len(residuals))
     alone: Floats
     if lapack.dpotrf(missed - least)[1] == 0:
-        alone = lapack.dposv(missed, left)[1]
+        alone = lapack.dposv(missed, residuals)[1]
         return alone
     share, axes = np.linalg.eigh(missed)
-    alone = axes @ ((axes.T @ left) / np.maximum(share, _LEAST_MISSED))
+    alone = axes @ ((axes.T @ residuals) / np.maximum(share, _LEAST_MISSED))
     return alone
 
 
@@ -280,12 +280,12 @@ def measured_total(readings: Readings, width: Floats, weight: Floats, seconds: f
         weight = weight * (np.append(near, near[-1:]) + np.append(near[:1], near))
     mean = float(np.average(readings.watts, weights=weight))
     # Windows that repeat or leave some out at random see no more than all of them laid end to end.
-    seen = min(1.0, float(width.sum()) / seconds, float(np.median(width)) / period if period > 0 else 0.0)
+    coverage = min(1.0, float(width.sum()) / seconds, float(np.median(width)) / period if period > 0 else 0.0)
     lost = float(np.maximum(distance - 3 * period, 0).sum()) / seconds if len(distance) else 0.0
-    seen *= max(1.0 - lost, 0.0)
+    coverage *= max(1.0 - lost, 0.0)
     spread = float(np.std(readings.watts)) / np.sqrt(max(readings.count, 1)) * seconds
-    variance = spread**2 * (1 - seen) + (_TOTAL_ERROR * mean * seconds) ** 2
-    return MeasuredTotal(mean * seconds, float(np.sqrt(variance)), seen)
+    variance = spread**2 * (1 - coverage) + (_TOTAL_ERROR * mean * seconds) ** 2
+    return MeasuredTotal(mean * seconds, float(np.sqrt(variance)), coverage)
 
 
 def adjust_to_total(joules: Floats, covariance: Floats, total: MeasuredTotal) -> tuple[Floats, Floats]:
@@ -307,17 +307,17 @@ def remove_negative_energies(joules: Floats, covariance: Floats) -> Floats:
 
     To set them to 0 alone would leave it with the others, and their sum too large.
     """
-    held = np.zeros(len(joules), dtype=bool)
+    at_zero = np.zeros(len(joules), dtype=bool)
     moved = joules
     for _ in range(_MOST_HELD):
-        below = (moved < 0) & ~held
+        below = (moved < 0) & ~at_zero
         if not below.any():
             break
-        held |= below
-        among = covariance[np.ix_(held, held)]
+        at_zero |= below
+        among = covariance[np.ix_(at_zero, at_zero)]
         among[np.diag_indices_from(among)] += _SINGULAR * among.max(initial=1e-30)
-        moved = joules - covariance[:, held] @ np.linalg.solve(among, joules[held])
-    return np.maximum(np.where(held, 0.0, moved), 0.0)
+        moved = joules - covariance[:, at_zero] @ np.linalg.solve(among, joules[at_zero])
+    return np.maximum(np.where(at_zero, 0.0, moved), 0.0)
 
 
 _SINGULAR = 1e-9  # of the largest variance: what two energies that err together are still told apart by

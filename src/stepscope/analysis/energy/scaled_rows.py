@@ -43,17 +43,17 @@ class RegressionRows:
     trust: Floats | None = None
 
     def moments(self, mean_power: float) -> Moments:
-        seen = whitened(self.watts, self.theta)
-        cross = np.asarray(self.matrix.T @ unwhitened(seen, self.theta))
+        watts = whitened(self.watts, self.theta)
+        cross = np.asarray(self.matrix.T @ unwhitened(watts, self.theta))
         return Moments(
-            whitened_gram(self.matrix, self.theta), cross, float(seen @ seen), len(seen) - self.spent, mean_power
+            whitened_gram(self.matrix, self.theta), cross, float(watts @ watts), len(watts) - self.spent, mean_power
         )
 
     def residuals(self, fit: RidgeFit) -> Floats:
         """Readings less the fit, whitened, as large as they would be had they decided no gains (M,)."""
         grown = float(np.sqrt(len(self.watts) / (len(self.watts) - self.spent)))
-        left: Floats = whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
-        return left
+        residuals: Floats = whitened(self.watts - self.matrix @ fit.watts, self.theta) * grown
+        return residuals
 
 
 def scaled_rows(
@@ -66,8 +66,8 @@ def scaled_rows(
     plain = weighted_rows(matrix, readings, np.ones(readings.count), 0.0)
     first = regress(plain.moments(mean), coarse, most=most)
     gain = slow_gain(readings.at, readings.watts * readings.weight, plain.matrix @ first.watts, timeline.step_length)
-    left = plain.residuals(first)
-    theta = neighbour_error_theta(left) if readings.carry else 0.0
+    residuals = plain.residuals(first)
+    theta = neighbour_error_theta(residuals) if readings.carry else 0.0
     of_step, spent = _step_gain(timeline, readings, model, gain * (plain.matrix @ first.watts))
     gain = gain * of_step
     punctual, fit = np.ones(readings.count), first
@@ -75,10 +75,10 @@ def scaled_rows(
         weighted = weighted_rows(matrix, readings, gain, 0.0, punctual)
         fit = regress(weighted.moments(mean), coarse, fit, most)
         punctual = _time_weights(timeline, readings, model, weighted, punctual, fit)
-        left = (readings.watts * readings.weight - gain * (plain.matrix @ fit.watts)) * punctual
+        residuals = (readings.watts * readings.weight - gain * (plain.matrix @ fit.watts)) * punctual
         if np.ptp(punctual) == 0:
             break
-    trust = _row_weights(timeline, readings, model, left)
+    trust = _row_weights(timeline, readings, model, residuals)
     weight = punctual * trust
     rows = weighted_rows(matrix, readings, gain, theta, weight / weight.mean())
     rows = replace(rows, spent=spent, trust=trust)
@@ -121,13 +121,13 @@ def _time_weights(
     ahead, behind = (replace(model, lag=model.lag + by) for by in (-_TIME_STEP / 2, _TIME_STEP / 2))
     early, late = predict_for_models(timeline, readings, [ahead, behind], fit.watts)
     speed = ((late - early) * readings.weight) ** 2
-    left = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _residual_shares(rows, fit)
+    squared = ((rows.watts - rows.matrix @ fit.watts) / punctual) ** 2 / _residual_shares(rows, fit)
     speed /= max(float(speed.mean()), 1e-30)
     less = 1.0 + _TIME_RATIOS[:, None] * speed
-    likely = -0.5 * (np.log(less).sum(axis=1) + len(left) * np.log((left / less).mean(axis=1)))
+    likely = -0.5 * (np.log(less).sum(axis=1) + len(squared) * np.log((squared / less).mean(axis=1)))
     best = int(np.argmax(likely))
     if likely[best] < likely[0] + _SEEN_TIMES:
-        return np.ones(len(left))
+        return np.ones(len(squared))
     weight = 1.0 / np.sqrt(less[best])
     return np.asarray(weight / weight.mean())
 
@@ -136,8 +136,8 @@ def _residual_shares(rows: RegressionRows, fit: RidgeFit) -> Floats:
     """Share of each reading's error that is left of it in its residual (M,): the rest went into the powers."""
     if len(rows.watts) > _OWN_RESIDUALS * len(fit.mean):
         return np.ones(len(rows.watts))
-    seen = np.asarray(rows.matrix @ fit.hierarchy.mixing)
-    free: Floats = np.maximum(1.0 - np.einsum("ij,ij->i", seen @ fit.covariance, seen) / fit.noise, _LEAST_FREE)
+    mixed = np.asarray(rows.matrix @ fit.hierarchy.mixing)
+    free: Floats = np.maximum(1.0 - np.einsum("ij,ij->i", mixed @ fit.covariance, mixed) / fit.noise, _LEAST_FREE)
     return free
 
 
@@ -161,25 +161,25 @@ def _step_gain(timeline: Timeline, readings: Readings, model: SensorModel, fitte
     if len(names) < _FEWEST_STEPS or readings.count < _FEWEST_A_STEP * len(names):
         return nothing
     place = place.reshape(-1)
-    seen, size = readings.watts * readings.weight, np.maximum(np.bincount(place, fitted**2), 1e-30)
-    off = np.bincount(place, fitted * (seen - fitted)) / size
-    left = seen - fitted * (1 + off[place])
-    chance = float(left @ left) / (readings.count - len(names)) / size
+    target, size = readings.watts * readings.weight, np.maximum(np.bincount(place, fitted**2), 1e-30)
+    off = np.bincount(place, fitted * (target - fitted)) / size
+    residuals = target - fitted * (1 + off[place])
+    chance = float(residuals @ residuals) / (readings.count - len(names)) / size
     off -= np.average(off, weights=size)
     spread = max(float(np.average(off**2 - chance, weights=size)), 0.0)
-    shown = spread / np.maximum(spread + chance, 1e-30)
-    return np.clip(1 + shown * off, 1 / _MOST_GAIN, _MOST_GAIN)[place], float(shown.sum())
+    trust = spread / np.maximum(spread + chance, 1e-30)
+    return np.clip(1 + trust * off, 1 / _MOST_GAIN, _MOST_GAIN)[place], float(trust.sum())
 
 
-def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, left: Floats) -> Floats:
+def _row_weights(timeline: Timeline, readings: Readings, model: SensorModel, residuals: Floats) -> Floats:
     """Weight of each reading (M,), mean 1: what was seen of filled-in steps agrees less well with them."""
     at = readings.at - model.lag
     recorded = timeline.recorded[timeline.step_of(at)]
     moves = float((readings.watts * readings.weight).std())
-    own = np.ones(readings.count) if readings.carry else outlier_weights(left, timeline.step_kind_at(at), moves)
+    own = np.ones(readings.count) if readings.carry else outlier_weights(residuals, timeline.step_kind_at(at), moves)
     if recorded.all() or recorded.sum() < FEWEST or (~recorded).sum() < FEWEST:
         return np.asarray(own / own.mean())
-    ratio = float(np.sqrt(left[recorded].var() / max(float(left[~recorded].var()), 1e-30)))
+    ratio = float(np.sqrt(residuals[recorded].var() / max(float(residuals[~recorded].var()), 1e-30)))
     weight = own * np.where(recorded, 1.0, min(ratio, 1.0))
     return np.asarray(weight / weight.mean())
 

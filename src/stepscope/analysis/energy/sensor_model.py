@@ -74,7 +74,7 @@ class SensorModel:
         return total
 
     def _blurred(self, age: Floats, width: Floats, sd: Floats) -> Floats:
-        share: Floats = (_softened(age, sd) - _softened(age - width, sd)) / width
+        share: Floats = (_blurred_step_integral(age, sd) - _blurred_step_integral(age - width, sd)) / width
         return share
 
     def _sharp(self, age: Floats, width: Floats) -> Floats:
@@ -104,7 +104,7 @@ class SensorModel:
         return ramp
 
 
-def _softened(age: Floats, sd: Floats) -> Floats:
+def _blurred_step_integral(age: Floats, sd: Floats) -> Floats:
     """Integral of a step that is blurred by a normal distribution; from a table, within 2e-7 standard deviations."""
     place = np.clip(age / sd, -_FAR, _FAR)
     place += _FAR
@@ -159,15 +159,17 @@ def predict_for_models(
 ) -> list[Floats]:
     """The same as each of several models would see it; sums over the pieces are made once for all."""
     windows = [model.windows(readings) for model in models]
-    seen = [np.full(len(end), watts[timeline.keys.gap]) for end, _ in windows]
+    predictions = [np.full(len(end), watts[timeline.keys.gap]) for end, _ in windows]
     for number, lane in enumerate(timeline.lanes):
         # In the first lane a piece takes the place of the gap; in the others its power comes on top.
         extra = watts - watts[timeline.keys.gap] if number == 0 else watts
-        seen = [
+        predictions = [
             total + part
-            for total, part in zip(seen, _power_added_by_lane(timeline, lane, models, windows, extra), strict=True)
+            for total, part in zip(
+                predictions, _power_added_by_lane(timeline, lane, models, windows, extra), strict=True
+            )
         ]
-    return seen if readings.mix is None else [readings.mix @ values for values in seen]
+    return predictions if readings.mix is None else [readings.mix @ values for values in predictions]
 
 
 def _power_added_by_lane(
@@ -180,7 +182,7 @@ def _power_added_by_lane(
     parts = []
     for (end, width), model, blur in zip(windows, models, blurs, strict=True):
         part = np.zeros(len(end))
-        for rows, row, key, weight, _ in _blocks(lane, end, width, model, blur):
+        for rows, row, key, weight, _ in _row_blocks(lane, end, width, model, blur):
             part[rows] += np.bincount(row, weight * extra[key], rows.stop - rows.start)
         parts.append(part)
     return parts
@@ -190,30 +192,30 @@ def _mean_lane_power(
     lane: Lane, watts: Floats, windows: list[tuple[Floats, Floats]], models: Sequence[SensorModel]
 ) -> list[Floats]:
     """Mean power of one lane in each window, W, as the kernels weigh it; watts: of each piece."""
-    edges = [_edges(end, width, model) for (end, width), model in zip(windows, models, strict=True)]
+    edges = [_window_edges(end, width, model) for (end, width), model in zip(windows, models, strict=True)]
     energy = np.split(energy_until(lane, watts, np.concatenate(edges)), np.cumsum([len(at) for at in edges])[:-1])
     for rc in {model.rc for model in models if model.rc > SHORTEST_RC}:
         filtered = [place for place, model in enumerate(models) if model.rc == rc]
-        held = energy_in_filter(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
+        in_filter = energy_in_filter(lane, watts, np.concatenate([edges[place] for place in filtered]), rc)
         for place in filtered:
-            energy[place] = energy[place] - held[: len(edges[place])]
-            held = held[len(edges[place]) :]
+            energy[place] = energy[place] - in_filter[: len(edges[place])]
+            in_filter = in_filter[len(edges[place]) :]
     return [_window_means(own, width, model) for own, (_, width), model in zip(energy, windows, models, strict=True)]
 
 
-def _nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
+def _smear_nodes(model: SensorModel) -> tuple[tuple[float, float], ...]:
     return NODES if model.smear else ((0.0, 1.0),)
 
 
-def _edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
+def _window_edges(end: Floats, width: Floats, model: SensorModel) -> Floats:
     """Both edges of each window, for each node of the smear."""
-    return np.concatenate([end + node * model.smear - back for node, _ in _nodes(model) for back in (0.0, width)])
+    return np.concatenate([end + node * model.smear - back for node, _ in _smear_nodes(model) for back in (0.0, width)])
 
 
 def _window_means(energy: Floats, width: Floats, model: SensorModel) -> Floats:
     """Of the energy until the edges of windows: what came between, over the width."""
     between = energy.reshape(-1, 2, len(width))
-    mean: Floats = np.array([weight for _, weight in _nodes(model)]) @ (between[:, 0] - between[:, 1]) / width
+    mean: Floats = np.array([weight for _, weight in _smear_nodes(model)]) @ (between[:, 0] - between[:, 1]) / width
     return mean
 
 
@@ -222,11 +224,11 @@ def _lane_rows(
 ) -> Any:
     """One lane's weights; a tiled lane gives what is left of each row to the gap, as its last entry."""
     data, keys, sizes = [], [], []
-    for rows, row, key, weight, size in _blocks(lane, end, width, model, blur):
+    for rows, row, key, weight, size in _row_blocks(lane, end, width, model, blur):
         if tiled:
-            rest = 1.0 - np.bincount(row, weight, rows.stop - rows.start)
+            remainder = 1.0 - np.bincount(row, weight, rows.stop - rows.start)
             last = np.cumsum(size)
-            weight, key = np.insert(weight, last, rest), np.insert(key, last, count - 1)
+            weight, key = np.insert(weight, last, remainder), np.insert(key, last, count - 1)
             size = size + 1
         data.append(weight)
         keys.append(key)
@@ -235,7 +237,7 @@ def _lane_rows(
     return sparse.csr_matrix((np.concatenate(data), np.concatenate(keys), starts), shape=(len(end), count))
 
 
-def _blocks(
+def _row_blocks(
     lane: Lane, end: Floats, width: Floats, model: SensorModel, blur: Floats | None
 ) -> Iterator[tuple[slice, Ints, Ints, Floats, Ints]]:
     """Rows, and for each piece in their windows its row in the block, key and weight; and pieces of each row."""
@@ -270,8 +272,8 @@ def _weight_after(
     follows = (row[1:] == row[:-1]) & (lane.t1[piece[:-1]] == lane.t0[piece[1:]])
     apart = np.flatnonzero(~np.append(follows, np.zeros(min(len(piece), 1), dtype=bool)))
     after = after[: len(piece)]
-    gone = None if off is None else off[apart]
-    after[apart] = model.weight_since(at[apart] - lane.t1[piece[apart]], box[apart], gone)
+    cut_off = None if off is None else off[apart]
+    after[apart] = model.weight_since(at[apart] - lane.t1[piece[apart]], box[apart], cut_off)
     return after
 
 
@@ -317,15 +319,15 @@ def energy_in_filter(lane: Lane, watts: Floats, t: Floats, rc: float) -> Floats:
     total = np.append(0.0, np.cumsum(put_in))
     number = np.searchsorted(lane.t1, t, side="right")
     own = np.floor((t - origin) / span)
-    held, stop = np.zeros(len(t)), number
+    inside, stop = np.zeros(len(t)), number
     for back in range(_BLOCKS_BACK):
         begin = origin + (own - back) * span
         start = np.minimum(np.searchsorted(block, own - back), stop)
-        held += (total[stop] - total[start]) * np.exp(-(t - begin) / rc)
+        inside += (total[stop] - total[start]) * np.exp(-(t - begin) / rc)
         stop = start
     here = np.minimum(number, len(watts) - 1)
     part = np.where(number < len(watts), np.maximum(t - lane.t0[here], 0.0), 0.0)
-    whole: Floats = held - watts[here] * rc * np.expm1(-part / rc)
+    whole: Floats = inside - watts[here] * rc * np.expm1(-part / rc)
     return whole
 
 
@@ -346,9 +348,9 @@ def energy_through_rail(timeline: Timeline, watts: Floats, rc: float) -> Floats:
     pieces = through[count:] - through[:count] + watts[gap] * (lane.t1 - lane.t0)
     during = np.bincount(lane.key, pieces, timeline.keys.count)
     first = np.isin(np.arange(timeline.keys.count), lane.key) & ~timeline.keys.beside
-    found = np.where(first, during, caused)
-    found[gap] = caused.sum() - np.delete(found, gap).sum()
-    return found
+    energy = np.where(first, during, caused)
+    energy[gap] = caused.sum() - np.delete(energy, gap).sum()
+    return energy
 
 
 # What a counter did not show at one reading it shows at the next; what a running average rounded away comes back. So
@@ -358,11 +360,11 @@ _LEAST, _MOST = 0.05, 0.97
 _ROW_BLOCK = 4096
 
 
-def neighbour_error_theta(left: Floats) -> float:
+def neighbour_error_theta(residuals: Floats) -> float:
     """Theta of the residuals of a fit (M,): 0 where neighbours do not oppose each other."""
-    if len(left) < 3:
+    if len(residuals) < 3:
         return 0.0
-    centred = left - left.mean()
+    centred = residuals - residuals.mean()
     whole = float(centred @ centred)
     opposed = -float(centred[1:] @ centred[:-1]) / whole if whole > 0 else 0.0
     if opposed < _LEAST:

@@ -103,13 +103,15 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             **_energy_row(
                 name, lines, sum_energies([of[line.key] for line in lines]), per, simulated, _idle_sum(idle, lines)
             ),
-            **meter_energy(lines, [of[line.key] for line in lines], run.device, _is_whole(name, lines, tree)),
+            **meter_energy(lines, [of[line.key] for line in lines], run.device, _is_whole_device(name, lines, tree)),
         }
         for name, lines in tree.components()
     ]
-    rest = _unattributed(tree, of)
-    if rest is not None and tree.total is not None:
-        row = _energy_row(UNATTRIBUTED, tree.total, rest, per, simulated, None, f"unattributed in {tree.total[0].name}")
+    unattributed = _unattributed(tree, of)
+    if unattributed is not None and tree.total is not None:
+        row = _energy_row(
+            UNATTRIBUTED, tree.total, unattributed, per, simulated, None, f"unattributed in {tree.total[0].name}"
+        )
         components.insert(sum(row["kind"] != "estimated" for row in components), row)
     names = {line.key: line.name for line in tree.lines}
     rails = []
@@ -120,22 +122,22 @@ def energy_tables(run: RunReader, tree: RailTree) -> EnergyTables:
             "meaning": (line.entry.meaning if line.entry else "") or None,
         }
         row = _energy_row(line.component, [line], of[line.key], per, simulated, idle.get(line.key))
-        at_meter = meter_energy([line], [of[line.key]], run.device, _whole_keys(tree) == {line.key})
+        at_meter = meter_energy([line], [of[line.key]], run.device, _whole_device_keys(tree) == {line.key})
         rails.append({**entry, **row, **at_meter})
     locked = [phase.sentence(names[key]) for key, phase in unread.items() if phase is not None]
     notes = (*tree.notes, *locked, *_table_notes(tree, of, spans), *_meter_notes(components), *long_run_notes(run))
     return EnergyTables(pl.DataFrame(components, schema=TOTAL_SCHEMA), pl.DataFrame(rails, schema=RAIL_SCHEMA), notes)
 
 
-def _whole_keys(tree: RailTree) -> set[str]:
+def _whole_device_keys(tree: RailTree) -> set[str]:
     """Lines behind a meter of the device: the total, else all that were measured; and unused cards."""
     measured = [line for line in tree.lines if not line.estimated]
     unused = [line for line in measured if line.component == UNUSED]
     return {line.key for line in (*(tree.total or outermost(measured, tree.lines)), *unused)}
 
 
-def _is_whole(component: str, lines: Sequence[MeasuredRail], tree: RailTree) -> bool:
-    return (component == "total" or not tree.total) and _whole_keys(tree) == {line.key for line in lines}
+def _is_whole_device(component: str, lines: Sequence[MeasuredRail], tree: RailTree) -> bool:
+    return (component == "total" or not tree.total) and _whole_device_keys(tree) == {line.key for line in lines}
 
 
 def step_energy_table(run: RunReader, tree: RailTree) -> pl.DataFrame:
@@ -206,8 +208,8 @@ def _line_names(lines: Sequence[MeasuredRail]) -> str:
 def _idle_power(run: RunReader, tree: RailTree) -> dict[str, float]:
     """Power of each line before the first step, while the training process was idle, W."""
     stretch = idle_stretch(run, [line.best for line in tree.lines])
-    found = {line.key: energy_over(line.best, stretch).watts for line in tree.lines} if len(stretch) else {}
-    return {key: watts for key, watts in found.items() if watts is not None}
+    energies = {line.key: energy_over(line.best, stretch).watts for line in tree.lines} if len(stretch) else {}
+    return {key: watts for key, watts in energies.items() if watts is not None}
 
 
 def _idle_sum(idle: dict[str, float], lines: Sequence[MeasuredRail]) -> float | None:
@@ -233,27 +235,27 @@ def _table_notes(tree: RailTree, of: dict[str, Energy], spans: Any) -> Iterator[
         yield from line.best.notes
         for other in line.sources[1:]:
             yield from _cross_check(line, other.sensor, of[line.key], energy_over(other, spans))
-    yield from _gap_notes(tree, of)
-    rest = _unattributed(tree, of)
-    if rest is not None and rest.high_j is not None and rest.high_j < 0 and tree.total:
+    yield from _missed_time_notes(tree, of)
+    unattributed = _unattributed(tree, of)
+    if unattributed is not None and unattributed.high_j is not None and unattributed.high_j < 0 and tree.total:
         yield f"the rails inside {tree.total[0].name} measured more than it: one of them is wrong"
 
 
 def _meter_notes(components: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What a meter would say of the total, else of each component whose sensor's accuracy is known."""
-    known = [row for row in components if row.get("meter_source") is not None]
-    for row in [row for row in known if row["component"] == "total"] or known:
+    metered = [row for row in components if row.get("meter_source") is not None]
+    for row in [row for row in metered if row["component"] == "total"] or metered:
         if row["meter_joules"] is None:
             yield f"what a meter in the supply line would show is not known: {row['meter_source']}"
             continue
-        said = estimate(row["meter_joules"], row["meter_low"], row["meter_high"], "J")
+        energy = estimate(row["meter_joules"], row["meter_low"], row["meter_high"], "J")
         calibrated = row["meter_source"].startswith("calibrated")
         more = "" if "calibrat" in row["meter_source"] else "; `stepscope calibrate` narrows it"
         supplied = "the device" if calibrated else row["rail"]
-        yield f"a meter in the supply line of {supplied} would show {said} ({row['meter_source']}){more}"
+        yield f"a meter in the supply line of {supplied} would show {energy} ({row['meter_source']}){more}"
 
 
-def _gap_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
+def _missed_time_notes(tree: RailTree, of: dict[str, Energy]) -> Iterator[str]:
     """One sentence for all lines that miss the same time."""
     missing: dict[str, list[str]] = {}
     for line in tree.lines:
@@ -326,10 +328,10 @@ def operator_power(run: RunReader, rails: list[RailFit], step: int) -> pl.DataFr
     nothing can be resolved has no rows.
     """
     steps = steps_after_warmup(run)
-    found = steps.filter(pl.col("step") == step)
-    if found.is_empty():
+    row = steps.filter(pl.col("step") == step)
+    if row.is_empty():
         return pl.DataFrame(schema=POWER_SCHEMA)
-    t0, t1 = ((int(found[name][0]) - int(steps["t0_ns"][0])) / 1e9 for name in ("t0_ns", "t1_ns"))
+    t0, t1 = ((int(row[name][0]) - int(steps["t0_ns"][0])) / 1e9 for name in ("t0_ns", "t1_ns"))
     frames = [
         _rail_power(rail.line.name, rail.fit, t0, t1).with_columns(step=pl.lit(step, dtype=pl.Int64))
         for rail in rails
@@ -340,11 +342,11 @@ def operator_power(run: RunReader, rails: list[RailFit], step: int) -> pl.DataFr
 
 def _rail_power(name: str, fit: Attribution, t0: float, t1: float) -> pl.DataFrame:
     timeline = fit.timeline
-    known = group_energies(fit, sparse.identity(timeline.keys.count, format="csr")).resolved(COARSE)
+    resolved = group_energies(fit, sparse.identity(timeline.keys.count, format="csr")).resolved(COARSE)
     edges = _piece_edges(timeline, t0, t1)
     keys = [_running_keys(timeline, lane, (edges[:-1] + edges[1:]) / 2) for lane in range(len(timeline.lanes))]
-    watts, sure = _power_drawn(np.nan_to_num(fit.watts), known, keys, timeline.keys.gap)
-    edges, watts, sure = _thin_power(edges, watts, sure)
+    watts, sure = _power_drawn(np.nan_to_num(fit.watts), resolved, keys, timeline.keys.gap)
+    edges, watts, sure = _thin_power_curve(edges, watts, sure)
     at_ns = np.round((edges - t0) * 1e9).astype(np.int64)
     return pl.DataFrame(
         {"rail": [name] * len(watts), "start_ns": at_ns[:-1], "end_ns": at_ns[1:], "power_w": watts, "known": sure}
@@ -366,17 +368,17 @@ def _running_keys(timeline: Timeline, lane: int, at: Floats) -> Ints:
     return np.where(inside, pieces.key[place], -1)
 
 
-def _power_drawn(watts: Floats, known: Flags, keys: list[Ints], gap: int) -> tuple[Floats, Flags]:
+def _power_drawn(watts: Floats, resolved: Flags, keys: list[Ints], gap: int) -> tuple[Floats, Flags]:
     """The first lane always draws power, also between its pieces; the others' comes on top of it."""
     first = np.where(keys[0] >= 0, keys[0], gap)
-    power, sure = watts[first], known[first]
+    power, sure = watts[first], resolved[first]
     for key in keys[1:]:
         power = power + np.where(key >= 0, watts[key], 0.0)
-        sure = sure & np.where(key >= 0, known[key], True)
+        sure = sure & np.where(key >= 0, resolved[key], True)
     return power, sure
 
 
-def _thin_power(edges: Floats, watts: Floats, sure: Flags) -> tuple[Floats, Floats, Flags]:
+def _thin_power_curve(edges: Floats, watts: Floats, sure: Flags) -> tuple[Floats, Floats, Flags]:
     """Neighbours that are alike as one; and where they are still too many, means over even windows."""
     new = np.append(True, (np.diff(watts) != 0) | (sure[1:] != sure[:-1]))
     at = np.append(edges[:-1][new], edges[-1])

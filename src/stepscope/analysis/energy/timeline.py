@@ -237,9 +237,9 @@ def _longest_keys(group: Ints, seconds: Floats, ops: Flags, most: int) -> Flags:
     """Keys of the groups with most time."""
     names, place = np.unique(group, return_inverse=True)
     spent = np.bincount(place, np.where(ops, seconds, 0.0), len(names))
-    kept = np.zeros(len(names), dtype=bool)
-    kept[np.argsort(-spent, kind="stable")[:most]] = True
-    chosen: Flags = kept[place]
+    is_longest = np.zeros(len(names), dtype=bool)
+    is_longest[np.argsort(-spent, kind="stable")[:most]] = True
+    chosen: Flags = is_longest[place]
     return chosen
 
 
@@ -339,10 +339,10 @@ def _templates(lane: Lane, step_t0: Floats, step_t1: Floats, recorded: Flags) ->
         if len(keys):
             groups.setdefault(keys.tobytes(), []).append(int(number))
     common = sorted(groups.values(), key=len, reverse=True)[:_MOST_TEMPLATES]
-    return [_template(lane, np.array(steps), edges, step_t0, step_t1) for steps in common]
+    return [_template_of_steps(lane, np.array(steps), edges, step_t0, step_t1) for steps in common]
 
 
-def _template(lane: Lane, steps: Ints, edges: Ints, step_t0: Floats, step_t1: Floats) -> _Template:
+def _template_of_steps(lane: Lane, steps: Ints, edges: Ints, step_t0: Floats, step_t1: Floats) -> _Template:
     size = int(edges[steps[0] + 1] - edges[steps[0]])
     rows = edges[steps][:, None] + np.arange(size)
     length = (step_t1 - step_t0)[steps]

@@ -72,5 +72,5 @@ def find_unread_phase(run: RunReader, source: PowerSource) -> UnreadPhase | None
     read = np.bincount(place, minlength=bins)
     mean = np.bincount(place, weights=watts, minlength=bins)[read > 0] / read[read > 0]
     share = float((read == 0).mean())
-    known = float(mean.sum()) / bins
-    return UnreadPhase(share, known + share * float(watts.min()), known + share * float(watts.max()))
+    read_watts = float(mean.sum()) / bins
+    return UnreadPhase(share, read_watts + share * float(watts.min()), read_watts + share * float(watts.max()))

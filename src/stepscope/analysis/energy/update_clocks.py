@@ -93,7 +93,7 @@ def fit_clock_to_changes(stamp: Floats, moved: Flags, nominal: float | None) -> 
 def _drifting_clock(middle: Floats, period: float) -> UpdateClock | None:
     """A clock without a memory of where it should be, followed from change to change."""
     spin = np.exp(2j * np.pi / period * (middle - middle[0]))
-    near = _smoothed(spin.real, _LOCAL) + 1j * _smoothed(spin.imag, _LOCAL)
+    near = _moving_mean(spin.real, _LOCAL) + 1j * _moving_mean(spin.imag, _LOCAL)
     if float(np.abs(near).mean()) < _STEADY:
         return None
     late = np.unwrap(np.angle(near)) / (2 * np.pi)
@@ -154,16 +154,16 @@ def search_clock(error: ClockError, since: Floats, nominal: float, near: float) 
     fine = _FINE_SHIFT * nominal**2 / max(float(since[count - 1]), nominal)
     reach = np.arange(-near * nominal, near * nominal + fine, fine) if near else np.zeros(1)
     phases = np.arange(_PHASES) / _PHASES * nominal
-    found = _best_clocks(error, [(nominal + more, phases) for more in reach], count)
+    clocks = _best_clocks(error, [(nominal + more, phases) for more in reach], count)
     while count < len(since):
         count = min(2 * count, len(since))
         finer = _FINE_SHIFT * nominal**2 / float(since[count - 1])
         steps = np.arange(-2, 3) * finer if near else np.zeros(1)
         shifts = np.arange(-3, 4) * nominal / (2 * _PHASES)
-        found = _best_clocks(
-            error, [(period + more, phase + shifts) for _, period, phase in found for more in steps], count
+        clocks = _best_clocks(
+            error, [(period + more, phase + shifts) for _, period, phase in clocks for more in steps], count
         )
-    least, period, phase = found[0]
+    least, period, phase = clocks[0]
     return period, phase, least
 
 
@@ -188,14 +188,14 @@ def _best_clocks(error: ClockError, tried: list[tuple[float, Floats]], count: in
     ranked = (
         (float(off[place]), float(period[place]), float(phase[place])) for place in np.lexsort((phase, period, off))
     )
-    kept: list[tuple[float, float, float]] = []
+    clocks: list[tuple[float, float, float]] = []
     for clock in ranked:
-        like = [other for other in kept if abs(other[1] - clock[1]) <= 1e-12]
+        like = [other for other in clocks if abs(other[1] - clock[1]) <= 1e-12]
         if len(like) < _OF_A_PERIOD and all(abs(other[2] - clock[2]) > 1e-12 for other in like):
-            kept.append(clock)
-        if len(kept) == _SURVIVORS:
+            clocks.append(clock)
+        if len(clocks) == _SURVIVORS:
             break
-    return kept
+    return clocks
 
 
 # Two reads that give the same value saw no update between them, two that differ saw one: whatever the powers are, that
@@ -253,7 +253,7 @@ def _mean_of_neighbours(values: Floats, span: int) -> Floats:
     """Mean of the entries around each one, without it."""
     place = np.arange(len(values))
     size = np.minimum(place + span // 2 + 1, len(values)) - np.maximum(place - span // 2, 0)
-    return np.asarray((_smoothed(values, span) * size - values) / np.maximum(size - 1, 1))
+    return np.asarray((_moving_mean(values, span) * size - values) / np.maximum(size - 1, 1))
 
 
 def fit_clocks_to_repeats(stamp: Floats, value: Floats, nominal: float | None) -> list[UpdateClock]:
@@ -274,22 +274,24 @@ def fit_clocks_to_repeats(stamp: Floats, value: Floats, nominal: float | None) -
 
     first = [search_clock(error, pairs.after[:_SEEN_FIRST], guess, _BAND) for guess in _likely_periods(pairs, nominal)]
     first = sorted(first, key=lambda entry: entry[2])[:_BANDS_LEFT]
-    found: list[tuple[float, UpdateClock]] = []
+    ranked: list[tuple[float, UpdateClock]] = []
     for near, _, _ in first:
         period, phase, least = search_clock(error, pairs.after[:_SEEN], near, _CLOSE)
         count = min(len(pairs.equal), _SEEN)
         cost = least * count
         if pairs.without_clock(period) * count / len(pairs.equal) - cost > _EVIDENT:
-            period, phase = _refined(error, pairs.after, period, phase)
+            period, phase = _refine_period_and_phase(error, pairs.after, period, phase)
             clock = UpdateClock.even(float(stamp[0]) + phase, period)
             if explains_repeats(clock, stamp, value):
-                found.append((cost, clock))
-    found.sort(key=lambda entry: entry[0])
-    kept: list[UpdateClock] = []
-    for cost, clock in found:
-        if cost < found[0][0] + _POSSIBLE and all(abs(clock.period / other.period - 1) > _BAND / 2 for other in kept):
-            kept.append(clock)
-    return kept
+                ranked.append((cost, clock))
+    ranked.sort(key=lambda entry: entry[0])
+    clocks: list[UpdateClock] = []
+    for cost, clock in ranked:
+        if cost < ranked[0][0] + _POSSIBLE and all(
+            abs(clock.period / other.period - 1) > _BAND / 2 for other in clocks
+        ):
+            clocks.append(clock)
+    return clocks
 
 
 def explains_repeats(clock: UpdateClock, stamp: Floats, value: Floats) -> bool:
@@ -311,7 +313,7 @@ def _likely_periods(pairs: _Pairs, nominal: float | None) -> list[float]:
     return bands if nominal is None else [nominal, *bands]
 
 
-def _refined(error: ClockError, since: Floats, period: float, phase: float) -> tuple[float, float]:
+def _refine_period_and_phase(error: ClockError, since: Floats, period: float, phase: float) -> tuple[float, float]:
     """Period and phase, s, in the middle of those that explain the readings best, at ever finer steps."""
     middle, count = float(since[-1]) / 2, len(since)
     turns = round((middle - phase) / period)
@@ -331,7 +333,7 @@ def _refined(error: ClockError, since: Floats, period: float, phase: float) -> t
 _ZOOMS, _AROUND, _CLOSER = 5, 4, 2.0
 
 
-def _smoothed(values: Floats, span: int = 21) -> Floats:
+def _moving_mean(values: Floats, span: int = 21) -> Floats:
     """Moving mean; shorter at the ends."""
     total = np.append(0.0, np.cumsum(values))
     place = np.arange(len(values))

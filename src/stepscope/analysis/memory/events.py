@@ -106,15 +106,15 @@ def allocated_by_op(events: pl.DataFrame) -> pl.DataFrame:
     Without what was there before the step.
     """
     rows = events_of_device(events)
-    found = peak(rows)
-    if found is None:
+    highest = peak(rows)
+    if highest is None:
         return pl.DataFrame(
             schema={"op": pl.String, "allocations": pl.Float64, "bytes": pl.Float64, "at_peak": pl.Int64}
         )
     steps = max(rows["step"].n_unique(), 1)
-    made = rows.filter(pl.col("bytes") > 0, pl.col("op") != HELD).group_by("op")
-    totals = made.agg(allocations=pl.len() / steps, bytes=pl.col("bytes").sum() / steps)
-    at_peak = found.tensors.group_by("op").agg(at_peak=pl.col("bytes").sum())
+    allocations = rows.filter(pl.col("bytes") > 0, pl.col("op") != HELD).group_by("op")
+    totals = allocations.agg(allocations=pl.len() / steps, bytes=pl.col("bytes").sum() / steps)
+    at_peak = highest.tensors.group_by("op").agg(at_peak=pl.col("bytes").sum())
     joined = totals.join(at_peak, on="op", how="left").with_columns(pl.col("at_peak").fill_null(0))
     return joined.sort("bytes", "op", descending=[True, False])
 
@@ -124,8 +124,8 @@ def peak_by_module(events: pl.DataFrame) -> pl.DataFrame:
     rows = events_of_device(events)
     live = rows.with_columns(live=pl.col("bytes").cum_sum().over("module"))
     most = live.group_by("module").agg(bytes=pl.col("live").max())
-    found = peak(rows)
-    tensors = live_tensors(rows[:0]) if found is None else found.tensors
+    highest = peak(rows)
+    tensors = live_tensors(rows[:0]) if highest is None else highest.tensors
     at_peak = tensors.group_by("module").agg(at_peak=pl.col("bytes").sum())
     joined = most.join(at_peak, on="module", how="left", nulls_equal=True).with_columns(pl.col("at_peak").fill_null(0))
     return joined.sort("at_peak", "bytes", descending=True)
@@ -141,15 +141,15 @@ def categories_over_step(events: pl.DataFrame, step: int | None = None, points: 
         return pl.DataFrame(schema={"t": pl.Int64, "category": pl.String, "bytes": pl.Int64})
     if step is None:
         step = int(rows["step"][int(rows["live"].to_numpy().argmax())])
-    shown = rows.filter(pl.col("step") == step)
-    shown = shown[: _rows_in_step(shown)]
-    shown = shown.group_by("t_ns", maintain_order=True).agg(pl.all().sort_by("live", descending=True).first())
-    width = max(1, -(-len(shown) // points))
-    kept = shown.group_by(pl.int_range(pl.len()) // width, maintain_order=True).agg(
+    over_time = rows.filter(pl.col("step") == step)
+    over_time = over_time[: _rows_in_step(over_time)]
+    over_time = over_time.group_by("t_ns", maintain_order=True).agg(pl.all().sort_by("live", descending=True).first())
+    width = max(1, -(-len(over_time) // points))
+    thinned = over_time.group_by(pl.int_range(pl.len()) // width, maintain_order=True).agg(
         pl.all().sort_by("live", descending=True).first()
     )
-    start = shown["t_ns"].min()
-    series = kept.sort("t_ns").select(pl.col("t_ns").alias("t") - start, *CATEGORIES)
+    start = over_time["t_ns"].min()
+    series = thinned.sort("t_ns").select(pl.col("t_ns").alias("t") - start, *CATEGORIES)
     return series.unpivot(on=list(CATEGORIES), index="t", variable_name="category", value_name="bytes")
 
 

@@ -51,10 +51,10 @@ def training_peak(run: Run) -> ResidentPeak | None:
     """Return the peak of the training alone, B; null where memory was not sampled."""
     metrics = run.metrics()
     if has_several_processes(run):
-        found = _peaks(metrics, (ALL,))
-        if not found:
+        peaks = _peaks(metrics, (ALL,))
+        if not peaks:
             return None
-        return ResidentPeak(min(found.values()), max(found.values()), several=True, sure=False)
+        return ResidentPeak(min(peaks.values()), max(peaks.values()), several=True, sure=False)
     peak = _peak_without_recorder(metrics, run.meta, resident_before_profiling(run))
     return peak and replace(peak, sure=not run.samples("peak_rss").is_empty())
 
@@ -64,16 +64,16 @@ def _peak_without_recorder(metrics: pl.DataFrame, meta: Mapping[str, Any], befor
 
     before: the most that was resident before any step was profiled, B.
     """
-    found = _peaks(metrics, OWN)
-    high = max((found[name] for name in ("peak_rss", "rss") if name in found), default=None)
+    peaks = _peaks(metrics, OWN)
+    high = max((peaks[name] for name in ("peak_rss", "rss") if name in peaks), default=None)
     if high is None:
         return None
     recorder = meta.get("recorder") or {}
-    held = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
-    if not 0 < held < high:
+    recorder_bytes = sum(size for key in ("held_bytes", "modules_bytes") if isinstance(size := recorder.get(key), int))
+    if not 0 < recorder_bytes < high:
         return ResidentPeak(high, high)
-    without = high - held
-    return ResidentPeak(min(without, int(before or without)), high, held)
+    without = high - recorder_bytes
+    return ResidentPeak(min(without, int(before or without)), high, recorder_bytes)
 
 
 def _peaks(metrics: pl.DataFrame, scopes: tuple[str, ...]) -> dict[str, int]:
@@ -97,11 +97,11 @@ def size_verdicts_text(peak: ResidentPeak) -> str:
 
 
 def _by_verdict(peak: ResidentPeak) -> Iterator[str]:
-    for verdict, said in _SAID.items():
+    for verdict, phrase in _SAID.items():
         sizes = [_gb(size) for size in SIZES if peak.verdict(size) == verdict]
         if sizes:
             listed = sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} and {sizes[-1]}"
-            yield f"{said} {listed} GB"
+            yield f"{phrase} {listed} GB"
 
 
 def _gb(size: int) -> str:

@@ -55,10 +55,10 @@ class BaselineMemory:
 
     def of(self, account: str) -> tuple[int, int]:
         """Return the memory as this account counts it, B (least, most); UnknownName suggests the nearest."""
-        known = {RESIDENT: self.resident, CHARGED: self.charged, ADDRESSES: self.addresses, DATA: self.data}
-        if account not in known:
+        by_account = {RESIDENT: self.resident, CHARGED: self.charged, ADDRESSES: self.addresses, DATA: self.data}
+        if account not in by_account:
             raise UnknownName("account", account, ACCOUNTS)
-        return known[account]
+        return by_account[account]
 
 
 # Builds for the CPU took 225 to 337 MB, one for CUDA 734 (x86, torch 2.13 and 2.14); NVIDIA's for Jetson were not seen.
@@ -209,8 +209,8 @@ def worst_verdict(peak: Callable[[str], ProcessPeak], limit: Limit, sure: bool =
     """
 
     def rank(single: Limit) -> tuple[int, float]:
-        taken = peak(single.account)
-        return VERDICTS.index(fit_verdict(taken, single, sure)), taken.high / single.bytes
+        predicted = peak(single.account)
+        return VERDICTS.index(fit_verdict(predicted, single, sure)), predicted.high / single.bytes
 
     decides = max(limit.all, key=rank)
     return fit_verdict(peak(decides.account), decides, sure), decides
@@ -247,13 +247,13 @@ def limit_of_board(name: str, memory: float | str | None = None) -> Limit:
     if not board.memory_bytes and memory is None:
         raise UsageError(f"how much memory '{board.title}' has is not known", "say it with --memory")
     total = board.memory_bytes[0] if memory is None else parse_size(memory)
-    kept = board.os_keeps_bytes or 0
+    system_bytes = board.os_keeps_bytes or 0
     text = "" if board.os_keeps_bytes else "; what its system keeps is not known and counts as nothing"
-    if kept >= total:
+    if system_bytes >= total:
         raise UsageError(
-            f"the system of '{board.title}' alone keeps {kept} B", "say the size of the board with --memory"
+            f"the system of '{board.title}' alone keeps {system_bytes} B", "say the size of the board with --memory"
         )
-    return Limit(total - kept, f"{board.title}{text}", total, kept)
+    return Limit(total - system_bytes, f"{board.title}{text}", total, system_bytes)
 
 
 def limit_of_this_machine(root: Path = Path("/"), rlimits: Mapping[str, int] | None = None) -> Limit:
@@ -266,12 +266,12 @@ def limit_of_this_machine(root: Path = Path("/"), rlimits: Mapping[str, int] | N
     total = _meminfo(root, "MemTotal")
     if available is None:
         raise UsageError("this machine does not say how much memory is available", "say it with --memory")
-    found = [Limit(available, "available on this machine now", total, None if total is None else total - available)]
-    found += [Limit(left, "this process's control group, now", total, None, CHARGED) for left in _control_groups(root)]
+    limits = [Limit(available, "available on this machine now", total, None if total is None else total - available)]
+    limits += [Limit(free, "this process's control group, now", total, None, CHARGED) for free in _control_groups(root)]
     for account, size in (_rlimits() if rlimits is None else rlimits).items():
         name = {ADDRESSES: "ulimit -v", DATA: "ulimit -d"}[account]
-        found.append(Limit(size, f"{ACCOUNTS[account]} of this process: {name}", account=account))
-    first, *others = sorted(found, key=lambda limit: limit.bytes)
+        limits.append(Limit(size, f"{ACCOUNTS[account]} of this process: {name}", account=account))
+    first, *others = sorted(limits, key=lambda limit: limit.bytes)
     return replace(first, beside=tuple(others))
 
 
@@ -291,18 +291,18 @@ def board_named(name: str) -> Board:
     """A board by a part of its name that no other has ("tx2", "orin nano", "rpi5"); UnknownName with the nearest."""
     if name.partition(":")[0] in ("cpu", "cuda", "gpu", "mps"):
         raise UsageError(f"'{name}' is no board", "name one, such as --board tx2; kernels of CUDA: --device cuda")
-    known = {board.name: board for board in all_boards() if board.memory_bytes}
-    wanted = _normalised(name)
-    if wanted in known:
-        return known[wanted]
-    ending = [known[full] for full in known if full.endswith(f"_{wanted}")]
-    return ending[0] if len(ending) == 1 else _unknown_board(name, wanted, known)
+    boards = {board.name: board for board in all_boards() if board.memory_bytes}
+    normalised = _normalised(name)
+    if normalised in boards:
+        return boards[normalised]
+    ending = [boards[full] for full in boards if full.endswith(f"_{normalised}")]
+    return ending[0] if len(ending) == 1 else _unknown_board(name, normalised, boards)
 
 
-def _unknown_board(name: str, wanted: str, known: dict[str, Board]) -> Board:
-    short = {full.removeprefix("jetson_"): full for full in known}
-    near = UnknownName("board", wanted, {*short, *known})
-    raise UnknownName("board", name, _dashed([*known]), near.hint and near.hint.replace("_", "-"))
+def _unknown_board(name: str, normalised: str, boards: dict[str, Board]) -> Board:
+    short = {full.removeprefix("jetson_"): full for full in boards}
+    near = UnknownName("board", normalised, {*short, *boards})
+    raise UnknownName("board", name, _dashed([*boards]), near.hint and near.hint.replace("_", "-"))
 
 
 def _dashed(names: Iterable[str]) -> list[str]:
@@ -311,16 +311,16 @@ def _dashed(names: Iterable[str]) -> list[str]:
 
 def _normalised(name: str) -> str:
     text = re.sub(r"[\s.-]+", "_", name.strip().lower())
-    found = re.fullmatch(r"(rpi|raspi|pi)_?(\d.*)", text)
-    return f"{_SHORT[found[1]]}_{found[2]}" if found else text.removeprefix("nvidia_")
+    match = re.fullmatch(r"(rpi|raspi|pi)_?(\d.*)", text)
+    return f"{_SHORT[match[1]]}_{match[2]}" if match else text.removeprefix("nvidia_")
 
 
 def _meminfo(root: Path, name: str) -> int | None:
     try:
-        found = re.search(rf"^{name}:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None
 
 
 _GROUP_FILES = (  # version 2, then 1: limit, usage, and what of it the kernel drops before it kills
@@ -331,7 +331,7 @@ _GROUP_FILES = (  # version 2, then 1: limit, usage, and what of it the kernel d
 
 def _control_groups(root: Path) -> list[int]:
     """Bytes that each limited control group has left: this process's own, and those that it lies in."""
-    left: dict[Path, int] = {}
+    available: dict[Path, int] = {}
     for folder in _group_folders(root):
         for most, used, files in _GROUP_FILES:
             try:
@@ -339,8 +339,8 @@ def _control_groups(root: Path) -> list[int]:
             except (OSError, ValueError):
                 continue  # "max": no limit
             if limit < _NO_LIMIT:
-                left[folder] = max(1, limit - max(0, usage - _sum_of_memory_stats(folder, files)))
-    return list(left.values())
+                available[folder] = max(1, limit - max(0, usage - _sum_of_memory_stats(folder, files)))
+    return list(available.values())
 
 
 _NO_LIMIT = 1 << 60  # version 1 writes the largest number of pages where there is none

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.time.operators import COLLECTIVES, CPU, FRAMEWORK_OVERHEAD, callers, innermost_pieces
+from stepscope.analysis.time.spans import complement, overlap, union
 from stepscope.analysis.time.steps import profiled_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import COLLECTIVE, COLLECTIVE_CALL, COMMUNICATION, OPS, RunReader
@@ -39,7 +40,7 @@ class CollectiveTime:
     threads: of the backend, whose rows take no time of their own. moved: ns to add to the self times by step and
     `PHASED`: waits to collectives, and away from the ranges around them. steps: a row a step, `_STEPS` and
     `overlapped`, ns by phase. waits: stretches that are exposed, each with the collective awaited and its number in the
-    step (null where calls and runs do not pair). called: every start of a collective in order. kinds: a row a kind of
+    step (null where calls and runs do not pair). starts: every start of a collective in order. kinds: a row a kind of
     collective, ns and counts a step, means.
     """
 
@@ -48,7 +49,7 @@ class CollectiveTime:
     steps: pl.DataFrame
     overlapped: dict[str, Floats]
     waits: pl.DataFrame
-    called: pl.DataFrame
+    starts: pl.DataFrame
     kinds: pl.DataFrame
 
 
@@ -63,9 +64,11 @@ def collective_time(run: RunReader) -> CollectiveTime | None:
     steps = profiled_steps(run)
     if steps.is_empty() or not has_collectives(run):
         return None
-    wanted = pl.LazyFrame({"step": steps["step"].cast(OPS["step"], strict=False)})
+    step_frame = pl.LazyFrame({"step": steps["step"].cast(OPS["step"], strict=False)})
     ops = run.scan_ops().select(_COLUMNS)
-    rows = ops.join(wanted, on="step", how="semi", maintain_order="left").collect()  # a parent is a place in this order
+    rows = ops.join(
+        step_frame, on="step", how="semi", maintain_order="left"
+    ).collect()  # a parent is a place in this order
     texts = [pl.col(name).cast(pl.String) for name in ("name", "module", "phase", "device")]
     rows = rows.with_columns(pl.col("step").cast(pl.Int64), *texts)
     table = _StepRows.of(rows)
@@ -80,7 +83,7 @@ def collective_time(run: RunReader) -> CollectiveTime | None:
         steps.select("step", "length_ns").with_columns(times),
         overlapped,
         waits,
-        pl.concat([pl.DataFrame(schema=CALL_SCHEMA), *(part.called for part in parts)]),
+        pl.concat([pl.DataFrame(schema=CALL_SCHEMA), *(part.starts for part in parts)]),
         _by_collective(table, waits, len(steps)),
     )
 
@@ -109,21 +112,21 @@ class _StepRows:
         backend = sorted(set(on_cpu.filter(by_backend)["thread"].unique().to_list()) - training)
         parent = callers(rows)
         pieces = [_thread_pieces(rows, on_cpu, thread, parent) for thread in sorted(training)]
-        found = np.concatenate([np.empty((0, 3), dtype=np.int64), *pieces])
+        all_pieces = np.concatenate([np.empty((0, 3), dtype=np.int64), *pieces])
         phases = rows["phase"].fill_null("other").unique().sort().to_list()
         names, in_phase = rows["name"].to_list(), rows["phase"].fill_null("other").to_list()
-        is_op = np.array([_is_work(names[row], in_phase[row]) for row in found[:, 2]], dtype=bool)
-        number = np.array([phases.index(in_phase[row]) for row in found[:, 2]], dtype=np.int64)
-        busy = np.column_stack([found[:, :2], number])[is_op]
+        is_op = np.array([_is_work(names[row], in_phase[row]) for row in all_pieces[:, 2]], dtype=bool)
+        number = np.array([phases.index(in_phase[row]) for row in all_pieces[:, 2]], dtype=np.int64)
+        busy = np.column_stack([all_pieces[:, :2], number])[is_op]
         outermost = on_cpu.filter(pl.col("thread").is_in(backend) & pl.col("parent").is_null())
         starts = pl.col("name").str.contains(COLLECTIVE_CALL) & ~pl.col("name").str.ends_with(_AWAITS)
         calls = on_cpu.filter(pl.col("thread").is_in(sorted(training)) & starts)
         return cls(
             rows,
             tuple(backend),
-            _disjoint(busy),
+            _without_overlaps(busy),
             phases,
-            found[~is_op],
+            all_pieces[~is_op],
             outermost.sort("t0_ns"),
             calls.sort("t0_ns"),
         )
@@ -148,15 +151,15 @@ def _thread_pieces(rows: pl.DataFrame, on_cpu: pl.DataFrame, thread: int, parent
     return np.column_stack([begin, end, chosen[running]]) if len(begin) else np.empty((0, 3), dtype=np.int64)
 
 
-def _disjoint(busy: Ints) -> Ints:
+def _without_overlaps(busy: Ints) -> Ints:
     """Pieces in order of time; of two threads that work at once, the one that began first is counted."""
     busy = busy[np.argsort(busy[:, 0], kind="stable")]
     if len(busy) == 0:
         return busy
     until = np.maximum.accumulate(busy[:, 1])
     begin = np.maximum(busy[:, 0], np.append(busy[0, 0], until[:-1]))
-    kept: Flags = busy[:, 1] > begin
-    cut: Ints = np.column_stack([begin, busy[:, 1:]])[kept]
+    is_positive: Flags = busy[:, 1] > begin
+    cut: Ints = np.column_stack([begin, busy[:, 1:]])[is_positive]
     return cut
 
 
@@ -165,7 +168,7 @@ class _StepCollectives:
     times: tuple[float, float, float, float]
     overlapped: dict[str, float]
     waits: pl.DataFrame
-    called: pl.DataFrame
+    starts: pl.DataFrame
 
 
 def _measure_step(table: _StepRows, step: int, t0: int, t1: int) -> _StepCollectives:
@@ -173,21 +176,21 @@ def _measure_step(table: _StepRows, step: int, t0: int, t1: int) -> _StepCollect
     busy = _clip_pieces(table.busy, t0, t1)
     calls, runs = (rows.filter(pl.col("step") == step) for rows in (table.calls, table.flights))
     flights, number = _spans_in_flight(calls, runs, t1)
-    flying = _union(flights)
-    opened = _complement(busy, t0, t1)
+    flying = union(flights)
+    opened = complement(busy, t0, t1)
     waits = _collective_waits(opened, flights)
     own = busy[:, 2] == (table.phases.index(COMMUNICATION) if COMMUNICATION in table.phases else _NONE)
     overlapped = {}
-    covered = _overlap(busy[:, :2], flying)
+    covered = overlap(busy[:, :2], flying)
     for phase in np.unique(busy[~own, 2]):
         ns = float(covered[(busy[:, 2] == phase)].sum())
         if ns > 0:
             overlapped[table.phases[phase]] = ns
     waited = float((waits[:, 1] - waits[:, 0]).sum())
-    idle = float(_overlap(opened, flying).sum()) - waited
+    idle = float(overlap(opened, flying).sum()) - waited
     if idle > 0:
         overlapped[FRAMEWORK_OVERHEAD] = idle
-    called = float((busy[own, 1] - busy[own, 0]).sum())
+    own_ns = float((busy[own, 1] - busy[own, 0]).sum())
     apart = sum(overlapped.values())
     awaited = _awaited_runs(waits, flights)
     names = runs["name"].to_list()
@@ -204,7 +207,7 @@ def _measure_step(table: _StepRows, step: int, t0: int, t1: int) -> _StepCollect
     starts = calls.select(
         pl.lit(step, pl.Int64).alias("step"), call=pl.int_range(pl.len(), dtype=pl.Int64), name="name", t_ns="t0_ns"
     )
-    return _StepCollectives((waited + called + apart, waited + called, waited, apart), overlapped, frame, starts)
+    return _StepCollectives((waited + own_ns + apart, waited + own_ns, waited, apart), overlapped, frame, starts)
 
 
 def _spans_in_flight(calls: pl.DataFrame, runs: pl.DataFrame, t1: int) -> tuple[Ints, Ints | None]:
@@ -226,73 +229,42 @@ def _clip_pieces(pieces: Ints, t0: int, t1: int) -> Ints:
     return cut
 
 
-def _union(spans: Ints) -> Ints:
-    """Spans (n, 2) as disjoint ones in order."""
-    if len(spans) == 0:
-        return np.empty((0, 2), dtype=np.int64)
-    spans = spans[np.argsort(spans[:, 0], kind="stable")]
-    until = np.maximum.accumulate(spans[:, 1])
-    first = np.append(True, spans[1:, 0] > until[:-1])
-    last = np.append(np.flatnonzero(first)[1:] - 1, len(spans) - 1)
-    return np.column_stack([spans[first, 0], until[last]])
-
-
-def _complement(busy: Ints, t0: int, t1: int) -> Ints:
-    """Stretches of a step in which no piece runs; pieces are disjoint and in order."""
-    edges = np.column_stack([np.append(t0, busy[:, 1]), np.append(busy[:, 0], t1)])
-    some: Ints = edges[edges[:, 1] > edges[:, 0]]
-    return some
-
-
-def _overlap(spans: Ints, union: Ints) -> Ints:
-    """Time of each span that lies in a union, ns."""
-    if len(union) == 0 or len(spans) == 0:
-        return np.zeros(len(spans), dtype=np.int64)
-    edges = np.append(union[0, 0] - 1, union.ravel())
-    base = edges[0]
-    grown = np.cumsum(np.append(0, union[:, 1] - union[:, 0]))
-    level = np.append(0, np.column_stack([grown[:-1], grown[1:]]).ravel())
-    begin, end = (np.interp(spans[:, at] - base, edges - base, level) for at in (0, 1))
-    inside: Ints = np.rint(end - begin).astype(np.int64)
-    return inside
-
-
 def _collective_waits(opened: Ints, flights: Ints) -> Ints:
     """Parts of the stretches without an operator in which a collective was awaited, (n, 2)."""
     if len(opened) == 0 or len(flights) == 0:
         return np.empty((0, 2), dtype=np.int64)
-    ends, flying = np.sort(flights[:, 1]), _union(flights)
+    ends, flying = np.sort(flights[:, 1]), union(flights)
     late = np.clip(10 * (opened[:, 1] - opened[:, 0]), *_LATE_NS)
     last = np.searchsorted(ends, opened[:, 1] + late, side="right") - 1
     until = np.where(last >= 0, ends[np.maximum(last, 0)], opened[:, 0])
-    kept = np.column_stack([opened[:, 0], np.minimum(opened[:, 1], until)])
-    kept = kept[kept[:, 1] > kept[:, 0]]
-    found = [np.empty((0, 2), dtype=np.int64)]
-    for begin, end in kept.tolist():
+    stretches = np.column_stack([opened[:, 0], np.minimum(opened[:, 1], until)])
+    stretches = stretches[stretches[:, 1] > stretches[:, 0]]
+    waits = [np.empty((0, 2), dtype=np.int64)]
+    for begin, end in stretches.tolist():
         inside = _clip_pieces(np.column_stack([flying, flying[:, 0]]), begin, end)[:, :2]
-        found.append(inside[inside[:, 1] > inside[:, 0]])
-    return np.concatenate(found)
+        waits.append(inside[inside[:, 1] > inside[:, 0]])
+    return np.concatenate(waits)
 
 
 def _awaited_runs(waits: Ints, flights: Ints) -> list[tuple[int, int, int]]:
     """Return begin, end and run of each part of the waits; of several runs in flight, the first to end is awaited."""
-    found: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, int]] = []
     edges = np.unique(flights)
     for begin, end in waits.tolist():
         times = [begin, *edges[(edges > begin) & (edges < end)].tolist(), end]
         for first, last in pairwise(times):
             flying = np.flatnonzero((flights[:, 0] <= first) & (flights[:, 1] >= last))
             run = int(flying[flights[flying, 1].argmin()])
-            if found and found[-1][1:] == (first, run):
-                found[-1] = (found[-1][0], last, run)
+            if runs and runs[-1][1:] == (first, run):
+                runs[-1] = (runs[-1][0], last, run)
             else:
-                found.append((first, last, run))
-    return found
+                runs.append((first, last, run))
+    return runs
 
 
 def _wait_times_to_move(table: _StepRows, waits: pl.DataFrame) -> pl.DataFrame:
     """Ns by step and `PHASED` that waits take from the ranges around them and give to the collectives."""
-    given = waits.select(
+    additions = waits.select(
         "step",
         phase=pl.lit(COMMUNICATION),
         module=pl.lit(None, pl.String),
@@ -300,12 +272,12 @@ def _wait_times_to_move(table: _StepRows, waits: pl.DataFrame) -> pl.DataFrame:
         device=pl.lit(CPU),
         self_ns=pl.col("t1_ns") - pl.col("t0_ns"),
     )
-    spans = _union(waits.select("t0_ns", "t1_ns").to_numpy().astype(np.int64))
-    taken_ns = _overlap(table.ranges[:, :2], spans)
+    spans = union(waits.select("t0_ns", "t1_ns").to_numpy().astype(np.int64))
+    taken_ns = overlap(table.ranges[:, :2], spans)
     some = np.flatnonzero(taken_ns)
-    taken = table.rows[table.ranges[some, 2].tolist()].select("step", *PHASED)
-    taken = taken.with_columns(self_ns=pl.Series(-taken_ns[some], dtype=pl.Int64))
-    moved: pl.DataFrame = pl.concat([given, taken]).group_by("step", *PHASED).agg(pl.col("self_ns").sum())
+    subtractions = table.rows[table.ranges[some, 2].tolist()].select("step", *PHASED)
+    subtractions = subtractions.with_columns(self_ns=pl.Series(-taken_ns[some], dtype=pl.Int64))
+    moved: pl.DataFrame = pl.concat([additions, subtractions]).group_by("step", *PHASED).agg(pl.col("self_ns").sum())
     return moved
 
 
@@ -343,7 +315,7 @@ def _on_device(rows: pl.DataFrame, device: str) -> pl.DataFrame:
     others = here.filter(pl.col("phase") != COMMUNICATION).select("t0_ns", "t1_ns").to_numpy().astype(np.int64)
     kernels = here.filter(pl.col("phase") == COMMUNICATION)
     spans = kernels.select("t0_ns", "t1_ns").to_numpy().astype(np.int64)
-    alone = (spans[:, 1] - spans[:, 0]) - _overlap(spans, _union(others))
+    alone = (spans[:, 1] - spans[:, 0]) - overlap(spans, union(others))
     kernels = kernels.with_columns(exposed_ns=pl.Series(alone))
     exposed = kernels.group_by("name").agg(pl.col("exposed_ns").sum())
     summed = _summed(kernels, pl.col("t1_ns") - pl.col("t0_ns")).join(exposed, on="name")

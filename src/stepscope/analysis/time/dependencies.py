@@ -11,7 +11,7 @@ share already they do not: savings are "at most".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.device.occupancy import usable_cores
 from stepscope.analysis.estimate import mean_interval, null_if_nan
 from stepscope.analysis.time.idleness import IDLE, idle_causes
 from stepscope.analysis.time.operators import CPU
@@ -36,8 +37,6 @@ from stepscope.arrays import Flags, Floats, Ints
 from stepscope.runfolder import RunReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepscope.analysis.run import Run
 
 HOST, WORK = "host", "work"
@@ -98,17 +97,13 @@ def dependencies(run: Run) -> Dependencies:
         path.add(float(own[unit]), WORK, before)
     return Dependencies(
         units=_unit_frame(middle, edges, path, scale),
-        overlap=_overlap_table(steps, edges, step_ns, _cores(run)),
+        overlap=_overlap_table(steps, edges, step_ns, usable_cores(run)),
         idle=idle_causes(run, steps, step_ns),
-        timeline=_timeline(middle, edges, scale, _cores(run)),
+        timeline=_timeline(middle, edges, scale, usable_cores(run)),
         step_ns=step_ns,
         critical_path_ns=float(longest_paths_to_end(path).max(initial=0.0)) * scale,
         work_ns=sum(path.duration) * scale,
     )
-
-
-def _cores(run: RunReader) -> int:
-    return max(len(run.device.get("cores") or ()), 1)
 
 
 def _work_ns(units: StepUnits) -> Floats:
@@ -143,14 +138,14 @@ def _units_of_step(run: RunReader, step: int) -> StepUnits | None:
 
 def _same_steps(run: RunReader, noted: StepUnits) -> list[StepUnits]:
     """The profiled steps that ran the units of the one that was noted; that one alone where no other did."""
-    found = []
+    matches = []
     for step in shown_steps(run)["step"].to_list():
         units = _units_of_step(run, step)
         if units is not None and units.signature == noted.signature:
-            found.append(units)
-        if len(found) == _MOST_STEPS:
+            matches.append(units)
+        if len(matches) == _MOST_STEPS:
             break
-    return found or [noted]
+    return matches or [noted]
 
 
 def data_edges(units: StepUnits, accesses: pl.DataFrame) -> list[list[int]]:
@@ -204,13 +199,13 @@ def replay_tasks(units: StepUnits, beside: Flags | None = None, waits: bool = Tr
     host = [unit for unit in range(len(units.name)) if units.lane[unit].startswith("cpu:")]
     for unit in host:
         lane, t0, t1 = units.lane[unit], float(units.t0[unit]), float(units.t1[unit])
-        taken = beside is not None and bool(beside[unit])
+        is_beside = beside is not None and bool(beside[unit])
         before = [last[lane]] if lane in last else []
-        done = ended.get(lane, 0.0)
+        work_end = ended.get(lane, 0.0)
         if reached <= t0 and final >= 0:  # another thread has handed over
             before.append(final)
-            done = max(done, reached)
-        gap = tasks.add(max(t0 - done, 0.0), HOST, before)
+            work_end = max(work_end, reached)
+        gap = tasks.add(max(t0 - work_end, 0.0), HOST, before)
         end, work, needs = t1, t1 - t0, [gap]
         for kernel in kernels.get(unit, ()):
             stream = units.lane[kernel]
@@ -226,18 +221,12 @@ def replay_tasks(units: StepUnits, beside: Flags | None = None, waits: bool = Tr
             work = max(t1 - float(units.t1[launched[-1]]), 0.0)
         elif launched and not waits and waits_for_device(units, unit, launched):
             work = max(t1 - float(units.t1[launched[-1]]), 0.0)
-        task = tasks.add(0.0 if taken else work, HOST, needs)
+        task = tasks.add(0.0 if is_beside else work, HOST, needs)
         of_unit[unit], ended[lane], last[lane] = task, end, task
         if end >= reached:
             reached, final = end, task
     tasks.add(max(units.length_ns - reached, 0.0), HOST, [] if final < 0 else [final])
     return tasks, of_unit
-
-
-def replayed_ns(units: StepUnits) -> float:
-    """Return how long the replay of a step takes, ns."""
-    tasks, _ = replay_tasks(units)
-    return earliest_end_ns(tasks)
 
 
 def earliest_end_ns(tasks: Tasks) -> float:
@@ -265,13 +254,13 @@ def tasks_with_host(units: StepUnits, edges: list[list[int]]) -> Tasks:
 
 
 def _overlap_table(steps: list[StepUnits], edges: list[list[int]], step_ns: float, cores: int) -> pl.DataFrame:
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    savings: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for units in steps:
         scale = step_ns / units.length_ns
         for what, lanes, reached, most in _savings(units, edges, cores):
-            found.setdefault((what, lanes), []).append((reached * scale, most * scale))
+            savings.setdefault((what, lanes), []).append((reached * scale, most * scale))
     rows = []
-    for (what, lanes), pairs in found.items():
+    for (what, lanes), pairs in savings.items():
         values = np.array(pairs)
         mean, low, high = mean_interval(values[:, 0])
         most = float(values[:, 1].mean())
@@ -287,12 +276,12 @@ def _savings(units: StepUnits, edges: list[list[int]], cores: int) -> Iterator[t
     loads = np.array([phase == "data" for phase in units.phase]) & ~kernel
     loading = float((units.t1 - units.t0)[loads].sum())
     if loading > 0:
-        rest = earliest_end_ns(replay_tasks(units, beside=loads)[0])
-        saved = whole - max(rest, loading)  # the next step's data are loaded meanwhile
+        without_loading = earliest_end_ns(replay_tasks(units, beside=loads)[0])
+        saved = whole - max(without_loading, loading)  # the next step's data are loaded meanwhile
         yield DATA_BESIDE, 1, max(saved, 0.0), min(loading, whole - loading)
     if kernel.any():
         free = earliest_end_ns(replay_tasks(units, waits=False)[0])
-        busiest = max(_busy(units, lane) for lane in set(np.array(units.lane)[kernel]))
+        busiest = max(_busy_ns_of_lane(units, lane) for lane in set(np.array(units.lane)[kernel]))
         yield NO_SYNC, 1, max(whole - free, 0.0), max(whole - busiest, 0.0)
         return
     tasks = tasks_with_host(units, edges)
@@ -304,7 +293,7 @@ def _savings(units: StepUnits, edges: list[list[int]], cores: int) -> Iterator[t
         yield BRANCHES, lanes, max(whole - length, 0.0), max(whole - lower_bound_ns(tasks, groups), 0.0)
 
 
-def _busy(units: StepUnits, lane: str) -> float:
+def _busy_ns_of_lane(units: StepUnits, lane: str) -> float:
     mine = np.array([name == lane for name in units.lane])
     return float((units.t1 - units.t0)[mine].sum())
 
@@ -334,18 +323,18 @@ def _unit_frame(units: StepUnits, edges: list[list[int]], path: Tasks, scale: fl
 
 def _timeline(units: StepUnits, edges: list[list[int]], scale: float, cores: int) -> pl.DataFrame:
     """Spans of work as recorded and as rescheduled: schedule, lane, phase, t0_ns, t1_ns."""
-    frames = [_spans("as recorded", units.lane, units.phase, units.t0, units.t1)]
+    frames = [_span_frame("as recorded", units.lane, units.phase, units.t0, units.t1)]
     if not units.kernel.any():
         tasks = tasks_with_host(units, edges)
         work = np.array([lane == WORK for lane in tasks.lane])
         for title, lanes, in_order in (("host beside", 1, True), ("two lanes", 2, False)):
-            found: Schedule = schedule(tasks, {HOST: 1, WORK: lanes}, in_order)
-            places = [f"lane {place + 1}" for place in found.place[work]]
-            frames.append(_spans(title, places, units.phase, found.start[work], found.end[work]))
+            plan: Schedule = schedule(tasks, {HOST: 1, WORK: lanes}, in_order)
+            places = [f"lane {place + 1}" for place in plan.place[work]]
+            frames.append(_span_frame(title, places, units.phase, plan.start[work], plan.end[work]))
     whole = pl.concat(frames)
     return whole.with_columns(pl.col("t0_ns") * scale, pl.col("t1_ns") * scale)
 
 
-def _spans(title: str, lanes: Sequence[str], phases: Sequence[str], t0: Floats, t1: Floats) -> pl.DataFrame:
+def _span_frame(title: str, lanes: Sequence[str], phases: Sequence[str], t0: Floats, t1: Floats) -> pl.DataFrame:
     columns = {"schedule": [title] * len(t0), "lane": lanes, "phase": phases, "t0_ns": t0, "t1_ns": t1}
     return pl.DataFrame(columns, schema=SPANS)

@@ -5,8 +5,8 @@ launched operators, it ran code between them, or it had waited for the accelerat
 Where the host runs ahead, kernels of the steps before run in this one; where it is not known which, it is not judged.
 
 On a CPU one core works while data are fetched, while host code runs, and while operators are dispatched; the others
-could work, and are idle for no longer than sampled CPU utilisation leaves (threads that wait spin for a while). What it
-leaves beyond these is idle time within operators.
+that the training may use (affinity, quota) could work, and are idle for no longer than sampled CPU utilisation leaves
+(threads that wait spin for a while). What it leaves beyond these is idle time within operators.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.device.ceilings import ceilings_of
+from stepscope.analysis.device.occupancy import occupancy, usable_cores
 from stepscope.analysis.metrics import core_utilisation
 from stepscope.analysis.time.operators import CPU
+from stepscope.analysis.time.spans import complement, overlap, subtract, union
 from stepscope.analysis.time.step_units import StepUnits, kernels_by_unit, waits_for_device
 from stepscope.arrays import Floats
 from stepscope.runfolder import RunReader
@@ -61,22 +63,23 @@ def gaps_by_cause(units: StepUnits, device: str) -> dict[str, float]:
     if units.earlier is not None:
         others = units.earlier.filter(device=device)
         t0, t1 = np.append(t0, others["t0"].to_numpy()), np.append(t1, others["t1"].to_numpy())
-    busy = _merged(*(np.clip(ends, 0.0, units.length_ns) for ends in (t0, t1)))
-    idle = _gaps(busy, units.length_ns)
+    busy = union(np.clip(np.column_stack([t0, t1]), 0.0, units.length_ns))
+    idle = complement(busy, 0.0, units.length_ns)
     loads = ~kernel & np.array([phase == "data" for phase in units.phase])
     talks = ~kernel & np.array([phase == "communication" for phase in units.phase])
     launches = ~kernel & ~loads & ~talks
     drained = _gaps_after_waits(units, device, idle)
     spans = {DATA: loads, EXCHANGE: talks}
-    left, found = idle, {}
+    ends = np.column_stack([units.t0, units.t1])
+    remaining, idle_ns = idle, {}
     for cause, which in spans.items():
-        taken = _merged(units.t0[which], units.t1[which])
-        found[cause], left = _overlap(left, taken), _subtract_spans(left, taken)
-    found[SYNC], left = _overlap(left, drained), _subtract_spans(left, drained)
-    launching = _merged(units.t0[launches], units.t1[launches])
-    found[SMALL], left = _overlap(left, launching), _subtract_spans(left, launching)
-    found[HOST_CODE] = _total(left)
-    return found
+        covered = union(ends[which])
+        idle_ns[cause], remaining = float(overlap(remaining, covered).sum()), subtract(remaining, covered)
+    idle_ns[SYNC], remaining = float(overlap(remaining, drained).sum()), subtract(remaining, drained)
+    launching = union(ends[launches])
+    idle_ns[SMALL], remaining = float(overlap(remaining, launching).sum()), subtract(remaining, launching)
+    idle_ns[HOST_CODE] = _total(remaining)
+    return idle_ns
 
 
 def _gaps_after_waits(units: StepUnits, device: str, idle: Floats) -> Floats:
@@ -89,7 +92,7 @@ def _gaps_after_waits(units: StepUnits, device: str, idle: Floats) -> Floats:
 
 
 def _core_idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) -> list[tuple[str, str, float, float]]:
-    cores = sum(core.get("online", True) for core in run.device.get("cores") or ())
+    cores = usable_cores(run)
     if cores < 2 or not steps:
         return []
     ceilings = ceilings_of(run)
@@ -104,52 +107,28 @@ def _core_idle_causes(run: RunReader, steps: list[StepUnits], step_ns: float) ->
             DATA: own[loads].sum(),
             EXCHANGE: own[talks].sum(),
             SMALL: small.sum(),
-            HOST_CODE: _total(_gaps(_merged(units.t0, units.t1), units.length_ns)),
+            HOST_CODE: _total(complement(union(np.column_stack([units.t0, units.t1])), 0.0, units.length_ns)),
         }
         for cause, ns in spans.items():
             alone[cause] = alone.get(cause, 0.0) + float(ns) * scale
-    found = {cause: ns * (cores - 1) for cause, ns in alone.items()}
+    idle_by_cause = {cause: ns * (cores - 1) for cause, ns in alone.items()}
+    busy = _busy_cores(run, cores)
+    if busy is not None:
+        whole, idle_ns = sum(idle_by_cause.values()), max(cores - busy, 0.0) * step_ns
+        idle_by_cause = {cause: ns * min(1.0, idle_ns / max(whole, 1.0)) for cause, ns in idle_by_cause.items()}
+        idle_by_cause[WITHIN] = max(idle_ns - whole, 0.0)
+    return [(CPU, cause, ns, ns / (cores * step_ns)) for cause, ns in idle_by_cause.items()]
+
+
+def _busy_cores(run: RunReader, usable: int) -> float | None:
+    """Return how many of the usable cores were busy; of a part of them, how many this training kept busy."""
     busy = [row.value for row in core_utilisation(run) if row.value is not None]
-    if len(busy) == cores:
-        whole, idle_ns = sum(found.values()), (cores - sum(busy)) * step_ns
-        found = {cause: ns * min(1.0, idle_ns / max(whole, 1.0)) for cause, ns in found.items()}
-        found[WITHIN] = max(idle_ns - whole, 0.0)
-    return [(CPU, cause, ns, ns / (cores * step_ns)) for cause, ns in found.items()]
-
-
-# Spans as (n, 2), in order and apart
-
-
-def _merged(t0: Floats, t1: Floats) -> Floats:
-    order = np.argsort(t0, kind="stable")
-    spans: list[list[float]] = []
-    for begin, end in zip(t0[order].tolist(), t1[order].tolist(), strict=True):
-        if spans and begin <= spans[-1][1]:
-            spans[-1][1] = max(spans[-1][1], end)
-        else:
-            spans.append([begin, end])
-    return np.array(spans, dtype=np.float64).reshape(-1, 2)
-
-
-def _gaps(busy: Floats, length: float) -> Floats:
-    edges = np.concatenate([[0.0], busy.ravel(), [length]]).reshape(-1, 2)
-    return edges[edges[:, 1] > edges[:, 0]]
-
-
-def _subtract_spans(spans: Floats, taken: Floats) -> Floats:
-    found = []
-    for begin, end in spans.tolist():
-        for a, b in taken[(taken[:, 1] > begin) & (taken[:, 0] < end)].tolist():
-            if a > begin:
-                found.append((begin, a))
-            begin = max(begin, b)
-        if begin < end:
-            found.append((begin, end))
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
-
-
-def _overlap(spans: Floats, taken: Floats) -> float:
-    return _total(spans) - _total(_subtract_spans(spans, taken))
+    if len(busy) == usable:
+        return sum(busy)
+    usage = occupancy(run)
+    if len(busy) < usable or usage.process_cores is None:
+        return None
+    return usage.process_cores.value + (0.0 if usage.children_cores is None else usage.children_cores.value)
 
 
 def _total(spans: Floats) -> float:

@@ -63,30 +63,30 @@ class LayerTimes:
         by how little is known of each.
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
-        rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
-        values = replace_outliers_by_median(np.column_stack([self.ns, rest]))
+        outside = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
+        values = replace_outliers_by_median(np.column_stack([self.ns, outside]))
         lengths = values.sum(axis=1)
         mean, beyond = values.mean(axis=0), lengths - lengths.mean()
         even = mean / lengths.mean()  # growth of each with the step's, where all grow alike
         squares = float((beyond**2).sum())
         slope = beyond @ (values - mean) / squares if squares else even
-        left = values - mean - beyond[:, None] * slope
+        residual = values - mean - beyond[:, None] * slope
         free = max(len(values) - 2, 1)
-        noise = np.maximum((left**2).sum(axis=0) / free, (_LEAST_SPREAD * mean) ** 2)
+        noise = np.maximum((residual**2).sum(axis=0) / free, (_LEAST_SPREAD * mean) ** 2)
         noise *= (special.stdtrit(free, 0.975) / _NORMAL) ** 2  # of few steps it is itself hardly known
         loose = np.append(self.keys["phase"].is_in([UPDATE, _DATA]).to_numpy(), True)
         before = (_ELASTIC * even) ** 2 + np.where(loose, _LOOSE**2, 0.0)
-        seen = noise / squares if squares else np.full(len(mean), np.inf)
-        weight = before / np.maximum(before + seen, 1e-30)
+        noise_ratio = noise / squares if squares else np.full(len(mean), np.inf)
+        weight = before / np.maximum(before + noise_ratio, 1e-30)
         slope = weight * slope + (1 - weight) * even
         variance = (lengths.mean() - step_ns) ** 2 * before * (1 - weight)
-        found = values - (lengths - step_ns)[:, None] * slope
-        lacking = step_ns - found.mean(axis=0).sum()
+        scaled = values - (lengths - step_ns)[:, None] * slope
+        lacking = step_ns - scaled.mean(axis=0).sum()
         if variance.sum() > 0:
-            found += lacking * variance / variance.sum()
+            scaled += lacking * variance / variance.sum()
             variance = variance * (1 - variance / variance.sum())
         doubt: Floats = _NORMAL * np.sqrt(variance)
-        return replace(self, ns=np.maximum(found[:, :-1], 1.0), doubt_ns=doubt)
+        return replace(self, ns=np.maximum(scaled[:, :-1], 1.0), doubt_ns=doubt)
 
     def scaled_to_starved_step(self, step_ns: float, stretch: float) -> LayerTimes:
         """Return the same for a step that waits for a core: each layer takes `stretch` times its CPU time.
@@ -100,23 +100,23 @@ class LayerTimes:
         own = np.where(smooth, values, 0.0).sum(axis=0) / count
         values = np.where(smooth, values, own)
         stretched = np.where(loads, 1.0, stretch)
-        found = own * stretched
-        variance = (_STRETCH_DOUBT * found) ** 2 + stretched**2 * values.var(axis=0) / count
-        variance = np.where(count > len(values) / 2, variance, variance + ((found - own) / 2) ** 2)
-        found += (step_ns - found.sum()) * variance / variance.sum()
-        found = np.maximum(found, own)
-        found *= step_ns / found.sum()
-        doubt: Floats = _NORMAL * np.sqrt(variance * (1 - variance / variance.sum()) + (_STRETCH_DOUBT * found) ** 2)
-        values *= found / own
+        scaled = own * stretched
+        variance = (_STRETCH_DOUBT * scaled) ** 2 + stretched**2 * values.var(axis=0) / count
+        variance = np.where(count > len(values) / 2, variance, variance + ((scaled - own) / 2) ** 2)
+        scaled += (step_ns - scaled.sum()) * variance / variance.sum()
+        scaled = np.maximum(scaled, own)
+        scaled *= step_ns / scaled.sum()
+        doubt: Floats = _NORMAL * np.sqrt(variance * (1 - variance / variance.sum()) + (_STRETCH_DOUBT * scaled) ** 2)
+        values *= scaled / own
         return replace(self, ns=np.maximum(values[:, :-1], 1.0), doubt_ns=doubt)
 
     def with_loading_up_to(self, most_ns: float) -> LayerTimes:
         """Return the same where loading took no more than so much in the mean: one of few steps begins an epoch."""
         loads = (self.keys["phase"] == _DATA).to_numpy()
-        found = float(self.ns[:, loads].sum(axis=1).mean())
-        if found <= most_ns:
+        loading = float(self.ns[:, loads].sum(axis=1).mean())
+        if loading <= most_ns:
             return self
-        return replace(self, ns=np.where(loads, self.ns * most_ns / found, self.ns))
+        return replace(self, ns=np.where(loads, self.ns * most_ns / loading, self.ns))
 
     def least_stretch(self, step_ns: float) -> float:
         """Return how many times longer than without a wait all but loading is in a step that takes `step_ns`."""
@@ -130,8 +130,8 @@ class LayerTimes:
         Loading counts as if it never did.
         """
         lengths = np.maximum(self.length_ns - self.cost_ns.sum(axis=1), 1.0)
-        rest = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
-        values = np.maximum(np.column_stack([self.ns, rest]), 1.0)
+        outside = np.maximum(lengths - self.ns.sum(axis=1), 0.0)
+        values = np.maximum(np.column_stack([self.ns, outside]), 1.0)
         loads = np.append((self.keys["phase"] == _DATA).to_numpy(), False)
         return loads, loads | (values <= (1 + _WAITED) * values.min(axis=0)), values
 
@@ -148,11 +148,11 @@ class LayerTimes:
         mean = np.maximum(parts.mean(axis=0), 1.0)
         away = parts[np.arange(count) % len(parts)]
         away = away - away.mean(axis=0)
-        wanted, there = (mean_intervals(part)[2] - part.mean(axis=0) for part in (parts, away))
-        factor = np.minimum(wanted / np.maximum(there, 1e-9), (mean - 1) / np.maximum(-away.min(axis=0), 1e-9))
+        halves, there = (mean_intervals(part)[2] - part.mean(axis=0) for part in (parts, away))
+        factor = np.minimum(halves / np.maximum(there, 1e-9), (mean - 1) / np.maximum(-away.min(axis=0), 1e-9))
         spare = np.maximum(room_ns - mean.sum(), 1e-9)
         factor /= max(1.0, float(((factor * away).sum(axis=1) / spare).max()))
-        return mean + factor * away, np.sqrt(np.maximum(wanted**2 - (factor * there) ** 2, 0.0))
+        return mean + factor * away, np.sqrt(np.maximum(halves**2 - (factor * there) ** 2, 0.0))
 
 
 def layer_times(run: Run, cells: PerStep) -> LayerTimes | None:
@@ -200,9 +200,9 @@ def _has_closures(rows: pl.DataFrame) -> bool:
 def _rows_after_warmup(run: RunReader) -> pl.DataFrame:
     """Rows of the steps after the warm-up, without the first of each block, whose time between nodes is the node's."""
     timed = set(layer_timed_steps(run).to_list())
-    kept = [step for step in steps_after_warmup(run)["step"].to_list() if step in timed and step - 1 in timed]
-    rows = run.layer_calls.filter(pl.col("step").is_in(kept))
-    if len(kept) < _FEWEST:
+    numbers = [step for step in steps_after_warmup(run)["step"].to_list() if step in timed and step - 1 in timed]
+    rows = run.layer_calls.filter(pl.col("step").is_in(numbers))
+    if len(numbers) < _FEWEST:
         return rows.clear()
     return rows.with_columns(
         pl.col("step").cast(pl.Int64),
@@ -213,9 +213,9 @@ def _rows_after_warmup(run: RunReader) -> pl.DataFrame:
 
 
 def _lengths(run: RunReader, steps: pl.Series) -> Floats:
-    known = steps_after_warmup(run).filter(pl.col("step").is_in(steps.to_list())).sort("step")
-    found: Floats = known["length_ns"].to_numpy().astype(np.float64)
-    return found
+    rows = steps_after_warmup(run).filter(pl.col("step").is_in(steps.to_list())).sort("step")
+    lengths: Floats = rows["length_ns"].to_numpy().astype(np.float64)
+    return lengths
 
 
 def _groups_with_equal_counts(
@@ -225,7 +225,7 @@ def _groups_with_equal_counts(
 
     Of data loaders that is not asked: a step in which an epoch ends asks twice.
     """
-    found, cost, count = (per_step(grouped, steps, GROUP, name) for name in ("self_ns", "cost", "count"))
+    self_ns, cost, count = (per_step(grouped, steps, GROUP, name) for name in ("self_ns", "cost", "count"))
     starts = (pl.col("name").str.starts_with(name) for name in (MODULE_CALL, AUTOGRAD_NODE, *_RANGES))
     events = run.self_times.filter(pl.any_horizontal(*starts))
     profiled = per_step(events, run.self_times["step"].unique().sort(), GROUP, "count")
@@ -234,29 +234,29 @@ def _groups_with_equal_counts(
         (phase, OUTSIDE if phase == UPDATE else module) for phase, module in cells.keys.select(GROUP).iter_rows()
     }
     apart = {(_DATA, OUTSIDE)} if WORKLOAD_DATA in cells.keys["name"] else set()
-    kept = []
-    for column, key in enumerate(found.keys.iter_rows()):
+    columns = []
+    for column, key in enumerate(self_ns.keys.iter_rows()):
         other = profiled.values[:, place[key]] if key in place else np.zeros(len(profiled.values))
         mine = count.values[:, column]
         same = (other > 0).all() if key == (_DATA, OUTSIDE) else (mine == mine[0]).all() and (other == mine[0]).all()
         if key in in_cells and same and key[0] in _PHASES and key not in apart:
-            kept.append(column)
-    if not kept:
+            columns.append(column)
+    if not columns:
         return None
-    ns = np.maximum(found.values - cost.values, 1.0)[:, kept]
-    return LayerTimes(found.keys[kept], ns, cost.values[:, kept], lengths, np.zeros(len(kept) + 1))
+    ns = np.maximum(self_ns.values - cost.values, 1.0)[:, columns]
+    return LayerTimes(self_ns.keys[columns], ns, cost.values[:, columns], lengths, np.zeros(len(columns) + 1))
 
 
 def group_of_cells(cells: PerStep, layers: LayerTimes) -> Ints:
     """Place of the group in `layers` that each cell belongs to, -1 for none, (cells,)."""
     place = {key: number for number, key in enumerate(layers.keys.iter_rows())}
-    found = [
+    groups = [
         -1
         if phase == UPDATE and name.startswith(_RESET)
         else place.get((phase, OUTSIDE if phase == UPDATE else module), -1)
         for phase, module, name in cells.keys.select(*GROUP, "name").iter_rows()
     ]
-    return np.array(found, dtype=np.int64)
+    return np.array(groups, dtype=np.int64)
 
 
 _KEYS = ("phase", "module", "name")
@@ -291,10 +291,10 @@ def sources_of_modules(run: RunReader) -> dict[str, str]:
 
 def sources_of_operators(run: RunReader, times: pl.DataFrame) -> dict[str, str]:
     """The line on which each operator spends the most time, by its name; `times` as `self_times` gives them."""
-    known = run.sources.filter(pl.col("source").is_not_null()).with_columns(pl.col("module").fill_null(OUTSIDE))
-    if known.is_empty():
+    source_rows = run.sources.filter(pl.col("source").is_not_null()).with_columns(pl.col("module").fill_null(OUTSIDE))
+    if source_rows.is_empty():
         return {}
-    counted = known.group_by(*_KEYS, "source", maintain_order=True).agg(part=pl.len() / 1.0)
+    counted = source_rows.group_by(*_KEYS, "source", maintain_order=True).agg(part=pl.len() / 1.0)
     shares = counted.with_columns(pl.col("part") / pl.col("part").sum().over(_KEYS))
     spent = times.group_by(_KEYS).agg(pl.col("self_ns").sum())
     lines = shares.join(spent, on=list(_KEYS)).with_columns(ns=pl.col("part") * pl.col("self_ns"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.time.overlay import overlay
+from stepscope.analysis.time.spans import overlay
 from stepscope.analysis.time.steps import profiled_steps, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
 from stepscope.errors import RunDamaged
@@ -61,8 +61,8 @@ def self_times(run: RunReader, collectives: CollectiveTime | None = None) -> pl.
     the ops called; outside_ns in whatever called them.
     """
     steps = shown_steps(run)["step"]
-    wanted = ("step", "t0_ns", "t1_ns", "self_ns", *_KEYS, "flops", "bytes", "thread", "parent")
-    ops = run.scan_ops().select(wanted).filter(pl.col("step").is_in(steps.to_list()))
+    columns = ("step", "t0_ns", "t1_ns", "self_ns", *_KEYS, "flops", "bytes", "thread", "parent")
+    ops = run.scan_ops().select(columns).filter(pl.col("step").is_in(steps.to_list()))
     ops = _with_profiling(ops.with_columns(engine_ns=ENGINE_NS), run)
     ops = ops.with_columns(self_ns=pl.col("self_ns") + pl.col("engine_ns"))
     if collectives is not None:
@@ -104,12 +104,14 @@ def _share_out_updates(table: pl.DataFrame, model: pl.DataFrame) -> pl.DataFrame
         *(pl.lit(0, pl.Int64).alias(name) for name in ("count", "calls")),  # each stays one call, outside
         *(pl.lit(None, table.schema[name]).alias(name) for name in ("flops", "bytes")),
     ).select(table.columns)
-    given = parts.group_by("step", "phase", "name", "device").agg(
+    shared_out = parts.group_by("step", "phase", "name", "device").agg(
         *(pl.col(time).sum().alias(f"_{time}") for time in times)
     )
-    kept = table.join(given.with_columns(module=pl.lit(OUTSIDE)), on=["step", *_KEYS], how="left")
-    kept = kept.with_columns(*(pl.col(time) - pl.col(f"_{time}").fill_null(0) for time in times)).select(table.columns)
-    return pl.concat([kept, parts])
+    remaining = table.join(shared_out.with_columns(module=pl.lit(OUTSIDE)), on=["step", *_KEYS], how="left")
+    remaining = remaining.with_columns(*(pl.col(time) - pl.col(f"_{time}").fill_null(0) for time in times)).select(
+        table.columns
+    )
+    return pl.concat([remaining, parts])
 
 
 def _with_profiling(ops: pl.LazyFrame, run: RunReader) -> pl.LazyFrame:
@@ -128,8 +130,8 @@ def _with_profiling(ops: pl.LazyFrame, run: RunReader) -> pl.LazyFrame:
         inside_ns=of_event("inside"),
         outside_ns=of_event("outside"),
     )
-    called = rows.filter(pl.col("parent").is_not_null()).group_by("step", "parent")
-    below = called.agg(below_ns=pl.col("outside_ns").sum())
+    by_caller = rows.filter(pl.col("parent").is_not_null()).group_by("step", "parent")
+    below = by_caller.agg(below_ns=pl.col("outside_ns").sum())
     joined = rows.join(below, left_on=["step", "row"], right_on=["step", "parent"], how="left")
     within = pl.when(pl.col("engine_ns") > 0).then("outside_ns").otherwise(0.0)  # its caller is the engine
     return joined.with_columns(pl.col("below_ns").fill_null(0.0)).with_columns(
@@ -186,12 +188,12 @@ def sum_columns_per_step(
     names = summed.select(keys).unique().sort(keys)
     placed = summed.join(_rows_of(steps), on="step").join(names.with_row_index("column"), on=list(keys))
     row, column = placed["row"].to_numpy(), placed["column"].to_numpy()
-    found = []
+    sums = []
     for value in values:
         matrix = np.zeros((len(steps), len(names)))
         matrix[row, column] = placed[value].to_numpy()
-        found.append(PerStep(names, matrix))
-    return found
+        sums.append(PerStep(names, matrix))
+    return sums
 
 
 def _rows_of(steps: pl.Series) -> pl.DataFrame:
@@ -208,14 +210,6 @@ def replace_outliers_by_median(values: Floats, regular: Flags | None = None) -> 
     if regular is not None:
         far &= regular
     return np.where(far, middle, values)
-
-
-def framework_overhead_ns(table: pl.DataFrame, steps: pl.DataFrame) -> Floats:
-    """Time of each profiled step in which no op ran on the CPU, ns: below 0 where threads overlap."""
-    on_cpu = per_step(table.filter(pl.col("device") == CPU), steps["step"], ("device",), "self_ns")
-    lengths: Floats = steps["length_ns"].to_numpy().astype(np.float64)
-    rest: Floats = lengths - on_cpu.values.sum(axis=1)
-    return rest
 
 
 _NONE = -1
@@ -260,8 +254,8 @@ class OpPieces:
 def op_pieces(run: RunReader, origin_ns: int) -> OpPieces:
     """Pieces of the profiled steps after warm-up; times in s since `origin_ns`."""
     steps = profiled_steps(run)["step"].cast(OPS["step"])
-    wanted = ("step", "t0_ns", "t1_ns", "parent", "thread", *FACTS)
-    every = run.scan_ops().select(wanted).with_columns(t1_ns=pl.col("t1_ns") + ENGINE_NS)
+    columns = ("step", "t0_ns", "t1_ns", "parent", "thread", *FACTS)
+    every = run.scan_ops().select(columns).with_columns(t1_ns=pl.col("t1_ns") + ENGINE_NS)
     rows = every.join(pl.LazyFrame({"step": steps}), on="step", how="semi", maintain_order="left").collect()
     rows = rows.with_columns(
         pl.col("name", "module", "phase", "device").cast(pl.String), row=pl.int_range(pl.len()).over("step")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import mean_intervals, median_interval
+from stepscope.analysis.estimate import mean_intervals, median_over_time
 from stepscope.analysis.time.layers import WORKLOAD_DATA, LayerTimes, group_of_cells, layer_times
 from stepscope.analysis.time.operators import CPU, PerStep, replace_outliers_by_median, sum_columns_per_step
 from stepscope.analysis.time.steps import (
@@ -55,20 +55,22 @@ _NORMAL = 1.96
 class StepTimes:
     """Self times of a step as it runs unprofiled: `table` as `Run.self_times`, with `profiling_ns` taken out.
 
-    rest_ns: framework overhead of each profiled step; step_ns: what a step's cells and its framework overhead sum to.
+    framework_ns: framework overhead of each profiled step; step_ns: what a step's cells and that overhead sum to.
     """
 
     steps: pl.Series
     table: pl.DataFrame
-    rest_ns: Floats
-    rest_profiling_ns: Floats
-    rest_recorded_ns: Floats
-    rest_doubt_ns: Floats
+    framework_ns: Floats
+    framework_profiling_ns: Floats
+    framework_recorded_ns: Floats
+    framework_doubt_ns: Floats
     step_ns: float
     step_doubt: float = 0.0  # half width of the 95 % CI of the headline, relative
     event_doubt: float = 0.0  # half width of the 95 % CI of the events' cost, relative
     cost_share: float = 0.0  # of the events' cost in a step
-    uneven: float = 0.0  # half width of the 95 % CI of a cell on account of what was calibrated away, relative
+    calibration_doubt: float = (
+        0.0  # half width of the 95 % CI of a cell on account of what was calibrated away, relative
+    )
     layers: LayerTimes | None = None  # that it was taken from
 
     @property
@@ -101,7 +103,7 @@ class StepTimes:
             spread,
             self.step_doubt * mean,
             self.event_doubt * (profiling.mean(axis=0) - self.cost_share * mean),
-            self.uneven * mean * ((1 - share).clip(0) if self.cost_share else 1.0),
+            self.calibration_doubt * mean * ((1 - share).clip(0) if self.cost_share else 1.0),
             doubt.mean(axis=0),
         ]
         half = np.sqrt(np.sum(np.square(parts), axis=0))
@@ -111,10 +113,10 @@ class StepTimes:
 
 def _spread_of_layers(mean: Floats, of_layers: Floats) -> Floats:
     """Half width of the 95 % CI of each mean; NaN where these steps are few, or know too little of it."""
-    known, low, _ = mean_intervals(of_layers)
-    beside = np.abs(mean - known)
+    mean_of_layers, low, _ = mean_intervals(of_layers)
+    beside = np.abs(mean - mean_of_layers)
     sure = (len(of_layers) >= FEW) & (beside <= _BESIDE_LAYERS * mean)
-    half: Floats = np.where(sure, np.hypot(known - low, beside), np.nan)
+    half: Floats = np.where(sure, np.hypot(mean_of_layers - low, beside), np.nan)
     return half
 
 
@@ -128,17 +130,17 @@ def step_times(run: Run) -> StepTimes:
     on_cpu = table.filter(pl.col("device") == CPU)
     cells, count, profiling = sum_columns_per_step(on_cpu, number, _CELL, ("self_ns", "count", "profiling_ns"))
     lengths = steps["length_ns"].to_numpy().astype(np.float64)
-    rest = lengths - cells.values.sum(axis=1)
-    rest = np.where(rest < 0, max(float(np.median(rest)), 0.0), rest)  # below 0 where threads overlap
+    gap_ns = lengths - cells.values.sum(axis=1)
+    gap_ns = np.where(gap_ns < 0, max(float(np.median(gap_ns)), 0.0), gap_ns)  # below 0 where threads overlap
     outside, below = sum_columns_per_step(on_cpu, number, ("device",), ("outside_ns", "below_ns"))
-    rest_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
+    framework_cost = np.maximum((outside.values - below.values).sum(axis=1), 0.0)
     regular = (count.values == count.values[0]).all(axis=0)
     unlike = _are_unlike(cells, regular)
-    interrupted = rest[:, None] if unlike else replace_outliers_by_median(rest[:, None])
+    interrupted = gap_ns[:, None] if unlike else replace_outliers_by_median(gap_ns[:, None])
     raw = np.column_stack([replace_outliers_by_median(cells.values, regular), interrupted])
-    cost = np.column_stack([profiling.values, rest_cost])
+    cost = np.column_stack([profiling.values, framework_cost])
     headline = _StatedStepTime.of(run, steps, unlike)
-    more, event_doubt, uneven = _divided(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
+    more, event_doubt, calibration_doubt = _divide_slowdown(raw.sum(axis=1), cost.sum(axis=1), headline.near_ns)
     bare = np.maximum(raw - (1 + more) * cost, 0.0)
     bare = _limit_loading_time(run, cells, _scale_to_step_time(bare, headline.step_ns, unlike))
     doubt = np.zeros_like(bare)
@@ -148,25 +150,25 @@ def step_times(run: Run) -> StepTimes:
         cells_cost = PerStep(cells.keys, cost[:, :-1])
         rows, columns = cells_cost.cells_of(on_cpu, number)
         on_cpu = on_cpu.with_columns(profiling_ns=pl.Series(cost[rows, columns]))
-        rest_cost = cost[:, -1]
-    uncleaned = np.column_stack([cells.values, rest]) * (headline.step_ns / lengths.mean())
+        framework_cost = cost[:, -1]
+    uncleaned = np.column_stack([cells.values, gap_ns]) * (headline.step_ns / lengths.mean())
     rows, columns = cells.cells_of(on_cpu, number)
-    found = {"self_ns": bare, "recorded_ns": uncleaned, "doubt_ns": doubt}
-    corrected = on_cpu.with_columns(pl.Series(name, part[rows, columns]) for name, part in found.items())
+    cell_columns = {"self_ns": bare, "recorded_ns": uncleaned, "doubt_ns": doubt}
+    corrected = on_cpu.with_columns(pl.Series(name, part[rows, columns]) for name, part in cell_columns.items())
     own = pl.col("self_ns").cast(pl.Float64)
     device = table.filter(pl.col("device") != CPU).with_columns(own, recorded_ns=own, doubt_ns=pl.lit(0.0))
     return StepTimes(
         number,
         pl.concat([corrected, device]),
         bare[:, -1],
-        rest_cost,
+        framework_cost,
         uncleaned[:, -1],
         doubt[:, -1],
         headline.step_ns,
         headline.doubt,
         event_doubt,
         float(cost.sum() / max(bare.sum(), 1.0)),
-        uneven,
+        calibration_doubt,
         layers,
     )
 
@@ -184,8 +186,10 @@ class _StatedStepTime:
         timed, which = timed_steps(run)
         if timed.is_empty() or not are_steps_whole(run):
             return cls(float(steps["length_ns"].to_numpy().mean()), 0.0, None)
-        median, low, high = (float(x) for x in median_interval(timed["length_ns"].to_numpy().astype(np.float64)))
-        doubt = 0.0 if np.isnan(low) else max(high - median, median - low) / median
+        stated = median_over_time(timed["length_ns"].to_numpy().astype(np.float64))
+        assert stated is not None
+        median, low, high = stated.row
+        doubt = 0.0 if low is None or high is None else max(high - median, median - low) / median
         return cls(median, doubt, _nearby_unprofiled_ns(run) if which == "unprofiled steps" and not unlike else None)
 
 
@@ -224,13 +228,13 @@ def _limit_loading_time(run: Run, cells: PerStep, bare: Floats) -> Floats:
     when less else ran: the rest of a step lengthens with background load, sleep does not.
     """
     loads = np.append((cells.keys["phase"] == "data").to_numpy(), False)
-    found, most = bare[:, loads].sum(axis=1).mean(), _max_loading_time(run)
-    if most is None or found <= most or WORKLOAD_DATA in cells.keys["name"]:
+    loading, most = bare[:, loads].sum(axis=1).mean(), _max_loading_time(run)
+    if most is None or loading <= most or WORKLOAD_DATA in cells.keys["name"]:
         return bare
-    kept = np.where(loads, bare * most / found, bare)
-    left, others = (bare - np.where(loads, kept, 0.0)).sum(axis=1), kept[:, ~loads].sum(axis=1)
-    kept[:, ~loads] *= (left / np.maximum(others, 1.0))[:, None]
-    return kept
+    limited = np.where(loads, bare * most / loading, bare)
+    freed, others = (bare - np.where(loads, limited, 0.0)).sum(axis=1), limited[:, ~loads].sum(axis=1)
+    limited[:, ~loads] *= (freed / np.maximum(others, 1.0))[:, None]
+    return limited
 
 
 def _max_loading_time(run: Run) -> float | None:
@@ -250,13 +254,13 @@ def _add_layer_times(
     group = np.append(group_of_cells(count, layers), -1)
     others = bare[:, group < 0].sum(axis=1)
     room = np.maximum(step_ns - _LEAST_OF_OTHERS * others, 0.0)
-    wanted, lacking = layers.for_steps(len(bare), room)
-    wanted *= np.minimum(1.0, room / wanted.sum(axis=1))[:, None]
+    layer_ns, lacking = layers.for_steps(len(bare), room)
+    layer_ns *= np.minimum(1.0, room / layer_ns.sum(axis=1))[:, None]
     bare, cost = bare.copy(), cost.copy()
-    left = step_ns - wanted.sum(axis=1)
-    bare[:, group < 0] *= (left / np.maximum(others, 1.0))[:, None]
+    remaining = step_ns - layer_ns.sum(axis=1)
+    bare[:, group < 0] *= (remaining / np.maximum(others, 1.0))[:, None]
     doubt = np.zeros_like(bare)
-    doubt[:, group < 0] = layers.doubt_ns[-1] * bare[:, group < 0] / np.maximum(left, 1.0)[:, None]
+    doubt[:, group < 0] = layers.doubt_ns[-1] * bare[:, group < 0] / np.maximum(remaining, 1.0)[:, None]
     for number in range(len(layers.keys)):
         mine = np.flatnonzero(group == number)
         whole = bare[:, mine].sum(axis=1, keepdims=True)
@@ -264,7 +268,7 @@ def _add_layer_times(
         share = np.where(
             whole > 0, bare[:, mine] / np.maximum(whole, 1e-9), ran / np.maximum(ran.sum(axis=1), 1)[:, None]
         )
-        bare[:, mine] = share * wanted[:, [number]]
+        bare[:, mine] = share * layer_ns[:, [number]]
         doubt[:, mine] = share * np.hypot(layers.doubt_ns[number], lacking[number])
         # So the doubt about the cost of events is that of these steps for a layer, of profiled ones for an operator.
         spare = cost[:, mine].sum(axis=1, keepdims=True) - layers.cost_ns[:, number].mean()
@@ -280,8 +284,8 @@ def _core_wait_factor(run: Run, layers: LayerTimes, step_ns: float) -> float:
     """
     from stepscope.analysis.device.occupancy import occupancy
 
-    seen = occupancy(run)
-    runs, starved = seen.runs, seen.starved
+    usage = occupancy(run)
+    runs, starved = usage.runs, usage.starved
     if runs is None or not runs.value or starved is None:
         return 1.0
     mean_ns = float(steps_after_warmup(run)["length_ns"].to_numpy().mean())
@@ -307,7 +311,7 @@ def _nearby_unprofiled_ns(run: Run) -> float | None:
     return float(np.median(lengths)) if len(lengths) >= FEW else None
 
 
-def _divided(profiled_ns: Floats, cost_ns: Floats, bare_ns: float | None) -> tuple[float, float, float]:
+def _divide_slowdown(profiled_ns: Floats, cost_ns: Floats, bare_ns: float | None) -> tuple[float, float, float]:
     """(How much more than measured the events cost, relative; 95 % half width of that; the same of what is left).
 
     What a profiled step takes beyond the unprofiled one and the measured cost is more * cost + even * bare: the most

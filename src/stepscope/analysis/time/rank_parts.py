@@ -32,11 +32,11 @@ def absent_ranks(run: Run, parts: list[Run]) -> str:
     world = run.meta.get("world_size")
     if not isinstance(world, int) or run.is_part:
         return ""
-    known = {rank_number(part) for part in parts}
-    absent = world - sum(0 <= rank < world for rank in known)
+    present = {rank_number(part) for part in parts}
+    absent = world - sum(0 <= rank < world for rank in present)
     if absent <= 0:
         return ""
-    named = [str(rank) for rank in islice((rank for rank in range(world) if rank not in known), _NAMED)]
+    named = [str(rank) for rank in islice((rank for rank in range(world) if rank not in present), _NAMED)]
     more = f" and {absent - _NAMED:,} more" if absent > _NAMED else ""
     ranks = f"rank {named[0]}" if absent == 1 else f"ranks {', '.join(named)}{more}"
     if run.meta.get("trainer"):
@@ -55,10 +55,10 @@ def why_not_comparable(parts: list[Run]) -> str:
     """Return why times of the parts lie on different clocks; empty where they lie on one."""
     if any(group_rank(part) is None for part in parts):
         return "the processes are no members of one process group"
-    for name, said in (("boot_id", "boots"), ("host", "machines")):
+    for name, what in (("boot_id", "boots"), ("host", "machines")):
         stated = {str(part.meta[name]) for part in parts if part.meta.get(name)}
         if len(stated) > 1:
-            return f"they ran on different {said}, whose clocks have no common zero"
+            return f"they ran on different {what}, whose clocks have no common zero"
     if all(part.meta.get("boot_id") for part in parts):
         return ""
     offsets = [_wall_minus_monotonic(part.meta.get("clock")) for part in parts]

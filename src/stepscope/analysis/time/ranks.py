@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.estimate import median_interval, null_if_nan
+from stepscope.analysis.estimate import median_over_time
 from stepscope.analysis.metrics import step_time
 from stepscope.analysis.process_scopes import RANK
 from stepscope.analysis.time.collectives import CALL_SCHEMA
@@ -90,14 +90,14 @@ class Ranks:
 
 def rank_runs(run: Run) -> tuple[list[Run], tuple[str, ...]]:
     """The run itself and the parts in its folder, in order of rank; sentences on parts that are not there."""
-    found: list[Run] = []
+    runs: list[Run] = []
     missing: list[str] = []
     for folder, part in run.parts.items():
         if isinstance(part, RunError):
             missing.append(f"part '{folder.name}' cannot be read: {part}")
         else:
-            found.append(part)
-    parts = [run, *sorted(found, key=lambda part: (rank_number(part), part.path.name))]
+            runs.append(part)
+    parts = [run, *sorted(runs, key=lambda part: (rank_number(part), part.path.name))]
     if absent := absent_ranks(run, parts):
         missing.append(absent)
     return parts, tuple(missing)
@@ -114,8 +114,8 @@ def compare_ranks(run: Run) -> Ranks:
     if len(parts) > 1:
         notes += [f"the ranks are not compared with each other: {reason}"] if reason else compared.notes
     used = _usage_by_process(run) if len(parts) > 1 else {}
-    known = (compared.columns_of(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts))
-    rows = [_rank_row(part) | more for part, more in zip(parts, known, strict=True)]
+    columns = (compared.columns_of(at) | used.get(_scope(run, part), {}) for at, part in enumerate(parts))
+    rows = [_rank_row(part) | more for part, more in zip(parts, columns, strict=True)]
     return Ranks(parts, pl.DataFrame(rows, schema=RANK_SCHEMA, orient="row"), compared.skew, tuple(notes), endings)
 
 
@@ -126,15 +126,15 @@ def _scope(run: Run, part: Run) -> str:
 
 def _usage_by_process(run: Run) -> dict[str, dict[str, float | None]]:
     """Memory and CPU utilisation of each process by its scope, columns as `RANKS`."""
-    found: dict[str, dict[str, float | None]] = {}
+    usage: dict[str, dict[str, float | None]] = {}
     for row in run.metrics().iter_rows(named=True):
         if row["metric"] == "peak_memory":
             name = "peak_pss_bytes" if row["source"] == "pss" else "peak_memory_bytes"
-            found.setdefault(row["scope"], {})[name] = row["value"]
+            usage.setdefault(row["scope"], {})[name] = row["value"]
         elif row["metric"] == "process_cpu_utilisation":
             ends = zip(("cpu_cores", "cpu_low_cores", "cpu_high_cores"), ("value", "low", "high"), strict=True)
-            found.setdefault(row["scope"], {}).update({name: row[end] for name, end in ends})
-    return found
+            usage.setdefault(row["scope"], {}).update({name: row[end] for name, end in ends})
+    return usage
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,11 @@ class LastRank:
 
 def last_rank(table: pl.DataFrame) -> LastRank | None:
     """The rank that arrives last in most of the steps; None where nothing could be compared, or none is."""
-    known = table.filter(pl.col("last_share").is_not_null())
-    if len(known) < 2:
+    rows = table.filter(pl.col("last_share").is_not_null())
+    if len(rows) < 2:
         return None
-    row = known.sort("last_share", "rank", descending=[True, False]).row(0, named=True)
-    most = known.sort("exposed_ns", descending=True, nulls_last=True).row(0, named=True)
+    row = rows.sort("last_share", "rank", descending=[True, False]).row(0, named=True)
+    most = rows.sort("exposed_ns", descending=True, nulls_last=True).row(0, named=True)
     if row["last_share"] <= MOSTLY:
         return None
     explains = (most["waiting_ns"] or 0.0) >= (most["exposed_ns"] or np.inf) / 2
@@ -193,10 +193,10 @@ def _first_to_end(parts: list[Run]) -> Run | None:
     if len(parts) < 2 or all(part.status == "ok" for part in parts):
         return None
     ends = [_monotonic_end_ns(part) for part in parts]
-    known = sorted(end for end in ends if end is not None)
-    if len(known) < len(parts) or known[1] - known[0] < _APART_NS:
+    known_ends = sorted(end for end in ends if end is not None)
+    if len(known_ends) < len(parts) or known_ends[1] - known_ends[0] < _APART_NS:
         return None
-    return parts[ends.index(known[0])]
+    return parts[ends.index(known_ends[0])]
 
 
 def _monotonic_end_ns(part: Run) -> int | None:
@@ -244,35 +244,35 @@ class _RankTimings:
             return {}
         waited = self.waiting[at]
         last = self.late.argmax(axis=0) == at
-        found = {} if waited is None else _median_columns("waiting", waited)
-        return {**found, **_median_columns("late", self.late[at]), "last_share": float(last.mean())}
+        columns = {} if waited is None else _median_columns("waiting", waited)
+        return {**columns, **_median_columns("late", self.late[at]), "last_share": float(last.mean())}
 
 
 def _arrivals(parts: list[Run]) -> tuple[dict[int, Floats], list[str]]:
     """Return when each part called each collective of a step, (parts, collectives), of steps that all have profiled
     alike.
     """
-    called = [_collective_calls(part) for part in parts]
-    shared = set.intersection(*({*steps} for steps in called))
+    calls = [_collective_calls(part) for part in parts]
+    shared = set.intersection(*({*steps} for steps in calls))
     if not shared:
-        some = any(called)
+        some = any(calls)
         why = "no step was profiled in all ranks" if some else "no collective was profiled"
         return {}, [f"who waits for whom is not known: {why}"]
     same = {
-        step: np.array([steps[step][1] for steps in called], dtype=np.float64)
+        step: np.array([steps[step][1] for steps in calls], dtype=np.float64)
         for step in sorted(shared)
-        if len({steps[step][0] for steps in called}) == 1
+        if len({steps[step][0] for steps in calls}) == 1
     }
-    left = len(shared) - len(same)
-    text = f"in {plural(left, 'step')} the ranks called different collectives: these are not compared"
-    return same, [text] if left else []
+    unlike = len(shared) - len(same)
+    text = f"in {plural(unlike, 'step')} the ranks called different collectives: these are not compared"
+    return same, [text] if unlike else []
 
 
 def _collective_calls(part: Run) -> dict[int, tuple[tuple[str, ...], list[int]]]:
     """Names and times of the collectives of each profiled step, in order."""
     time = part.collective_time
-    called = pl.DataFrame(schema=CALL_SCHEMA) if time is None else time.called
-    steps = called.sort("step", "call").group_by("step", maintain_order=True).agg("name", "t_ns")
+    calls = pl.DataFrame(schema=CALL_SCHEMA) if time is None else time.starts
+    steps = calls.sort("step", "call").group_by("step", maintain_order=True).agg("name", "t_ns")
     return {int(step): (tuple(names), times) for step, names, times in steps.iter_rows()}
 
 
@@ -324,13 +324,13 @@ def _skew(parts: list[Run], arrivals: dict[int, Floats], paused: set[int]) -> pl
 def _collective_name(part: Run, step: int, call: int) -> str | None:
     time = part.collective_time
     assert time is not None
-    found = time.called.filter((pl.col("step") == step) & (pl.col("call") == call))["name"]
-    return str(found[0]) if len(found) else None
+    names = time.starts.filter((pl.col("step") == step) & (pl.col("call") == call))["name"]
+    return str(names[0]) if len(names) else None
 
 
 def _rank_row(part: Run) -> dict[str, Any]:
     steps, _ = timed_steps(part)
-    taken = step_time(part)
+    step = step_time(part)
     time = part.collective_time
     counted = steps.filter(pl.col("samples").is_not_null())
     spent_s = float(counted["length_ns"].sum()) / 1e9
@@ -343,8 +343,8 @@ def _rank_row(part: Run) -> dict[str, Any]:
         "profiled": int(part.steps["recorded"].sum()),
         "samples_per_s": float(counted["samples"].sum()) / spent_s if spent_s else None,
     }
-    if taken:
-        row |= {"step_ns": taken[0].value, "step_low_ns": taken[0].low, "step_high_ns": taken[0].high}
+    if step:
+        row |= {"step_ns": step[0].value, "step_low_ns": step[0].low, "step_high_ns": step[0].high}
     if time is not None:
         row |= _median_columns("exposed", time.steps["exposed_ns"].to_numpy())
         row["overlapped_ns"] = float(np.median(time.steps["overlapped_ns"].to_numpy()))
@@ -353,7 +353,6 @@ def _rank_row(part: Run) -> dict[str, Any]:
 
 def _median_columns(name: str, values: Floats) -> dict[str, float | None]:
     """Median and 95 % CI, ns."""
-    if len(values) == 0:
-        return {}
-    found = (null_if_nan(float(value)) for value in median_interval(values))
-    return dict(zip((f"{name}_ns", f"{name}_low_ns", f"{name}_high_ns"), found, strict=True))
+    median = median_over_time(values)
+    names = (f"{name}_ns", f"{name}_low_ns", f"{name}_high_ns")
+    return {} if median is None else dict(zip(names, median.row, strict=True))

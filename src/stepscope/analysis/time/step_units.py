@@ -102,5 +102,5 @@ def kernels_by_unit(units: StepUnits) -> dict[int, list[int]]:
 
 def waits_for_device(units: StepUnits, unit: int, launched: Sequence[int]) -> bool:
     """Return whether the host waited in this unit until its last kernel had ended."""
-    found = _WAITS.search(units.name[unit]) or _TO_HOST in units.name[launched[-1]]
-    return bool(found) and float(units.t1[unit]) >= float(units.t1[launched[-1]])
+    match = _WAITS.search(units.name[unit]) or _TO_HOST in units.name[launched[-1]]
+    return bool(match) and float(units.t1[unit]) >= float(units.t1[launched[-1]])

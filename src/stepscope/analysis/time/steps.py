@@ -13,7 +13,8 @@ import polars as pl
 from stepscope.analysis.result_cache import cached_per_run
 from stepscope.part_names import parts_in_use
 from stepscope.runfolder import RunReader, checksums
-from stepscope.runfolder.reader import read_last_step_rows
+from stepscope.runfolder.tables import read_last_step_rows
+from stepscope.runfolder.thinning import is_retained
 from stepscope.units import plural
 
 IN_PART = "step-profiled-in-part"  # the event of a step that was too large to be profiled whole
@@ -24,7 +25,7 @@ FEW = 6  # below this many, a median has no 95 % CI
 @cached_per_run
 def steps_after_warmup(run: RunReader) -> pl.DataFrame:
     """The steps after the warm-up, columns as `runfolder.STEPS` and `length_ns`."""
-    return _lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
+    return _with_lengths(run).slice(run.warmup_steps).filter(pl.col("length_ns") > 0)
 
 
 def missing_steps_file(run: RunReader) -> str:
@@ -32,12 +33,12 @@ def missing_steps_file(run: RunReader) -> str:
     if not run.steps.is_empty():
         return ""
     damaged = [name for name in run.damaged_files() if name.startswith("steps")]
-    gone = [
+    missing = [
         name
         for name in checksums.read_checksums(run.path)
         if name.startswith("steps") and not (run.path / name).exists()
     ]
-    return f"{damaged[0]} is damaged" if damaged else f"{gone[0]} is not there any more" if gone else ""
+    return f"{damaged[0]} is damaged" if damaged else f"{missing[0]} is not there any more" if missing else ""
 
 
 def count_after_warmup(run: RunReader) -> int:
@@ -46,7 +47,7 @@ def count_after_warmup(run: RunReader) -> int:
     return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
 
 
-def _lengths(run: RunReader) -> pl.DataFrame:
+def _with_lengths(run: RunReader) -> pl.DataFrame:
     return run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
 
 
@@ -59,14 +60,14 @@ def profiled_steps(run: RunReader) -> pl.DataFrame:
     if whole.is_empty():
         return partly_profiled_steps(run)
     apart = (run.meta.get("recorder") or {}).get("steps_apart") or []
-    kept = whole.filter(~pl.col("step").is_in(apart))
-    return kept if len(kept) >= ENOUGH else whole
+    usual = whole.filter(~pl.col("step").is_in(apart))
+    return usual if len(usual) >= ENOUGH else whole
 
 
 def shown_steps(run: RunReader) -> pl.DataFrame:
     """The profiled steps that times of layers and operators are of; those of the warm-up where there are no others."""
     steps = profiled_steps(run)
-    return _lengths(run).filter("recorded", pl.col("length_ns") > 0) if steps.is_empty() else steps
+    return _with_lengths(run).filter("recorded", pl.col("length_ns") > 0) if steps.is_empty() else steps
 
 
 def only_warmup_profiled(run: RunReader) -> bool:
@@ -100,8 +101,8 @@ def partly_profiled_steps(run: RunReader) -> pl.DataFrame:
     )
     steps = run.steps.drop("t0_ns", "t1_ns").join(bounds, on="step").sort("step")
     steady = steps.filter(pl.col("step") >= run.warmup_steps)
-    kept = steps if steady.is_empty() else steady
-    return kept.with_columns(recorded=pl.lit(True)).select(*run.steps.columns, "length_ns")
+    rows = steps if steady.is_empty() else steady
+    return rows.with_columns(recorded=pl.lit(True)).select(*run.steps.columns, "length_ns")
 
 
 def are_steps_whole(run: RunReader) -> bool:
@@ -130,7 +131,22 @@ def layer_timed_steps(run: RunReader) -> pl.Series:
 
 @cached_per_run
 def timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
-    """The steps that the step time is taken from, and which they are: unprofiled ones where there are enough."""
+    """The steps that the step time is taken from, and which they are: unprofiled ones where there are enough.
+
+    Of a run whose old steps were thinned, blocks of as many steps from its beginning as from its end: else the end
+    would stand for all.
+    """
+    steps, which = all_timed_steps(run)
+    coarsest = max((part.grain for part in run.thinned_steps), default=0)
+    if which != "unprofiled steps" or not coarsest:
+        return steps, which
+    blocks = steps.filter(is_retained(pl.col("step").cast(pl.Int64), coarsest))
+    return (blocks, which) if len(blocks) >= FEW else (steps, which)
+
+
+@cached_per_run
+def all_timed_steps(run: RunReader) -> tuple[pl.DataFrame, str]:
+    """All unprofiled steps that are there, where there are enough of them, else all; and which they are."""
     steps = steps_after_warmup(run)
     looked_at = pl.concat([layer_timed_steps(run), profiled_parts(run)["step"].cast(pl.Int64)])
     unprofiled = ~pl.col("recorded")
@@ -171,12 +187,12 @@ def quick_stats(warmups: Mapping[Path, int]) -> dict[Path, StepStats]:
         *_read_closed_runs(closed),
         *(_last_rows(folder, newest[folder]) for folder in warmups if folder not in set(closed)),
     ]
-    known = [frame for frame in frames if frame is not None and len(frame)]
-    if not known:
+    row_frames = [frame for frame in frames if frame is not None and len(frame)]
+    if not row_frames:
         return {}
     leave = pl.DataFrame({"run": list(map(str, warmups)), "leave": list(warmups.values())})
     looked_at = pl.concat([pl.DataFrame(schema=_LOOKED_AT), *map(_steps_of_layers, warmups)])
-    return dict(_medians_by_run(pl.concat(known), leave, looked_at))
+    return dict(_medians_by_run(pl.concat(row_frames), leave, looked_at))
 
 
 def _can_be_read(file: Path) -> bool:
@@ -192,10 +208,10 @@ def _read_closed_runs(folders: list[Path]) -> list[pl.DataFrame]:
         return []
     files = [folder / "steps.parquet" for folder in folders]
     try:
-        found = pl.scan_parquet(files, include_file_paths="file", glob=False).select(*_COLUMNS, "file").collect()
+        rows = pl.scan_parquet(files, include_file_paths="file", glob=False).select(*_COLUMNS, "file").collect()
         runs = {str(file): str(file.parent) for file in files}
         run = pl.col("file").cast(pl.String).replace_strict(runs, return_dtype=pl.String)
-        return [found.select("step", *_typed_columns(), run=run, total=pl.len().over("file"))]
+        return [rows.select("step", *_typed_columns(), run=run, total=pl.len().over("file"))]
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         halves = (folders[: len(folders) // 2], folders[len(folders) // 2 :])
         return [] if len(folders) == 1 else [frame for half in halves for frame in _read_closed_runs(half)]
@@ -252,9 +268,9 @@ def _medians_by_run(
     steps: pl.DataFrame, leave: pl.DataFrame, looked_at: pl.DataFrame
 ) -> Iterable[tuple[Path, StepStats]]:
     """The medians of every run, of its unprofiled steps where there are enough."""
-    known = steps.with_columns(pl.col("step").cast(pl.Int64)).join(looked_at, on=["run", "step"], how="left")
+    marked = steps.with_columns(pl.col("step").cast(pl.Int64)).join(looked_at, on=["run", "step"], how="left")
     recorded = pl.col("recorded") | pl.col("looked_at").fill_null(False)
-    placed = known.with_columns(recorded=recorded).sort("run", "step").join(leave, on="run")
+    placed = marked.with_columns(recorded=recorded).sort("run", "step").join(leave, on="run")
     place = pl.int_range(pl.len()).over("run") + pl.col("total") - pl.len().over("run")
     counts = placed.group_by("run").agg(pl.col("total").first())
     steady = placed.filter(place >= pl.col("leave"), pl.col("length_ns") > 0)

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.time.accelerators import launched_kernels, unrecorded_accelerator
 from stepscope.analysis.time.layers import UPDATE, sources_of_modules, sources_of_operators, with_sources
-from stepscope.analysis.time.operators import CPU, FRAMEWORK_OVERHEAD, OUTSIDE, per_step, sum_columns_per_step
+from stepscope.analysis.time.operators import (
+    CPU,
+    FRAMEWORK_OVERHEAD,
+    OUTSIDE,
+    per_step,
+    sum_columns_per_step,
+)
 from stepscope.analysis.time.overhead_correction import StepTimes
 from stepscope.analysis.time.steps import are_steps_whole, shown_steps
 from stepscope.arrays import Flags, Floats, Ints
@@ -43,7 +50,8 @@ def operator_table(run: Run) -> pl.DataFrame:
     Of a step as it runs unprofiled (`correction`): on the CPU, with framework overhead, total_ns adds up to the step
     time, and `share` is of it; kernels of an accelerator have rows of their own. `mean_ns` is the plain mean of what
     was recorded, interruptions included. `count` (of calls), `flops` and `bytes` are means per step, null where
-    unknown; `source` is the line of code on which it spends the most time, as one step noted it.
+    unknown; `flops_per_s` of what launches kernels is over their time, not over that of the launch; `source` is the
+    line of code on which it spends the most time, as one step noted it.
     """
     times = run.step_times
     if times.is_empty:
@@ -55,7 +63,7 @@ def operator_table(run: Run) -> pl.DataFrame:
         pl.Series("count", per_step(table, number, keys, "count").values.mean(axis=0)),
         *_phase_columns(table, number, spent),
         flops=pl.Series(flops),
-        flops_per_s=pl.Series(flops / np.maximum(spent["ns"].to_numpy(), 1) * 1e9),
+        flops_per_s=pl.Series(_operator_rates(run, spent, flops)),
         bytes=pl.Series(_mean_stated(table, number, spent, "bytes")),
     )
     last = pl.DataFrame({"name": [FRAMEWORK_OVERHEAD], "device": [CPU], **framework_overhead_of_step(times)}).rename(
@@ -94,10 +102,12 @@ def parts_of_step(times: StepTimes, table: pl.DataFrame, keys: tuple[str, ...]) 
 
 def framework_overhead_of_step(times: StepTimes) -> dict[str, list[float]]:
     """Return the same columns of framework overhead, one row."""
-    rest, profiling, doubt = (part[:, None] for part in (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns))
+    outside, profiling, doubt = (
+        part[:, None] for part in (times.framework_ns, times.framework_profiling_ns, times.framework_doubt_ns)
+    )
     beside = None if times.outside_layers_ns is None else times.outside_layers_ns[:, None]
-    value, low, high = times.means_with_intervals(rest, profiling, doubt, beside)
-    recorded, share = [float(times.rest_recorded_ns.mean())], [float(value[0]) / times.step_ns]
+    value, low, high = times.means_with_intervals(outside, profiling, doubt, beside)
+    recorded, share = [float(times.framework_recorded_ns.mean())], [float(value[0]) / times.step_ns]
     return {"ns": value.tolist(), "low_ns": low.tolist(), "high_ns": high.tolist(), "mean_ns": recorded, "share": share}
 
 
@@ -114,9 +124,19 @@ def steps_with_costs(table: pl.DataFrame, steps: pl.Series) -> tuple[pl.DataFram
 
     Those are unknown, and not 0.
     """
-    known = table.filter(pl.any_horizontal(pl.col("flops", "bytes").is_not_null()))["step"].unique()
-    kept = steps.filter(steps.is_in(known.implode()))
-    return table.filter(pl.col("step").is_in(kept.implode())), kept
+    stated = table.filter(pl.any_horizontal(pl.col("flops", "bytes").is_not_null()))["step"].unique()
+    costed = steps.filter(steps.is_in(stated.implode()))
+    return table.filter(pl.col("step").is_in(costed.implode())), costed
+
+
+def _operator_rates(run: Run, spent: pl.DataFrame, flops: Floats) -> Floats:
+    """FLOP/s of each operator while it computes; NaN where that was on an accelerator whose kernels are not known."""
+    if unrecorded_accelerator(run) is not None:
+        return np.full(len(spent), np.nan)
+    sums = launched_kernels(run).group_by("name").agg(pl.col("flops", "costed_ns").sum())
+    rates = {name: stated / ns * 1e9 if ns else np.nan for name, stated, ns in sums.iter_rows()}
+    own: Floats = flops / np.maximum(spent["ns"].to_numpy(), 1) * 1e9
+    return np.array([rates.get(name, rate) for name, rate in zip(spent["name"], own, strict=True)])
 
 
 def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: pl.DataFrame, value: str) -> Floats:
@@ -124,8 +144,8 @@ def _mean_stated(table: pl.DataFrame, steps: pl.Series, total: pl.DataFrame, val
     keys, (stated, costed) = ("name", "device"), steps_with_costs(table, steps)
     if costed.is_empty():
         return np.full(len(total), np.nan)
-    known = per_step(stated.filter(pl.col(value).is_not_null()), costed, keys, value)
-    place, means = known.column_of(), known.values.mean(axis=0)
+    by_step = per_step(stated.filter(pl.col(value).is_not_null()), costed, keys, value)
+    place, means = by_step.column_of(), by_step.values.mean(axis=0)
     return np.array([means[place[key]] if key in place else np.nan for key in total.select(keys).iter_rows()])
 
 
@@ -172,18 +192,18 @@ def phases_by_step(run: Run, most: int) -> pl.DataFrame:
         pl.col("step").cast(pl.Int64), length=pl.col("t1_ns") - pl.col("t0_ns")
     )
     spent = run.self_times.filter(pl.col("device") == CPU).group_by("step", "phase").agg(ns=pl.col("self_ns").sum())
-    known = spent.filter(pl.col("step").is_in(steps["step"].to_list()))
-    if known.is_empty():
+    phase_ns = spent.filter(pl.col("step").is_in(steps["step"].to_list()))
+    if phase_ns.is_empty():
         return pl.DataFrame(schema={"step": pl.Int64, "phase": pl.String, "ns": pl.Float64, "t0_ns": pl.Float64})
-    is_profiled = steps["step"].is_in(known["step"].unique().to_list())
+    is_profiled = steps["step"].is_in(phase_ns["step"].unique().to_list())
     profiled = _pick_evenly_spaced_rows(steps.filter(is_profiled), most)
     timed = _pick_evenly_spaced_rows(steps.filter(~is_profiled), most - len(profiled))
-    known = known.filter(pl.col("step").is_in(profiled["step"].to_list()))
-    left = pl.col("length") - pl.col("ns")
-    rest = steps.join(known.group_by("step").agg(pl.col("ns").sum()), on="step")
+    phase_ns = phase_ns.filter(pl.col("step").is_in(profiled["step"].to_list()))
+    overhead_ns = pl.col("length") - pl.col("ns")
+    unassigned = steps.join(phase_ns.group_by("step").agg(pl.col("ns").sum()), on="step")
     parts = [
-        known.select("step", "phase", pl.col("ns").cast(pl.Float64)),
-        rest.select("step", phase=pl.lit(FRAMEWORK_OVERHEAD), ns=left.clip(0).cast(pl.Float64)),
+        phase_ns.select("step", "phase", pl.col("ns").cast(pl.Float64)),
+        unassigned.select("step", phase=pl.lit(FRAMEWORK_OVERHEAD), ns=overhead_ns.clip(0).cast(pl.Float64)),
         timed.select("step", phase=pl.lit(UNPROFILED), ns=pl.col("length").cast(pl.Float64)),
     ]
     order = [*PHASES, FRAMEWORK_OVERHEAD, UNPROFILED]
@@ -235,9 +255,11 @@ def module_table(run: Run) -> pl.DataFrame:
     times = run.step_times
     tree = module_tree(run, times.table)
     sources = sources_of_modules(run)
-    called = {"source": [*(sources.get(module.name) for module in tree), None, None]}
+    source_column = {"source": [*(sources.get(module.name) for module in tree), None, None]}
     if times.is_empty:
-        return _module_frame({**_identity(tree), **called}).head(len(tree))  # the tree is known, its times are not
+        return _module_frame({**_identity(tree), **source_column}).head(
+            len(tree)
+        )  # the tree is known, its times are not
     table, number = times.table, times.steps
     on_cpu, on_device = table.filter(pl.col("device") == CPU), table.filter(pl.col("device") != CPU)
     own = _ModuleTimes.from_self_times(on_cpu, number, tree)
@@ -245,7 +267,7 @@ def module_table(run: Run) -> pl.DataFrame:
     calls = _step_matrix(table, number, tree, "calls")
     columns: dict[str, Any] = {
         **_identity(tree),
-        **called,
+        **source_column,
         "calls": np.append(calls.mean(axis=0), np.nan),
         **own.columns("", times, of_layers),
         **own.subtrees(tree).columns("tree_", times, None if of_layers is None else _subtree_sums(of_layers, tree)),
@@ -255,8 +277,8 @@ def module_table(run: Run) -> pl.DataFrame:
     }
     ran = np.append(calls[:, :-1].sum(axis=0) > 0, [True]) | own.seen_flags()
     below = _subtree_sums(ran[None, :].astype(np.float64), tree)[0] > 0
-    for prefix, known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
-        module_times.null_unseen_columns(columns, prefix, ~known)
+    for prefix, is_known, module_times in (("", ran, own), ("tree_", below, own.subtrees(tree))):
+        module_times.null_unseen_columns(columns, prefix, ~is_known)
         columns[f"{prefix}backward_ns"][:-2][~_any_backward(own, tree)] = np.nan
     columns["calls"][:-1][~ran] = np.nan
     split = [f"{prefix}{phase}_ns" for prefix in ("", "tree_") for phase in _SPLIT]
@@ -309,8 +331,8 @@ class _ModuleTimes:
 
     def seen_flags(self) -> Flags:
         """Return of which modules anything was seen in forward or backward, (modules + 1,)."""
-        seen: Flags = sum(self.split[phase].sum(axis=0) for phase in ("forward", "backward")) > 0
-        return seen
+        has_time: Flags = sum(self.split[phase].sum(axis=0) for phase in ("forward", "backward")) > 0
+        return has_time
 
     def null_unseen_columns(self, columns: dict[str, Any], prefix: str, unseen: Flags) -> None:
         """Make null what is not known of modules that were not seen: all but their updates."""
@@ -330,20 +352,20 @@ class _ModuleTimes:
                 parts[group] = updates / max(updates.sum(), 1.0)
             else:
                 parts[group, place[module]] = 1.0
-        known: Floats = times.layers.ns @ parts
-        return known
+        module_ns: Floats = times.layers.ns @ parts
+        return module_ns
 
     def columns(self, prefix: str, times: StepTimes, of_layers: Floats | None) -> dict[str, Floats]:
         """Columns of the frame; the last entry of each is the framework overhead, which has no phase."""
         named = {f"{prefix}{phase}_ns": np.append(ns.mean(axis=0), np.nan) for phase, ns in self.split.items()}
         own = (self.total, self.profiling, self.doubt)
-        rest = (times.rest_ns, times.rest_profiling_ns, times.rest_doubt_ns)
+        outside = (times.framework_ns, times.framework_profiling_ns, times.framework_doubt_ns)
         if of_layers is not None and times.outside_layers_ns is not None:
             of_layers = np.column_stack([of_layers, times.outside_layers_ns])
-        values, profiling, doubt = (np.column_stack(pair) for pair in zip(own, rest, strict=True))
-        found = times.means_with_intervals(values, profiling, doubt, of_layers)
-        totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), found, strict=True))
-        recorded = np.append(self.recorded.mean(axis=0), times.rest_recorded_ns.mean())
+        values, profiling, doubt = (np.column_stack(pair) for pair in zip(own, outside, strict=True))
+        intervals = times.means_with_intervals(values, profiling, doubt, of_layers)
+        totals = dict(zip((f"{prefix}{name}" for name in _TIMES[-3:]), intervals, strict=True))
+        recorded = np.append(self.recorded.mean(axis=0), times.framework_recorded_ns.mean())
         shares = totals[f"{prefix}total_ns"] / times.step_ns
         return {**named, **totals, f"{prefix}mean_ns": recorded, f"{prefix}share": shares}
 
@@ -356,9 +378,9 @@ def _step_matrix(table: pl.DataFrame, steps: pl.Series, tree: list[Module], valu
 def _step_matrices(table: pl.DataFrame, steps: pl.Series, tree: list[Module], values: tuple[str, ...]) -> list[Floats]:
     place = {module.name: column for column, module in enumerate(tree)} | {OUTSIDE: len(tree)}
     matrices: list[Floats] = []
-    for known in sum_columns_per_step(table, steps, ("module",), values):
+    for by_module in sum_columns_per_step(table, steps, ("module",), values):
         matrix = np.zeros((len(steps), len(tree) + 1))
-        matrix[:, [place[name] for name in known.keys["module"]]] = known.values
+        matrix[:, [place[name] for name in by_module.keys["module"]]] = by_module.values
         matrices.append(matrix)
     return matrices
 
@@ -398,8 +420,8 @@ def _module_flops(table: pl.DataFrame, steps: pl.Series, tree: list[Module]) -> 
     if steps.is_empty():
         return np.full(len(tree) + 2, np.nan)
     stated: Floats = _step_matrix(table.filter(pl.col("flops").is_not_null()), steps, tree, "flops").mean(axis=0)
-    known: Floats = np.append(np.where(stated > 0, stated, np.nan), np.nan)
-    return known
+    flops: Floats = np.append(np.where(stated > 0, stated, np.nan), np.nan)
+    return flops
 
 
 def _without_unknown_updates(frame: pl.DataFrame) -> pl.DataFrame:
@@ -516,5 +538,5 @@ def mean_differs_from_median(row: Mapping[str, Any], median: str = "total_ns") -
 
 def largest_difference(rows: Iterable[Mapping[str, Any]], median: str = "total_ns") -> Mapping[str, Any] | None:
     """Return the row whose mean interruptions moved furthest; None where none is uneven."""
-    found = [row for row in rows if mean_differs_from_median(row, median)]
-    return max(found, key=lambda row: abs(row["mean_ns"] - row[median]), default=None)
+    uneven = [row for row in rows if mean_differs_from_median(row, median)]
+    return max(uneven, key=lambda row: abs(row["mean_ns"] - row[median]), default=None)

@@ -15,7 +15,7 @@ from stepscope.analysis.estimate import LevelChange, change_points, median_inter
 from stepscope.analysis.memory.events import categories_over_step
 from stepscope.analysis.process_scopes import WATCHED
 from stepscope.analysis.time.operators import CPU
-from stepscope.analysis.time.steps import FEW, profiled_steps, timed_steps
+from stepscope.analysis.time.steps import FEW, all_timed_steps, profiled_steps, timed_steps
 from stepscope.arrays import Floats
 from stepscope.quantities import find_quantity
 from stepscope.runfolder import RunReader
@@ -93,13 +93,17 @@ def step_tracks(run: Run, step: int) -> pl.DataFrame:
     A sensor slower than the step gives one window that is longer than it. Memory is that of the step if its
     allocations were recorded, otherwise of the profiled step nearest in length, which `step` then names.
     """
-    found = run.steps.filter(pl.col("step") == step)
-    if found.is_empty():
+    row = run.steps.filter(pl.col("step") == step)
+    if row.is_empty():
         return pl.DataFrame(schema=TRACK_SCHEMA)
-    t0_ns, t1_ns = int(found["t0_ns"][0]), int(found["t1_ns"][0])
+    t0_ns, t1_ns = int(row["t0_ns"][0]), int(row["t1_ns"][0])
     frames = [*_rail_power(run, t0_ns, t1_ns), *_core_use(run, t0_ns, t1_ns)]
-    seen = {"step": pl.lit(step, dtype=pl.Int64), "known": pl.lit(True)}
-    tracks = [*(frame.with_columns(**seen) for frame in frames), _operator_power(run, step), *_live_memory(run, step)]
+    columns = {"step": pl.lit(step, dtype=pl.Int64), "known": pl.lit(True)}
+    tracks = [
+        *(frame.with_columns(**columns) for frame in frames),
+        _operator_power(run, step),
+        *_live_memory(run, step),
+    ]
     return pl.concat([pl.DataFrame(schema=TRACK_SCHEMA), *(frame.select(list(TRACK_SCHEMA)) for frame in tracks)])
 
 
@@ -154,8 +158,8 @@ def _live_memory(run: Run, step: int) -> Iterator[pl.DataFrame]:
     length = run.steps.filter(pl.col("step") == chosen).select(pl.col("t1_ns") - pl.col("t0_ns")).item()
     series = categories_over_step(events, chosen, points=_MOST_POINTS).sort("category", "t", maintain_order=True)
     until = pl.col("t").shift(-1).over("category").fill_null(pl.max_horizontal("t", pl.lit(length)))
-    held = series.with_columns(end=until, most=pl.col("bytes").max().over("category")).filter(pl.col("most") > 0)
-    yield held.select(
+    stretches = series.with_columns(end=until, most=pl.col("bytes").max().over("category")).filter(pl.col("most") > 0)
+    yield stretches.select(
         track=pl.lit("memory"),
         name="category",
         unit=pl.lit("B"),
@@ -170,15 +174,15 @@ def _live_memory(run: Run, step: int) -> Iterator[pl.DataFrame]:
 
 def _nearest_with_memory(run: Run, events: pl.DataFrame, step: int) -> int | None:
     """The step itself, or the one nearest in length, of those whose allocations were recorded."""
-    seen = set(events["step"].unique().to_list())
+    traced = set(events["step"].unique().to_list())
     steps = run.steps.with_columns(length_ns=pl.col("t1_ns") - pl.col("t0_ns"))
-    whole = steps.filter(pl.col("step").is_in(list(seen)))
+    whole = steps.filter(pl.col("step").is_in(list(traced)))
     if whole.is_empty():
         return None
     steady = whole.join(profiled_steps(run).select("step"), on="step", how="semi")
     own = steps.filter(pl.col("step") == step)["length_ns"][0]
     near = (steady if len(steady) else whole).sort((pl.col("length_ns") - own).abs(), "step")
-    return step if step in seen else int(near["step"][0])
+    return step if step in traced else int(near["step"][0])
 
 
 CLOCK_SCHEMA = {
@@ -233,11 +237,11 @@ def step_time_level_changes(run: RunReader) -> list[tuple[int, LevelChange]] | N
 
     None: there are too few steps to judge.
     """
-    steps = timed_steps(run)[0]
+    steps = all_timed_steps(run)[0]
     if len(steps) < LEVEL_STEPS:
         return None
-    found = change_points(steps["length_ns"].to_numpy().astype(np.float64))
-    return [(int(steps["step"][change.step]), change) for change in found if change.step < len(steps)]
+    changes = change_points(steps["length_ns"].to_numpy().astype(np.float64))
+    return [(int(steps["step"][change.step]), change) for change in changes if change.step < len(steps)]
 
 
 def clocks_and_heat(run: RunReader) -> pl.DataFrame:
@@ -294,9 +298,9 @@ def lines_over_time(run: Run) -> list[Line]:
 
 def _lines(run: Run, steps: pl.DataFrame) -> Iterator[Line]:
     t0, t1, number = (steps[name].to_numpy().astype(np.float64) for name in ("t0_ns", "t1_ns", "step"))
-    known = t1 > t0
-    found = [("step time", "measured", t0[known], (t1 - t0)[known] / 1e6)]
-    found += [
+    is_positive = t1 > t0
+    lines = [("step time", "measured", t0[is_positive], (t1 - t0)[is_positive] / 1e6)]
+    lines += [
         (quantity, kind, (frame["t0_ns"].to_numpy() + frame["t1_ns"].to_numpy()) / 2, _values(frame) / scale)
         for quantity, kind, frame, scale in (
             *_power_series(run, int(t0[0]), int(t1[-1])),
@@ -304,7 +308,7 @@ def _lines(run: Run, steps: pl.DataFrame) -> Iterator[Line]:
             *_clock_series(run),
         )
     ]
-    for quantity, kind, at, values in found:
+    for quantity, kind, at, values in lines:
         inside = (at >= t0[0]) & (at <= t1[-1])
         order = np.argsort(at[inside], kind="stable")
         at, values = _thinned(at[inside][order]), _thinned(values[inside][order])
@@ -351,6 +355,6 @@ def _thinned(values: Floats) -> Floats:
         return values
     whole = len(values) // width * width
     thin = np.median(values[:whole].reshape(-1, width), axis=1)
-    rest = values[whole:]
-    thinned: Floats = np.append(thin, np.median(rest)) if len(rest) else thin
+    tail = values[whole:]
+    thinned: Floats = np.append(thin, np.median(tail)) if len(tail) else thin
     return thinned

@@ -88,14 +88,14 @@ class OpCostsByShape:
                 raw = [rows.events.raw[event] for event in rows.order[ops]]
                 self._known[key] = self._alike[alike] = costs = _flops_and_bytes(raw, rows.name[ops], rows.texts)
                 self._of_calls.setdefault(span.inputs, _CallCosts()).learn(rows.name[ops], rows.module[ops], *costs)
-            found = self._known.get(key)
-            if found is None and span.inputs and span.inputs in self._of_calls:
-                found = self._of_calls[span.inputs].look_up(rows.name[ops], rows.module[ops])
-            if found is None and alike in self._alike:
-                found = self._alike[alike]
+            costs_of_step = self._known.get(key)
+            if costs_of_step is None and span.inputs and span.inputs in self._of_calls:
+                costs_of_step = self._of_calls[span.inputs].look_up(rows.name[ops], rows.module[ops])
+            if costs_of_step is None and alike in self._alike:
+                costs_of_step = self._alike[alike]
                 self.other_shapes += 1
-            if found is not None:
-                flops[ops], read[ops] = found
+            if costs_of_step is not None:
+                flops[ops], read[ops] = costs_of_step
             else:
                 self.missed = True
         return profiles, flops, read
@@ -152,13 +152,13 @@ class WindowRows:
     left_open: tuple[str, ...] = ()
 
 
-def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], book: Costs) -> WindowRows:
+def rows_of(window: Window, names: Names, modules: list[tuple[str, str]], costs: Costs) -> WindowRows:
     """Convert a window; `modules` gives (qualified name, type) by module index."""
     events = read_event_columns(window.raw, names, window.cuda, keep_raw=window.shapes)
     closing = np.flatnonzero(events.name == names.ids.get(CLOSING, -1))
     thread = int(events.thread[closing[-1]]) if len(closing) else None
     events, left_open = trim_at_window_close(events, names)
-    return replace(rows_of_events(events, window, names, modules, book, thread), left_open=left_open)
+    return replace(rows_of_events(events, window, names, modules, costs, thread), left_open=left_open)
 
 
 def rows_of_events(
@@ -166,12 +166,12 @@ def rows_of_events(
     window: Window,
     names: Names,
     modules: list[tuple[str, str]],
-    book: Costs,
+    costs: Costs,
     thread: int | None = None,
 ) -> WindowRows:
     """Return the rows from events in columns, whatever their source; thread: the one that trains."""
-    events = events.take(by_thread_and_time(_lane(events), events.t0, events.t1))
-    lane = _lane(events)
+    events = events.take(by_thread_and_time(_nesting_lanes(events), events.t0, events.t1))
+    lane = _nesting_lanes(events)
     depth = depths(lane, events.t0, events.t1)
     parent = parents(lane, depth)
     own = self_times(events.t0, events.t1, parent)
@@ -180,7 +180,7 @@ def rows_of_events(
     parent, phase, module = _kernels_join_their_ops(events, parent, phase, module)
     module = modules_of_updates(events, parent, module, names.texts(), window.optimizer_calls)
     table = LabelledEvents(events, parent, own, phase, module, events.t0 - window.unix_offset_ns, labels.made_by)
-    rows = _assemble(table, window, names, modules, book)
+    rows = _assign_rows_to_steps(table, window, names, modules, costs)
     return replace(rows, labelled=replace(table, events=replace(events, raw=[])))  # torch's refer to tensors, weakly
 
 
@@ -194,27 +194,26 @@ def trim_at_window_close(events: Events, names: Names) -> tuple[Events, tuple[st
     unended = before & (events.thread == events.thread[closing[-1]]) & ((events.t1 > end) | (events.t1 < events.t0))
     texts = names.texts()
     left_open = tuple(texts[number] for number in events.name[unended])
-    kept = events.take(np.flatnonzero(before | (events.gpu >= 0)))
-    ended = np.where(kept.gpu < 0, np.minimum(kept.t1, begin), kept.t1)
-    return replace(kept, t1=np.maximum(ended, kept.t0)), left_open
+    remaining = events.take(np.flatnonzero(before | (events.gpu >= 0)))
+    ended = np.where(remaining.gpu < 0, np.minimum(remaining.t1, begin), remaining.t1)
+    return replace(remaining, t1=np.maximum(ended, remaining.t0)), left_open
 
 
-def _lane(events: Events) -> Ints:
+def _nesting_lanes(events: Events) -> Ints:
     """Threads and GPU streams apart: an interval nests only within its own."""
     return np.where(events.gpu >= 0, (events.gpu + 1) * 1_000_000 + events.thread, events.thread)
 
 
 def _kernels_join_their_ops(events: Events, parent: Ints, phase: Ints, module: Ints) -> tuple[Ints, Ints, Ints]:
     """A GPU row takes parent, phase and module from the op that launched it."""
-    kernels = np.flatnonzero(events.gpu >= 0)
-    if len(kernels) == 0:
+    kernels, ops = np.flatnonzero(events.gpu >= 0), np.flatnonzero(events.gpu < 0)
+    if len(kernels) == 0 or len(ops) == 0:
         return parent, phase, module
-    ops = np.flatnonzero(events.gpu < 0)
     ops = ops[np.argsort(events.correlation[ops], kind="stable")]
     place = np.searchsorted(events.correlation[ops], events.link[kernels])
     place = np.minimum(place, len(ops) - 1)
-    found = (events.correlation[ops[place]] == events.link[kernels]) & (events.link[kernels] > 0)
-    launched, by = kernels[found], ops[place[found]]
+    matches = (events.correlation[ops[place]] == events.link[kernels]) & (events.link[kernels] > 0)
+    launched, by = kernels[matches], ops[place[matches]]
     parent[launched], phase[launched], module[launched] = by, phase[by], module[by]
     return parent, phase, module
 
@@ -232,8 +231,8 @@ class LabelledEvents:
     made_by: Ints  # as in Labels
 
 
-def _assemble(
-    table: LabelledEvents, window: Window, names: Names, modules: list[tuple[str, str]], book: Costs
+def _assign_rows_to_steps(
+    table: LabelledEvents, window: Window, names: Names, modules: list[tuple[str, str]], costs: Costs
 ) -> WindowRows:
     """Give each row its step, sort by step and time, and number parents within the step."""
     if not window.steps or len(table.t0_ns) == 0:
@@ -245,14 +244,14 @@ def _assemble(
     begins[launched] = table.t0_ns[table.parent[launched]]  # a kernel belongs to the step that launched it
     place = np.searchsorted(starts, begins, side="right") - 1
     inside = (place >= 0) & (begins < ends[np.maximum(place, 0)])
-    kept = np.flatnonzero(inside)
-    order = kept[np.lexsort((-table.events.t1[kept], table.t0_ns[kept], place[kept]))]
+    rows = np.flatnonzero(inside)
+    order = rows[np.lexsort((-table.events.t1[rows], table.t0_ns[rows], place[rows]))]
     place = place[order]
     first = np.searchsorted(place, np.arange(len(starts)))
     number = np.full(len(inside), NO_PARENT, dtype=np.int64)
     number[order] = np.arange(len(order)) - first[place] + window.rows_before
     parent = np.where(table.parent[order] == NO_PARENT, NO_PARENT, number[table.parent[order]])
-    return _build_window_rows(table, window, order, place, parent, names, modules, book)
+    return _build_window_rows(table, window, order, place, parent, names, modules, costs)
 
 
 def _build_window_rows(
@@ -263,7 +262,7 @@ def _build_window_rows(
     parent: Ints,
     names: Names,
     modules: list[tuple[str, str]],
-    book: Costs,
+    costs: Costs,
 ) -> WindowRows:
     events = table.events
     t0_ns = table.t0_ns[order]
@@ -275,7 +274,7 @@ def _build_window_rows(
     t1_ns, self_ns = t1_ns - overhang, np.maximum(table.own[order] - overhang, 0)
     name, module = events.name[order], table.module[order]
     rows = UncostedRows(events, order, place, name, module, self_ns, names.texts())
-    profiles, flops, read = book.look_up(window, rows)
+    profiles, flops, read = costs.look_up(window, rows)
     texts = [row_name(text, modules) for text in names.texts()]
     step = np.array([span.step for span in window.steps])[place]
     gpus = ["cpu", *(f"cuda:{index}" for index in range(int(events.gpu.max(initial=-1)) + 1))]
