@@ -246,6 +246,11 @@ def without_formula(text: str) -> str:
     return FORMULA.sub(r"'\g<0>", text)
 
 
+def capitalize_first(text: str) -> str:
+    """Return the text with its first letter as a capital; all others stay: "GPU memory" is no "Gpu memory"."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def escape_control_characters(text: str) -> str:
     """Text in which characters that steer a terminal or turn the direction of writing are spelt out, not obeyed."""
     return STEERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

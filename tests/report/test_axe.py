@@ -13,7 +13,7 @@ from tests.fabricate import fabricate_run
 from tests.report.browser import Browser
 from tests.report.stored_runs import RUNS
 from tests.report.test_page_limits import SCREEN_PX, WORDS
-from tests.report.test_suite_page import results
+from tests.report.test_suite_report import results
 
 import stepscope
 from stepscope.analysis.results import Findings
@@ -22,7 +22,7 @@ from stepscope.experiments.suite.results import settings_table
 from stepscope.experiments.sweeps import BatchSweep
 from stepscope.experiments.sweeps.results import axis_sweep, build_findings
 from stepscope.experiments.sweeps.trainings import TrainingRun
-from stepscope.report import compare_page, html, study_results, suite_page
+from stepscope.report import compare_page, html, study_results, suite_report
 from stepscope.report.charts.comparison import setting_charts
 from stepscope.report.view.access import Access
 from stepscope.report.view.site import Site
@@ -59,7 +59,7 @@ def compared(folder: Path) -> str:
 
 
 def suite(folder: Path) -> str:
-    return suite_page.render("a board", [("Suite", "on a board")], settings_table(results("lenet", "resnet8-c32")))
+    return suite_report.render("a board", [("Suite", "on a board")], settings_table(results("lenet", "resnet8-c32")))
 
 
 def study(folder: Path) -> str:

@@ -58,6 +58,22 @@ def test_the_answer_and_the_page_go_on_without_what_failed(run: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("_as_users_have_it")
+def test_a_chart_that_cannot_be_drawn_costs_the_page_that_figure_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("altair")
+    from stepscope.report.charts import memory
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("no glyph")
+
+    monkeypatch.setattr(memory, "build_memory", broken)
+    page = stepscope.page(run).read_text(encoding="utf-8")
+    assert "This figure cannot be shown: ValueError" in page
+    assert "<svg" in page
+
+
+@pytest.mark.usefixtures("_as_users_have_it")
 def test_what_cannot_be_answered_in_part_is_an_error_with_the_line_that_failed(
     run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,10 +19,9 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.summary import energy_facts, main_rail, module_rows, resolution_sentences, write_summary
 from stepscope.cli.report import report
 from stepscope.errors import UnknownName
-from stepscope.report import html
-from stepscope.report import screen as first_screen
+from stepscope.report import first_screen, html
 from stepscope.report.sections import energy as section
-from stepscope.report.text import operator_energy, operator_utilisation
+from stepscope.report.terminal_report import operator_energy, operator_utilisation
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,15 @@ from stepscope.errors import OutputNotWritable, UnknownName, UsageError
 from stepscope.report import exports
 from stepscope.report.exports import perfetto, speedscope
 from stepscope.report.exports import perfetto as protobuf
-from stepscope.report.exports._excerpt import Excerpt, excerpt, raw_tables, small_tables
-from stepscope.report.exports._tracks import divide_into_lanes
+from stepscope.report.exports._excerpt import (
+    Excerpt,
+    excerpt,
+    plan_export,
+    raw_tables,
+    small_tables,
+    write_export,
+)
+from stepscope.report.exports._tracks import divide_into_lanes, sampled_tracks
 from stepscope.report.figures import parse_width, write_multi_run_figure
 from stepscope.runfolder import RunWriter
 from stepscope.runfolder.validation import clean_text
@@ -314,7 +321,7 @@ def test_a_folder_of_tables_holds_all_tables_with_all_rows(run: Run, name: str, 
         path = folder / f"{table}.{name}"
         rows = len(pl.read_parquet(path)) if name == "parquet" else _csv_rows(path)
         assert rows == len(made()), table
-    assert sum(1 for _ in folder.iterdir()) == len(raw_tables(part)) + len(small_tables(part))
+    assert sum(1 for _ in folder.iterdir()) == len(raw_tables(part)) + len(small_tables(part)) + 1, "and the label"
 
 
 def _csv_rows(path: Path) -> int:
@@ -571,3 +578,40 @@ def test_tables_and_three_figures_fit_a_paper_of_two_columns_unscaled(run: Run, 
     assert said.returncode == 0, said.stdout[-2_000:]
     assert "Overfull" not in said.stdout
     assert (tmp_path / "paper.pdf").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["perfetto", "chrome", "csv"])
+def test_readings_of_a_simulated_board_are_marked_in_every_trace(name: str, tmp_path: Path) -> None:
+    part = excerpt(Run(simulated_board(tmp_path / "runs", steps=20)))
+    names = [track.name for track in sampled_tracks(part) if track.group in ("Power", "Temperature")]
+    assert names
+    assert [track for track in names if "(simulated)" not in track] == []
+    assert not any("(simulated)" in track.name for track in sampled_tracks(part) if track.group == "Memory")
+    path = _written(name, part, tmp_path)
+    if name == "csv":
+        samples, channels = (pl.read_csv(path / f"{table}.csv") for table in ("samples", "channels"))
+        assert set(samples.filter(pl.col("quantity") == "power")["simulated"]) == {"jetson-tx2"}
+        assert set(channels.filter(pl.col("unit") == "B")["simulated"]) <= {None}
+        return
+    written = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    assert b"SIMULATED sensors: jetson-tx2" in written
+
+
+def test_an_export_never_replaces_files_of_the_users(run: Run, tmp_path: Path) -> None:
+    own = tmp_path / "results" / "steps.csv"
+    own.parent.mkdir()
+    own.write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"'steps\.csv' lies there"):
+        write_export(plan_export(run, "csv", out=own.parent))
+    assert own.read_text(encoding="utf-8") == "mine"
+    assert [path.name for path in own.parent.iterdir()] == ["steps.csv"]
+    for _ in range(2):
+        assert (write_export(plan_export(run, "csv", out=tmp_path / "new")) / "steps.csv").is_file()
+
+
+def test_the_first_letter_alone_becomes_a_capital_in_a_paper() -> None:
+    from stepscope.units import capitalize_first
+
+    assert capitalize_first("GPU memory") == "GPU memory"
+    assert capitalize_first("simulated GPU clock") == "Simulated GPU clock"
+    assert capitalize_first("") == ""

@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 from types import ModuleType
 
+import altair as alt
+import polars as pl
 import pytest
 from tests.fabricate import Op, fabricate_run
 
@@ -16,7 +18,8 @@ from stepscope.analysis.run import Run
 from stepscope.cli.figure import figure as figure_command
 from stepscope.errors import OutputNotWritable, StepscopeError, UnknownName, UsageError
 from stepscope.report import figures, sections
-from stepscope.report.charts import steps
+from stepscope.report.charts import sensors, steps
+from stepscope.report.charts.style import draw_svg, vega_lite
 from stepscope.report.multi_run_figures import FIGURES
 from stepscope.report.page.parts import Anatomy, Figure, Icicle, Layer, walk_parts
 
@@ -169,3 +172,40 @@ def test_a_file_name_in_place_of_the_folder_is_refused_with_the_format_that_was_
         figures.write("phases", Run(fabricate_run(tmp_path)), tmp_path / "fig.pdf", "png")
     assert "--format pdf" in str(refused.value.hint)
     assert not (tmp_path / "fig.pdf").exists()
+
+
+def test_the_clocks_of_64_cores_and_more_rows_than_a_notebook_may_have_are_drawn() -> None:
+    readings = 450
+    cores = [
+        pl.DataFrame(
+            {
+                "quantity": ["core_frequency"] * readings,
+                "scope": [f"core:{core}"] * readings,
+                "unit": ["Hz"] * readings,
+                "t_s": [at / 10 for at in range(readings)],
+                "value": [1e9 + core] * readings,
+            }
+        )
+        for core in range(64)
+    ]
+    chart = sensors.build_clocks(pl.concat(cores), 940)
+    assert draw_svg(chart).count('aria-roledescription="line mark"') == 64
+    with pytest.raises(alt.MaxRowsError):
+        chart.to_dict()  # altair's own limit is as the user has it
+
+
+def test_the_distribution_of_twenty_thousand_steps_is_a_line_of_no_more_than_a_thousand_points(tmp_path: Path) -> None:
+    run = Run(fabricate_run(tmp_path, steps=8))
+    length_ns = int(run.steps["t1_ns"][0] - run.steps["t0_ns"][0])
+    numbers = pl.int_range(20_000, eager=True)
+    begins_ns = numbers * 100_000_000
+    many = run.steps[[0] * 20_000].with_columns(
+        step=numbers.cast(run.steps.schema["step"]), recorded=pl.lit(False), t0_ns=begins_ns,
+        t1_ns=begins_ns + length_ns + numbers,
+    )  # fmt: skip
+    vars(run)["steps"] = many
+    chart, _ = FIGURES["step-ecdf"][1]([run])
+    rows = next(iter(vega_lite(chart(640))["datasets"].values()))
+    assert 900 <= len(rows) <= 1_001
+    assert rows[0]["share"] == 0
+    assert rows[-1]["share"] == pytest.approx(0.99, abs=1e-3)

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.analysis.powered import powered, rail, times
+from tests.analysis.powered import powered, rail, rapl, times
 from tests.fabricate import STEP, Core, fabricate_run
 
 from stepscope.analysis.device.ceilings import roofline, roofs
@@ -20,6 +20,8 @@ from stepscope.analysis.run import Run
 from stepscope.analysis.summary import module_quantities, resolution_sentences, summary
 from stepscope.analysis.time.tracks import drift, step_lanes, step_tracks
 from stepscope.report import html
+from stepscope.report.page.parts import Anatomy
+from stepscope.report.sections import anatomy
 from stepscope.units import amount, count, milliseconds, number, percent, si
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
@@ -172,3 +174,19 @@ def test_the_layers_of_the_icicle_are_those_of_the_modules(run: Run, page: str) 
         stored = quantities.filter(pl.col("quantity") == layer["key"]).sort("module")["total"].to_list()
         order = sorted(range(len(data["rows"])), key=lambda at: data["rows"][at][0])
         assert [layer["rows"][at][0] for at in order] == pytest.approx(stored, rel=1e-4)
+
+
+def test_a_row_of_rails_holds_none_that_lies_inside_another_of_it(tmp_path: Path) -> None:
+    t_ns = times(100, period_ms=2.0)
+    inside = {"package-0": "rapl:psys", "core": "rapl:package-0", "uncore": "rapl:package-0"}
+    domains = [
+        rapl(name, watts, t_ns, rail=name, parent_scope=inside.get(name))
+        for name, watts in (("psys", 20.0), ("package-0", 12.0), ("core", 8.0), ("uncore", 1.0))
+    ]
+    (part,) = anatomy.build(powered(tmp_path, *domains, steps=100, ops=STEP, residual_us=1000)).parts
+    assert isinstance(part, Anatomy)
+    rows = {row["label"]: row for row in part.data["tracks"] if row["track"] == "power"}
+    assert list(rows) == ["psys", "package-0", "rails inside package-0"]
+    inner = rows["rails inside package-0"]
+    assert [layer["name"] for layer in inner["layers"]] == ["core", "uncore"]
+    assert inner["top"] < rows["package-0"]["top"]

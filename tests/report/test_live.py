@@ -22,8 +22,8 @@ from tests.patience import HANG_S, until
 from stepscope.cli import live as live_command
 from stepscope.clock import read_clocks
 from stepscope.errors import RunNotFound
-from stepscope.report.live import folder, live_view
-from stepscope.report.live.folder import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_from_header
+from stepscope.report.live import growing_files, live_view
+from stepscope.report.live.growing_files import STEP_ROW, Channel, LineTail, RowTail, planned_steps, status_from_header
 from stepscope.report.live.run_state import Now, RunWatcher, total_scopes
 from stepscope.report.live.screen import Screen, ending_of, status_line, watch
 from stepscope.runfolder import RunWriter, schema
@@ -454,6 +454,9 @@ def test_a_run_that_has_ended_has_the_pace_of_its_last_steps(tmp_path: Path) -> 
         (["stepscope", "run", "lenet", "--steps=40"], 40),
         (["stepscope", "run", "train.py", "--", "--steps", "9"], None),
         (["stepscope", "run", "lenet", "--steps"], None),
+        (["/opt/venv/bin/stepscope", "run", "lenet", "--steps", "8"], 8),
+        (["/opt/site-packages/stepscope/__main__.py", "run", "lenet", "--steps", "8"], 8),
+        (["train.py", "--steps", "300"], None),
         ([], None),
     ],
 )
@@ -480,7 +483,7 @@ def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:
         else:
             Growing(runs)
 
-    found = folder.wait_for(lambda: folder.newest_running(runs), lambda: False, nap)
+    found = growing_files.wait_for(lambda: growing_files.newest_running(runs), lambda: False, nap)
     assert found is not None
     assert found.name.endswith(found.name.split("-")[-1])
     assert "lenet" in found.name
@@ -488,15 +491,15 @@ def test_waiting_finds_the_newest_run_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_waiting_ends_when_it_is_given_up(tmp_path: Path) -> None:
-    assert folder.wait_for(lambda: folder.newest_running(tmp_path), lambda: True) is None
+    assert growing_files.wait_for(lambda: growing_files.newest_running(tmp_path), lambda: True) is None
 
 
 def test_the_run_of_a_process_is_the_one_it_began_since_then(tmp_path: Path) -> None:
     earlier = Growing(tmp_path)
     since = read_clocks()["monotonic_ns"]
-    assert folder.find_run_of_process(tmp_path, os.getpid(), since) is None
-    assert folder.find_run_of_process(tmp_path, os.getpid(), 0) == earlier.path
-    assert folder.find_run_of_process(tmp_path, 1, 0) is None
+    assert growing_files.find_run_of_process(tmp_path, os.getpid(), since) is None
+    assert growing_files.find_run_of_process(tmp_path, os.getpid(), 0) == earlier.path
+    assert growing_files.find_run_of_process(tmp_path, 1, 0) is None
 
 
 def test_the_view_beside_a_training_shows_its_run_and_ends_with_it(

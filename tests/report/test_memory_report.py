@@ -18,7 +18,7 @@ from stepscope.analysis.summary import ALLOCATOR, PEAK, process_parts, summary
 from stepscope.report.page.parts import Figure, walk_parts
 from stepscope.report.sections import modules
 from stepscope.report.table import Table
-from stepscope.report.text import render
+from stepscope.report.terminal_report import render
 from stepscope.runfolder import MEMORY, RunWriter, part_of
 
 needs_altair = pytest.mark.skipif(importlib.util.find_spec("altair") is None, reason="needs the extra 'report'")

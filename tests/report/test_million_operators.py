@@ -12,7 +12,7 @@ from tests.report.test_screen import screen
 
 from stepscope.analysis.run import Run
 from stepscope.report import html
-from stepscope.report.screen import LINES
+from stepscope.report.first_screen import LINES
 
 
 @pytest.fixture(scope="module")

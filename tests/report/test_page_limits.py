@@ -15,7 +15,7 @@ from tests.test_words import Text, complaints
 from stepscope.analysis.run import Run
 from stepscope.report import html
 from stepscope.report.brief import brief
-from stepscope.report.screen import advice_sentences
+from stepscope.report.first_screen import advice_sentences
 from stepscope.report.sections import overview
 
 SCREEN_PX, WORDS, BYTES = 900, 900, 3_000_000

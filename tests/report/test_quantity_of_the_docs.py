@@ -24,7 +24,7 @@ from stepscope.analysis.energy import operators
 from stepscope.analysis.run import Run
 from stepscope.quantities import Quantity
 from stepscope.record.sensors.contract import OpenSensor, Target
-from stepscope.report import html, text
+from stepscope.report import html, terminal_report
 from stepscope.report.comparison import render as compared
 from stepscope.report.exports import perfetto
 from stepscope.report.exports._excerpt import excerpt
@@ -76,7 +76,7 @@ def screen(drawn: Any) -> str:
 def test_it_is_shown_by_terminal_page_perfetto_and_comparison(tmp_path: Path) -> None:
     run = Run(measured(tmp_path))
 
-    assert "DRAM bandwidth, dram 0: 8 GB/s" in screen(text.render(run))
+    assert "DRAM bandwidth, dram 0: 8 GB/s" in screen(terminal_report.render(run))
     assert "DRAM bandwidth, dram 0" in html.render(run)
     tracks = perfetto_reader.read(b"".join(perfetto.trace_parts(excerpt(run)))).values()
     assert [(track.name, track.unit) for track in tracks if "dram" in track.name] == [("dram bandwidth dram:0", "B/s")]
@@ -112,4 +112,4 @@ def test_each_op_has_what_moved_while_it_ran(tmp_path: Path) -> None:
     for entry in named:
         assert entry["mean"] == pytest.approx(WATTS.get(entry["name"], OTHER_W) * GB, rel=0.1)
     assert set(run.utilisation(by="module")["quantity"]) >= {"dram_bandwidth"}
-    assert re.search(r"dram:0 dram bandwidth: .* [\d.]+ GB/s", screen(text.render(run)))
+    assert re.search(r"dram:0 dram bandwidth: .* [\d.]+ GB/s", screen(terminal_report.render(run)))

@@ -15,7 +15,7 @@ from tests.fabricate import Op, fabricate_run
 from tests.report.stored_runs import RUNS
 
 from stepscope.analysis.run import Run
-from stepscope.report.screen import LINES, _labelled, render
+from stepscope.report.first_screen import LINES, _labelled, render
 
 
 def screen(path: Path, width: int = 100, colour: bool = False) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ import polars as pl
 import pytest
 from rich.console import Console
 from tests.fabricate import Op, Sampled, fabricate_run
-from tests.report.stored_runs import READ
+from tests.report.stored_runs import READ, simulated_board
 from typer import Typer
 from typer.testing import CliRunner
 
 from stepscope import run_paths
+from stepscope.analysis.first_screen import setting_facts
 from stepscope.analysis.run import Run
+from stepscope.cli._options import replace_unprintable_output
 from stepscope.cli.report import report
 from stepscope.errors import RunNotFound, StepscopeError
 from stepscope.files import read_json_object, replace_json
-from stepscope.report.text import render
+from stepscope.report.terminal_report import render
+from stepscope.report.terminal_tables import profiling_overhead
 from stepscope.run_paths import find_run, last_runs
 from stepscope.runfolder import RunWriter
 
@@ -219,3 +223,45 @@ def test_operators_with_long_names_stay_different_in_their_tables(tmp_path: Path
     shown = [line.split()[0] for line in below.splitlines() if line.startswith("ext")]
     assert len(shown) == len(set(shown)) == 3, below
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_reason_of_a_failed_run_stands_with_its_status_and_not_with_the_simulated_sensors(tmp_path: Path) -> None:
+    path = simulated_board(tmp_path)
+    header = json.loads((path / "run.json").read_text())
+    replace_json(path / "run.json", {**header, "status": "oom", "reason": "out of memory at step 12"})
+    said = " ".join(screen(path, width=200).split())
+    assert "oom: out of memory at step 12 SIMULATED sensors: jetson-tx2" in said
+
+
+def test_an_overhead_whose_ci_was_cut_at_nothing_is_given_no_bound(tmp_path: Path) -> None:
+    row = {"unit": "1", "source": "", "n": 9, "note": None, "scope": "run", "low": 0.0, "high": 0.0}
+    step = {"metric": "recorded_step_overhead", "value": -2e5, **row}
+    share = {"metric": "recorded_step_overhead_share", "value": -0.01, **row}
+    console = Console(width=100, file=io.StringIO())
+    for high, bounded in ((0.0, False), (0.02, True)):
+        table = pl.DataFrame([step, {**share, "high": high}])
+        with console.capture() as captured:
+            console.print(*profiling_overhead(table, "9 of 12 steps were profiled"))
+        assert ("at most" in captured.get()) is bounded
+        assert "too small to tell" in captured.get()
+
+
+def test_a_simulated_run_of_a_machine_without_a_name_says_so(tmp_path: Path) -> None:
+    path = simulated_board(tmp_path)
+    device = json.loads((path / "device.json").read_text())
+    replace_json(path / "device.json", {**device, **dict.fromkeys(("cpu", "machine", "board"))})
+    assert "times of this machine" in setting_facts(Run(path))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_bars_are_drawn_on_a_terminal_of_any_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding=encoding))
+    replace_unprintable_output()
+    written = "forward ████▁ batch 16 · sgd DataLo…Process 45 °C \u4e2d"
+    sys.stdout.write(written)
+    sys.stdout.flush()
+    text = out.getvalue().decode(encoding)
+    assert len(text) == len(written)
+    assert text.count("?") == (0 if encoding == "utf-8" else 1)
+    assert ("forward ####_" in text) is (encoding != "utf-8")

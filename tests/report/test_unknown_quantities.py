@@ -15,7 +15,7 @@ from tests.report import perfetto_reader
 
 from stepscope.analysis.compare import compare
 from stepscope.analysis.run import Run
-from stepscope.report import html, text
+from stepscope.report import html, terminal_report
 from stepscope.report.exports import csv, perfetto
 from stepscope.report.exports._excerpt import excerpt
 from stepscope.report.live.run_state import RunWatcher
@@ -51,7 +51,7 @@ def test_it_is_a_metric_with_an_interval(run: Run) -> None:
 
 
 def test_it_is_in_the_terminal_report_and_among_the_key_figures_of_the_page(run: Run) -> None:
-    assert "fan load, fan 0: 42 %" in _screen(text.render(run))
+    assert "fan load, fan 0: 42 %" in _screen(terminal_report.render(run))
     page = html.render(run)
     assert "Fan load, fan 0" in page
     assert "42 %" in page
@@ -81,7 +81,7 @@ def test_it_is_in_the_live_view(tmp_path: Path) -> None:
 
 def test_an_estimate_of_it_says_so(tmp_path: Path) -> None:
     run = Run(fabricate_run(tmp_path, sampled=(fan(kind="estimate"),)))
-    assert "estimated fan load, fan 0: 42 %" in _screen(text.render(run))
+    assert "estimated fan load, fan 0: 42 %" in _screen(terminal_report.render(run))
 
 
 def test_what_a_packaged_sensor_could_have_given_is_empty_where_it_was_not_sampled(run: Run) -> None:

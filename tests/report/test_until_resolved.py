@@ -14,7 +14,7 @@ from tests.fabricate import fabricate_run
 
 from stepscope.api.requests import RunRequest
 from stepscope.errors import UsageError
-from stepscope.experiments.single_run import FIRST, UntilResolved, resolved_so_far, run_of_process
+from stepscope.experiments.energy_resolution import FIRST, StopWhenEnergyResolved, resolved_so_far, run_of_process
 
 
 class Answering:
@@ -33,11 +33,11 @@ class Answering:
         self.killed = True
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, answers: list[str], steps: int) -> tuple[UntilResolved, int]:
+def trained(monkeypatch: pytest.MonkeyPatch, answers: list[str], steps: int) -> tuple[StopWhenEnergyResolved, int]:
     """The state after so many steps, or fewer where it ended them, and how many those were."""
     asked = iter(answers)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Answering(next(asked)))
-    resolved = UntilResolved(Path("runs"), 0.9)
+    resolved = StopWhenEnergyResolved(Path("runs"), 0.9)
     for step in range(1, steps + 1):
         if resolved():
             return resolved, step
@@ -86,7 +86,7 @@ def test_a_process_that_cannot_start_is_not_asked_again(monkeypatch: pytest.Monk
         raise OSError("no memory")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    resolved = UntilResolved(Path("runs"), 0.9)
+    resolved = StopWhenEnergyResolved(Path("runs"), 0.9)
     assert not any(resolved() for _ in range(300))
     assert len(tried) == 1
     assert "no memory" in resolved.sentence
@@ -95,7 +95,7 @@ def test_a_process_that_cannot_start_is_not_asked_again(monkeypatch: pytest.Monk
 def test_an_open_question_is_ended_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     child = Answering("")
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: child)
-    resolved = UntilResolved(Path("runs"), 0.9)
+    resolved = StopWhenEnergyResolved(Path("runs"), 0.9)
     for _ in range(FIRST):
         resolved()
     resolved.close()

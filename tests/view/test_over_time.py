@@ -155,3 +155,18 @@ def test_check_boxes_choose_runs_and_quantities_and_no_two_lines_look_alike(
         opened.run("document.querySelector('input[value=memory]').click()")
         assert "memory" not in opened.run(quantities)
         assert opened.said == []
+
+
+def test_no_more_runs_are_looked_through_than_are_drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.report.view import listing
+
+    for seed in range(8):
+        fabricate_run(folder, steps=6, seed=10 + seed)
+    looked: list[Path] = []
+    monkeypatch.setattr(listing, "has_link_outside", lambda path, root: looked.append(path))
+    rows = listing.Listing(folder).list_runs()
+    chosen = listing.newest_with_steps(rows, folder)
+    assert len(chosen) == len(looked) == 6
+    assert len(rows) > 6
+    starts = [row.facts["started_s"] or 0.0 for row in chosen]
+    assert starts == sorted(starts)

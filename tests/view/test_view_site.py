@@ -180,7 +180,8 @@ def test_names_stay_text_on_the_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("localhost:8321", 200), ("127.0.0.1", 200), ("[::1]:8321", 200), ("LOCALHOST:9", 200), ("", 403),
+        ("localhost:8321", 200), ("127.0.0.1", 200), ("127.0.0.2:8321", 200), ("[::1]:8321", 200),
+        ("LOCALHOST:9", 200), ("", 403), ("127.0.0.1:8321:1", 403), ("::1", 403), ("127.0.0.1@evil", 403),
         ("evil.example", 403), ("evil.example:8321", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil", 403),
         ("0.0.0.0:8321", 403), ("[::1].evil", 403), ("10.0.0.1:8321", 403),
     ],
@@ -241,13 +242,13 @@ def test_the_list_reads_only_what_has_changed(folder: Path, monkeypatch: pytest.
     from stepscope.report.view import listing as module
 
     read: list[str] = []
-    whole = module._facts
+    whole = module._read_row
 
     def facts(path: Path, root: Path) -> dict[str, Any] | None:
         read.append(path.name)
         return whole(path, root)
 
-    monkeypatch.setattr(module, "_facts", facts)
+    monkeypatch.setattr(module, "_read_row", facts)
     listing = Listing(folder)
     assert len(listing.list_runs()) == len(listing.list_runs()) == 2
     assert len(read) == 2
@@ -262,13 +263,13 @@ def test_the_next_process_reads_only_what_has_changed_since_the_last(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(listing_module, "_WORTH_KEEPING", 1)
     read: list[str] = []
-    whole = listing_module._facts
+    whole = listing_module._read_row
 
     def noted(path: Path, root: Path) -> Any:
         read.append(path.name)
         return whole(path, root)
 
-    monkeypatch.setattr(listing_module, "_facts", noted)
+    monkeypatch.setattr(listing_module, "_read_row", noted)
     first = Listing(folder).list_runs()
     assert len(first) == len(read) == 2
     assert Listing(folder).list_runs() == first
@@ -335,3 +336,35 @@ def shown_rows(site: Site) -> list[dict[str, Any]]:
 def test_what_is_loopback(host: str, here: bool) -> None:
     assert is_loopback(host) is here
     assert is_local_host("[::1]")
+
+
+def test_a_folder_whose_name_has_no_address_does_not_hide_the_other_runs(tmp_path: Path) -> None:
+    fabricate_run(tmp_path, steps=8)
+    latin = Path(os.fsdecode(os.fsencode(tmp_path) + b"/mod\xe8le"))
+    try:
+        latin.mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    fabricate_run(tmp_path, steps=8, seed=1).rename(latin / "run")
+    site = Site(tmp_path, Access())
+    assert len(keys(site)) == 1
+    assert get(site, "/").status == 200
+
+
+def test_a_fault_in_the_steps_of_the_list_leaves_its_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("steps")
+
+    monkeypatch.delenv("STEPSCOPE_FAULTS", raising=False)
+    monkeypatch.setattr(listing_module, "quick_stats", broken)
+    assert [row["step_ns"] for row in shown_rows(Site(folder, Access()))] == [None, None]
+
+
+def test_the_cookies_of_two_views_on_one_host_let_a_visitor_into_both(folder: Path) -> None:
+    sites = [Site(folder, Access(token)) for token in ("first", "second")]
+    cookies = dict(
+        site.answer(f"/?token={site.token}", HERE).headers["Set-Cookie"].split(";")[0].split("=") for site in sites
+    )
+    sent = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    assert [site.answer("/", {**HERE, "Cookie": sent}).status for site in sites] == [200, 200]
+    assert Site(folder, Access("third")).answer("/", {**HERE, "Cookie": sent}).status == 403

@@ -13,7 +13,7 @@ from stepscope.analysis.first_screen import headline, setting_facts
 from stepscope.analysis.memory.headroom import fits_sentence
 from stepscope.analysis.run import Run
 from stepscope.analysis.summary import energy_kinds
-from stepscope.report.screen import figure_text
+from stepscope.report.first_screen import figure_text
 from stepscope.units import bytes_, duration, escape_control_characters, estimate, percent, row_label, si
 
 _MOST = 4_000  # characters
@@ -33,9 +33,9 @@ def _lines(run: Run) -> Iterator[str]:
         yield f"reason: {quoted(str(reason), 160)}"
     yield f"setting: {', '.join(quoted(fact) for fact in setting_facts(run))}"
     for row in headline(run):
-        said = figure_text(row)
+        figure = figure_text(row)
         label = row.label.lower()
-        yield said if said.startswith(("peak ", "accuracy ", "GPU peak ")) else f"{label}: {said}"
+        yield figure if figure.startswith(("peak ", "accuracy ", "GPU peak ")) else f"{label}: {figure}"
     if fits := fits_sentence(run):
         yield f"memory: {fits}"
     yield from _bottleneck_lines(run)
@@ -58,8 +58,8 @@ def _bottleneck_lines(run: Run) -> Iterator[str]:
         share = estimate(cause.share, cause.low, cause.high, "1")
         yield f"bottleneck {number}: {cause.bound} ({cause.name}), {share} of the step, {cause.confidence} confidence"
         yield from (f"  evidence: {entry.text}" for entry in cause.evidence)
-    yield from (f"caution: {said}" for said in verdict.cautions)
-    yield from (f"next: {said}" for said in verdict.next)
+    yield from (f"caution: {advice}" for advice in verdict.cautions)
+    yield from (f"next: {advice}" for advice in verdict.next)
 
 
 def _step_share_lines(run: Run) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _step_share_lines(run: Run) -> Iterator[str]:
     if shares:
         yield f"step of {duration(run.step_times.step_ns)} by phase: {', '.join(shares)}"
     for row in run.layers().filter(pl.col("total_ns") > 0).head(_LAYERS).iter_rows(named=True):
-        known = [
+        measured_shares = [
             estimate(row["total_ns"], row["low_ns"], row["high_ns"], "ns"),
             percent(row["share"]),
             *(
@@ -81,7 +81,7 @@ def _step_share_lines(run: Run) -> Iterator[str]:
             *([f"{percent(row['attained'], 0)} of attainable"] if row["attained"] is not None else []),
             *([f"at {quoted(row['source'])}"] if row["source"] else []),
         ]
-        yield f"layer {quoted(row['layer'] or '(the model)')} {quoted(row['type'] or '')}: {', '.join(known)}"
+        yield f"layer {quoted(row['layer'] or '(the model)')} {quoted(row['type'] or '')}: {', '.join(measured_shares)}"
     named = run.operators().filter(~pl.col("name").str.starts_with("(")).head(_OPERATORS)
     for row in named.iter_rows(named=True):
         spent = estimate(row["total_ns"], row["low_ns"], row["high_ns"], "ns")

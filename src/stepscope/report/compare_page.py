@@ -33,7 +33,7 @@ from stepscope.report.comparison import (
 from stepscope.report.html import PageSection, render_page, write_text
 from stepscope.report.page.parts import Facts, Figure, Items, More, Note, Part, Section
 from stepscope.report.table import Cell, Column, Table
-from stepscope.units import plural
+from stepscope.units import capitalize_first, plural
 
 _BARS = 14
 _MOST_ROWS = 400
@@ -84,9 +84,9 @@ def _entries(comparison: Comparison, whats: Sequence[str]) -> Iterator[PageSecti
             lede = f"Which parts of the {title} make the difference. They add up to it; what is unattributed is shown."
             if parts:
                 section = Section(lede, (*parts, *(Note(f"{reason}.") for reason in reasons)))
-                yield PageSection(anchor, f"{of}{what.capitalize()}", section)
+                yield PageSection(anchor, f"{of}{capitalize_first(what)}", section)
             elif what != "kernels":
-                yield PageSection(anchor, f"{of}{what.capitalize()}", Section("; ".join(reasons), ()))
+                yield PageSection(anchor, f"{of}{capitalize_first(what)}", Section("; ".join(reasons), ()))
     yield PageSection("sides", "Runs", _sides(comparison))
 
 
@@ -121,14 +121,14 @@ def _notes(comparison: Comparison) -> list[Part]:
 
 def _points(rows: list[QuantityRow]) -> pl.DataFrame:
     """Ratios as the chart takes them."""
-    kept = [row for row in rows if row.numbers["ratio"] is not None and row.numbers["side"] > 0]
+    ratios = [row for row in rows if row.numbers["ratio"] is not None and row.numbers["side"] > 0]
     points = [
         {
             **{"label": row.label, "letter": row.letter, "ratio": row.numbers["ratio"]},
             **{"low": row.numbers["ratio_low"], "high": row.numbers["ratio_high"]},
             "hover": f"{row.label}, {row.letter}: {row.ratio} times A ({row.ratio_interval or 'no interval'})",
         }
-        for row in kept
+        for row in ratios
     ]
     names = ("label", "letter", "hover")
     schema = {**dict.fromkeys(names[:2], pl.String), **dict.fromkeys(("ratio", "low", "high"), pl.Float64)}
@@ -139,7 +139,7 @@ def _settings_table(comparison: Comparison) -> Table:
     tables = [quantity_table(comparison, index) for index in range(len(comparison.settings))]
     labels = [setting.label for setting in comparison.settings]
     rows = [(Cell(label, label), *row) for label, table in zip(labels, tables, strict=True) for row in table.rows]
-    return Table("settings", (Column("Setting", numeric=False), *tables[0].columns), rows, shown=40)
+    return Table("settings", (Column("Setting", numeric=False), *tables[0].columns), rows, first_rows=40)
 
 
 def _explanation_parts(comparison: Comparison, what: str, setting: int) -> tuple[list[Part], list[str]]:
@@ -164,9 +164,9 @@ def _explanation_parts(comparison: Comparison, what: str, setting: int) -> tuple
 def _bars(why: Explanation, other: int) -> Part:
     scale, unit = _SCALES[why.unit]
     rows = [row for row in why.parts.to_dicts() if row["difference"]]
-    kept = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS][:_BARS]
-    kept += [row for row in rows if row["name"] in UNATTRIBUTED_PARTS]
-    drawn = pl.DataFrame([_bar(row, why, scale) for row in kept])
+    largest = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS][:_BARS]
+    largest += [row for row in rows if row["name"] in UNATTRIBUTED_PARTS]
+    drawn = pl.DataFrame([_bar(row, why, scale) for row in largest])
     by = GROUPINGS.get(why.by, why.by)
     caption = (
         f"{side_letter(0)} to {side_letter(other)}, {total_difference(why)}: the largest parts by {by} ({why.note})."
@@ -187,11 +187,11 @@ def _bar(row: dict[str, Any], why: Explanation, scale: float) -> dict[str, Any]:
 
 def _parts_table(why: Explanation, other: int) -> Table:
     rows = why.parts.head(_MOST_ROWS).to_dicts()
-    left = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
+    remaining = why.parts.slice(_MOST_ROWS)["difference"].to_numpy().sum()
     more = len(why.parts) - len(rows)
     caption = f"By {GROUPINGS.get(why.by, why.by)}, {side_letter(0)} to {side_letter(other)}: {total_difference(why)}."
     if more > 0:
-        caption += f" {more:,} smaller parts, {signed_difference(float(left), why.unit)} together, are not listed."
+        caption += f" {more:,} smaller parts, {signed_difference(float(remaining), why.unit)} together, are not listed."
     return part_table(why, other, rows, caption)
 
 
@@ -201,7 +201,9 @@ def _sides(comparison: Comparison) -> Section:
         rows = [("Runs", ", ".join(run.id for run in group.runs))]
         if side:
             unlike = comparison.differences(side)
-            rows += [(f"{name.capitalize()} (A, {side_letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()]
+            rows += [
+                (f"{capitalize_first(name)} (A, {side_letter(side)})", f"{a}, {b}") for name, (a, b) in unlike.items()
+            ]
             rows += [] if unlike else [("Setting, device and data", "as those of A")]
         parts.append(Facts(((f"{side_letter(side)}", group.name), *rows)))
         if side and (table := program_table(comparison, side)) is not None:

@@ -27,6 +27,7 @@ from stepscope.report.table import markdown as table_markdown
 from stepscope.units import (
     NOT_MEASURED,
     amount,
+    capitalize_first,
     estimate,
     interval,
     interval_of_value,
@@ -97,19 +98,19 @@ def quantity_rows(comparison: Comparison, setting: int = 0) -> Iterator[Quantity
     of_side = rows.group_by("metric", "side").agg(pl.col("scope").n_unique())
     several = set(of_side.filter(pl.col("scope") > 1)["metric"])
     for row in rows.iter_rows(named=True):
-        known = find_quantity(row["metric"], row["unit"])
-        unit = known.shown_unit
+        definition = find_quantity(row["metric"], row["unit"])
+        unit = definition.shown_unit
         power = "energy" in row["metric"] or "power" in row["metric"]
         whose = f", {row['scope'].replace(':', ' ')}" if row["metric"] in several else ""
         scope = f" of {row['scope']}" if power else whose
         yield QuantityRow(
-            f"{known.title}{scope}",
+            f"{definition.title}{scope}",
             side_letter(row["side"]),
             amount(row["value"], unit),
             "exact" if row["interval_of"] == "exact" else interval(row["low"], row["high"], unit) or NOT_MEASURED,
             "" if row["side"] == 0 else _ratio(row["ratio"]),
             interval_of_value(row["ratio"], row["ratio_low"], row["ratio_high"], ""),
-            _SAME if _ratio(row["ratio"]) == "1" else better_or_worse(row["difference"], known.better),
+            _SAME if _ratio(row["ratio"]) == "1" else better_or_worse(row["difference"], definition.better),
             row,
         )
 
@@ -157,11 +158,6 @@ def total_difference(why: Explanation) -> str:
     return text if why.low is None else f"{text} {difference_interval_text(why.low, why.high, why.unit)}"
 
 
-def share_text(value: float | None) -> str:
-    """Part of the whole difference; beyond 100 % where others go the other way."""
-    return percent(value, 0)
-
-
 _STYLES = {"better": "green", "worse": "red", _SAME: "dim", "none seen": "dim", "no interval": "dim"}
 
 
@@ -183,16 +179,19 @@ def render(
             parts.append(Text(setting.label, style="bold"))
         parts += [Text(line, overflow="fold") for line in comparison.sentences(index)]
         pair = len(comparison.run_groups) == 2 and not verbose
-        parts += [Text(""), *(_draw_two_sides(comparison, index) if pair else [_quantities(comparison, index)])]
+        parts += [
+            Text(""),
+            *(_draw_two_sides(comparison, index) if pair else [_terminal_quantities(comparison, index)]),
+        ]
         if len(comparison.run_groups) > 2:
-            parts += _layers(comparison, index, top or _PARTS_VERBOSE)
+            parts += _terminal_layers(comparison, index, top or _PARTS_VERBOSE)
         if verbose:
-            parts += _program(comparison, index)
+            parts += _program_tables(comparison, index)
         if len(comparison.settings) == 1:
             listed = top or (_PARTS_VERBOSE if verbose else _PARTS)
             ways = by or (("module", "kind") if verbose else ("module",))
-            parts += _explained(comparison, ways, listed, whats, verbose)
-    parts += _over_settings(comparison)
+            parts += _explanation_tables(comparison, ways, listed, whats, verbose)
+    parts += _terminal_overall_ratios(comparison)
     parts += [Text(f"- {note}", style="dim", overflow="fold") for note in comparison.notes]
     if not verbose:
         parts.append(Text("MORE  the same command with -v, or with --html for the page", style="dim"))
@@ -254,17 +253,17 @@ def quantity_table(comparison: Comparison, setting: int = 0) -> Table:
         Column("95 % CI", of=lambda row: Cell(row.ratio_interval, row.numbers["ratio_low"])),
         Column("Outcome", False, of=lambda row: _outcome_cell(row.outcome)),
     )
-    return Table.from_rows("quantities", columns, quantity_rows(comparison, setting), shown=40)
+    return Table.from_rows("quantities", columns, quantity_rows(comparison, setting), first_rows=40)
 
 
-def _quantities(comparison: Comparison, setting: int) -> RenderableType:
+def _terminal_quantities(comparison: Comparison, setting: int) -> RenderableType:
     """Draw the quantities for a terminal: each is named once for all sides."""
     table = quantity_table(comparison, setting)
     labels = [row[0].text for row in table.rows]
     rows = [(replace(row[0], text=label * (label != last)), *row[1:])
             for last, label, row in zip(["", *labels], labels, table.rows, strict=False)]  # fmt: skip
     columns = (*table.columns[:-1], replace(table.columns[-1], title=""))
-    return SplitTable(replace(table, columns=columns, rows=rows), "side by side", "report", kept=2)
+    return SplitTable(replace(table, columns=columns, rows=rows), "side by side", "report", leading=2)
 
 
 def layer_table(comparison: Comparison, quantity: str, setting: int) -> Table | None:
@@ -287,10 +286,10 @@ def layer_table(comparison: Comparison, quantity: str, setting: int) -> Table | 
                 Column(side_letter(side), of=make, key=f"{side_letter(side)} {'with' if with_ends else 'without'} CI")
             )
     brackets = "; brackets hold the 95 % CI" if quantity != "memory" else ""
-    return Table.from_rows(title, columns, rows, f"{title.capitalize()}{brackets}. {LAYER_NOTE}")
+    return Table.from_rows(title, columns, rows, f"{capitalize_first(title)}{brackets}. {LAYER_NOTE}")
 
 
-def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[RenderableType]:
+def _terminal_layers(comparison: Comparison, setting: int, top: int) -> Iterator[RenderableType]:
     """The tables of layers, without the CIs where they do not fit."""
     marks = [side_letter(side) for side in range(len(comparison.run_groups))]
     choices = [[f"{mark} {how} CI" for mark in marks] for how in ("with", "without")]
@@ -298,9 +297,9 @@ def _layers(comparison: Comparison, setting: int, top: int) -> Iterator[Renderab
         table = layer_table(comparison, quantity, setting)
         if table is None:
             continue
-        kept, heading = replace(table, rows=table.rows[:top]), f"{table.name} ({len(table.rows)})"
+        largest, heading = replace(table, rows=table.rows[:top]), f"{table.name} ({len(table.rows)})"
         yield Text("")
-        yield FittedTable(kept, choices, heading)
+        yield FittedTable(largest, choices, heading)
         if any(cell.style for row in table.rows for cell in row):
             yield Text(LAYER_NOTE, style="dim", overflow="fold")
 
@@ -310,9 +309,9 @@ def _layer_cell(row: LayerRow, side: int, unit: str, with_ends: bool) -> Cell:
     value = row.values[side]
     if value is None:
         return Cell(NOT_MEASURED)
-    said = estimate(value.value, *((value.low, value.high) if with_ends else (None, None)), unit)
+    text = estimate(value.value, *((value.low, value.high) if with_ends else (None, None)), unit)
     mark, style, hint = LAYER_MARKS.get(value.difference or "", ("", "", ""))
-    return Cell(f"{mark} {said}".strip(), value.value, hint=hint, style=style)
+    return Cell(f"{mark} {text}".strip(), value.value, hint=hint, style=style)
 
 
 LAYER_MARKS = {"larger": ("▲", "red", "more than A"), "smaller": ("▼", "green", "less than A")}
@@ -327,29 +326,29 @@ def program_table(comparison: Comparison, other: int, setting: int = 0) -> Table
     columns = (
         Column("What", False, of=lambda row: row.what),
         Column("Name", False, of=lambda row: row.name, names=True),
-        Column(side_letter(0), of=lambda row: _counted(row, row.first)),
-        Column(side_letter(other), of=lambda row: _counted(row, row.other)),
+        Column(side_letter(0), of=lambda row: _change_cell(row, row.first)),
+        Column(side_letter(other), of=lambda row: _change_cell(row, row.other)),
     )
     caption = "Counted in profiled steps, not timed: parameters of layers, calls of operators and FLOPs a step."
     return Table.from_rows(f"program, {side_letter(other)}", columns, changes, caption)
 
 
-def _counted(change: ProgramChange, value: float | None) -> Cell:
+def _change_cell(change: ProgramChange, value: float | None) -> Cell:
     text = "absent" if value is None else si(value, "FLOP") if change.what == "FLOPs" else f"{value:,.0f}"
     return Cell(text, value)
 
 
-def _program(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
+def _program_tables(comparison: Comparison, setting: int) -> Iterator[RenderableType]:
     """Draw what the steps of the sides do otherwise."""
     for other in range(1, len(comparison.run_groups)):
         if (table := program_table(comparison, other, setting)) is not None:
-            kept = replace(table, rows=table.rows[:_PROGRAM_ROWS])
+            largest = replace(table, rows=table.rows[:_PROGRAM_ROWS])
             yield Text("")
             heading = f"what a step does otherwise, {side_letter(other)} ({len(table.rows)})"
-            yield SplitTable(kept, heading, "report", kept=2)
+            yield SplitTable(largest, heading, "report", leading=2)
 
 
-def _explained(
+def _explanation_tables(
     comparison: Comparison, by: Sequence[str], top: int, whats: Sequence[str] | None, verbose: bool
 ) -> Iterator[RenderableType]:
     """Yield the parts of differences: the requested ones, or those that chance cannot explain."""
@@ -390,15 +389,15 @@ def _part_table(why: Explanation, other: int, top: int) -> Iterator[RenderableTy
     )
     rows = why.parts.to_dicts()
     plain = [row for row in rows if row["name"] not in UNATTRIBUTED_PARTS]
-    rest = plain[top:]
-    left = sum(row["difference"] for row in rest)
-    others = {"name": f"({plural(len(rest), 'other')})", "difference": left, "low": None, "high": None,
-              "share": left / why.difference if why.difference else None}  # fmt: skip
-    listed = [*plain[:top], *([others] if rest else []), *(row for row in rows if row["name"] in UNATTRIBUTED_PARTS)]
+    smaller = plain[top:]
+    remaining = sum(row["difference"] for row in smaller)
+    others = {"name": f"({plural(len(smaller), 'other')})", "difference": remaining, "low": None, "high": None,
+              "share": remaining / why.difference if why.difference else None}  # fmt: skip
+    listed = [*plain[:top], *([others] if smaller else []), *(row for row in rows if row["name"] in UNATTRIBUTED_PARTS)]
     yield SplitTable(part_table(why, other, listed), f"part ({len(rows)})", "report")
 
 
-def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "", shown: int = 10) -> Table:
+def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str = "", first_rows: int = 10) -> Table:
     """The parts of a difference that are listed, with both sides where they are single parts."""
     unit = why.unit
 
@@ -407,7 +406,7 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
 
     columns = (
         Column(
-            GROUPINGS.get(why.by, why.by).capitalize(),
+            capitalize_first(GROUPINGS.get(why.by, why.by)),
             False,
             of=lambda row: Cell(part_name(row, why.by), row["name"]),
             names=True,
@@ -420,9 +419,11 @@ def part_table(why: Explanation, other: int, rows: Sequence[Row], caption: str =
                 difference_interval_text(row["low"], row["high"], unit) if "first" in row else "", row["low"]
             ),
         ),
-        Column("Share", of=lambda row: Cell(share_text(row["share"]), row["share"])),
+        Column("Share", of=lambda row: Cell(percent(row["share"], 0), row["share"])),
     )
-    return Table.from_rows(f"{why.what} by {why.by}, {side_letter(other)}", columns, rows, caption, shown=shown)
+    return Table.from_rows(
+        f"{why.what} by {why.by}, {side_letter(other)}", columns, rows, caption, first_rows=first_rows
+    )
 
 
 def part_amount(value: float | None, unit: str) -> str:
@@ -436,21 +437,21 @@ def overall_table(comparison: Comparison) -> Table:
         Column("Quantity", False, of=lambda row: row[0], names=True),
         Column("", False, of=lambda row: side_letter(row[1])),
         Column(f"/ {side_letter(0)}", of=lambda row: Cell(number(row[2].value, 4), row[2].value)),
-        Column("95 % CI", of=lambda row: Cell(_ratio_ends(row[2].low, row[2].high), row[2].low)),
+        Column("95 % CI", of=lambda row: Cell(_ratio_interval_text(row[2].low, row[2].high), row[2].low)),
     )
     caption = "Geometric mean over the settings."
-    return Table.from_rows("over all settings", columns, comparison.overall_ratios(), caption, shown=40)
+    return Table.from_rows("over all settings", columns, comparison.overall_ratios(), caption, first_rows=40)
 
 
-def _ratio_ends(low: float | None, high: float | None) -> str:
+def _ratio_interval_text(low: float | None, high: float | None) -> str:
     return NOT_MEASURED if low is None or high is None else f"[{number(low)}, {number(high)}]"
 
 
-def _over_settings(comparison: Comparison) -> Iterator[RenderableType]:
+def _terminal_overall_ratios(comparison: Comparison) -> Iterator[RenderableType]:
     """Draw the ratios over all settings, where there are several."""
     if len(comparison.settings) > 1:
         heading = f"over {len(comparison.settings)} settings"
-        yield from (Text(""), SplitTable(overall_table(comparison), heading, "report", kept=2))
+        yield from (Text(""), SplitTable(overall_table(comparison), heading, "report", leading=2))
 
 
 _OUTCOME_STYLES = {REGRESSION: "bold red", NONE: "bold green", UNSURE: "bold yellow"}
@@ -479,13 +480,17 @@ def markdown(check: Check) -> str:
 
 def _check_table(check: Check) -> Table:
     columns = (
-        Column("what", False, of=lambda row: find_quantity(row.metric).title if row.metric else row.what.capitalize()),
+        Column(
+            "what", False, of=lambda row: find_quantity(row.metric).title if row.metric else capitalize_first(row.what)
+        ),
         *(Column(side, of=partial(_side_value_text, side=side)) for side in ("baseline", "run")),
-        Column("change", of=lambda row: _growth(row.ratio)),
+        Column("change", of=lambda row: _growth_percent(row.ratio)),
         Column(
             "95 % CI",
             of=lambda row: (
-                NOT_MEASURED if None in (row.low, row.high) else f"[{_growth(row.low)}, {_growth(row.high)}]"
+                NOT_MEASURED
+                if None in (row.low, row.high)
+                else f"[{_growth_percent(row.low)}, {_growth_percent(row.high)}]"
             ),
         ),
         Column("allowed", of=lambda row: f"+{number(row.limit * 100)} %"),
@@ -510,7 +515,7 @@ def _checked_sides(check: Check) -> str:
     return f"{check.run} ({mine}) against {check.baseline} ({theirs})"
 
 
-def _growth(ratio: float | None) -> str:
+def _growth_percent(ratio: float | None) -> str:
     """A ratio as growth in percent with its sign."""
     if ratio is None:
         return NOT_MEASURED

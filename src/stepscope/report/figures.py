@@ -52,13 +52,13 @@ def entries() -> list[ListedFigure]:
 
 def parse_width(text: float | str) -> float:
     """Return a width on paper in mm: of 85, "85mm", "8.5cm", "3.5in", or of a column such as "ieee" or "acm-2"."""
-    said = str(text).strip().lower()
-    if said in COLUMNS_MM:
-        return COLUMNS_MM[said]
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|mm|cm|in|pt)", said)
-    if found is None:
+    width = str(text).strip().lower()
+    if width in COLUMNS_MM:
+        return COLUMNS_MM[width]
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|mm|cm|in|pt)", width)
+    if match is None:
         raise UsageError(f"--width {text}: not a width", f"for example --width 85mm, or {', '.join(COLUMNS_MM)}")
-    return float(found[1]) * _MM[found[2]]
+    return float(match[1]) * _MM[match[2]]
 
 
 def check(name: str, forms: Iterable[str] = (), width_mm: float = DOUBLE_COLUMN_MM) -> None:
@@ -141,8 +141,8 @@ def _chart(name: str, run: Run) -> tuple[Callable[[int], Any], str]:
     """The chart as the page draws it, and its caption."""
     section = _section(name).build(run)
     for part in walk_parts(section.parts):
-        for found, chart, caption in _charts(part):
-            if found == name:
+        for figure_name, chart, caption in _charts(part):
+            if figure_name == name:
                 return chart, caption
     why = section.lede or "nothing of it was measured"
     hint = "stepscope doctor says what can be measured"
@@ -190,9 +190,9 @@ def _draw_near_width(
 
 
 def _on_paper(chart: Any, description: str, columns: int) -> dict[str, Any]:
-    from stepscope.report.charts.style import apply_style
+    from stepscope.report.charts.style import vega_lite
 
-    specification: dict[str, Any] = apply_style(chart).to_dict()
+    specification = vega_lite(chart)
     specification["background"] = specification["config"]["background"] = "white"
     specification["description"] = description
     _narrow_legends(specification, columns)

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from stepscope.analysis.first_screen import setting_facts
+from stepscope.analysis.first_screen import setting_facts, workload_facts
 from stepscope.analysis.time.operators import FRAMEWORK_OVERHEAD
 from stepscope.errors import MissingDependency, OutputNotWritable
 from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.files import atomic_write
 from stepscope.quantities import SIMULATED_MEANS, simulated_badge
-from stepscope.units import duration, percent, without_long_words
+from stepscope.report.table import Table, number_column, percent_bar_column, text_column
+from stepscope.units import NOT_MEASURED, duration, escape_control_characters, page_name, without_long_words
 
 if TYPE_CHECKING:
+    import jinja2
+
     from stepscope.analysis.compare import Comparison
     from stepscope.analysis.run import Run
     from stepscope.report.page.parts import Section
@@ -76,10 +79,12 @@ def render(run: Run) -> str:
     refuse_without_libraries()
     from stepscope.report import sections
 
-    found = sections.discover_sections()
+    registry = sections.discover_sections()
     badge = simulated_badge(run.simulated)
-    entries = _sections(run, found.modules)
-    return render_page(_title(run), subtitle_facts(run), failed_run_alert(run), entries, found.warnings, badge, _TIMES)
+    entries = _page_sections(run, registry.modules)
+    return render_page(
+        _page_title(run), subtitle_facts(run), failed_run_alert(run), entries, registry.warnings, badge, _TIMES
+    )
 
 
 def render_page(
@@ -97,15 +102,41 @@ def render_page(
     times: what its times are, a sentence.
     """
     refuse_without_libraries()
-    import jinja2
-
-    from stepscope import __version__, units
+    from stepscope import __version__
     from stepscope.report.charts.style import DARK, LIGHT
-    from stepscope.units import escape_control_characters
 
     page = files("stepscope.report.page")
+    script = "".join((page / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    return (
+        page_environment("stepscope.report.page")
+        .get_template("page.html.j2")
+        .render(
+            title=title,
+            about=about,
+            alert=alert,
+            sections=[entry for entry in entries if entry.section.parts],
+            absent=[_missing_entry_text(entry) for entry in entries if not entry.section.parts and entry.section.lede],
+            badge=badge,
+            badge_means=SIMULATED_MEANS,
+            warnings=warnings,
+            times=f"{times} ".lstrip(),
+            css=(page / "page.css").read_text(encoding="utf-8"),
+            light=css_variables(LIGHT),
+            dark=css_variables(DARK),
+            script=script,
+            script_hash=script_hash(script),
+            version=__version__,
+            not_measured=NOT_MEASURED,
+        )
+    )
+
+
+def page_environment(package: str) -> jinja2.Environment:
+    """Return what fills the templates of a package: text is escaped, and a value that is missing is an error."""
+    import jinja2
+
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (page / name).read_text(encoding="utf-8")),
+        loader=jinja2.FunctionLoader(lambda name: files(package).joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: escape_control_characters(value) if type(value) is str else value,
@@ -114,31 +145,13 @@ def render_page(
     )
     environment.filters["embedded"] = json_for_page
     environment.filters["coded"] = backticks_to_code
-    script = "".join((page / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        about=about,
-        alert=alert,
-        sections=[entry for entry in entries if entry.section.parts],
-        absent=[_missing_entry_text(entry) for entry in entries if not entry.section.parts and entry.section.lede],
-        badge=badge,
-        badge_means=SIMULATED_MEANS,
-        warnings=warnings,
-        times=f"{times} ".lstrip(),
-        css=(page / "page.css").read_text(encoding="utf-8"),
-        light=_variables(LIGHT),
-        dark=_variables(DARK),
-        script=script,
-        script_hash=_csp_hash(script),
-        version=__version__,
-        not_measured=units.NOT_MEASURED,
-    )
+    return environment
 
 
 def _missing_entry_text(entry: PageSection) -> str:
     """What is missing, and why: "energy (no power was measured)"."""
-    said = entry.section.lede.rstrip(".")
-    return f"{entry.title.lower()} ({said[:1].lower()}{said[1:]})"
+    reason = entry.section.lede.rstrip(".")
+    return f"{entry.title.lower()} ({reason[:1].lower()}{reason[1:]})"
 
 
 def refuse_without_libraries() -> None:
@@ -151,13 +164,15 @@ def refuse_without_libraries() -> None:
         )
 
 
-def _sections(run: Run, modules: Iterable[ModuleType]) -> list[PageSection]:
+def _page_sections(run: Run, modules: Iterable[ModuleType]) -> list[PageSection]:
     entries = [(module.ORDER, module.__name__.rpartition(".")[2], module) for module in modules]
     ordered = sorted(entries, key=lambda entry: entry[:2])
-    return [PageSection(name.replace("_", "-"), module.TITLE, _section(module, run)) for _, name, module in ordered]
+    return [
+        PageSection(name.replace("_", "-"), module.TITLE, _section_or_fault(module, run)) for _, name, module in ordered
+    ]
 
 
-def _section(module: ModuleType, run: Run) -> Section:
+def _section_or_fault(module: ModuleType, run: Run) -> Section:
     """Return what a section has to show; one with a fault says so in its place."""
     from stepscope.report.page.parts import Note, Section
 
@@ -165,10 +180,8 @@ def _section(module: ModuleType, run: Run) -> Section:
     return Section("", (Note(f"{built.sentence('this section')}."),)) if isinstance(built, FailedPart) else built
 
 
-def _title(run: Run) -> str:
-    from stepscope.units import page_name
-
-    return page_name(str(_workload(run).get("name") or run.id))
+def _page_title(run: Run) -> str:
+    return page_name(str(workload_facts(run).get("name") or run.id))
 
 
 def subtitle_facts(run: Run) -> list[str]:
@@ -176,26 +189,22 @@ def subtitle_facts(run: Run) -> list[str]:
     return [*setting_facts(run)[1:], run.id]
 
 
-def _workload(run: Run) -> dict[str, object]:
-    workload = run.meta.get("workload")
-    return workload if isinstance(workload, dict) else {"name": workload}
-
-
 def failed_run_alert(run: Run) -> str | None:
     """Return what a reader must know before any number: the run did not end as it should."""
     if run.status == "ok":
         return None
     reason = run.meta.get("reason")
-    said = {
+    sentence = {
         "running": "This run has not ended: the page shows what was on disk when it was written.",
         "failed": "The training ended with an error.",
         "oom": "The training ran out of memory.",
         "interrupted": "The training was interrupted before its end.",
     }.get(run.status, f"The run ended as '{run.status}'.")
-    return f"{said} {reason}" if reason else said
+    return f"{sentence} {reason}" if reason else sentence
 
 
-def _variables(colours: dict[str, str]) -> str:
+def css_variables(colours: dict[str, str]) -> str:
+    """Return the declarations of colours by name, for a style sheet."""
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
@@ -210,22 +219,19 @@ def json_for_page(data: object) -> str:
 
 def backticks_to_code(escaped: str) -> str:
     """Escaped text as HTML in which what stands between backticks is code; no line breaks in an option or before %."""
-    from stepscope.units import escape_control_characters
-
     whole = _OPTION.sub(
         r'<span class="whole">\1</span>', escape_control_characters(str(escaped)).replace(" %", "\u00a0%")
     )
     return _BACKTICKS.sub(r"<code>\1</code>", whole)
 
 
-def _csp_hash(script: str) -> str:
+def script_hash(script: str) -> str:
     """Return the hash by which the content security policy knows our script; no other script on the page runs."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 _NOTEBOOK_NEEDS = ("jinja2", "altair")
 _TOP = 5
-_MOST_NAME = 80  # characters
 
 
 def run_html(run: Run) -> str | None:
@@ -234,15 +240,13 @@ def run_html(run: Run) -> str | None:
         return None
     from stepscope.report.sections import overview
 
-    workload = run.meta.get("workload")
-    name = workload.get("name") if isinstance(workload, dict) else workload
     return _notebook_page(
-        title=str(name or run.id),
+        title=str(workload_facts(run).get("name") or run.id),
         about=subtitle_facts(run),
         alerts=[*filter(None, (simulated_badge(run.simulated), failed_run_alert(run)))],
-        said=[without_long_words(run.verdict().sentence)],
+        sentences=[without_long_words(run.verdict().sentence)],
         figures=[*overview.headlines(run)],
-        tables=[_modules(run), _operators(run)],
+        tables=[_top_modules_table(run), _top_operators_table(run)],
         missing=len(run.not_measured()),
     )
 
@@ -254,68 +258,49 @@ def comparison_html(comparison: Comparison) -> str | None:
     """
     if not _can_draw():
         return None
-    from stepscope.report.comparison import side_legend
+    from stepscope.report.comparison import overall_table, quantity_table, side_legend
 
     several = len(comparison.settings) > 1
-    said = [f"Over {len(comparison.settings)} shared settings."] if several else comparison.sentences()
-    about = [f"{mark} {name}: {facts}" for mark, name, facts in side_legend(comparison)]
-    shown: dict[str, Any] = {"alerts": [], "figures": [], "missing": 0}
-    tables = [_overall_ratio_table(comparison) if several else _side_by_side(comparison)]
-    return _notebook_page(title="Comparison", about=about, said=[*said, *comparison.notes], tables=tables, **shown)
-
-
-def _side_by_side(comparison: Comparison) -> dict[str, Any]:
-    from stepscope.report.comparison import quantity_rows
-
-    rows = [
-        (row.label, row.letter, row.value, row.interval, row.ratio, row.ratio_interval, row.outcome)
-        for row in quantity_rows(comparison)
-    ]
-    titles = ("", "", "value", "95 % CI", "/ A", "95 % CI", "")
-    return {"title": "Side by side", "heads": titles, "rows": [(None, row) for row in rows]}
-
-
-def _overall_ratio_table(comparison: Comparison) -> dict[str, Any]:
-    from stepscope.report.comparison import overall_table
-
-    table = overall_table(comparison)
-    rows = [(None, [cell.text for cell in row]) for row in table.rows]
-    return {"title": table.caption, "heads": [column.title for column in table.columns], "rows": rows}
+    sentences = [f"Over {len(comparison.settings)} shared settings."] if several else comparison.sentences()
+    table = overall_table(comparison) if several else quantity_table(comparison)
+    return _notebook_page(
+        title="Comparison",
+        about=[f"{mark} {name}: {facts}" for mark, name, facts in side_legend(comparison)],
+        alerts=[],
+        sentences=[*sentences, *comparison.notes],
+        figures=[],
+        tables=[table],
+        missing=0,
+    )
 
 
 def _can_draw() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in _NOTEBOOK_NEEDS)
 
 
-def _modules(run: Run) -> dict[str, Any]:
+def _top_modules_table(run: Run) -> Table:
     """The modules with the most self time."""
     named = run.modules().filter(
         pl.col("module").is_not_null(), pl.col("module") != FRAMEWORK_OVERHEAD, pl.col("share") > 0
     )
+    columns = (
+        text_column("module", "module", lambda name: page_name(name) or "(the model)"),
+        text_column("type", "type"),
+        *_TIME_COLUMNS,
+    )
     rows = named.sort("share", "module", descending=[True, False]).head(_TOP).iter_rows(named=True)
-    cells = [(row["share"], (_short(row["module"]) or "(the model)", row["type"] or "", *_times(row))) for row in rows]
-    return {"title": "Modules, self time", "heads": ("module", "type", "a step", "share"), "rows": cells}
+    return Table.from_rows("modules, self time", columns, rows)
 
 
-def _operators(run: Run) -> dict[str, Any]:
+def _top_operators_table(run: Run) -> Table:
     """The operators with the most self time."""
     named = run.operators().filter(pl.col("name") != FRAMEWORK_OVERHEAD).head(_TOP)
-    cells = [(row["share"], (_short(row["name"]), row["device"], *_times(row))) for row in named.iter_rows(named=True)]
-    return {"title": "Operators, self time", "heads": ("kind", "on", "a step", "share"), "rows": cells}
+    columns = (text_column("operator", "name", page_name), text_column("on", "device"), *_TIME_COLUMNS)
+    return Table.from_rows("operators, self time", columns, named.iter_rows(named=True))
 
 
-def _times(row: dict[str, Any]) -> tuple[str, str]:
-    return duration(row["total_ns"]), percent(row["share"])
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"
+_TIME_COLUMNS = (number_column("a step", "total_ns", duration), percent_bar_column("share", "share"))
 
 
 def _notebook_page(**content: Any) -> str:
-    import jinja2
-
-    template = files("stepscope.report.page").joinpath("notebook.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["coded"] = backticks_to_code
-    return environment.from_string(template).render(**content)
+    return page_environment("stepscope.report.page").get_template("notebook.html.j2").render(**content)

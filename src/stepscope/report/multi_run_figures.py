@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.estimate import mean_interval
-from stepscope.analysis.first_screen import headline, machine_name
+from stepscope.analysis.first_screen import headline, machine_name, workload_facts
 from stepscope.analysis.time.steps import timed_steps
 from stepscope.errors import StepscopeError
 from stepscope.units import component_label, cut_in_the_middle, page_name
@@ -26,6 +26,7 @@ _MOST_LAYERS, _LAYER_LETTERS = 10, 26
 _PHASES = ("forward", "backward", "optimizer")
 _SHOWN_SHARE = 0.99  # of the steps: a single stall would squeeze all others into a corner
 _FEW_STEPS = 100  # of fewer all are drawn
+_MOST_QUANTILES = 1_000  # of a line: more than it has px
 _COMPONENTS = {"total": "whole device", "cpu": "CPU", "gpu": "GPU", "soc": "SoC"}
 _METRICS = ("step_time", "energy_per_step", "peak_memory")
 
@@ -34,15 +35,14 @@ def distinct_run_labels(runs: Sequence[Run]) -> list[str]:
     """Return a name of each run: the workload and what of its setting differs; the run's own where nothing does."""
     facts = [_setting_labels(run) for run in runs]
     differing = [key for key in facts[0] if key != "name" and len({fact[key] for fact in facts}) > 1]
-    found = [", ".join(part for part in (fact["name"], *(fact[key] for key in differing)) if part) for fact in facts]
-    found = [f"{said} {run.id.rpartition('-')[2]}" if found.count(said) > 1 else said
-             for said, run in zip(found, runs, strict=True)]  # fmt: skip
-    return [page_name(said) for said in found]
+    labels = [", ".join(part for part in (fact["name"], *(fact[key] for key in differing)) if part) for fact in facts]
+    labels = [f"{label} {run.id.rpartition('-')[2]}" if labels.count(label) > 1 else label
+             for label, run in zip(labels, runs, strict=True)]  # fmt: skip
+    return [page_name(label) for label in labels]
 
 
 def _setting_labels(run: Run) -> dict[str, str]:
-    workload = run.meta.get("workload")
-    about: dict[str, Any] = workload if isinstance(workload, dict) else {"name": workload}
+    about = workload_facts(run)
     batch, threads = about.get("batch_size"), run.meta.get("threads")
     return {
         "name": str(about.get("name") or run.id),
@@ -59,13 +59,12 @@ def layer_bars(runs: Sequence[Run]) -> Drawn:
     from stepscope.report.charts import across_runs as chart
 
     tables = [run.layers().filter(pl.col("total_ns") > 0) for run in runs]
-    if any(table.is_empty() for table in tables):
-        raise _nothing_to_draw_error(runs, [not table.is_empty() for table in tables], "no operator was recorded")
+    _refuse_runs_without(runs, (len(table) for table in tables), "no operator was recorded")
     every = pl.concat([table.select("layer", "total_ns") for table in tables])
     most = every.group_by("layer").agg(pl.col("total_ns").max()).sort("total_ns", "layer", descending=[True, False])
     chosen = most["layer"].to_list()[:_MOST_LAYERS]
-    shown = [page_name(name or "(the model)") for name in chosen]
-    named = dict(zip(chosen, cut_in_the_middle(shown, _LAYER_LETTERS), strict=True))
+    names = [page_name(name or "(the model)") for name in chosen]
+    named = dict(zip(chosen, cut_in_the_middle(names, _LAYER_LETTERS), strict=True))
     ordered = [(label, dict(zip(table["layer"], table.iter_rows(named=True), strict=True)))
                for label, table in zip(distinct_run_labels(runs), tables, strict=True)]  # fmt: skip
     unit = "time in a step, ms"
@@ -74,22 +73,22 @@ def layer_bars(runs: Sequence[Run]) -> Drawn:
         rows = ordered[0][1]
         parts = [{"layer": named[name], "phase": phase, "value": (rows[name][f"{phase}_ns"] or 0.0) / 1e6}
                  for name in chosen for phase in _PHASES]  # fmt: skip
-        whole = [{"layer": named[name], **_ends(rows[name])} for name in chosen]
+        whole = [{"layer": named[name], **_interval_ms(rows[name])} for name in chosen]
         return lambda width: chart.build_layer_phases(
-            pl.DataFrame(parts).filter(pl.col("value") > 0), _frame(whole), unit, width
+            pl.DataFrame(parts).filter(pl.col("value") > 0), _frame_with_bounds(whole), unit, width
         ), caption
     bars = [
-        {"run": label, "layer": named[name], "value": rows[name]["total_ns"] / 1e6, **_ends(rows[name])}
+        {"run": label, "layer": named[name], "value": rows[name]["total_ns"] / 1e6, **_interval_ms(rows[name])}
         for name in chosen for label, rows in ordered if name in rows
     ]  # fmt: skip
-    return lambda width: chart.build_layer_bars(_frame(bars), unit, width), caption
+    return lambda width: chart.build_layer_bars(_frame_with_bounds(bars), unit, width), caption
 
 
-def _ends(row: dict[str, Any]) -> dict[str, float | None]:
+def _interval_ms(row: dict[str, Any]) -> dict[str, float | None]:
     return {end: None if row[f"{end}_ns"] is None else row[f"{end}_ns"] / 1e6 for end in ("low", "high")}
 
 
-def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+def _frame_with_bounds(rows: list[dict[str, Any]]) -> pl.DataFrame:
     """The rows, bounds as numbers also where none is known."""
     frame = pl.DataFrame(rows, infer_schema_length=None)
     bounds = [name for name in frame.columns if name.endswith(("low", "high"))]
@@ -98,24 +97,16 @@ def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 def energy_breakdown(runs: Sequence[Run]) -> Drawn:
     """Draw the energy of a step by component, a bar a run; the parts add up to the whole device."""
-    from stepscope.report.charts import across_runs as chart
-
     tables = [run.energy_totals().filter(pl.col("joules_per_step").is_not_null()) for run in runs]
-    if any(table.is_empty() for table in tables):
-        raise _nothing_to_draw_error(runs, [not table.is_empty() for table in tables], "no power was measured")
+    _refuse_runs_without(runs, (len(table) for table in tables), "no power was measured")
     parts = zip(distinct_run_labels(runs), map(_additive_components, tables), strict=True)
     rows = [
-        {"run": label, "part": _component(row["component"]), "value": max(row["joules_per_step"], 0.0)}
+        {"run": label, "part": _component_name(row["component"]), "value": max(row["joules_per_step"], 0.0)}
         for label, table in parts for row in table.iter_rows(named=True)
     ]  # fmt: skip
     largest = max(float(table["joules_per_step"].to_numpy().max()) for table in tables)
-    scale, unit = (1e3, "mJ") if largest < 1 else (1.0, "J")
-    frame = pl.DataFrame(rows).with_columns(pl.col("value") * scale)
-    kinds = sorted({kind for table in tables for kind in table["kind"]} - {"measured"})
-    marked = f" ({', '.join(kinds)})" if kinds else ""
-    return lambda width: chart.build_energy(frame, f"energy of a step, {unit}{marked}", width), (
-        f"Energy of a step by component, gross{marked}"
-    )
+    marked = _kinds_beside_measured(kind for table in tables for kind in table["kind"])
+    return _energy_chart(rows, largest, "step", marked), f"Energy of a step by component, gross{marked}"
 
 
 def energy_by_model(runs: Sequence[Run]) -> Drawn:
@@ -123,12 +114,9 @@ def energy_by_model(runs: Sequence[Run]) -> Drawn:
 
     The whisker is the 95 % CI of the whole: over the runs of a model, or of the one that there is.
     """
-    from stepscope.report.charts import across_runs as chart
-
     tables = [run.energy_totals().filter(pl.col("joules_per_sample").is_not_null()) for run in runs]
-    if any(table.is_empty() for table in tables):
-        missing = [not table.is_empty() for table in tables]
-        raise _nothing_to_draw_error(runs, missing, "no power was measured, or its samples are not known")
+    why = "no power was measured, or its samples are not known"
+    _refuse_runs_without(runs, (len(table) for table in tables), why)
     groups: dict[tuple[str, ...], list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(tuple(_setting_labels(run).values()), []).append(place)
@@ -140,18 +128,33 @@ def energy_by_model(runs: Sequence[Run]) -> Drawn:
         )
         means = parts.group_by("component", maintain_order=True).agg(pl.col("joules_per_sample").sum() / len(places))
         rows += [
-            {"run": model, "part": _component(name), "value": max(value, 0.0)} for name, value in means.iter_rows()
+            {"run": model, "part": _component_name(name), "value": max(value, 0.0)} for name, value in means.iter_rows()
         ]
         whole.append({"run": model, **_total_energy_interval([tables[place] for place in places])})
-    largest = max(row["value"] for row in rows)
-    scale, unit = next(((by, name) for by, name in ((1.0, "J"), (1e3, "mJ")) if largest * by >= 1), (1e6, "uJ"))
-    kinds = sorted({kind for table in tables for kind in table["kind"]} - {"measured"})
-    marked = f" ({', '.join(kinds)})" if kinds else ""
+    marked = _kinds_beside_measured(kind for table in tables for kind in table["kind"])
+    caption = f"Energy of a sample by model and component, 95 % CI of the whole{marked}"
+    return _energy_chart(rows, max(row["value"] for row in rows), "sample", marked, whole), caption
+
+
+def _energy_chart(
+    rows: list[dict[str, Any]], largest_j: float, what: str, marked: str, whole: list[dict[str, Any]] | None = None
+) -> Callable[[int], Any]:
+    """Return the stacked bars of `rows` (run, part, value in J), in the unit that suits the largest value.
+
+    what: "step" or "sample"; marked: the kinds of energy that are not measured; whole: (run, low, high), J.
+    """
+    from stepscope.report.charts import across_runs as chart
+
+    scale, unit = next(((by, name) for by, name in ((1.0, "J"), (1e3, "mJ")) if largest_j * by >= 1), (1e6, "uJ"))
     frame = pl.DataFrame(rows).with_columns(pl.col("value") * scale)
-    ends = _frame(whole).with_columns(pl.col("low", "high") * scale)
-    return lambda width: chart.build_energy(frame, f"energy of a sample, {unit}{marked}", width, ends), (
-        f"Energy of a sample by model and component, 95 % CI of the whole{marked}"
-    )
+    ends = None if whole is None else _frame_with_bounds(whole).with_columns(pl.col("low", "high") * scale)
+    return lambda width: chart.build_energy(frame, f"energy of a {what}, {unit}{marked}", width, ends)
+
+
+def _kinds_beside_measured(kinds: Iterable[str]) -> str:
+    """Return " (simulated)", " (estimated, simulated)" or nothing: the kinds of energy that are not measured."""
+    others = sorted({*kinds} - {"measured", ""})
+    return f" ({', '.join(others)})" if others else ""
 
 
 def _total_energy_interval(tables: Sequence[pl.DataFrame]) -> dict[str, float | None]:
@@ -166,7 +169,7 @@ def _total_energy_interval(tables: Sequence[pl.DataFrame]) -> dict[str, float | 
     return {end: rows[0][f"joules_per_sample_{end}"] for end in ("low", "high")}
 
 
-def _component(name: str) -> str:
+def _component_name(name: str) -> str:
     return _COMPONENTS.get(name, component_label(name))
 
 
@@ -183,10 +186,8 @@ def memory_stack(runs: Sequence[Run]) -> Drawn:
     from stepscope.report.charts import across_runs as chart
 
     peaks = [run.peak() for run in runs]
-    if any(peak is None for peak in peaks):
-        raise _nothing_to_draw_error(
-            runs, [peak is not None for peak in peaks], "memory by layer was not recorded (--record-memory)"
-        )
+    why = "memory by layer was not recorded (--record-memory)"
+    _refuse_runs_without(runs, (peak is not None for peak in peaks), why)
     rows = [
         {"run": label, "part": row["category"], "value": row["bytes"] / 1e6}
         for label, peak in zip(distinct_run_labels(runs), peaks, strict=True) if peak is not None
@@ -200,14 +201,14 @@ def step_ecdf(runs: Sequence[Run]) -> Drawn:
     from stepscope.report.charts import across_runs as chart
 
     lengths = [np.sort(timed_steps(run)[0]["length_ns"].to_numpy().astype(np.float64)) / 1e6 for run in runs]
-    if any(len(times_ms) == 0 for times_ms in lengths):
-        raise _nothing_to_draw_error(runs, [len(times_ms) > 0 for times_ms in lengths], "no step after the warm-up")
+    _refuse_runs_without(runs, map(len, lengths), "no step after the warm-up")
     parts, excluded = [], False
     for label, times_ms in zip(distinct_run_labels(runs), lengths, strict=True):
         share = np.arange(1, len(times_ms) + 1) / len(times_ms)
         inside = share <= (_SHOWN_SHARE if len(times_ms) >= _FEW_STEPS else 1.0)
         excluded = excluded or not bool(inside.all())
-        ms, up_to = np.append(times_ms[:1], times_ms[inside]), np.append(0.0, share[inside])
+        drawn = np.unique(np.linspace(0, inside.sum() - 1, _MOST_QUANTILES).round().astype(np.int64))
+        ms, up_to = np.append(times_ms[:1], times_ms[drawn]), np.append(0.0, share[drawn])
         parts.append(pl.DataFrame({"run": [label] * len(ms), "ms": ms, "share": up_to}))
     frame = pl.concat(parts)
     return lambda width: chart.build_ecdf(frame, excluded, width), "Share of the steps that took at most so long"
@@ -217,43 +218,44 @@ def trade_off(runs: Sequence[Run]) -> Drawn:
     """Draw the step time of each run against its energy; where that is not measured of all, against peak memory."""
     from stepscope.report.charts import across_runs as chart
 
-    found = [{row.metric: row for row in headline(run)} for run in runs]
-    missing = ["step_time" in rows for rows in found]
-    if not all(missing):
-        raise _nothing_to_draw_error(runs, missing, "no step time")
-    other = next((metric for metric in _METRICS[1:] if all(metric in rows for rows in found)), None)
-    if other is None:
-        raise _nothing_to_draw_error(runs, [False], "neither energy nor peak memory is known of all")
+    headlines = [{row.metric: row for row in headline(run)} for run in runs]
+    _refuse_runs_without(runs, ("step_time" in rows for rows in headlines), "no step time")
+    other = next((metric for metric in _METRICS[1:] if all(metric in rows for rows in headlines)), None)
+    _refuse_runs_without(runs[:1], [other], "neither energy nor peak memory is known of all")
+    assert other is not None
     scale, title = (1e-6, "peak memory, MB")
     if other == "energy_per_step":
-        small = max(rows[other].value for rows in found) < 1
+        small = max(rows[other].value for rows in headlines) < 1
         scale, title = (1e3, "energy of a step, mJ") if small else (1.0, "energy of a step, J")
-    kinds = sorted({rows[other].kind for rows in found} - {""})
-    marked = f" ({', '.join(kinds)})" if kinds else ""
+    marked = _kinds_beside_measured(rows[other].kind for rows in headlines)
     rows = [
         {
             "run": label,
-            **_point("x", rows["step_time"], _to_ms(rows["step_time"].unit)),
-            **_point("y", rows[other], scale),
+            **_point_with_interval("x", rows["step_time"], _to_ms(rows["step_time"].unit)),
+            **_point_with_interval("y", rows[other], scale),
         }
-        for label, rows in zip(distinct_run_labels(runs), found, strict=True)
+        for label, rows in zip(distinct_run_labels(runs), headlines, strict=True)
     ]
     caption = f"Step time against {title.partition(',')[0]}{marked}, 95 % CIs"
-    return lambda width: chart.build_trade_off(_frame(rows), "step time, ms", f"{title}{marked}", width), caption
+    return lambda width: chart.build_trade_off(
+        _frame_with_bounds(rows), "step time, ms", f"{title}{marked}", width
+    ), caption
 
 
 def _to_ms(unit: str) -> float:
     return {"ns": 1e-6, "s": 1e3}[unit]
 
 
-def _point(name: str, row: Any, scale: float) -> dict[str, float | None]:
+def _point_with_interval(name: str, row: Any, scale: float) -> dict[str, float | None]:
     bounds = {f"{name}_{end}": getattr(row, end) for end in ("low", "high")}
     return {name: row.value * scale, **{key: None if end is None else end * scale for key, end in bounds.items()}}
 
 
-def _nothing_to_draw_error(runs: Sequence[Run], known: Sequence[bool], why: str) -> StepscopeError:
-    lacking = next((run.id for run, has in zip(runs, known, strict=False) if not has), runs[0].id)
-    return StepscopeError(f"{lacking} has nothing to draw: {why}", "leave the run out, or see stepscope doctor")
+def _refuse_runs_without(runs: Sequence[Run], amounts: Iterable[object], why: str) -> None:
+    """Raise StepscopeError for the first run that has none of what a figure draws; amounts: of each run."""
+    for run, amount in zip(runs, amounts, strict=True):
+        if not amount:
+            raise StepscopeError(f"{run.id} has nothing to draw: {why}", "leave the run out, or see stepscope doctor")
 
 
 FIGURES: dict[str, tuple[str, Callable[[Sequence[Run]], Drawn]]] = {

@@ -127,7 +127,7 @@ def verdict_column() -> Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that a page sorts, filters and copies; its first `shown` rows are visible until asked for the rest.
+    """A table that a page sorts, filters and copies; its `first_rows` are visible until all are asked for.
 
     named: columns that say what a row is of, the first ones; each part of one that is too wide begins with them.
     """
@@ -136,7 +136,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: Sequence[tuple[Cell, ...]]
     caption: str = ""
-    shown: int = 12
+    first_rows: int = 12
     lively: bool = True  # a few rows need no tools
     named: int = 1
     kind: ClassVar[str] = "table"
@@ -146,18 +146,18 @@ class Table:
         cls, name: str, columns: Iterable[Column], rows: Iterable[Any], caption: str = "", **more: Any
     ) -> Table:
         """Return the table of these columns, a row each."""
-        kept = tuple(columns)
-        made = [tuple(_cell(column.of(row)) for column in kept) for row in rows]
-        return cls(name, kept, made, caption, **more)
+        header = tuple(columns)
+        cells = [tuple(_cell(column.of(row)) for column in header) for row in rows]
+        return cls(name, header, cells, caption, **more)
 
     def __rich__(self) -> RenderableType:
-        return SplitTable(self, look="ruled", kept=self.named, more={"caption": escape(self.caption) or None})
+        return SplitTable(self, look="ruled", leading=self.named, more={"caption": escape(self.caption) or None})
 
     def select_columns(self, keys: Iterable[str]) -> Table:
         """Return the table of the columns with these keys or titles."""
-        wanted = set(keys)
+        names = set(keys)
         return self.columns_at(
-            [index for index, column in enumerate(self.columns) if {column.key, column.title} & wanted]
+            [index for index, column in enumerate(self.columns) if {column.key, column.title} & names]
         )
 
     def columns_at(self, places: Sequence[int]) -> Table:
@@ -166,8 +166,8 @@ class Table:
         return Table(self.name, tuple(self.columns[place] for place in places), rows, self.caption)
 
 
-def _cell(given: Cell | str) -> Cell:
-    return Cell(given, given) if isinstance(given, str) else given
+def _cell(content: Cell | str) -> Cell:
+    return Cell(content, content) if isinstance(content, str) else content
 
 
 _OF_MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", "\n": " ", "\r": " ", "|": "\\|", "\\": "\\\\", "`": "\\`"})
@@ -343,14 +343,14 @@ _FRAMES = {"result": (2, 3), "ruled": (1, 2), "report": (2, 2)}  # around all co
 class SplitTable:
     """A table in as many parts as its columns need, so that no word is broken; each begins with the first columns.
 
-    title: of a report in the place of the first title, of other looks above each part. kept: columns that each part
+    title: of a report in the place of the first title, of other looks above each part. leading: columns that each part
     begins with. more: what `terminal_table` takes, for the last part.
     """
 
     table: Table
     title: str = ""
     look: str = "result"
-    kept: int = 1
+    leading: int = 1
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -359,11 +359,11 @@ class SplitTable:
         natural = [self._width(place, whole=self.look != "report") for place in range(count)]
         fits = sum(natural) + edges + between * (count - 1) <= options.max_width
         widths = natural if fits else [self._width(place) for place in range(count)]
-        kept = list(range(self.kept))
-        whole = options.max_width - edges + between - sum(widths[place] + between for place in kept)
-        parts = [list(range(self.kept, count))] if fits else _columns_of_parts(widths, self.kept, whole, between)
+        first_columns = list(range(self.leading))
+        whole = options.max_width - edges + between - sum(widths[place] + between for place in first_columns)
+        parts = [list(range(self.leading, count))] if fits else _columns_of_parts(widths, self.leading, whole, between)
         for number, part in enumerate(parts, 1):
-            places = [*kept, *part]
+            places = [*first_columns, *part]
             if self.look == "report":
                 yield from self._of_report(places, whole - sum(widths[place] + between for place in part) + widths[0])
                 continue
@@ -403,11 +403,11 @@ class SplitTable:
         return max(longest_word, min(_LINES[place > 0], longest))
 
 
-def _columns_of_parts(widths: Sequence[int], kept: int, whole: int, between: int) -> list[list[int]]:
+def _columns_of_parts(widths: Sequence[int], first_columns: int, whole: int, between: int) -> list[list[int]]:
     """Return the columns of each part, as many as there is room for."""
     parts: list[list[int]] = [[]]
     free = whole
-    for index, width in enumerate(widths[kept:], kept):
+    for index, width in enumerate(widths[first_columns:], first_columns):
         if parts[-1] and width + between > free:
             parts.append([])
             free = whole
@@ -416,11 +416,11 @@ def _columns_of_parts(widths: Sequence[int], kept: int, whole: int, between: int
     return parts
 
 
-def _needed_width(table: Table, heading: str, wanted: int) -> int:
+def _needed_width(table: Table, heading: str, least: int) -> int:
     """Columns of a terminal with which no number is cut, and of the names in the first column only their ends."""
     widths = []
     for index, column in enumerate(table.columns):
         title = heading if heading and index == 0 else column.title
         widths.append(max(cell_len(title), column.wide or 0, *(cell_len(row[index].text) for row in table.rows)))
     names, *numbers = widths
-    return min(names, wanted) + sum(numbers) + _GAP * len(widths)
+    return min(names, least) + sum(numbers) + _GAP * len(widths)

@@ -50,8 +50,8 @@ def _legend(runs: list[str], inner: int, **more: Any) -> alt.Legend:
 def _run_dashes(values: tuple[Any, ...], runs: list[str], inner: int, **legend: Any) -> dict[str, Any]:
     """The dash or shape of each run; where colours come again, with the next one, and then the legend has it too."""
     kinds = [values[(place + place // len(RUNS)) % len(values)] for place in range(len(runs))]
-    shown = _legend(runs, inner, **legend) if len(runs) > len(RUNS) else None
-    return {"sort": runs, "legend": shown, "scale": alt.Scale(domain=runs, range=kinds)}
+    dash_legend = _legend(runs, inner, **legend) if len(runs) > len(RUNS) else None
+    return {"sort": runs, "legend": dash_legend, "scale": alt.Scale(domain=runs, range=kinds)}
 
 
 def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
@@ -62,8 +62,8 @@ def build_layer_bars(rows: pl.DataFrame, unit: str, width: int) -> Any:
     offset = alt.YOffset("run:N", sort=runs, scale=alt.Scale(paddingInner=0.1))
     colour = _run_colours(runs, inner)
     x = alt.X("value:Q", axis=axis(unit))
-    known = alt.Chart(rows.filter(pl.col("low").is_not_null()))
-    whisker = known.mark_rule(color=LIGHT["ink"], strokeWidth=1.1)
+    bounded = alt.Chart(rows.filter(pl.col("low").is_not_null()))
+    whisker = bounded.mark_rule(color=LIGHT["ink"], strokeWidth=1.1)
     layered = [
         alt.Chart(rows).mark_bar().encode(x=x, y=y, yOffset=offset, color=colour),
         whisker.encode(x=alt.X("low:Q"), x2="high:Q", y=y, yOffset=offset),
@@ -85,8 +85,8 @@ def build_layer_phases(rows: pl.DataFrame, whole: pl.DataFrame, unit: str, width
         x=alt.X("value:Q", axis=axis(unit), stack="zero"), y=y, order="place:Q",
         color=alt.Color("phase:N", scale=scale, legend=alt.Legend(columns=len(present))),
     )  # fmt: skip
-    known = alt.Chart(whole.filter(pl.col("low").is_not_null()))
-    whisker = known.mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
+    bounded = alt.Chart(whole.filter(pl.col("low").is_not_null()))
+    whisker = bounded.mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x=alt.X("low:Q"), x2="high:Q", y=y)
     return alt.layer(bars, whisker).properties(width=inner, height=(_BAR + 7) * len(layers))
 
 
@@ -114,18 +114,20 @@ def build_stacks(
     y = alt.Y("run:N", sort=runs, axis=axis("", grid=False, labelLimit=room))
     x = alt.X("value:Q", axis=axis(title), stack="zero")
     drawn = bars.encode(x=x, y=y, color=colour, order="place:Q")
-    known = [] if whole is None else [whole.filter(pl.col("low").is_not_null())]
+    bounded = [] if whole is None else [whole.filter(pl.col("low").is_not_null())]
     ends = [
         alt.Chart(frame).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="low:Q", x2="high:Q", y=y)
-        for frame in known
+        for frame in bounded
     ]
     return alt.layer(drawn, *ends).properties(width=inner, height=_ROW * len(runs))
 
 
 def build_energy(rows: pl.DataFrame, title: str, width: int, whole: pl.DataFrame | None = None) -> Any:
     """Stacked bars of `rows` (run, part, value), the components of each; whole: (run, low, high), of their sum."""
-    found = rows["part"].unique(maintain_order=True).to_list()
-    names = [name for name in _COMPONENTS if name in found] + [name for name in found if name not in _COMPONENTS]
+    components = rows["part"].unique(maintain_order=True).to_list()
+    names = [name for name in _COMPONENTS if name in components] + [
+        name for name in components if name not in _COMPONENTS
+    ]
     colours = [_COMPONENTS.get(name, LIGHT["other"]) for name in names]
     return build_stacks(rows, names, colours, title, width, whole=whole)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import altair as alt
 import polars as pl
 
-from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, axis, dashes, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, NARROW, Chart, axis, dashes, panel_title, plot_width
 
 _SIDE_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "accent", "warn", "muted",
                                      "held-parameter", "held-saved")]  # fmt: skip
@@ -29,11 +30,11 @@ def build_ratios(rows: pl.DataFrame, width: int) -> Any:
     scale = alt.Scale(type="log", domain=[low / 1.05, high * 1.05], nice=False)
     x = alt.X("ratio:Q", scale=scale, axis=axis("times A", grid=True, format=",~r"))
     line = alt.Chart(pl.DataFrame({"ratio": [1.0]})).mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(x="ratio:Q")
-    known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(strokeWidth=2)
+    bounded = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(strokeWidth=2)
     points = alt.Chart(rows).mark_point(filled=True, size=48, opacity=1)
     layers = [
         line,
-        known.encode(x=alt.X("low:Q"), x2="high:Q", y=y, yOffset=offset, color=colour),
+        bounded.encode(x=alt.X("low:Q"), x2="high:Q", y=y, yOffset=offset, color=colour),
         points.encode(x=x, y=y, yOffset=offset, color=colour, description="hover:N"),
     ]
     height = max(len(labels) * (_SIDE_ROW * len(letters) + 8), 60)
@@ -55,8 +56,8 @@ def build_parts(rows: pl.DataFrame, unit: str, width: int) -> Any:
     x = alt.X("difference:Q", axis=axis(f"difference, {unit}", grid=True))
     bars = alt.Chart(rows).mark_bar(height=_PART_ROW - 8)
     bars = bars.encode(x=x, y=y, color=alt.Color("way:N", scale=scale), description="hover:N")
-    known = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(color=LIGHT["ink"])
-    ends = known.encode(x=alt.X("low:Q"), x2="high:Q", y=y)
+    bounded = alt.Chart(rows.filter(pl.col("low").is_not_null())).mark_rule(color=LIGHT["ink"])
+    ends = bounded.encode(x=alt.X("low:Q"), x2="high:Q", y=y)
     return alt.layer(bars, ends).properties(width=plot_width(width, room + 14), height=_PART_ROW * len(names))
 
 
@@ -93,7 +94,6 @@ _LOSS_COLOURS = [
     for name in ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
 ]
 _NAME_WIDTH = 150  # px beside bars, for the names of settings
-Chart = Callable[[int], Any]
 
 
 def setting_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
@@ -161,25 +161,21 @@ _DAILY_FIGURES = {  # whether the axis begins with 0, and the caption
 def daily_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
     return {
-        name: (_daily_chart(frames[name], zero), caption)
+        name: (partial(_daily_panels, frames[name], zero), caption)
         for name, (zero, caption) in _DAILY_FIGURES.items()
         if name in frames
     }
 
 
-def _daily_chart(rows: pl.DataFrame, zero: bool) -> Chart:
-    return lambda width: _daily_panels(rows, rows["title"][0], zero, width)
-
-
-def _daily_panels(rows: pl.DataFrame, title: str, zero: bool, width: int) -> Any:
+def _daily_panels(rows: pl.DataFrame, zero: bool, width: int) -> Any:
     """All panels have the same scale, so that batch sizes can be compared."""
-    batches = rows["batch"].unique(maintain_order=True).to_list()
+    title, batches = rows["title"][0], rows["batch"].unique(maintain_order=True).to_list()
     columns = min(len(batches), 3)
     panel_width = plot_width(width) // columns - 26
     scale = alt.Scale(zero=zero, domain=_domain(rows, zero), nice=True)
     drawn = [
         _daily_panel(rows.filter(batch=batch), scale, title if index % columns == 0 else "").properties(
-            width=panel_width, height=_DAILY_HEIGHT, title=_title(f"batch {batch}")
+            width=panel_width, height=_DAILY_HEIGHT, title=panel_title(f"batch {batch}")
         )
         for index, batch in enumerate(batches)
     ]
@@ -187,8 +183,8 @@ def _daily_panels(rows: pl.DataFrame, title: str, zero: bool, width: int) -> Any
 
 
 def _domain(rows: pl.DataFrame, zero: bool) -> list[float]:
-    known = [value for name in ("value", "low", "high") for value in rows[name].drop_nulls().to_list()]
-    return [0.0 if zero else min(known), max(known)]
+    ends = [value for name in ("value", "low", "high") for value in rows[name].drop_nulls().to_list()]
+    return [0.0 if zero else min(ends), max(ends)]
 
 
 def _daily_panel(rows: pl.DataFrame, scale: alt.Scale, title: str) -> Any:
@@ -204,10 +200,6 @@ def _daily_panel(rows: pl.DataFrame, scale: alt.Scale, title: str) -> Any:
     )
 
 
-def _title(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
-
-
 _PARTIAL_HEIGHT = 300
 _SETTING_COLOURS = [
     *(LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "other")),
@@ -219,14 +211,8 @@ _SETTING_COLOURS = [
 def partial_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
     return {
-        name: (_partial_chart(draw, frames), caption)
-        for name, (draw, caption) in _PARTIAL_FIGURES.items()
-        if name in frames
+        name: (partial(draw, frames), caption) for name, (draw, caption) in _PARTIAL_FIGURES.items() if name in frames
     }
-
-
-def _partial_chart(draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]) -> Chart:
-    return lambda width: draw(frames, width)
 
 
 def _against_cost(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -252,8 +238,8 @@ def _way_colour(names: list[str]) -> alt.Color:
 
 def _accuracy_scale(rows: pl.DataFrame) -> alt.Scale:
     """One scale of accuracy for all panels."""
-    known = [value for name in ("percent", "low", "high") for value in rows[name].drop_nulls().to_list()]
-    return alt.Scale(domain=[max(0.0, min(known) - 2), min(100.0, max(known) + 4)], nice=False)
+    ends = [value for name in ("percent", "low", "high") for value in rows[name].drop_nulls().to_list()]
+    return alt.Scale(domain=[max(0.0, min(ends) - 2), min(100.0, max(ends) + 4)], nice=False)
 
 
 def _cost_panel(rows: pl.DataFrame, colour: alt.Color, scale: alt.Scale, first: bool) -> Any:
@@ -307,7 +293,7 @@ def _savings(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
         whole = (
             alt.Chart(pl.DataFrame({"x": [100.0]})).mark_rule(color=LIGHT["muted"], strokeDash=[3, 3]).encode(x="x:Q")
         )
-        title = alt.TitleParams(kind, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
+        title = panel_title(kind)
         panel = alt.layer(bars.encode(x=x, y=y, tooltip=["way:N", "percent:Q"]), whole)
         drawn.append(panel.properties(width=panel_width, height=22 * len(ways), title=title))
     return alt.hconcat(*drawn)

@@ -43,7 +43,7 @@ def panel(
     """Stacked areas over the column `across`, named by `title`; panels that share scales share `top` and `names`."""
     names = categories_in(series) if names is None else names
     order = {name: index for index, name in enumerate(names)}
-    shown = series.with_columns(place=pl.col("category").replace_strict(order, return_dtype=pl.Int64))
+    categories = series.with_columns(place=pl.col("category").replace_strict(order, return_dtype=pl.Int64))
     scale = alt.Scale(domainMin=0) if top is None else alt.Scale(domain=[0, top])
     x = alt.X(
         f"{across}:Q", axis=axis(title, grid=False, tickCount=8 if width > _NARROW else 4), scale=alt.Scale(nice=False)
@@ -52,7 +52,7 @@ def panel(
     colours = alt.Scale(domain=names, range=[CATEGORY[name] for name in names])
     legend = alt.Legend(columns=3 if width <= NARROW else len(names), labelExpr=CATEGORY_LEGEND)
     areas = (
-        alt.Chart(shown)
+        alt.Chart(categories)
         .mark_area(interpolate="step-after", strokeWidth=0)
         .encode(x=x, y=y, color=alt.Color("category:N", scale=colours, legend=legend), order="place:Q")
     )
@@ -84,12 +84,12 @@ def build_side_by_side(series: pl.DataFrame, width: int) -> Any:
     panel_width = plot_width(width) // len(kinds) - _COLUMN_GAP
     rows = []
     for model in models:
-        last = model == models[-1]
-        panels = []
+        last, panels = model == models[-1], []
         for kind in kinds:
-            shown = series.filter((pl.col("model") == model) & (pl.col("kind") == kind))
+            panel_rows = series.filter((pl.col("model") == model) & (pl.col("kind") == kind))
             title = alt.Title(f"{model}, {kind}", anchor="start", fontSize=12, color=LIGHT["ink"])
-            drawn = panel(shown, panel_width, _LOW, _OP_AXIS if last else "", top, None, "op", categories_in(series))
+            below, names = _OP_AXIS if last else "", categories_in(series)
+            drawn = panel(panel_rows, panel_width, _LOW, below, top, None, "op", names)
             panels.append(drawn.properties(title=title))
         rows.append(alt.hconcat(*panels, spacing=12))
     return alt.vconcat(*rows, spacing=10).resolve_scale(color="shared")
@@ -132,19 +132,19 @@ def _largest_parts(rows: pl.DataFrame, parts: int) -> pl.DataFrame:
         "category",
         pl.col("bytes").cast(pl.Float64),
     ).sort("bytes", "module", descending=[True, False])
-    rest = named[parts:].group_by("category").agg(pl.col("bytes").sum()).with_columns(module=pl.lit("smaller parts"))
-    return pl.concat([named[:parts], rest.select(named.columns)]).filter(pl.col("bytes") > 0)
+    smaller = named[parts:].group_by("category").agg(pl.col("bytes").sum()).with_columns(module=pl.lit("smaller parts"))
+    return pl.concat([named[:parts], smaller.select(named.columns)]).filter(pl.col("bytes") > 0)
 
 
 def _boxes(rows: pl.DataFrame, across: float) -> list[dict[str, Any]]:
     modules = rows.group_by("module").agg(pl.col("bytes").sum()).sort("bytes", "module", descending=[True, False])
     outer = squarified(modules["bytes"].to_list(), (0.0, 0.0, across, float(_TREEMAP_HEIGHT)))
-    found = []
+    boxes = []
     for module, box in zip(modules["module"], outer, strict=True):
         inside = rows.filter(pl.col("module") == module).sort("bytes", descending=True)
         drawn = zip(inside.iter_rows(named=True), squarified(inside["bytes"].to_list(), box), strict=True)
-        found += [_box(row, inner, largest=index == 0) for index, (row, inner) in enumerate(drawn)]
-    return found
+        boxes += [_box(row, inner, largest=index == 0) for index, (row, inner) in enumerate(drawn)]
+    return boxes
 
 
 def _box(row: dict[str, Any], box: Box, *, largest: bool) -> dict[str, Any]:
@@ -253,13 +253,13 @@ def build_options(rows: pl.DataFrame, width: int) -> Any:
     x = alt.X("column:Q", scale=alt.Scale(domain=[0, len(batches)], nice=False), axis=across)
     y = alt.Y("row:Q", scale=alt.Scale(domain=[0, len(options)], nice=False, reverse=True), axis=down)
     share = alt.Scale(domain=[0, 1, 2], range=[LIGHT["panel"], LIGHT["gap"], LIGHT["warn"]], clamp=True)
-    known = alt.Chart(cells.filter(pl.col("share").is_not_null())).mark_rect(stroke=LIGHT["paper"], strokeWidth=2)
+    predicted = alt.Chart(cells.filter(pl.col("share").is_not_null())).mark_rect(stroke=LIGHT["paper"], strokeWidth=2)
     unknown = alt.Chart(cells.filter(pl.col("share").is_null())).mark_rect(color=LIGHT["residual"])
     place = {"x": x, "x2": "column_end:Q", "y": y, "y2": "row_end:Q"}
     words = alt.Chart(cells).mark_text(fontSize=11)
     edges = alt.Chart(_edges(cells)).mark_rule(color=LIGHT["ink"], strokeWidth=2.5)
     return alt.layer(
-        known.encode(**place, color=alt.Color("share:Q", scale=share, legend=None), description="hover:N"),
+        predicted.encode(**place, color=alt.Color("share:Q", scale=share, legend=None), description="hover:N"),
         unknown.encode(**place, description="hover:N"),
         words.encode(x=alt.X("column_middle:Q"), y=alt.Y("row_middle:Q"), text="text:N", color=_INK),
         edges.encode(x="column:Q", x2="column_end:Q", y="row:Q", y2="row_end:Q"),

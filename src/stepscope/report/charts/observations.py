@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -10,7 +11,7 @@ import polars as pl
 
 from stepscope.report.charts import sensors as power_chart
 from stepscope.report.charts import sensors as use_chart
-from stepscope.report.charts.style import CATEGORY, LIGHT, axis, plot_width
+from stepscope.report.charts.style import CATEGORY, LIGHT, Chart, axis, panel_title, plot_width
 
 _HEIGHT, _BESIDE = 200, 24  # px
 _SERIES = ("forward", "backward", "optimizer", "data", "held-saved", "held-workspace", "held-parameter", "other")
@@ -31,18 +32,17 @@ _COMPONENTS = {
 }
 _IDLE = ("idle_percent", alt.Scale(domain=[0, 100]), "windows in which it does nothing, %")
 _BUSY = ("percent", alt.Scale(domain=[0, 100]), "busy, % of the time")
-Chart = Callable[[int], Any]
 
 
 def observation_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """The chart and caption of every figure that has numbers."""
-    return {name: (_chart_of_width(_DRAW[name], frames), _caption(name, frames)) for name in _DRAW if name in frames}
+    return {name: (partial(_DRAW[name], frames), _caption(name, frames)) for name in _DRAW if name in frames}
 
 
 def paper_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
     """Return the charts of the observations, preceded by which models fit at which batch size."""
     name = "paper-feasibility"
-    fits = {name: (_chart_of_width(_feasibility, frames), _FEASIBILITY)} if name in frames else {}
+    fits = {name: (partial(_feasibility, frames), _FEASIBILITY)} if name in frames else {}
     return {**fits, **observation_charts(frames)}
 
 
@@ -61,23 +61,17 @@ def _feasibility(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     mark = pl.when("trained").then(pl.lit("")).otherwise(pl.lit(" \u00d7"))
     rows = frames["paper-feasibility"].with_columns(model=pl.col("model") + mark)
     models = rows["model"].unique(maintain_order=True).to_list()
-    seen = [name for name in _VERDICTS if name in set(rows["verdict"])]
-    colours = alt.Scale(domain=seen, range=[_VERDICTS[name] for name in seen])
+    verdicts = [name for name in _VERDICTS if name in set(rows["verdict"])]
+    colours = alt.Scale(domain=verdicts, range=[_VERDICTS[name] for name in verdicts])
     x = alt.X("batch:O", axis=axis("batch size", labelAngle=0))
     y = alt.Y("model:N", sort=models, axis=axis(""))
     cells = alt.Chart(rows).mark_rect(stroke="white").encode(x=x, y=y, color=alt.Color("verdict:N", scale=colours))
     return cells.properties(width=plot_width(width) - 80, height=22 * len(models))
 
 
-def _chart_of_width(
-    draw: Callable[[Mapping[str, pl.DataFrame], int], Any], frames: Mapping[str, pl.DataFrame]
-) -> Chart:
-    return lambda width: draw(frames, width)
-
-
 def _caption(name: str, frames: Mapping[str, pl.DataFrame]) -> str:
-    said = _CAPTIONS[name]
-    return said.format(workload=frames[name]["workload"][0]) if "{workload}" in said else said
+    sentence = _CAPTIONS[name]
+    return sentence.format(workload=frames[name]["workload"][0]) if "{workload}" in sentence else sentence
 
 
 def _use_over_steps(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
@@ -98,7 +92,7 @@ def _use_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     kinds = rows["what"].unique(maintain_order=True).to_list()
     panels = [_with_paper_points(_by_batch(rows.filter(what=kind), _BUSY, "workload", index == 0), frames,
                            "figure-4-use-by-batch", ("Q", _BUSY[1]), kind).properties(
-        width=plot_width(width) // len(kinds) - _BESIDE, height=_HEIGHT, title=_title(kind))
+        width=plot_width(width) // len(kinds) - _BESIDE, height=_HEIGHT, title=panel_title(kind))
         for index, kind in enumerate(kinds)]  # fmt: skip
     return alt.hconcat(*panels).resolve_scale(color="shared")
 
@@ -109,7 +103,7 @@ def _cores_by_batch(frames: Mapping[str, pl.DataFrame], width: int) -> Any:
     several = rows["cluster"].n_unique() > 1
     rows = rows.with_columns(core=pl.format("{} ({})", name, "cluster") if several else name)
     idle = rows.drop_nulls("idle_percent")
-    drawn = [_core_panels(known, width, value) for known, value in ((rows, _BUSY), (idle, _IDLE)) if len(known)]
+    drawn = [_core_panels(cores, width, value) for cores, value in ((rows, _BUSY), (idle, _IDLE)) if len(cores)]
     return alt.vconcat(*drawn).resolve_scale(color="shared") if len(drawn) > 1 else drawn[0]
 
 
@@ -245,12 +239,8 @@ def _panels(rows: pl.DataFrame, width: int, panel: Callable[[pl.DataFrame, bool]
     columns = min(len(models), 4)
     panel_width = plot_width(width) // columns - (2 * _BESIDE + 10 if own_axis else _BESIDE)
     drawn = [panel(rows.filter(workload=name), index % columns == 0).properties(
-        width=panel_width, height=_HEIGHT, title=_title(name)) for index, name in enumerate(models)]  # fmt: skip
+        width=panel_width, height=_HEIGHT, title=panel_title(name)) for index, name in enumerate(models)]  # fmt: skip
     return alt.concat(*drawn, columns=columns).resolve_scale(color="shared")
-
-
-def _title(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=12, fontWeight="normal", color=LIGHT["ink"])
 
 
 def _hover(name: str, value: str, unit: str) -> pl.Expr:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -11,7 +12,7 @@ import polars as pl
 
 from stepscope.report.charts import memory
 from stepscope.report.charts.comparison import partial_charts
-from stepscope.report.charts.style import LIGHT, NARROW, axis, plot_width
+from stepscope.report.charts.style import LIGHT, NARROW, Chart, axis, plot_width
 from stepscope.units import number, percent
 
 _ROOFLINE_HEIGHT, _NAMED = 300, 6
@@ -26,20 +27,20 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
 
     A column `group` of the points, where there is one, gives them their colours.
     """
-    left, right = (10 ** f(points["flop_per_byte"].log10().to_numpy()) for f in (_floor, _ceiling))
+    lowest, right = (10 ** f(points["flop_per_byte"].log10().to_numpy()) for f in (_floor, _ceiling))
     reached = [*points["flops_per_s"], *roofs.filter(pl.col("roof") == "compute")["value"]]
     low, high = (10 ** f(pl.Series(reached).log10().to_numpy()) for f in (_floor, _ceiling))
     x = alt.X(
         "flop_per_byte:Q",
-        scale=alt.Scale(type="log", domain=[left, right], nice=False),
-        axis=axis("floating-point operations per byte, FLOP/B", values=_decades(left, right), format=",~r"),
+        scale=alt.Scale(type="log", domain=[lowest, right], nice=False),
+        axis=axis("floating-point operations per byte, FLOP/B", values=_decades(lowest, right), format=",~r"),
     )
     y = alt.Y(
         "flops_per_s:Q",
         scale=alt.Scale(type="log", domain=[low, high * 1.5], nice=False),
         axis=axis("FLOP/s", values=_decades(low, high), format=".0s"),
     )
-    layers = [_roofs(roofs, left, right, x, y)] if not roofs.is_empty() else []
+    layers = [_roofs(roofs, lowest, right, x, y)] if {*roofs["roof"]} >= {"compute", "memory"} else []
     size = alt.Size("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[20, 1400]), legend=None)
     marks = alt.Chart(points).mark_circle(color=LIGHT["load"], opacity=0.75, clip=False)
     groups = alt.Color("group:N", scale=alt.Scale(range=_GROUPS), legend=alt.Legend(columns=4))
@@ -52,12 +53,15 @@ def build_roofline(points: pl.DataFrame, roofs: pl.DataFrame, width: int) -> Any
     return alt.layer(*layers).properties(width=plot_width(width, 76), height=_ROOFLINE_HEIGHT)
 
 
-def _roofs(roofs: pl.DataFrame, left: float, right: float, x: alt.X, y: alt.Y) -> Any:
+def _roofs(roofs: pl.DataFrame, lowest: float, right: float, x: alt.X, y: alt.Y) -> Any:
     """The slope of the highest byte rate, up to the level of the highest FLOP rate."""
-    known = dict(roofs.select("roof", "value").iter_rows())
-    ridge = min(max(known["compute"] / known["memory"], left), right)
-    corners = [(left, left * known["memory"]), (ridge, min(ridge * known["memory"], known["compute"]))]
-    corners.append((right, min(right * known["memory"], known["compute"])))
+    values = dict(roofs.select("roof", "value").iter_rows())
+    ridge = min(max(values["compute"] / values["memory"], lowest), right)
+    corners = [
+        (lowest, lowest * values["memory"]),
+        (ridge, min(ridge * values["memory"], values["compute"])),
+    ]
+    corners.append((right, min(right * values["memory"], values["compute"])))
     frame = pl.DataFrame(corners, schema=["flop_per_byte", "flops_per_s"], orient="row")
     line = alt.Chart(frame).mark_line(color=LIGHT["muted"], strokeDash=[5, 3], strokeWidth=1.3, clip=True)
     return line.encode(x=x, y=y)
@@ -87,7 +91,6 @@ _ACROSS = {
     "kernel": "side of the kernel", "batch": "batch size", "channels": "channels or features",
     "size": "side of the image, or length", "parameters": "parameters",
 }  # fmt: skip
-Chart = Callable[[int], Any]
 
 
 def kernel_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, str]]:
@@ -102,12 +105,8 @@ def kernel_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Chart, 
         for op in axes["op"].unique(maintain_order=True):
             rows = axes.filter(pl.col("op") == op)
             caption = f"{op}: time for one useful FLOP along each axis, the others at their centre."
-            drawn[f"time-per-flop-{op}"] = (_axes_chart(rows), caption)
+            drawn[f"time-per-flop-{op}"] = (partial(_axis_panels, rows), caption)
     return drawn
-
-
-def _axes_chart(rows: pl.DataFrame) -> Chart:
-    return lambda width: _axis_panels(rows, width)
 
 
 def _with_hover(points: pl.DataFrame) -> pl.DataFrame:
@@ -134,19 +133,19 @@ def _longest_lines(rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(series=pl.col("beside").str.replace("rule ", ""))
     points, central = pl.col("at").n_unique().alias("points"), pl.col("central").any()
     counts = rows.group_by("source", "beside", maintain_order=True).agg(points, central)
-    kept = counts.sort("points", "central", descending=True, maintain_order=True).unique(
+    longest = counts.sort("points", "central", descending=True, maintain_order=True).unique(
         "source", keep="first", maintain_order=True
     )
-    shown = rows.join(kept.select("source", "beside"), on=["source", "beside"], maintain_order="left")
-    several = shown["source"].n_unique() > 1
+    line_rows = rows.join(longest.select("source", "beside"), on=["source", "beside"], maintain_order="left")
+    several = line_rows["source"].n_unique() > 1
     series = pl.format("{}, {}", "source", "part") if several else pl.col("part")
-    return shown.with_columns(series=series)
+    return line_rows.with_columns(series=series)
 
 
 def _panel(rows: pl.DataFrame, name: str, width: int) -> Any:
     ticks = rows["at"].unique().sort().to_list()
-    shown = axis(_ACROSS.get(name, name), values=ticks, grid=False, format="~s")
-    x = alt.X("at:Q", scale=alt.Scale(type="log", nice=False), axis=shown)
+    x_axis = axis(_ACROSS.get(name, name), values=ticks, grid=False, format="~s")
+    x = alt.X("at:Q", scale=alt.Scale(type="log", nice=False), axis=x_axis)
     scale = alt.Scale(type="log")
     y = alt.Y("ps_per_flop:Q", scale=scale, axis=axis("ps for a useful FLOP", format="~s"))
     colour = alt.Color("series:N", scale=alt.Scale(range=_LINE_COLOURS), legend=alt.Legend(columns=4))
@@ -178,24 +177,20 @@ def breakdown_charts(frames: Mapping[str, pl.DataFrame]) -> dict[str, tuple[Char
         drawn["memory-over-step"] = (lambda width: memory.build_side_by_side(series, width), caption)
     for name, (title, caption) in _BARS.items():
         if name in frames:
-            drawn[name] = (_bar_chart(frames[name], title), caption)
+            drawn[name] = (partial(_bars, frames[name], title), caption)
     return drawn
-
-
-def _bar_chart(rows: pl.DataFrame, title: str) -> Chart:
-    return lambda width: _bars(rows, title, width)
 
 
 def _bars(rows: pl.DataFrame, title: str, width: int) -> Any:
     """A stacked bar for each model and kind; the same family has the same colour in all of them."""
-    shown = rows.with_columns(bar=pl.format("{}, {}", "model", "kind"))
-    names = shown.sort("place")["family"].unique(maintain_order=True).to_list()
-    bars = shown["bar"].unique(maintain_order=True).to_list()
+    bar_rows = rows.with_columns(bar=pl.format("{}, {}", "model", "kind"))
+    names = bar_rows.sort("place")["family"].unique(maintain_order=True).to_list()
+    bars = bar_rows["bar"].unique(maintain_order=True).to_list()
     scale = alt.Scale(domain=names, range=[LIGHT[_FAMILY_COLOURS.get(name, "other")] for name in names])
     y = alt.Y("bar:N", sort=bars, axis=axis("", grid=False, labelLimit=_NAME_WIDTH, minExtent=_NAME_WIDTH))
     x = alt.X("value:Q", stack="zero", axis=axis(title))
     colour = alt.Color("family:N", scale=scale, legend=alt.Legend(columns=4))
-    chart = alt.Chart(shown).mark_bar(height={"band": 0.7}).encode(x=x, y=y, color=colour, order="place:Q")
+    chart = alt.Chart(bar_rows).mark_bar(height={"band": 0.7}).encode(x=x, y=y, color=colour, order="place:Q")
     return chart.properties(width=plot_width(width, _NAME_WIDTH + 20), height=_ROW * len(bars))
 
 
@@ -229,11 +224,11 @@ def _heap_panels(series: pl.DataFrame, width: int) -> Any:
     colours = [LIGHT[_FAMILY_COLOURS.get(name, _BUILT_COLOUR)] for name in sites]
     colour = alt.Color("site:N", scale=alt.Scale(domain=sites, range=colours), legend=alt.Legend(columns=4))
     order = dict(zip(sites, range(len(sites)), strict=True))
-    shown = series.with_columns(place=pl.col("site").replace_strict(order, return_dtype=pl.Int64))
+    site_rows = series.with_columns(place=pl.col("site").replace_strict(order, return_dtype=pl.Int64))
     kinds = series["kind"].unique(maintain_order=True).to_list()
     rows = []
     for model in series["model"].unique(maintain_order=True):
-        own = shown.filter(pl.col("model") == model)
+        own = site_rows.filter(pl.col("model") == model)
         top = own.group_by("kind", "at").agg(pl.col("mb").sum())["mb"].to_numpy().max()
         y = alt.Y("mb:Q", axis=axis("live tensors, MB"), scale=alt.Scale(domain=[0, float(top)]), stack="zero")
         x = alt.X("at:Q", axis=axis("allocations and frees", grid=False, tickCount=4), scale=alt.Scale(nice=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import altair as alt
 import polars as pl
 
 from stepscope.quantities import find_quantity, sort_metrics
-from stepscope.report.charts.style import LIGHT, apply_style, axis, plot_width
+from stepscope.report.charts.style import LIGHT, axis, plot_width, vega_lite
 
 _TALLEST_RAIL, _LOWEST_RAIL, _ALL_ROWS = 84, 36, 620  # px
 
@@ -26,8 +27,8 @@ def build_power(windows: pl.DataFrame, width: int, boundaries: pl.DataFrame | No
     time = alt.Scale(domain=[0, float(windows.select(pl.col("t1_s").max()).item())], nice=False)
     rows = []
     for index, rail in enumerate(rails):
-        shown = windows.filter(pl.col("rail") == rail)
-        row = _rail_row(shown, time, index == len(rails) - 1, height)
+        rail_windows = windows.filter(pl.col("rail") == rail)
+        row = _rail_row(rail_windows, time, index == len(rails) - 1, height)
         if boundaries is not None:
             row = alt.layer(row, _step_marks(boundaries).encode(x=alt.X("t_s:Q", scale=time)))
         title = alt.TitleParams(
@@ -41,16 +42,16 @@ def _step_marks(boundaries: pl.DataFrame) -> Any:
     return alt.Chart(boundaries).mark_rule(color=LIGHT["ink"], strokeDash=[2, 3], opacity=0.55)
 
 
-def _rail_row(shown: pl.DataFrame, time: alt.Scale, last: bool, height: int) -> Any:
+def _rail_row(windows: pl.DataFrame, time: alt.Scale, last: bool, height: int) -> Any:
     ticks = axis("time since the first step, s", grid=False, tickCount=8) if last else None
     x = alt.X("t0_s:Q", scale=time, axis=ticks)
-    read = shown.filter(pl.col("watts").is_not_null())
+    read = windows.filter(pl.col("watts").is_not_null())
     top = float(read["watts"].to_numpy().max()) if len(read) else 1.0
     y = alt.Y("watts:Q", scale=alt.Scale(domain=[0, (top or 1.0) * 1.05], nice=False), axis=axis("W", tickCount=3))
-    colour = LIGHT["estimated"] if bool(shown["estimated"].any()) else LIGHT["power"]
+    colour = LIGHT["estimated"] if bool(windows["estimated"].any()) else LIGHT["power"]
     bars = alt.Chart(read).mark_rect(color=colour, stroke=colour, strokeWidth=0.6, clip=True)
     bars = bars.encode(x=x, x2="t1_s:Q", y=y, y2=alt.datum(0), description="hover:N")
-    gaps = alt.Chart(shown.filter(pl.col("watts").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
+    gaps = alt.Chart(windows.filter(pl.col("watts").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1_s:Q", y=alt.value(0), y2=alt.value(height), description="hover:N")
     return alt.layer(gaps, bars)
 
@@ -87,23 +88,25 @@ def build_utilisation(windows: pl.DataFrame, boundaries: pl.DataFrame, width: in
     rows = []
     for index, (core, label) in enumerate(cores):
         last = index == len(cores) - 1
-        shown = windows.filter(pl.col("core") == core)
+        core_windows = windows.filter(pl.col("core") == core)
         rows.append(
-            _core_row(shown, boundaries, label, time, last).properties(width=plot_width(width, 106), height=height)
+            _core_row(core_windows, boundaries, label, time, last).properties(
+                width=plot_width(width, 106), height=height
+            )
         )
     return alt.vconcat(*rows, spacing=8)
 
 
-def _core_row(shown: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: alt.Scale, last: bool) -> Any:
+def _core_row(windows: pl.DataFrame, boundaries: pl.DataFrame, label: str, time: alt.Scale, last: bool) -> Any:
     ticks = axis("time since the first step shown, ms", grid=False, tickCount=8) if last else None
     x = alt.X("t0_ms:Q", scale=time, axis=ticks)
     settings = {"titleAngle": 0, "titleAlign": "right", "titleX": -50, "titleY": 14, "values": [0, 50, 100]}
     y = alt.Y("percent:Q", scale=alt.Scale(domain=[0, 100]), axis=axis(label, labelExpr=_LABELS, **settings))
-    read = alt.Chart(shown.filter(pl.col("percent").is_not_null()))
+    read = alt.Chart(windows.filter(pl.col("percent").is_not_null()))
     bars = read.mark_rect(color=LIGHT["load"], stroke=LIGHT["load"], strokeWidth=0.6, clip=True).encode(
         x=x, x2="t1_ms:Q", y=y, y2=alt.datum(0), description="hover:N"
     )
-    gap = alt.Chart(shown.filter(pl.col("percent").is_null()))
+    gap = alt.Chart(windows.filter(pl.col("percent").is_null()))
     gaps = gap.mark_rect(color=LIGHT["gap"], clip=True).encode(
         x=x, x2="t1_ms:Q", y=alt.datum(0), y2=alt.datum(100), description="hover:N"
     )
@@ -114,7 +117,7 @@ _LABELS = "datum.value == 50 ? '' : datum.value + ' %'"
 
 
 _CLOCK_COLOURS = [LIGHT[name] for name in ("forward", "backward", "optimizer", "data", "other", "warn", "held-saved")]
-_CLOCK_HEIGHT, _MOST_POINTS = 120, 400
+_CLOCK_HEIGHT, _MOST_POINTS = 120, 400  # px; points a line
 
 
 def build_clocks(watched: pl.DataFrame, width: int) -> Any:
@@ -133,26 +136,26 @@ def is_clock_or_temperature(quantity: str) -> bool:
 
 
 def _clock_title(quantity: str) -> str:
-    known = find_quantity(quantity)
-    return "°C" if known.unit == "degC" else f"{known.label_within}, GHz"
+    definition = find_quantity(quantity)
+    return "°C" if definition.unit == "degC" else f"{definition.label_within}, GHz"
 
 
 def _clock_panel(rows: pl.DataFrame, title: str, width: int) -> Any:
-    every = max(1, len(rows) // rows["scope"].n_unique() // _MOST_POINTS)
-    shown = rows.with_columns(
+    every = max(1, math.ceil(len(rows) / rows["scope"].n_unique() / _MOST_POINTS))
+    points = rows.with_columns(
         value=pl.when(pl.col("unit") == "Hz").then(pl.col("value") / 1e9).otherwise("value"),
         name=pl.col("scope").str.replace("^(zone|core):", ""),
         piece=pl.col("value").is_null().cum_sum().over("scope"),
         turn=pl.int_range(pl.len()).over("scope") % every,
     ).filter((pl.col("turn") == 0) & pl.col("value").is_not_null())
-    shown = shown.select("t_s", "value", "name", piece=pl.format("{} {}", "name", "piece"))
-    names = shown["name"].unique(maintain_order=True).to_list()
+    points = points.select("t_s", "value", "name", piece=pl.format("{} {}", "name", "piece"))
+    names = points["name"].unique(maintain_order=True).to_list()
     colours = [_CLOCK_COLOURS[at % len(_CLOCK_COLOURS)] for at in range(len(names))]
     dashes = [[1, 0] if at < len(_CLOCK_COLOURS) else [4, 2] for at in range(len(names))]
     scale = alt.Scale(domain=names, range=colours)
     x = alt.X("t_s:Q", axis=axis("time since the first step, s", grid=False, tickCount=8), scale=alt.Scale(nice=False))
     y = alt.Y("value:Q", axis=axis(title, tickCount=3), scale=alt.Scale(zero=False))
-    line = alt.Chart(shown).mark_line(strokeWidth=1.4, interpolate="step-after")
+    line = alt.Chart(points).mark_line(strokeWidth=1.4, interpolate="step-after")
     legend = alt.Legend(columns=3 if width < 500 else 6, labelLimit=120)
     dash = alt.StrokeDash("name:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
     drawn = line.encode(
@@ -197,7 +200,7 @@ def write_response(chart: Any, path: Path) -> None:
     """Write the chart as the suffix says (png, svg or html), with all that it needs inside. Raises OSError."""
     import vl_convert  # charts of a notebook are drawn without it
 
-    specification = apply_style(chart).to_dict()
+    specification = vega_lite(chart)
     specification["config"]["background"] = "white"
     if path.suffix == ".png":
         path.write_bytes(vl_convert.vegalite_to_png(specification, scale=2, allowed_base_urls=[]))

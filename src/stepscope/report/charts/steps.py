@@ -1,4 +1,4 @@
-"""Charts of steps: the time of every step, a step by phase, the anatomy of one step, and its layers as an icicle."""
+"""Charts of steps: their times, a step by phase, the anatomy of one, its layers as an icicle, and its schedules."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def build_step_times(
     beside = 70 if width <= NARROW else 150
     scale = alt.Scale(domain=[low_ms, top_ms], nice=False, zero=False)
     y = alt.Y("ms:Q", scale=scale, axis=axis("step time, ms"))
-    left = _scatter(points, y, width <= NARROW)
+    scatter = _scatter(points, y, width <= NARROW)
     if median_ms is not None:
         level = alt.Chart(pl.DataFrame({"ms": [median_ms]}))
-        left = alt.layer(left, level.mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(y="ms:Q"))
-    plot = left.properties(width=plot_width(width) - beside - 14, height=_STEP_TIMES_HEIGHT)
+        scatter = alt.layer(scatter, level.mark_rule(color=LIGHT["ink"], strokeWidth=1.2).encode(y="ms:Q"))
+    plot = scatter.properties(width=plot_width(width) - beside - 14, height=_STEP_TIMES_HEIGHT)
     return alt.hconcat(
         plot, _histogram(bars, scale, median_ms).properties(width=beside, height=_STEP_TIMES_HEIGHT), spacing=10
     )
@@ -136,8 +136,8 @@ def build_anatomy(ops: pl.DataFrame, tracks: pl.DataFrame, length_ns: int, width
     if not memory.is_empty():
         rows.append(_memory_track(memory, time, inner))
     rule = alt.Chart(pl.DataFrame({"at": [0.0]})).mark_rule(opacity=0)
-    shown = axis("time since the step began, ms", grid=False, tickCount=8)
-    rows.append(rule.encode(x=alt.X("at:Q", scale=time, axis=shown)).properties(width=inner, height=1))
+    time_axis = axis("time since the step began, ms", grid=False, tickCount=8)
+    rows.append(rule.encode(x=alt.X("at:Q", scale=time, axis=time_axis)).properties(width=inner, height=1))
     return alt.vconcat(*rows, spacing=8).resolve_scale(color="independent")
 
 
@@ -149,20 +149,20 @@ def _lane(ops: pl.DataFrame, label: str, time: alt.Scale, length_ns: int, width:
     per_px = length_ns / width
     levels = int(ops.select(pl.col("level").max()).item()) + 1
     lasted = pl.col("end_ns") - pl.col("start_ns")
-    shown = ops.filter(lasted > _THINNEST_OP * per_px).sort(lasted, descending=True).head(_MOST_OPS)
+    slices = ops.filter(lasted > _THINNEST_OP * per_px).sort(lasted, descending=True).head(_MOST_OPS)
     room = (lasted / per_px / _LANE_LETTER).cast(pl.Int64) - 1
-    shown = shown.with_columns(
+    slices = slices.with_columns(
         t0=pl.col("start_ns") / 1e6,
         t1=pl.col("end_ns") / 1e6,
         y0=pl.col("level") + 0.06,
         y1=pl.col("level") + 0.94,
-        full=slice_names(shown),
+        full=slice_names(slices),
     )
     fits = [pl.when(pl.col(text).str.len_chars() <= room).then(text) for text in ("full", "name")]
-    shown = shown.with_columns(label=pl.coalesce(*fits, pl.lit(""))).select("t0", "t1", "y0", "y1", "label", "phase")
-    rows = alt.Chart(alt.InlineData(values=shown.to_dicts()))
+    slices = slices.with_columns(label=pl.coalesce(*fits, pl.lit(""))).select("t0", "t1", "y0", "y1", "label", "phase")
+    rows = alt.Chart(alt.InlineData(values=slices.to_dicts()))
     y = alt.Y("y0:Q", scale=alt.Scale(domain=[levels, 0], nice=False), axis=None)
-    present = [phase for phase in PHASE if phase in set(shown["phase"])]
+    present = [phase for phase in PHASE if phase in set(slices["phase"])]
     colour = alt.Color("phase:N", scale=alt.Scale(domain=present, range=[PHASE[phase] for phase in present]))
     x = alt.X("t0:Q", scale=time, axis=None)
     boxes = rows.mark_rect(stroke=LIGHT["paper"], strokeWidth=0.4).encode(x=x, x2="t1:Q", y=y, y2="y1:Q", color=colour)
@@ -173,8 +173,8 @@ def _lane(ops: pl.DataFrame, label: str, time: alt.Scale, length_ns: int, width:
 
 def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     unit, kind = frame["unit"][0], frame["kind"][0]
-    shown = frame.select("value", "known", t0=pl.col("start_ns") / 1e6, t1=pl.col("end_ns") / 1e6)
-    read = shown.filter(pl.col("value").is_not_null())
+    windows = frame.select("value", "known", t0=pl.col("start_ns") / 1e6, t1=pl.col("end_ns") / 1e6)
+    read = windows.filter(pl.col("value").is_not_null())
     top = 1.0 if unit == "1" else (float(read["value"].to_numpy().max()) if len(read) else 0.0) or 1.0
     ticks = axis("" if unit == "1" else unit, values=[0, top], format=".0%" if unit == "1" else ".3~g", grid=False)
     y = alt.Y("value:Q", scale=alt.Scale(domain=[0, top], nice=False), axis=ticks)
@@ -182,16 +182,16 @@ def _track(frame: pl.DataFrame, name: str, time: alt.Scale, width: int) -> Any:
     sure, unsure = LIGHT["estimated" if kind == "estimated" else "load" if unit == "1" else "power"], LIGHT["other"]
     colour = alt.condition(alt.datum.known, alt.value(sure), alt.value(unsure))
     bars = alt.Chart(read).mark_rect(clip=True).encode(x=x, x2="t1:Q", y=y, y2=alt.datum(0), color=colour)
-    gaps = alt.Chart(shown.filter(pl.col("value").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
+    gaps = alt.Chart(windows.filter(pl.col("value").is_null())).mark_rect(color=LIGHT["gap"], clip=True)
     gaps = gaps.encode(x=x, x2="t1:Q", y=alt.value(0), y2=alt.value(_TRACK))
-    said = name.replace(":", " ") + ("" if kind == "measured" else f" ({kind})")
-    return alt.layer(gaps, bars).properties(width=width, height=_TRACK, title=_title(said))
+    title = name.replace(":", " ") + ("" if kind == "measured" else f" ({kind})")
+    return alt.layer(gaps, bars).properties(width=width, height=_TRACK, title=_title(title))
 
 
 def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
     present = [name for name in CATEGORY if name in set(memory["name"])]
     order = {name: index for index, name in enumerate(present)}
-    shown = memory.select(
+    stacked = memory.select(
         "name",
         t=pl.col("start_ns") / 1e6,
         mb=pl.col("value") / 1e6,
@@ -199,7 +199,7 @@ def _memory_track(memory: pl.DataFrame, time: alt.Scale, width: int) -> Any:
     )
     colours = alt.Scale(domain=present, range=[CATEGORY[name] for name in present])
     colour = alt.Color("name:N", scale=colours, legend=alt.Legend(labelExpr=CATEGORY_LEGEND))
-    areas = alt.Chart(shown).mark_area(interpolate="step-after", strokeWidth=0, clip=True)
+    areas = alt.Chart(stacked).mark_area(interpolate="step-after", strokeWidth=0, clip=True)
     y = alt.Y("mb:Q", stack="zero", axis=axis("MB", tickCount=2, grid=False))
     drawn = areas.encode(x=alt.X("t:Q", scale=time, axis=None), y=y, color=colour, order="place:Q")
     step = int(memory["step"][0])
@@ -284,9 +284,9 @@ def icicle_cells(icicle: Icicle) -> pl.DataFrame:
             free[row[parent]] += total
         free.append(begin)
         depth = 0 if row[parent] is None else cells[row[parent]]["depth"] + 1
-        said = row[name] or "the model"
-        label = _last_names(said) if depth else said
-        about = {"label": label, "hover": f"{said}: {total:.3f} ms"}
+        module = row[name] or "the model"
+        label = _last_names(module) if depth else module
+        about = {"label": label, "hover": f"{module}: {total:.3f} ms"}
         cells.append(
             {"depth": depth, "t0_ms": begin, "t1_ms": begin + total, **about, **dict(zip(_PHASES, split, strict=True))}
         )
@@ -316,3 +316,39 @@ def _stripes(cells: pl.DataFrame) -> pl.DataFrame:
         parts.append(stripe.filter(pl.col("t1_ms") > pl.col("t0_ms")))
         begin = end
     return pl.concat(parts)
+
+
+_SHORTEST_SPAN = 0.002  # of the step: what is shorter, or less apart, is drawn as one bar
+
+
+def build_schedules(timeline: pl.DataFrame, width: int) -> Any:
+    """Bars of `timeline` (schedule, lane, phase, t0_ns, t1_ns), a row a lane of each schedule."""
+    drawn = join_near_spans(timeline).with_columns(
+        pl.format("{}, {}", "schedule", "lane").alias("row"), t0_ms=pl.col("t0_ns") / 1e6, t1_ms=pl.col("t1_ns") / 1e6
+    )
+    present = [phase for phase in PHASE if phase in drawn["phase"].to_list()]
+    legend = alt.Legend(columns=3 if width <= NARROW else len(present))
+    colour = alt.Color(
+        "phase:N", scale=alt.Scale(domain=present, range=[PHASE[name] for name in present]), legend=legend
+    )
+    rows = drawn["row"].unique(maintain_order=True).to_list()
+    y = alt.Y("row:N", sort=rows, axis=alt.Axis(title=None, labelLimit=220, ticks=False, domain=False))
+    x = alt.X("t0_ms:Q", axis=axis("time in the step, ms")).scale(nice=False, domainMin=0)
+    chart = alt.Chart(drawn).mark_bar().encode(x=x, x2="t1_ms:Q", y=y, color=colour)
+    return chart.properties(width=plot_width(width) - (90 if width <= NARROW else 200), height=alt.Step(22))
+
+
+def join_near_spans(timeline: pl.DataFrame) -> pl.DataFrame:
+    """Return the spans with neighbours of one phase as one, where less lies between them than a picture shows."""
+    near = _SHORTEST_SPAN * float(timeline["t1_ns"].max() or 0.0)  # type: ignore[arg-type]
+    lanes = ["schedule", "lane"]
+    order = timeline["schedule"].unique(maintain_order=True).to_list()
+    ordered = timeline.sort("lane", "t0_ns", maintain_order=True)
+    apart = (pl.col("t0_ns") - pl.col("t1_ns").shift(1) > near).over(lanes)
+    other = (pl.col("phase") != pl.col("phase").shift(1)).over(lanes)
+    run = (apart | other).fill_null(True).cum_sum().over(lanes)
+    spans = ordered.with_columns(run=run).group_by(*lanes, "run", maintain_order=True)
+    spans_of_runs = spans.agg(pl.col("phase").first(), pl.col("t0_ns").min(), pl.col("t1_ns").max())
+    wide = spans_of_runs.filter(pl.col("t1_ns") - pl.col("t0_ns") >= near / 2)
+    places = pl.col("schedule").replace_strict(order, range(len(order)), return_dtype=pl.Int64)
+    return wide.sort(places, "lane", "t0_ns").drop("run")

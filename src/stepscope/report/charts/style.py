@@ -7,7 +7,8 @@ page. Charts use the light values; each value is unique, so that a drawn SVG can
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -98,6 +99,8 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 WIDE, NARROW = 940, 400  # drawn widths, px: the page scales each within its range of screens
 
 
+Chart = Callable[[int], Any]  # draws an altair chart for a width, px
+
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3])  # of lines
 
 
@@ -145,6 +148,24 @@ def apply_style(chart: Any) -> Any:
     )
 
 
+def vega_lite(chart: Any) -> dict[str, Any]:
+    """Return any altair chart in the house's style as a Vega-Lite specification, however many rows it has.
+
+    Altair's own limit of rows is for notebooks; it stays as it was for charts of the user's.
+    """
+    with _ROW_LIMIT, alt.data_transformers.enable("default", max_rows=None):
+        specification: dict[str, Any] = apply_style(chart).to_dict()
+    return specification
+
+
+_ROW_LIMIT = threading.Lock()  # altair's transformer is one for the process, and the view answers in threads
+
+
+def panel_title(text: str, **settings: Any) -> alt.TitleParams:
+    """Return the title of one panel of several, in the size of the axes' texts."""
+    return alt.TitleParams(text, **{"fontSize": 12, "fontWeight": "normal", "color": LIGHT["ink"], **settings})
+
+
 def plot_width(width: int, beside: int = 66) -> int:
     """Width of the plot itself in a drawing of this width, px, with so much beside it for the axis."""
     return width - beside
@@ -167,7 +188,7 @@ def draw_svg(chart: Any) -> str:
     """SVG of an altair chart; it scales to its place, and `aria-label`s carry what hovering shows."""
     import vl_convert  # charts of a notebook are drawn without it
 
-    svg = vl_convert.vegalite_to_svg(apply_style(chart).to_json(), allowed_base_urls=[])
+    svg = vl_convert.vegalite_to_svg(vega_lite(chart), allowed_base_urls=[])
     svg = _SIZE.sub(r"\1", svg, count=1)
     svg = _HIDDEN_FRAME.sub("", svg)
     svg = _COLOUR.sub(lambda match: _VARIABLE.get(match[1].lower(), match[0]), svg)
@@ -177,10 +198,10 @@ def draw_svg(chart: Any) -> str:
 def _shorten_svg_numbers(svg: str) -> str:
     """Two decimals of a pixel are enough; only tags are touched, never text."""
     parts = re.split(r"(<[^>]*>)", svg)
-    return "".join(_trimmed(part) if part.startswith("<") else part for part in parts)
+    return "".join(_shorten_tag(part) if part.startswith("<") else part for part in parts)
 
 
-def _trimmed(tag: str) -> str:
+def _shorten_tag(tag: str) -> str:
     if "aria-label=" not in tag:
         tag = _NAMELESS.sub("", tag)  # a mark that says nothing is no picture for a screen reader
     if 'aria-label="' in tag:

@@ -21,7 +21,7 @@ def discover_exports() -> Discovery:
 
 def find_export(name: str) -> ModuleType:
     """The export of this name; UnknownName with the nearest where there is none."""
-    known = {module.__name__.rpartition(".")[2]: module for module in discover_exports().modules}
-    if name not in known:
-        raise UnknownName("export", name, known)
-    return known[name]
+    exports = {module.__name__.rpartition(".")[2]: module for module in discover_exports().modules}
+    if name not in exports:
+        raise UnknownName("export", name, exports)
+    return exports[name]

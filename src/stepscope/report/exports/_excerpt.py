@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from stepscope.analysis.channels import is_of_simulated_board
 from stepscope.analysis.run import Run, open_run
 from stepscope.analysis.time.layers import with_sources
 from stepscope.errors import OutputNotWritable, UsageError
@@ -37,7 +38,11 @@ class Excerpt:
     def ops(self) -> pl.DataFrame:
         """The op calls of the chosen steps, columns as `runfolder.OPS`, `source` and `row`: what `parent` counts."""
         ops = with_sources(self._rows_of_steps(self.run.scan_ops()).collect(), self.run.sources)
-        return ops.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64).over("step")) if len(ops) else _no_rows(ops)
+        return (
+            ops.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64).over("step"))
+            if len(ops)
+            else _with_null_rows(ops)
+        )
 
     @cached_property
     def op_count(self) -> int:
@@ -54,9 +59,13 @@ class Excerpt:
         """Every sampled channel."""
         return self.run.channels
 
+    def simulated_board(self, channel: dict[str, Any]) -> str | None:
+        """Return the simulated board that a channel is of; None where it is of a device."""
+        return self.run.simulated if is_of_simulated_board(self.run, str(channel.get("quantity"))) else None
+
     def samples(self, channel: dict[str, Any]) -> pl.DataFrame:
         """Readings of one channel in the time of the chosen steps: t0_ns, t1_ns, value (null where not read)."""
-        frame = self._sensor(str(channel["sensor"]))
+        frame = self._samples_of_sensor(str(channel["sensor"]))
         if channel["id"] not in frame.columns:
             return pl.DataFrame(schema={"t0_ns": pl.Int64, "t1_ns": pl.Int64, "value": pl.Float64})
         read = frame.select("t0_ns", "t1_ns", value=pl.col(channel["id"]).cast(pl.Float64))
@@ -68,7 +77,7 @@ class Excerpt:
         sizes: dict[str, int] = {}
         for channel in self.channels:
             if (sensor := str(channel["sensor"])) not in sizes:
-                sizes[sensor] = len(self._rows_in_time(self._sensor(sensor), "t1_ns", "t0_ns"))
+                sizes[sensor] = len(self._rows_in_time(self._samples_of_sensor(sensor), "t1_ns", "t0_ns"))
         return sum(sizes[str(channel["sensor"])] for channel in self.channels)
 
     @cached_property
@@ -81,7 +90,7 @@ class Excerpt:
         """Return the start of the first and the end of the last chosen step; None without a step."""
         return None if self.steps.is_empty() else (int(self.steps["t0_ns"][0]), int(self.steps["t1_ns"][-1]))
 
-    def _sensor(self, name: str) -> pl.DataFrame:
+    def _samples_of_sensor(self, name: str) -> pl.DataFrame:
         """The samples as they were read, also of a long run."""
         span = None if self.whole else self.span_ns
         return self.run.sensor_between(name, *(span or EVER))
@@ -101,7 +110,7 @@ class Excerpt:
         return self.whole or self.span_ns is None or self.span_ns[0] <= t_ns <= self.span_ns[1]
 
 
-def _no_rows(ops: pl.DataFrame) -> pl.DataFrame:
+def _with_null_rows(ops: pl.DataFrame) -> pl.DataFrame:
     return ops.with_columns(row=pl.lit(None, dtype=pl.Int64))
 
 
@@ -111,18 +120,18 @@ def excerpt(run: Run, chosen: str = "all") -> Excerpt:
     if chosen == "all":
         return Excerpt(run, steps, whole=True)
     begin, end = _parse_step_range(chosen)
-    kept = steps.filter(pl.col("step").is_between(begin, end, closed="left"))
-    if kept.is_empty():
+    selection = steps.filter(pl.col("step").is_between(begin, end, closed="left"))
+    if selection.is_empty():
         has = f"steps 0 to {int(steps['step'][-1])}" if len(steps) else "no step"
         raise UsageError(f"--steps {chosen}: there is no such step", f"this run has {has}")
-    return Excerpt(run, kept, whole=False)
+    return Excerpt(run, selection, whole=False)
 
 
 def _parse_step_range(chosen: str) -> tuple[int, int]:
-    if found := _FIRST.fullmatch(chosen):
-        return 0, int(found[1])
-    if (found := _RANGE.fullmatch(chosen)) and int(found[1]) < int(found[2]):
-        return int(found[1]), int(found[2])
+    if match := _FIRST.fullmatch(chosen):
+        return 0, int(match[1])
+    if (match := _RANGE.fullmatch(chosen)) and int(match[1]) < int(match[2]):
+        return int(match[1]), int(match[2])
     raise UsageError(f"--steps {chosen}: not a choice of steps", "for example --steps 10:20, first:50 or all")
 
 
@@ -130,14 +139,33 @@ _CHANNEL = ("id", "sensor", "quantity", "unit", "kind", "scope")
 
 
 def write_tables(excerpt: Excerpt, folder: Path, suffix: str, write: Callable[[pl.DataFrame, Path], None]) -> None:
-    """Write every table of an export that is a folder: all of them, or none where writing ends before."""
+    """Write every table of an export that is a folder: all of them, or none where writing ends before.
+
+    UsageError where they would replace files that no export has written.
+    """
+    tables = {f"{name}{suffix}": table for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items()}
+    _refuse_foreign_files(folder, tables)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as part:
-        for name, table in {**raw_tables(excerpt), **small_tables(excerpt)}.items():
-            write(table(), Path(part, f"{name}{suffix}"))
+        for name, table in tables.items():
+            write(table(), Path(part, name))
+        Path(part, LABEL).write_text(f"{_LABEL_BEGIN}: run {excerpt.run.id}\n", encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for file in Path(part).iterdir():
             file.replace(folder / file.name)
+
+
+LABEL = "stepscope-export.txt"  # tells the folder of an export from one of the user's own files
+_LABEL_BEGIN = "Stepscope's tables, which the next export into this folder replaces"
+
+
+def _refuse_foreign_files(folder: Path, names: Iterable[str]) -> None:
+    """Raise UsageError where files of these names lie in a folder that is no earlier export, nor inside a run."""
+    if (folder / LABEL).is_file() or (folder.parent / "run.json").is_file():
+        return
+    foreign = next((name for name in names if (folder / name).exists()), None)
+    if foreign is not None:
+        raise UsageError(f"--out {folder}: '{foreign}' lies there, and would be replaced", "choose another folder")
 
 
 def bytes_of_tables(excerpt: Excerpt, *, per_op: int, per_sample: int, per_step: int, fixed: int) -> int:
@@ -173,39 +201,46 @@ def small_tables(excerpt: Excerpt) -> dict[str, Callable[[], pl.DataFrame]]:
         **{f"energy_by_{by}": partial(run.energy, by) for by in ("module", "op", "kind", "phase")},
         "use_by_kind": run.utilisation,
         "model": lambda: run.model,
-        "channels": lambda: _channels(excerpt),
-        "events": lambda: _events(excerpt),
+        "channels": lambda: _channel_table(excerpt),
+        "events": lambda: _event_table(excerpt),
     }
 
 
 def samples(excerpt: Excerpt) -> pl.DataFrame:
-    """Every reading of every channel, a row each: t0_ns, t1_ns, channel, quantity, unit, kind, scope, value."""
+    """Every reading of every channel, a row each: t0_ns, t1_ns, channel, quantity, unit, kind, scope, simulated, value.
+
+    simulated: the board that a reading is of, null where it is of a device.
+    """
     parts = []
     for channel in excerpt.channels:
         sentences = [pl.lit(str(channel.get(key)), dtype=pl.String).alias(key) for key in _CHANNEL if key != "sensor"]
-        frame = excerpt.samples(channel).select("t0_ns", "t1_ns", *sentences, "value")
+        board = pl.lit(excerpt.simulated_board(channel), dtype=pl.String).alias("simulated")
+        frame = excerpt.samples(channel).select("t0_ns", "t1_ns", *sentences, board, "value")
         parts.append(frame.rename({"id": "channel"}))
-    names = ("channel", "quantity", "unit", "kind", "scope")
+    names = ("channel", "quantity", "unit", "kind", "scope", "simulated")
     schema = {"t0_ns": pl.Int64, "t1_ns": pl.Int64, **dict.fromkeys(names, pl.String), "value": pl.Float64}
     return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
 
 
-def _channels(excerpt: Excerpt) -> pl.DataFrame:
+def _channel_table(excerpt: Excerpt) -> pl.DataFrame:
     names = (*_CHANNEL, "rail", "parent_scope", "source")
-    rows = [{name: _text(channel.get(name)) for name in names} for channel in excerpt.channels]
-    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String))
+    rows = [
+        {**{name: _text_or_none(channel.get(name)) for name in names}, "simulated": excerpt.simulated_board(channel)}
+        for channel in excerpt.channels
+    ]
+    return pl.DataFrame(rows, schema=dict.fromkeys((*names, "simulated"), pl.String))
 
 
-def _events(excerpt: Excerpt) -> pl.DataFrame:
+def _event_table(excerpt: Excerpt) -> pl.DataFrame:
     rows = [{"t_ns": int(event.get("t_ns", 0)), **_event_texts(event)} for event in excerpt.events]
     return pl.DataFrame(rows, schema={"t_ns": pl.Int64, **dict.fromkeys(("source", "kind", "message"), pl.String)})
 
 
 def _event_texts(event: dict[str, Any]) -> dict[str, str | None]:
-    return {name: _text(event.get(name)) for name in ("source", "kind", "message")}
+    return {name: _text_or_none(event.get(name)) for name in ("source", "kind", "message")}
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
@@ -223,7 +258,7 @@ def plan_export(run: str | Path | Run, to: str, steps: str = "all", out: Path | 
     """Return what will be written where; UnknownName or UsageError before anything is."""
     kind, source = exports.find_export(to), open_run(run)
     part = excerpt(source, steps)
-    target = _target(source, out, f"export-{to}{_file_name_suffix(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
+    target = _target_path(source, out, f"export-{to}{_file_name_suffix(steps)}{kind.SUFFIX}", bool(kind.SUFFIX))
     if not kind.SUFFIX and (target / "run.json").exists():
         raise UsageError(f"--out {target}: a run lies there, whose tables would be replaced", "choose another folder")
     return ExportPlan(kind, part, target)
@@ -249,7 +284,7 @@ def write_export(plan: ExportPlan) -> Path:
     return plan.target
 
 
-def _target(run: Run, out: Path | None, name: str, is_file: bool) -> Path:
+def _target_path(run: Run, out: Path | None, name: str, is_file: bool) -> Path:
     """The path that is meant: a file goes into a folder that is there, a folder of tables becomes what is named."""
     if out is None:
         return run.path / name

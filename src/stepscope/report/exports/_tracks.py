@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.channels import channel_timeline
+from stepscope.analysis.channels import channel_timeline, is_of_simulated_board
 from stepscope.analysis.process_scopes import scope_name
 from stepscope.arrays import Floats, Ints
 from stepscope.quantities import GROUPS, find_quantity
@@ -40,15 +41,15 @@ def thread_lanes(ops: pl.DataFrame) -> list[Thread]:
     if ops.is_empty():
         return []
     places = ops.select("t0_ns", "t1_ns", "thread", device=pl.col("device").cast(pl.String).fill_null(_CPU))
-    found: list[Thread] = []
+    threads: list[Thread] = []
     for (device, thread), rows in places.with_row_index("at").group_by(["device", "thread"], maintain_order=True):
         at = rows["at"].to_numpy().astype(np.int64)
         placed = divide_into_lanes(rows["t0_ns"].to_numpy(), rows["t1_ns"].to_numpy())
-        found.extend(_thread(str(device), int(str(thread or 0)), at, lane) for lane in placed)
-    return sorted(found, key=lambda thread: (thread.device != _CPU, thread.device, thread.thread, thread.lane))
+        threads.extend(_thread_lane(str(device), int(str(thread or 0)), at, lane) for lane in placed)
+    return sorted(threads, key=lambda thread: (thread.device != _CPU, thread.device, thread.thread, thread.lane))
 
 
-def _thread(device: str, thread: int, at: Ints, lane: Lane) -> Thread:
+def _thread_lane(device: str, thread: int, at: Ints, lane: Lane) -> Thread:
     edges = np.where(lane.edges >= 0, at[lane.edges], ~at[~lane.edges])
     return Thread(device, thread, lane.number, edges[edges >= 0], edges)
 
@@ -86,8 +87,8 @@ def forward_backward_pairs(ops: pl.DataFrame) -> pl.DataFrame:
     """
     placed = ops.select("step", "module", "t0_ns", phase=pl.col("phase").cast(pl.String), name=pl.col("name").cast(str))
     placed = placed.with_row_index("at").filter(pl.col("module").is_not_null())
-    called = placed.filter((pl.col("phase") == "forward") & pl.col("name").str.starts_with(MODULE_CALL))
-    forward = called.group_by("step", "module").agg(forward=pl.col("at").sort_by("t0_ns").last())
+    calls = placed.filter((pl.col("phase") == "forward") & pl.col("name").str.starts_with(MODULE_CALL))
+    forward = calls.group_by("step", "module").agg(forward=pl.col("at").sort_by("t0_ns").last())
     back = placed.filter(pl.col("phase") == "backward")
     backward = back.group_by("step", "module").agg(backward=pl.col("at").sort_by("t0_ns").first())
     pairs = forward.join(backward, on=["step", "module"]).select("forward", "backward").cast(pl.Int64)
@@ -110,10 +111,10 @@ class Lane:
 def divide_into_lanes(t0_ns: Ints, t1_ns: Ints) -> list[Lane]:
     """Divide slices into as few lanes as nesting allows, greedily; t0_ns, t1_ns: (n,)."""
     order = np.lexsort((-t1_ns, t0_ns))
-    found = _Stacks()
+    stacks = _Stacks()
     for row, begin, end in zip(order.tolist(), t0_ns[order].tolist(), t1_ns[order].tolist(), strict=True):
-        found.place(row, begin, end)
-    return found.lanes()
+        stacks.place(row, begin, end)
+    return stacks.lanes()
 
 
 class _Stacks:
@@ -160,11 +161,13 @@ class SampledTrack:
 
 def sampled_tracks(excerpt: Excerpt) -> list[SampledTrack]:
     """A track for every channel: gauges as read, counters as their growth a second, cores as their utilisation."""
-    found = [track for track in (*_cores(excerpt), *_channels(excerpt)) if len(track.t_ns) or len(track.unread)]
-    return sorted(_named_apart(found), key=lambda track: GROUPS.index(track.group))
+    tracks = [
+        track for track in (*_core_tracks(excerpt), *_channel_tracks(excerpt)) if len(track.t_ns) or len(track.unread)
+    ]
+    return sorted(_number_equal_names(tracks), key=lambda track: GROUPS.index(track.group))
 
 
-def _channels(excerpt: Excerpt) -> Iterator[SampledTrack]:
+def _channel_tracks(excerpt: Excerpt) -> Iterator[SampledTrack]:
     for channel in excerpt.channels:
         quantity = str(channel.get("quantity"))
         if quantity in _CORES:
@@ -175,8 +178,9 @@ def _channels(excerpt: Excerpt) -> Iterator[SampledTrack]:
         line = channel_timeline(channel, samples)
         what = f"{quantity.replace('_', ' ')}{' rate' if line.rate else ''}"
         estimated = " (estimated)" if channel.get("kind") == "estimate" else ""
+        simulated = " (simulated)" if excerpt.simulated_board(channel) else ""
         scope = scope_name(excerpt.run, str(channel.get("scope")))
-        name = f"{what} {channel.get('rail') or scope}{estimated}"
+        name = f"{what} {channel.get('rail') or scope}{estimated or simulated}"
         unit = find_quantity("", line.unit).shown_unit
         yield SampledTrack(
             find_quantity(quantity).group,
@@ -188,17 +192,23 @@ def _channels(excerpt: Excerpt) -> Iterator[SampledTrack]:
         )
 
 
-def _cores(excerpt: Excerpt) -> Iterator[SampledTrack]:
+def _core_tracks(excerpt: Excerpt) -> Iterator[SampledTrack]:
     """Utilisation of each core, as the page has it, from the first to the last chosen step."""
     if excerpt.span_ns is None or excerpt.span_ns[0] >= excerpt.span_ns[1]:
         return
     for (scope,), frame in excerpt.run.core_timeline(*excerpt.span_ns).group_by(["scope"], maintain_order=True):
         read, unread = (frame.filter(pl.col("utilisation").is_null() == null) for null in (False, True))
-        name = f"utilisation {str(scope).replace(':', ' ')}"
+        simulated = " (simulated)" if is_of_simulated_board(excerpt.run, _CORES[0]) else ""
+        name = f"utilisation {str(scope).replace(':', ' ')}{simulated}"
         t_ns, values = read["t0_ns"].to_numpy(), read["utilisation"].to_numpy()
         yield SampledTrack(
             "Utilisation", name, "share", t_ns, values, _joined_spans(unread.select("t0_ns", "t1_ns").to_numpy())
         )
+
+
+def event_name(event: dict[str, Any]) -> str:
+    """Return the name of an event in the viewer."""
+    return str(event.get("kind") or "event")
 
 
 def _joined_spans(spans: Ints) -> Ints:
@@ -209,11 +219,11 @@ def _joined_spans(spans: Ints) -> Ints:
     return np.column_stack([spans[new, 0], spans[np.append(np.flatnonzero(new)[1:] - 1, len(spans) - 1), 1]])
 
 
-def _named_apart(tracks: list[SampledTrack]) -> Iterator[SampledTrack]:
+def _number_equal_names(tracks: list[SampledTrack]) -> Iterator[SampledTrack]:
     """Return the tracks; where several share a name, the later ones are numbered."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for track in tracks:
-        seen[track.name] = count = seen.get(track.name, 0) + 1
+        counts[track.name] = count = counts.get(track.name, 0) + 1
         name = track.name if count == 1 else f"{track.name} #{count}"
         yield SampledTrack(track.group, name, track.unit, track.t_ns, track.values, track.unread)
 

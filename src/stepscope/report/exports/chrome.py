@@ -13,6 +13,7 @@ import polars as pl
 from stepscope import __version__
 from stepscope.analysis.time.layers import slice_names
 from stepscope.arrays import Ints
+from stepscope.quantities import simulated_badge
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.exports._tracks import SampledTrack, divide_into_lanes, sampled_tracks
@@ -59,31 +60,33 @@ class _EventTexts:
 
     def parts(self) -> Iterator[str]:
         """Texts of one event or many, to be joined by commas."""
-        yield _line("M", "process_name", args={"name": f"stepscope {self._excerpt.run.id}"})
-        yield from self._slices("steps", _tracks.steps(self._excerpt))
-        yield from self._slices("phases", _tracks.phases(self._excerpt.ops).select("name", "t0_ns", "t1_ns"))
-        yield from self._ops(self._excerpt.ops)
+        run = self._excerpt.run
+        name = ", ".join(filter(None, (f"stepscope {run.id}", simulated_badge(run.simulated))))
+        yield _event_line("M", "process_name", args={"name": name})
+        yield from self._slice_events("steps", _tracks.steps(self._excerpt))
+        yield from self._slice_events("phases", _tracks.phases(self._excerpt.ops).select("name", "t0_ns", "t1_ns"))
+        yield from self._op_events(self._excerpt.ops)
         for track in self._tracks:
             if len(track.t_ns):
-                yield self._counter(track)
+                yield self._counter_events(track)
             spans = pl.DataFrame({"t0_ns": track.unread[:, 0], "t1_ns": track.unread[:, 1]})
-            yield from self._slices(f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
+            yield from self._slice_events(f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
         for event in self._excerpt.events:
             args = {key: value for key, value in event.items() if key != "t_ns"}
-            at = _us(int(event.get("t_ns", 0)) - self.zero_ns)
-            yield _line("i", str(event.get("kind") or "event"), ts=at, s="p", args=args)
+            at = _ns_to_us(int(event.get("t_ns", 0)) - self.zero_ns)
+            yield _event_line("i", _tracks.event_name(event), ts=at, s="p", args=args)
 
-    def _slices(self, name: str, frame: pl.DataFrame) -> Iterator[str]:
+    def _slice_events(self, name: str, frame: pl.DataFrame) -> Iterator[str]:
         for lane in divide_into_lanes(frame["t0_ns"].to_numpy(), frame["t1_ns"].to_numpy()):
             yield self._name_next_thread(name if lane.number == 0 else f"{name}, overlapping ({lane.number})")
-            yield from self._complete(frame, lane.rows)
+            yield from self._complete_events(frame, lane.rows)
 
-    def _ops(self, ops: pl.DataFrame) -> Iterator[str]:
+    def _op_events(self, ops: pl.DataFrame) -> Iterator[str]:
         threads: list[tuple[int, Any]] = []
         for thread in _tracks.thread_lanes(ops):
             yield self._name_next_thread(thread.name, device=thread.device, thread=thread.thread)
             threads.append((self._thread, thread))
-            yield from self._complete(ops, thread.rows)
+            yield from self._complete_events(ops, thread.rows)
         place = np.zeros(len(ops), dtype=np.int64)
         for number, thread in threads:
             place[thread.rows] = number
@@ -94,46 +97,46 @@ class _EventTexts:
             rows = pl.DataFrame({"id": pairs["id"], "tid": place[at], "ts": times})
             end = ',"bp":"e"' if kind == "f" else ""
             head = f'{{"ph":"{kind}"{end},"name":"backward of","cat":"flow","pid":{_PROCESS},"id":'
-            yield _joined(
+            yield _join_rows(
                 rows, pl.concat_str(pl.lit(head), "id", pl.lit(',"tid":'), "tid", *_time_field_us("ts"), pl.lit("}"))
             )
 
     def _name_next_thread(self, name: str, **of: Any) -> str:
         self._thread += 1
-        order = _line("M", "thread_sort_index", tid=self._thread, args={"sort_index": self._thread})
-        return _line("M", "thread_name", tid=self._thread, args={"name": name, **of}) + ",\n" + order
+        order = _event_line("M", "thread_sort_index", tid=self._thread, args={"sort_index": self._thread})
+        return _event_line("M", "thread_name", tid=self._thread, args={"name": name, **of}) + ",\n" + order
 
-    def _complete(self, frame: pl.DataFrame, rows: Ints) -> Iterator[str]:
+    def _complete_events(self, frame: pl.DataFrame, rows: Ints) -> Iterator[str]:
         for first in range(0, len(rows), _AT_ONCE):
-            yield self._complete_some(frame[rows[first : first + _AT_ONCE]])
+            yield self._complete_events_of_rows(frame[rows[first : first + _AT_ONCE]])
 
-    def _complete_some(self, rows: pl.DataFrame) -> str:
+    def _complete_events_of_rows(self, rows: pl.DataFrame) -> str:
         """Complete events of rows of one lane; texts are escaped once, not once an event."""
-        columns = [_escaped(slice_names(rows) if "module" in rows.columns else rows["name"])]
+        columns = [_texts_as_json(slice_names(rows) if "module" in rows.columns else rows["name"])]
         parts = [pl.lit('{"ph":"X","pid":1,"tid":' + f'{self._thread},"name":'), pl.col("name")]
         if "phase" in rows.columns:
-            columns += [_escaped(rows[name]) for name in ("phase", "module", "source")]
-            columns += [_escaped(rows["name"]).alias("op"), *(rows[name] for name in _OF_OPS)]
+            columns += [_texts_as_json(rows[name]) for name in ("phase", "module", "source")]
+            columns += [_texts_as_json(rows["name"]).alias("op"), *(rows[name] for name in _OF_OPS)]
             parts += [pl.lit(',"cat":'), pl.col("phase"), pl.lit(',"args":{"op":'), pl.col("op")]
             parts += [pl.lit(',"module":'), pl.col("module"), pl.lit(',"source":'), pl.col("source")]
-            parts += [*_fields(_OF_OPS), pl.lit("}")]
+            parts += [*_number_fields(_OF_OPS), pl.lit("}")]
         elif "loss" in rows.columns:
             columns += [rows[name] for name in _OF_STEPS]
-            parts += [pl.lit(',"args":{"of":"step"'), *_fields(_OF_STEPS), pl.lit("}")]
+            parts += [pl.lit(',"args":{"of":"step"'), *_number_fields(_OF_STEPS), pl.lit("}")]
         columns += [(rows["t0_ns"] - self.zero_ns).alias("ts"), (rows["t1_ns"] - rows["t0_ns"]).alias("dur")]
         parts += [*_time_field_us("ts"), *_time_field_us("dur"), pl.lit("}")]
-        return _joined(pl.DataFrame(columns), pl.concat_str(parts))
+        return _join_rows(pl.DataFrame(columns), pl.concat_str(parts))
 
-    def _counter(self, track: SampledTrack) -> str:
+    def _counter_events(self, track: SampledTrack) -> str:
         head = f'{{"ph":"C","pid":{_PROCESS},"name":{json.dumps(f"{track.name} [{track.unit}]")}'
         rows = pl.DataFrame({"ts": track.t_ns - self.zero_ns, "value": track.values})
         value = pl.col("value").cast(pl.String)
-        return _joined(
+        return _join_rows(
             rows, pl.concat_str(pl.lit(head), *_time_field_us("ts"), pl.lit(',"args":{"value":'), value, pl.lit("}}"))
         )
 
 
-def _fields(names: tuple[str, ...]) -> Iterator[pl.Expr]:
+def _number_fields(names: tuple[str, ...]) -> Iterator[pl.Expr]:
     """Numbers and truths as fields of JSON; a loss that is no number is null there."""
     for name in names:
         finite = pl.when(pl.col(name).is_finite()).then(name) if name == "loss" else pl.col(name)
@@ -141,30 +144,30 @@ def _fields(names: tuple[str, ...]) -> Iterator[pl.Expr]:
         yield finite.cast(pl.String).fill_null("null")
 
 
-def _line(kind: str, name: str, tid: int = 0, **fields: Any) -> str:
+def _event_line(kind: str, name: str, tid: int = 0, **fields: Any) -> str:
     event = {"ph": kind, "pid": _PROCESS, "tid": tid, "name": name, **fields}
     return json.dumps(event, separators=(",", ":"), default=str)
 
 
-def _joined(rows: pl.DataFrame, text: pl.Expr) -> str:
+def _join_rows(rows: pl.DataFrame, text: pl.Expr) -> str:
     return str(rows.select(text.str.join(",\n")).item())
 
 
 def _time_field_us(column: str) -> tuple[pl.Expr, ...]:
     """A time of ns as a field of us with all its digits."""
-    rest = (pl.col(column) % 1000).cast(pl.String).str.zfill(3)
-    return pl.lit(f',"{column}":'), (pl.col(column) // 1000).cast(pl.String), pl.lit("."), rest
+    nanoseconds = (pl.col(column) % 1000).cast(pl.String).str.zfill(3)
+    return pl.lit(f',"{column}":'), (pl.col(column) // 1000).cast(pl.String), pl.lit("."), nanoseconds
 
 
-def _us(ns: int) -> float:
+def _ns_to_us(ns: int) -> float:
     return ns / 1000
 
 
-def _escaped(texts: pl.Series) -> pl.Series:
+def _texts_as_json(texts: pl.Series) -> pl.Series:
     """Texts as JSON; null for none."""
-    known = texts.cast(pl.String).drop_nulls().unique(maintain_order=True)
-    json_of = pl.Series([json.dumps(text) for text in known], dtype=pl.String)
-    escaped = texts.cast(pl.String).replace_strict(known, json_of, default="null", return_dtype=pl.String)
+    distinct = texts.cast(pl.String).drop_nulls().unique(maintain_order=True)
+    json_of = pl.Series([json.dumps(text) for text in distinct], dtype=pl.String)
+    escaped = texts.cast(pl.String).replace_strict(distinct, json_of, default="null", return_dtype=pl.String)
     named: pl.Series = escaped.fill_null("null").alias(texts.name)
     return named
 

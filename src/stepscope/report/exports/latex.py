@@ -17,7 +17,7 @@ from stepscope.analysis.first_screen import Headline, headline, setting_facts
 from stepscope.quantities import simulated_badge
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.table import Column, Table, latex, number_column, text_column
-from stepscope.units import NOT_MEASURED, amount, cut_in_the_middle, percent, plural
+from stepscope.units import NOT_MEASURED, amount, capitalize_first, cut_in_the_middle, percent, plural
 from stepscope.units import estimate as estimate_text
 
 if TYPE_CHECKING:
@@ -50,24 +50,29 @@ def estimate(excerpt: Excerpt) -> int:
 def write(excerpt: Excerpt, path: Path) -> None:
     """Write two tables and a paragraph; what was not measured is a dash, and simulated sensors are named."""
     run = excerpt.run
-    parts = ["% " + escaped(f"Stepscope {__version__}, run {run.id}"), _headline(run), _layers(run), _methods(run)]
+    parts = [
+        "% " + escaped(f"Stepscope {__version__}, run {run.id}"),
+        _headline_table(run),
+        _layer_table(run),
+        _methods_paragraph(run),
+    ]
     path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
 
 
 def escaped(text: str) -> str:
     """Return a text as LaTeX sets it; its code, U+4E2D, for what is neither ASCII nor a letter with an accent."""
     micro = _MICRO.sub("\N{MICRO SIGN}", text)  # which a terminal may lack and paper has
-    return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else _accented(sign)) for sign in micro)
+    return "".join(_SPECIAL.get(sign, sign if " " <= sign <= "~" else _accented_letter(sign)) for sign in micro)
 
 
-def _accented(sign: str) -> str:
+def _accented_letter(sign: str) -> str:
     letter, accent = unicodedata.normalize("NFD", sign)[0], unicodedata.normalize("NFD", sign)[1:]
     return f"{{\\{_ACCENTS[accent]}{{{letter}}}}}" if letter.isascii() and accent in _ACCENTS else f"U+{ord(sign):04X}"
 
 
-def _headline(run: Run) -> str:
+def _headline_table(run: Run) -> str:
     columns = (
-        Column("", False, of=lambda row: f"{row.kind} {row.label}".strip().capitalize()),
+        Column("", False, of=lambda row: capitalize_first(f"{row.kind} {row.label}".strip())),
         Column("value", of=lambda row: amount(row.value, row.unit)),
         Column("95 % CI", False, of=lambda row: _interval_in_brackets(row) or NOT_MEASURED),
     )
@@ -82,7 +87,7 @@ def _interval_in_brackets(row: Headline) -> str:
     return bracket + ends
 
 
-def _layers(run: Run) -> str:
+def _layer_table(run: Run) -> str:
     layers = run.layers().filter(pl.col("total_ns") > 0).head(_MOST_LAYERS)
     if layers.is_empty():
         return ""
@@ -101,7 +106,7 @@ def _layers(run: Run) -> str:
     return latex(Table.from_rows("layers", columns, rows, f"{what} of a step: self time.{badge}"), "layers", escaped)
 
 
-def _sensors(run: Run) -> Iterator[str]:
+def _sensor_sentences(run: Run) -> Iterator[str]:
     """Yield a sentence for each power sensor: how often, how finely and over what time it reads, how far off it is."""
     sources = power_sources(run)
     for sensor in sorted({source.sensor for source in sources}):
@@ -110,8 +115,10 @@ def _sensors(run: Run) -> Iterator[str]:
         for name, key, unit in _OF_SENSORS:
             stated = _value_range_text([(source.channel or {}).get(key) for source in own], unit or _UNITS[own[0].kind])
             facts += [f"{name} {stated}"] if stated else []
-        known = dict.fromkeys(said.source for source in own if (said := accuracy_of(source, run.device)) is not None)
-        off = "; ".join(known) or "not known"
+        error_sources = dict.fromkeys(
+            accuracy.source for source in own if (accuracy := accuracy_of(source, run.device)) is not None
+        )
+        off = "; ".join(error_sources) or "not known"
         yield f"Power was read by {sensor} ({', '.join(facts)}); its own error ({off}) is in no CI."
 
 
@@ -124,11 +131,11 @@ _UNITS = {"counter": "J", "gauge": "W", "estimate": "W"}
 
 def _value_range_text(values: list[float | None], unit: str) -> str:
     """The value that all channels have, or the least and the most; nothing where none is known."""
-    known = [float(value) for value in values if value]
-    return " to ".join(dict.fromkeys(amount(value, unit) for value in (min(known), max(known)))) if known else ""
+    numbers = [float(value) for value in values if value]
+    return " to ".join(dict.fromkeys(amount(value, unit) for value in (min(numbers), max(numbers)))) if numbers else ""
 
 
-def _methods(run: Run) -> str:
+def _methods_paragraph(run: Run) -> str:
     """What a reader needs to judge and repeat it: device, versions, steps, sensors, what was not measured."""
     versions = run.meta.get("versions")
     stated = versions if isinstance(versions, dict) else {}
@@ -142,5 +149,5 @@ def _methods(run: Run) -> str:
     ]
     if run.simulated:
         parts.append(f"Power and energy are of {simulated_badge(run.simulated)}, not of a device.")
-    parts += list(_sensors(run)) or ["No power was measured."]
+    parts += list(_sensor_sentences(run)) or ["No power was measured."]
     return "% Methods\n" + escaped(" ".join(parts))

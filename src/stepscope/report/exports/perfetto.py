@@ -18,8 +18,10 @@ from typing import Any, Union
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.first_screen import workload_facts
 from stepscope.analysis.time.layers import slice_names
 from stepscope.arrays import Ints
+from stepscope.quantities import simulated_badge
 from stepscope.report.exports import _tracks
 from stepscope.report.exports._excerpt import Excerpt
 from stepscope.report.exports._tracks import SampledTrack, divide_into_lanes, sampled_tracks
@@ -34,11 +36,11 @@ _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 
 def varint(number: int) -> bytes:
     """A number below 2**64 as a varint; a negative one as its two's complement."""
-    left, out = number & 0xFFFFFFFFFFFFFFFF, bytearray()
-    while left > 0x7F:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
+    remaining, out = number & 0xFFFFFFFFFFFFFFFF, bytearray()
+    while remaining > 0x7F:
+        out.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    out.append(remaining)
     return bytes(out)
 
 
@@ -151,11 +153,11 @@ def _put_varints(out: Bytes, at: Sizes, values: Numbers) -> Sizes:
     """All first bytes, then the second bytes of those that have one, and so on."""
     ends = at + _lengths(values)
     more = np.arange(len(values))
-    at, left = at.copy(), values.copy()
+    at, remaining = at.copy(), values.copy()
     while len(more):
-        low = (left[more] & np.uint64(0x7F)).astype(np.uint8)
-        left[more] >>= np.uint64(7)
-        goes_on = left[more] != 0
+        low = (remaining[more] & np.uint64(0x7F)).astype(np.uint8)
+        remaining[more] >>= np.uint64(7)
+        goes_on = remaining[more] != 0
         out[at[more]] = low | (goes_on.astype(np.uint8) << 7)
         at[more] += 1
         more = more[goes_on]
@@ -194,25 +196,25 @@ def write(excerpt: Excerpt, path: Path) -> None:
 def trace_parts(excerpt: Excerpt) -> Iterator[bytes]:
     """The trace in parts, each a whole number of packets."""
     stream = PacketEncoder(excerpt.run.meta)
-    yield stream.process(_process(excerpt))
-    yield from _slices(stream, "steps", _tracks.steps(excerpt))
-    yield from _slices(stream, "phases", _tracks.phases(excerpt.ops))
-    yield from _threads(stream, excerpt.ops)
+    yield stream.process(_process_name(excerpt))
+    yield from _slice_packets(stream, "steps", _tracks.steps(excerpt))
+    yield from _slice_packets(stream, "phases", _tracks.phases(excerpt.ops))
+    yield from _thread_packets(stream, excerpt.ops)
     for track in sampled_tracks(excerpt):
         yield from _sampled_track(stream, track)
     if excerpt.events:
         yield stream.instants(
-            "events", [(int(e.get("t_ns", 0)), _event_name(e), _annotations(e)) for e in excerpt.events]
+            "events", [(int(e.get("t_ns", 0)), _tracks.event_name(e), _annotations(e)) for e in excerpt.events]
         )
 
 
-def _process(excerpt: Excerpt) -> str:
-    workload = excerpt.run.meta.get("workload")
-    name = workload.get("name") if isinstance(workload, dict) else workload
-    return f"training {name or excerpt.run.id}"
+def _process_name(excerpt: Excerpt) -> str:
+    run = excerpt.run
+    name = f"training {workload_facts(run).get('name') or run.id}"
+    return ", ".join(filter(None, (name, simulated_badge(run.simulated))))
 
 
-def _threads(stream: PacketEncoder, ops: pl.DataFrame) -> Iterator[bytes]:
+def _thread_packets(stream: PacketEncoder, ops: pl.DataFrame) -> Iterator[bytes]:
     """A track a thread or stream; the arrows are numbered over all of them."""
     pairs = _tracks.forward_backward_pairs(ops)
     starts, ends = (np.zeros(len(ops), dtype=np.uint64) for _ in range(2))
@@ -229,7 +231,7 @@ def _threads(stream: PacketEncoder, ops: pl.DataFrame) -> Iterator[bytes]:
         yield from stream.slices(track, Slices(texts, thread.edges, starts, ends))
 
 
-def _slices(stream: PacketEncoder, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
+def _slice_packets(stream: PacketEncoder, name: str, frame: pl.DataFrame) -> Iterator[bytes]:
     """A track of slices without ops; what overlaps goes to a further track of the same name."""
     nothing = np.zeros(len(frame), dtype=np.uint64)
     text = pl.lit(None, dtype=pl.Categorical)
@@ -253,11 +255,7 @@ def _sampled_track(stream: PacketEncoder, track: SampledTrack) -> Iterator[bytes
         yield stream.counter(track.group, track.name, track.unit, track.t_ns, track.values)
     if len(track.unread):
         spans = pl.DataFrame({"t0_ns": track.unread[:, 0], "t1_ns": track.unread[:, 1]})
-        yield from _slices(stream, f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
-
-
-def _event_name(event: dict[str, object]) -> str:
-    return str(event.get("kind") or "event")
+        yield from _slice_packets(stream, f"{track.name}: not read", spans.with_columns(name=pl.lit("not read")))
 
 
 def _annotations(event: dict[str, object]) -> Sequence[tuple[str, str]]:
@@ -375,8 +373,8 @@ class PacketEncoder:
         """A track of instants: (time, name, [(key, text)]); few, so each packet is made by itself."""
         track = self.track(name)
         parts = [track.head]
-        for t_ns, what, said in marks:
-            annotations = [(_ANNOTATION, message((10, key), (6, text))) for key, text in said]
+        for t_ns, what, texts in marks:
+            annotations = [(_ANNOTATION, message((10, key), (6, text))) for key, text in texts]
             event = message((_TYPE, _INSTANT), (11, track.uuid), (23, what), *annotations)
             packet = message((_TIMESTAMP, t_ns + self._asleep_ns), (_SEQUENCE, track.sequence), (_EVENT, event))
             parts.append(message((_PACKET, packet)))
@@ -418,24 +416,24 @@ class PacketEncoder:
 class _InternedTexts:
     """The distinct texts of a column, and which of them each physical value of it is, from 1; 0 where it is none."""
 
-    known: list[str]
+    texts: list[str]
     numbers: Numbers
 
     @classmethod
     def of(cls, texts: pl.Series) -> _InternedTexts:
-        known = texts.drop_nulls().unique(maintain_order=True)
-        codes = known.to_physical().to_numpy().astype(np.int64)
+        distinct = texts.drop_nulls().unique(maintain_order=True)
+        codes = distinct.to_physical().to_numpy().astype(np.int64)
         numbers = np.zeros(int(codes.max(initial=-1)) + 1, dtype=np.uint64)
         numbers[codes] = np.arange(1, len(codes) + 1, dtype=np.uint64)
-        return cls(known.cast(pl.String).to_list(), numbers)
+        return cls(distinct.cast(pl.String).to_list(), numbers)
 
     def of_rows(self, texts: pl.Series) -> Numbers:
         """Numbers of the texts of some rows of the same column."""
-        if not self.known:
+        if not self.texts:
             return np.zeros(len(texts), dtype=np.uint64)
         codes = texts.to_physical().fill_null(0).to_numpy()
-        found = self.numbers[np.minimum(codes, len(self.numbers) - 1)]
-        return np.asarray(np.where(texts.is_null().to_numpy(), np.uint64(0), found))
+        numbers = self.numbers[np.minimum(codes, len(self.numbers) - 1)]
+        return np.asarray(np.where(texts.is_null().to_numpy(), np.uint64(0), numbers))
 
 
 def _slice_event(slices: Slices, texts: dict[str, _InternedTexts]) -> tuple[Any, ...]:
@@ -444,7 +442,7 @@ def _slice_event(slices: Slices, texts: dict[str, _InternedTexts]) -> tuple[Any,
     columns = slices.columns[rows]
     name, phase, module = (texts[column].of_rows(columns[column]) for column in ("name", "phase", "module"))
     source = texts["source"].of_rows(columns["source"])
-    source = np.where(source > 0, source + np.uint64(len(texts["module"].known)), source)  # one list of texts for both
+    source = np.where(source > 0, source + np.uint64(len(texts["module"].texts)), source)  # one list of texts for both
     counted = begins & columns["flops"].is_not_null().to_numpy()
     flops = columns["flops"].fill_null(0).to_numpy().astype(np.int64).view(np.uint64)
     return (
@@ -467,9 +465,9 @@ def _times(columns: pl.DataFrame, edges: Ints) -> Ints:
 
 def _interned(texts: dict[str, _InternedTexts]) -> bytes:
     fields = ((_NAMES, "name"), (_CATEGORIES, "phase"), (_ANNOTATION_TEXTS, "module"))
-    entries = [(field, number, text) for field, column in fields for number, text in enumerate(texts[column].known, 1)]
-    after = len(texts["module"].known) + 1
-    entries += [(_ANNOTATION_TEXTS, number, text) for number, text in enumerate(texts["source"].known, after)]
+    entries = [(field, number, text) for field, column in fields for number, text in enumerate(texts[column].texts, 1)]
+    after = len(texts["module"].texts) + 1
+    entries += [(_ANNOTATION_TEXTS, number, text) for number, text in enumerate(texts["source"].texts, after)]
     names = (_MODULE, "module"), (_FLOPS, "flops"), (_SOURCE, "source")
     entries += [(_ANNOTATION_NAMES, number, name) for number, name in names]
     return message(*((field, message((1, number), (2, text))) for field, number, text in entries))

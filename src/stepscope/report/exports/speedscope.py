@@ -92,7 +92,7 @@ def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
     All rows whose caller is known go on together, from the outermost ops inwards.
     """
     parent, (kind, texts) = _callers(ops), _kinds(ops)
-    stack_of, found, waiting = np.full(len(ops), _TOP), _Stacks({}), np.arange(len(ops))
+    stack_of, stacks, waiting = np.full(len(ops), _TOP), _Stacks({}), np.arange(len(ops))
     while len(waiting):
         ready = (parent[waiting] == _TOP) | (stack_of[parent[waiting]] != _TOP)
         if not ready.any():
@@ -101,18 +101,18 @@ def _stacks(ops: pl.DataFrame) -> tuple[Ints, list[list[str]]]:
         rows, waiting = waiting[ready], waiting[~ready]
         callers = np.where(parent[rows] == _TOP, _TOP, stack_of[parent[rows]])
         pairs, which = np.unique(np.column_stack([callers, kind[rows]]), axis=0, return_inverse=True)
-        above = list(found.numbers)
-        numbers = [found.stack_number(above, caller, *texts[of_kind]) for caller, of_kind in pairs.tolist()]
+        above = list(stacks.numbers)
+        numbers = [stacks.stack_number(above, caller, *texts[of_kind]) for caller, of_kind in pairs.tolist()]
         stack_of[rows] = np.array(numbers)[which.ravel()]
-    return stack_of, [list(frames) for frames, _ in found.numbers]
+    return stack_of, [list(frames) for frames, _ in stacks.numbers]
 
 
 def _kinds(ops: pl.DataFrame) -> tuple[Ints, list[tuple[str | None, str]]]:
     """A number a row for its (module, name), and those by number."""
     texts = ops.select(pl.col("module", "name").cast(pl.String))
-    known = texts.unique(maintain_order=True).with_row_index("kind")
-    kind = texts.join(known, on=["module", "name"], how="left", nulls_equal=True, maintain_order="left")["kind"]
-    return kind.cast(pl.Int64).to_numpy(), known.select("module", "name").rows()
+    distinct = texts.unique(maintain_order=True).with_row_index("kind")
+    kind = texts.join(distinct, on=["module", "name"], how="left", nulls_equal=True, maintain_order="left")["kind"]
+    return kind.cast(pl.Int64).to_numpy(), distinct.select("module", "name").rows()
 
 
 def _stack(above: _Stack, module: str | None, name: str) -> _Stack:

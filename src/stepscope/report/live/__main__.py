@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from stepscope.liveness import is_running
-from stepscope.report.live.folder import find_run_of_process, wait_for
+from stepscope.report.live.growing_files import find_run_of_process, wait_for
 
 _KIND = 10  # of niceness: the training comes first
 

@@ -13,7 +13,7 @@ from stepscope.analysis.device import canonical_rail_name, identify, matches_pat
 from stepscope.analysis.device.contract import is_throttling_flag
 from stepscope.clock import Clock, monotonic_ns
 from stepscope.quantities import find_quantity
-from stepscope.report.live.folder import (
+from stepscope.report.live.growing_files import (
     Channel,
     JsonFile,
     LineTail,
@@ -100,18 +100,18 @@ class RunWatcher:
         if described or channels:
             self._total = self._find_total()
         self._readings.read_new_samples(self._clock() if status == "running" else 0)
-        return self._now(status, self._steps.read_pace())
+        return self._build_state(status, self._steps.read_pace())
 
     def close(self) -> None:
         """Close the files."""
         self._steps.close()
         self._readings.close()
 
-    def _now(self, status: str, pace: Pace) -> Now:
+    def _build_state(self, status: str, pace: Pace) -> Now:
         header, workload = self._header.content, self._header.content.get("workload")
         rails = self._rails()
         total = [rails[scope][1] for scope in self._total if scope in rails]
-        known = [watts for watts in total if watts is not None]
+        watts_of_total = [watts for watts in total if watts is not None]
         simulated = header.get("simulated")
         return Now(
             run=str(header.get("id", self.path.name)),
@@ -124,7 +124,7 @@ class RunWatcher:
             cores=self._cores(),
             accelerators=self._values_by_scope("utilisation"),
             rails=tuple(rails.values()),
-            total_w=sum(known) if known and len(known) == len(self._total) else None,
+            total_w=sum(watts_of_total) if watts_of_total and len(watts_of_total) == len(self._total) else None,
             resident_bytes=self._resident(),
             processes=self._has_several_processes(),
             available_bytes=self._value_of_scope("memory_available", "system"),
@@ -140,7 +140,7 @@ class RunWatcher:
                 if state and is_throttling_flag(name)
             ),
             delayed=self._run_queue_share(),
-            others=tuple(self._others()),
+            others=tuple(self._plain_quantities()),
             warnings=self._events.read_last_warnings(),
             simulated=None if simulated is None else str(simulated),
         )
@@ -168,38 +168,38 @@ class RunWatcher:
 
         The kernel books idle time when a core wakes: one whose idle time stands still sleeps, or computes all the time.
         """
-        found: dict[str, float | None] = {}
+        shares: dict[str, float | None] = {}
         for channel in self._readings.channels:
-            if channel.quantity in ("core_busy_time", "core_idle_time") and channel.scope not in found:
+            if channel.quantity in ("core_busy_time", "core_idle_time") and channel.scope not in shares:
                 rate = self._readings.value(channel)
                 share = None if rate is None else rate / _SHARE.get(channel.unit, 1.0)
                 if share is not None and channel.quantity == "core_idle_time":
                     asleep = share == 0 and channel.ns_without_growth < _SLEEPS_NS
                     share = self._busy.get(channel.scope) if asleep else 1 - share
-                found[channel.scope] = None if share is None else min(max(share, 0.0), 1.0)
-        self._busy |= {scope: share for scope, share in found.items() if share is not None}
-        return tuple((_scope_text(scope), found[scope]) for scope in sorted(found, key=lambda s: (len(s), s)))
+                shares[channel.scope] = None if share is None else min(max(share, 0.0), 1.0)
+        self._busy |= {scope: share for scope, share in shares.items() if share is not None}
+        return tuple((_scope_text(scope), shares[scope]) for scope in sorted(shares, key=lambda s: (len(s), s)))
 
     def _rails(self) -> dict[str, Named]:
         """Power of each rail by its scope, W: as read, else as its energy counter grows."""
-        found: dict[str, Named] = {}
+        rails: dict[str, Named] = {}
         for quantity in ("power", "energy"):
             for channel in self._of_quantity(quantity):
-                if found.get(channel.scope, ("", None))[1] is None:
+                if rails.get(channel.scope, ("", None))[1] is None:
                     name = str(channel.rail or _scope_text(channel.scope)) + (" (estimated)" * channel.estimated)
-                    found[channel.scope] = (name, self._readings.value(channel))
-        return found
+                    rails[channel.scope] = (name, self._readings.value(channel))
+        return rails
 
     def _accelerator_memory(self) -> tuple[tuple[str, float, float | None], ...]:
         """Memory of each accelerator that tells what is used of it."""
-        found = []
+        memory = []
         for channel in self._of_quantity("memory_used"):
             used = self._readings.value(channel)
             if used is not None and channel.scope.startswith("gpu"):
-                found.append((_scope_text(channel.scope), used, self._value_of_scope("memory_total", channel.scope)))
-        return tuple(found)
+                memory.append((_scope_text(channel.scope), used, self._value_of_scope("memory_total", channel.scope)))
+        return tuple(memory)
 
-    def _others(self) -> Iterator[tuple[str, float | None, str]]:
+    def _plain_quantities(self) -> Iterator[tuple[str, float | None, str]]:
         """What sensors read that no line of the view is made for; a counter as its growth a second."""
         for channel in self._readings.channels:
             quantity = find_quantity(channel.quantity, channel.unit)
@@ -220,8 +220,8 @@ class RunWatcher:
         return [channel for channel in self._readings.channels if channel.quantity == quantity]
 
     def _values_by_scope(self, quantity: str) -> tuple[Named, ...]:
-        found = {channel.scope: channel for channel in reversed(self._of_quantity(quantity))}
-        return tuple((_scope_text(scope), self._readings.value(found[scope])) for scope in sorted(found))
+        channels = {channel.scope: channel for channel in reversed(self._of_quantity(quantity))}
+        return tuple((_scope_text(scope), self._readings.value(channels[scope])) for scope in sorted(channels))
 
     def _value_of_scope(self, quantity: str, scope: str) -> float | None:
         channels = [channel for channel in self._of_quantity(quantity) if channel.scope == scope]

@@ -97,9 +97,9 @@ class Screen:
         for pieces in _lines(self.now, width, options.ascii_only):
             room = width
             for text, style in pieces:
-                shown = _cropped(text, room)
-                room -= Text(shown).cell_len
-                yield Segment(shown, style)
+                line = _cropped(text, room)
+                room -= Text(line).cell_len
+                yield Segment(line, style)
             yield Segment.line()
 
 
@@ -118,8 +118,8 @@ def _lines(now: Now, width: int, ascii_only: bool) -> Iterator[list[Piece]]:
     yield from _wrapped("heat", [_heat(sensor) for sensor in now.temperatures if sensor[1] is not None], width)
     yield from _wrapped("clocks", [*_clocks(now)], width)
     yield from _wrapped("limits", [*_slowdown_pieces(now)], width)
-    known = [(name, value, unit) for name, value, unit in now.others if value is not None]
-    yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in known], width)
+    quantities = [(name, value, unit) for name, value, unit in now.others if value is not None]
+    yield from _wrapped("other", [(f"{name} {amount(value, unit)}", _PLAIN) for name, value, unit in quantities], width)
     for warning in now.warnings:
         yield [(f"{'!':<{_LABEL}}", _BAD), (warning, _PLAIN)]
 
@@ -134,14 +134,14 @@ def _title(now: Now, width: int) -> list[Piece]:
 
 
 def _progress(now: Now, ascii_only: bool) -> list[Piece]:
-    done = now.pace.done
+    steps = now.pace.done
     if now.planned is None:
-        return [*_label("step"), (str(done), _PLAIN), ("   how many there will be is not known", _DIM)]
-    share = min(done / now.planned, 1.0) if now.planned else 0.0
-    counted = f"{done}/{now.planned}  "
-    left = "" if now.left_s is None else f"  {percent(share, 0)}  left {duration(now.left_s * 1e9, 2)}"
+        return [*_label("step"), (str(steps), _PLAIN), ("   how many there will be is not known", _DIM)]
+    share = min(steps / now.planned, 1.0) if now.planned else 0.0
+    counted = f"{steps}/{now.planned}  "
+    time_left = "" if now.left_s is None else f"  {percent(share, 0)}  left {duration(now.left_s * 1e9, 2)}"
     energy = "" if now.left_j is None else f", {si(now.left_j, 'J', 2)}"
-    return [*_label("step"), (counted, _PLAIN), *_bar(share, 2 * _BAR, ascii_only), (left + energy, _PLAIN)]
+    return [*_label("step"), (counted, _PLAIN), *_bar(share, 2 * _BAR, ascii_only), (time_left + energy, _PLAIN)]
 
 
 def _speed(now: Now) -> list[Piece]:
@@ -169,12 +169,12 @@ def _shares(label: str, named: Sequence[Named], width: int, ascii_only: bool) ->
     for at in range(0, len(named), beside):
         line = _label(label if at == 0 else "")
         for name, share in named[at : at + beside]:
-            said = NOT_MEASURED if share is None else percent(share, 0)
+            share_text = NOT_MEASURED if share is None else percent(share, 0)
             short = name.removeprefix("core ")
             line += [
                 (f"{_cropped(short, 6):<7}", _DIM),
                 *_bar(share or 0.0, _BAR, ascii_only),
-                (f"{said:>6}   ", _PLAIN),
+                (f"{share_text:>6}   ", _PLAIN),
             ]
         yield line
 
@@ -259,7 +259,7 @@ def _cropped(text: str, room: int) -> str:
 def status_line(now: Now) -> str:
     """Step, speed, time left, power, memory, load and heat, as far as they are known."""
     pace = now.pace
-    known = [share for _, share in now.cores if share is not None]
+    shares = [share for _, share in now.cores if share is not None]
     hottest = max((value for _, value in now.temperatures if value is not None), default=None)
     parts = (
         now.name if now.simulated is None else f"{now.name} ({simulated_badge(now.simulated)})",
@@ -269,7 +269,7 @@ def status_line(now: Now) -> str:
         None if now.left_s is None else f"left {duration(now.left_s * 1e9, 2)}",
         None if now.left_j is None else f"{si(now.left_j, 'J', 2)} left",
         None if now.total_w is None else si(now.total_w, "W"),
-        f"cores {percent(sum(known) / len(known), 0)}" if known else None,
+        f"cores {percent(sum(shares) / len(shares), 0)}" if shares else None,
         None if now.resident_bytes is None else f"memory {bytes_(now.resident_bytes)}",
         None if hottest is None else f"{hottest:.0f} °C",
         *(f"{name} {amount(value, unit)}" for name, value, unit in now.others if value is not None),

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Union
 
+from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.report.table import Table
 
 
@@ -31,6 +32,11 @@ class Figure:
         from stepscope.report.charts.style import WIDE, draw_svg
 
         return draw_svg(self.chart(WIDE))
+
+    @property
+    def wide_or_failure(self) -> str | FailedPart:
+        """SVG text, or why it cannot be drawn: that costs the page this figure alone."""
+        return result_or_failed_part(lambda: self.wide)
 
 
 @dataclass(frozen=True)
@@ -80,15 +86,6 @@ class Items:
     rows: tuple[tuple[str, str], ...]
     heading: str = ""
     kind: ClassVar[str] = "items"
-
-
-@dataclass(frozen=True)
-class FoldedItems:
-    """A list of items that is closed until a reader opens it."""
-
-    heading: str
-    rows: tuple[tuple[str, str], ...]
-    kind: ClassVar[str] = "fold"
 
 
 @dataclass(frozen=True)
@@ -202,7 +199,7 @@ class Anatomy:
 
 
 Part = Union[  # noqa: UP007 - Python 3.10
-    Figure, KeyFigures, Table, Facts, Items, FoldedItems, More, TabbedViews, BottleneckAnswer, Shares, Bars, Note,
+    Figure, KeyFigures, Table, Facts, Items, More, TabbedViews, BottleneckAnswer, Shares, Bars, Note,
     Command, Icicle, Anatomy
 ]  # fmt: skip
 
@@ -228,8 +225,3 @@ def walk_parts(parts: Iterable[Part]) -> Iterator[Part]:
             yield from walk_parts(part.parts)
         elif isinstance(part, TabbedViews):
             yield from walk_parts(inner for _, inner in part.parts)
-
-
-def figure(chart: Callable[[int], Any], caption: str, name: str = "") -> Figure:
-    """A figure from a function that builds its altair chart for a width in px; `name`: one of the section's FIGURES."""
-    return Figure(chart, caption, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -33,12 +33,14 @@ def build(run: Run) -> Section:
     if ops.is_empty():
         return Section("no op was recorded after the warm-up")
     step = int(run.anatomy()["step"][0])
-    found = run.steps.filter(pl.col("step") == step)
-    length = int(found["t1_ns"][0]) - int(found["t0_ns"][0])
+    step_row = run.steps.filter(pl.col("step") == step)
+    length = int(step_row["t1_ns"][0]) - int(step_row["t0_ns"][0])
     tracks = step_tracks(run, step)
     drawn = ops.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True).head(_MOST_OPS)
     drawn = drawn.sort("lane", "start_ns", "level")
-    data = {"step": step, "length": length, **_lanes(drawn), "tracks": [*_tracks(tracks, step)]}
+    names = {line.key: line.name for line in run.rails.lines}
+    inside = {line.name: names.get(line.parent or "") for line in run.rails.lines}
+    data = {"step": step, "length": length, **_lane_columns(drawn), "tracks": [*_track_rows(tracks, step, inside)]}
     calls = plural(len(ops), "op call")
     text = f"Step {step}, the profiled step nearest to the median, as recorded: {duration(length)}, {calls}. "
     caption = text + _caption(ops, len(ops) - len(drawn), tracks, step)
@@ -71,11 +73,11 @@ def _caption(ops: pl.DataFrame, excluded: int, tracks: pl.DataFrame, step: int) 
     return " ".join(parts)
 
 
-def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
+def _lane_columns(ops: pl.DataFrame) -> dict[str, Any]:
     """Columns of the ops, with names as numbers into lists: a step has few names and many op calls."""
     names, modules = ops["name"].unique(maintain_order=True), ops["module"].drop_nulls().unique(maintain_order=True)
     place = {module: at for at, module in enumerate(modules)}
-    called = {text: at for at, text in enumerate(names)}
+    number_of_name = {text: at for at, text in enumerate(names)}
     lines = ops["source"].drop_nulls().unique(maintain_order=True)
     line = {text: at for at, text in enumerate(lines)}
     lanes = ops.group_by("lane", "label", maintain_order=True).agg(levels=pl.col("level").max() + 1)
@@ -91,7 +93,7 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
             "level": ops["level"].to_list(),
             "start": ops["start_ns"].to_list(),
             "length": (ops["end_ns"] - ops["start_ns"]).to_list(),
-            "name": [called[op] for op in ops["name"]],
+            "name": [number_of_name[op] for op in ops["name"]],
             "module": [place.get(op, -1) for op in ops["module"]],
             "source": [line.get(op, -1) for op in ops["source"]],
             "phase": [phases.index(op) for op in ops["phase"]],
@@ -101,17 +103,22 @@ def _lanes(ops: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
-    """Rails and cores a row each; live memory as one row of categories on top of each other."""
-    rails = _rails(tracks.filter(pl.col("track") == "power"))
+def _track_rows(
+    tracks: pl.DataFrame, step: int, inside: Mapping[str, str | None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rails and cores a row each; live memory as one row of categories on top of each other.
+
+    inside: the rail that contains each; None where rails are not stacked.
+    """
     for track, most in _MOST_TRACKS.items():
         rows = tracks.filter(pl.col("track") == track)
-        if track == "power" and rails is not None:
-            inside, stack = rails
-            yield from _tracks(rows.filter(~pl.col("name").is_in(inside)), step)
-            yield stack
+        if track == "power" and inside is not None:
+            stacks = [*_rail_stacks(rows, inside)]
+            stacked_names = [name for names, _ in stacks for name in names]
+            yield from _track_rows(rows.filter(~pl.col("name").is_in(stacked_names)), step)
+            yield from (row for _, row in stacks)
             continue
-        if track == "core" and (stacked := _cores(rows)) is not None:
+        if track == "core" and (stacked := _core_stack(rows)) is not None:
             yield stacked
             continue
         for number, ((label, kind), frame) in enumerate(rows.group_by(["name", "kind"], maintain_order=True)):
@@ -121,38 +128,41 @@ def _tracks(tracks: pl.DataFrame, step: int) -> Iterator[dict[str, Any]]:
             of = " of ops" if track == OPERATOR_POWER else ""
             text = f"{str(label).replace(':', ' ')}{of}{'' if kind == 'measured' else f' ({kind})'}"
             layers = (
-                [*_layers(frame)]
+                [*_certainty_layers(frame)]
                 if of
-                else [_layer("", "load" if track == "core" else _COLOUR[str(kind)], frame["value"])]
+                else [_track_layer("", "load" if track == "core" else _COLOUR[str(kind)], frame["value"])]
             )
             yield {**_track_header(frame, text, track), "top": top, "layers": layers}
     memory = tracks.filter(pl.col("track") == "memory")
     if not memory.is_empty():
-        yield _stacked(memory, step)
+        yield _memory_row(memory, step)
 
 
-def _rails(power: pl.DataFrame) -> tuple[list[str], dict[str, Any]] | None:
-    """The rails beside the largest on top of each other in one row, where they were read together; else None."""
+def _rail_stacks(power: pl.DataFrame, inside: Mapping[str, str | None]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Yield the rails beside the largest that lie in the same one, where they were read together, and their row.
+
+    inside: the rail that contains each. A rail and what lies inside it are never added.
+    """
     grouped = power.group_by(["name", "kind"], maintain_order=True)
     frames = [(str(rail), str(kind), frame) for (rail, kind), frame in grouped]
     frames.sort(key=lambda rail: -float(rail[2]["value"].fill_null(0.0).to_numpy().mean()))
-    others = frames[1:]
-    spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, _, frame in others}
-    if not 1 < len(others) <= _MOST_STACKED or len(spans) != 1:
-        return None
-    named = [(rail.replace(":", " "), f"rail-{number}", frame) for number, (rail, _, frame) in enumerate(others, 1)]
-    layers, whole = _stack_layers(named)
-    kind = others[0][1]
-    label = f"other rails{'' if kind == 'measured' else f' ({kind})'}"
-    top = float(whole.to_numpy().max()) * 1.05 or 1.0
-    return [rail for rail, _, _ in others], {
-        **_track_header(others[0][2], label, "power"),
-        "top": top,
-        "layers": layers,
-    }
+    siblings: dict[tuple[str | None, str], list[tuple[str, pl.DataFrame]]] = {}
+    for rail, kind, frame in frames[1:]:
+        siblings.setdefault((inside.get(rail), kind), []).append((rail, frame))
+    for (parent, kind), rails in siblings.items():
+        spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, frame in rails}
+        if not 1 < len(rails) <= _MOST_STACKED or len(spans) != 1:
+            continue
+        named = [(rail.replace(":", " "), f"rail-{number}", frame) for number, (rail, frame) in enumerate(rails, 1)]
+        layers, whole = _stack_layers(named)
+        what = "other rails" if parent in (None, frames[0][0]) else f"rails inside {parent.replace(':', ' ')}"
+        label = f"{what}{'' if kind == 'measured' else f' ({kind})'}"
+        top = float(whole.to_numpy().max()) * 1.05 or 1.0
+        header = _track_header(rails[0][1], label, "power")
+        yield [rail for rail, _ in rails], {**header, "top": top, "layers": layers}
 
 
-def _cores(rows: pl.DataFrame) -> dict[str, Any] | None:
+def _core_stack(rows: pl.DataFrame) -> dict[str, Any] | None:
     """All cores on top of each other in one row, where they were read together; else None."""
     frames = [(str(core), frame) for (core,), frame in rows.group_by(["name"], maintain_order=True)]
     spans = {(tuple(frame["start_ns"]), tuple(frame["end_ns"])) for _, frame in frames}
@@ -168,22 +178,24 @@ def _stack_layers(frames: Iterable[tuple[str, str, pl.DataFrame]]) -> tuple[list
     """Layers with a name and a colour each, every one on top of those before it; and their sum."""
     layers: list[dict[str, Any]] = []
     whole: pl.Series | None = None
-    for called, colour, frame in frames:
+    for name, colour, frame in frames:
         values = frame["value"].fill_null(0.0)
-        layer = _layer(called, colour, values)
+        layer = _track_layer(name, colour, values)
         layers.append(layer if whole is None else {**layer, "below": _rounded_values(whole)})
         whole = values if whole is None else whole + values
     assert whole is not None, "there is at least one"
     return layers, whole
 
 
-def _layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+def _certainty_layers(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Power of ops that is known to 30 %, and what is less sure beside it."""
-    for said, colour, shown in (("known to 30 %", "power", True), ("less sure", "other", False)):
-        yield _layer(said, colour, frame.select(pl.when(known=shown).then("value").otherwise(0.0)).to_series())
+    for certainty, colour, is_known in (("known to 30 %", "power", True), ("less sure", "other", False)):
+        yield _track_layer(
+            certainty, colour, frame.select(pl.when(known=is_known).then("value").otherwise(0.0)).to_series()
+        )
 
 
-def _layer(name: str, colour: str, values: pl.Series) -> dict[str, Any]:
+def _track_layer(name: str, colour: str, values: pl.Series) -> dict[str, Any]:
     return {"name": name, "colour": colour, "values": _rounded_values(values)}
 
 
@@ -192,14 +204,15 @@ def _track_header(frame: pl.DataFrame, label: str, track: str) -> dict[str, Any]
     return {"track": track, "label": label, "unit": frame["unit"][0], **spans}
 
 
-def _stacked(memory: pl.DataFrame, step: int) -> dict[str, Any]:
-    seen = int(memory["step"][0])
-    held = [category for category in CATEGORIES if category in set(memory["name"])]
+def _memory_row(memory: pl.DataFrame, step: int) -> dict[str, Any]:
+    step_of_memory = int(memory["step"][0])
+    categories = [category for category in CATEGORIES if category in set(memory["name"])]
     layers, whole = _stack_layers(
-        (category_label(category), f"held-{category}", memory.filter(pl.col("name") == category)) for category in held
+        (category_label(category), f"held-{category}", memory.filter(pl.col("name") == category))
+        for category in categories
     )
-    first = memory.filter(pl.col("name") == held[0])
-    other = "" if seen == step else f" of step {seen}"
+    first = memory.filter(pl.col("name") == categories[0])
+    other = "" if step_of_memory == step else f" of step {step_of_memory}"
     top = float(whole.to_numpy().max()) or 1.0
     return {**_track_header(first, f"live tensors{other}", "memory"), "top": top, "layers": layers}
 

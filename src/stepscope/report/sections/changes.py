@@ -21,18 +21,22 @@ _FIRST = ("helps", "code")  # tables that are not closed
 
 def build(run: Run) -> Section:
     """The measured table, or names without a gain and the command that would measure them."""
-    found = what_to_change(run)
-    gain = (Note(found.gain),) if found.gain else ()
-    if not found.tables:
-        command = (Note("To measure them:"), Command(found.command)) if found.command else ()
-        shown = (Items(found.untried), *command) if found.untried else command
-        return Section(found.sentence, (*gain, *shown), closed=not gain)
-    first = [table for table in found.tables if table.name in _FIRST]
-    rest = [table for table in found.tables if table.name not in _FIRST]
-    closed = (More("The check at the end, and changes without a certain gain", tuple(_parts(rest))),) if rest else ()
-    command = (Note("Measured with:"), Command(found.command)) if found.command else ()
-    shown = (*gain, *_parts(first), *closed, *command)
-    return Section(found.sentence, shown, closed=not first and not gain)
+    changes = what_to_change(run)
+    gain = (Note(changes.gain),) if changes.gain else ()
+    if not changes.tables:
+        command = (Note("To measure them:"), Command(changes.command)) if changes.command else ()
+        parts = (Items(changes.untried), *command) if changes.untried else command
+        return Section(changes.sentence, (*gain, *parts), closed=not gain)
+    first = [table for table in changes.tables if table.name in _FIRST]
+    further_tables = [table for table in changes.tables if table.name not in _FIRST]
+    closed = (
+        (More("The check at the end, and changes without a certain gain", tuple(_parts(further_tables))),)
+        if further_tables
+        else ()
+    )
+    command = (Note("Measured with:"), Command(changes.command)) if changes.command else ()
+    parts = (*gain, *_parts(first), *closed, *command)
+    return Section(changes.sentence, parts, closed=not first and not gain)
 
 
 def _parts(tables: Iterable[ResultTable]) -> Iterator[Part]:

@@ -15,7 +15,7 @@ from stepscope.analysis.summary import (
     resolution_sentences,
 )
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Items, Part, Section, figure
+from stepscope.report.page.parts import Figure, Items, Part, Section
 from stepscope.report.table import (
     Cell,
     Column,
@@ -27,7 +27,7 @@ from stepscope.report.table import (
     text_column,
     verdict_column,
 )
-from stepscope.units import amount, page_name
+from stepscope.units import amount, capitalize_first, page_name
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -57,7 +57,7 @@ def build(run: Run) -> Section:
     if len(modules):
         parts.append(_modules(modules, rails[1:], batch))
     sentences = [*between_steps_sentences(kinds, rail), *resolution_sentences(run.energy_resolution())]
-    parts.append(Items(tuple((f"{text[:1].upper()}{text[1:]}.", "") for text in sentences), "What the rails can tell"))
+    parts.append(Items(tuple((f"{capitalize_first(text)}.", "") for text in sentences), "What the rails can tell"))
     return Section(_lede(run), tuple(parts), closed=True)
 
 
@@ -138,4 +138,4 @@ def _components(wholes: pl.DataFrame) -> Part:
         "Energy of a step by rail, gross: what it draws above idle, and what it would draw without any training. "
         "'Idle unknown': nothing was read before the training began."
     )
-    return figure(lambda width: chart.build_energy(frame, width), caption, FIGURES[0])
+    return Figure(lambda width: chart.build_energy(frame, width), caption, FIGURES[0])

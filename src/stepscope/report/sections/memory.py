@@ -19,7 +19,7 @@ from stepscope.analysis.process_scopes import (
     scope_name,
 )
 from stepscope.report.charts import memory as chart
-from stepscope.report.page.parts import Command, KeyFigure, KeyFigures, Note, Part, Section, figure
+from stepscope.report.page.parts import Command, Figure, KeyFigure, KeyFigures, Note, Part, Section
 from stepscope.units import amount, interval
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def build(run: Run) -> Section:
         return Section("it was not sampled in this run", tuple(parts), closed=True)
     drawn = pl.concat(lines)
     caption = "Where readings are denser than the drawing, the largest is drawn. A broken line is a gap."
-    parts.append(figure(lambda width: chart.build_memory(drawn, width), caption, FIGURES[0]))
+    parts.append(Figure(lambda width: chart.build_memory(drawn, width), caption, FIGURES[0]))
     command = None if has_several_processes(run) else fit_command(run.meta)  # it predicts one process
     if command is not None:
         parts += [Note("What the training alone takes, without this recording and before it runs:"), Command(command)]
@@ -59,8 +59,8 @@ def build(run: Run) -> Section:
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
     no_child = (pl.col("scope") == CHILDREN) & (pl.col("value") == 0)
     of_rank = pl.lit(bool(run.part_folders)) & pl.col("scope").str.starts_with(RANK)  # in the table of ranks
-    shown = pl.col("value").is_not_null() & ~no_child & ~of_rank
-    metrics = run.metrics().filter(shown).sort("metric", maintain_order=True)
+    is_headline = pl.col("value").is_not_null() & ~no_child & ~of_rank
+    metrics = run.metrics().filter(is_headline).sort("metric", maintain_order=True)
     for row in metrics.filter(pl.col("metric").is_in(list(_HEADLINES))).iter_rows(named=True):
         source = _SOURCES.get(row["source"], row["source"])
         label = f"{_HEADLINES[row['metric']]}, {source}{_scope_suffix(row['scope'])}"
@@ -88,8 +88,8 @@ def _lines(run: Run, name: str, label: str) -> Iterator[pl.DataFrame]:
 
 def _scope_suffix(scope: str) -> str:
     """Behind a name: whose memory it is, where it is not that of the only training process."""
-    said = {WATCHED: "", CHILDREN: "child processes", ALL: "all processes"}.get(scope, scope.replace(":", " "))
-    return f", {said}" if said else ""
+    owner = {WATCHED: "", CHILDREN: "child processes", ALL: "all processes"}.get(scope, scope.replace(":", " "))
+    return f", {owner}" if owner else ""
 
 
 def _line(read: pl.DataFrame, start_ns: int, series: str) -> pl.DataFrame:

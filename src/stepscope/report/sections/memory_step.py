@@ -11,10 +11,10 @@ from stepscope.analysis.memory.events import Peak, allocated_by_op, categories_o
 from stepscope.analysis.summary import COMPUTED, PEAK, process_parts, reserved_bytes
 from stepscope.report.charts import memory as over_time
 from stepscope.report.charts import memory as treemap
-from stepscope.report.page.parts import Facts, KeyFigure, KeyFigures, More, Note, Part, Section, figure
+from stepscope.report.page.parts import Facts, Figure, KeyFigure, KeyFigures, More, Note, Part, Section
 from stepscope.report.table import Cell, Column, Row, Table, number_column, text_column
-from stepscope.report.text import allocation_site
-from stepscope.units import amount, category_label, number, percent
+from stepscope.report.terminal_report import allocation_site
+from stepscope.units import amount, capitalize_first, category_label, number, percent
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -38,7 +38,7 @@ def build(run: Run) -> Section:
     )
     modules = live_by_module(peak.tensors)
     drawn = series.filter(pl.col("category").is_in(_non_empty_series(series)))
-    shown = figure(
+    chart_of_step = Figure(
         lambda width: over_time.build_step_memory(drawn, width),
         f"Step {peak.step}, of the steps whose allocations were recorded the one with the highest peak. Areas add "
         "up to all live tensors.",
@@ -46,7 +46,7 @@ def build(run: Run) -> Section:
     )
     more: list[Part] = [
         KeyFigures(tuple(_key_figures(run, peak))),
-        figure(
+        Figure(
             lambda width: treemap.build_treemap(modules, width),
             "The peak: area is bytes. The largest of a layer has its name, those beside it their category.",
             FIGURES[1],
@@ -58,14 +58,14 @@ def build(run: Run) -> Section:
     if peak.residual_bytes:
         more.append(Note(f"{percent(peak.residual_share, 2)} of the peak is unattributed."))
     holds = More("Who holds it: categories, layers, tensors, operators", tuple(more))
-    parts: tuple[Part, ...] = (holds,) if peak.computed else (shown, holds)
+    parts: tuple[Part, ...] = (holds,) if peak.computed else (chart_of_step, holds)
     return Section(_lede(peak), parts, closed=True)
 
 
 def _lede(peak: Peak) -> str:
     where = f", reached by {allocation_site(peak.op, peak.module)}" if peak.op else ""
     if peak.computed:
-        return f"{amount(peak.bytes, 'B')} of tensors are live at the peak{where}. {COMPUTED.capitalize()}."
+        return f"{amount(peak.bytes, 'B')} of tensors are live at the peak{where}. {capitalize_first(COMPUTED)}."
     return f"{amount(peak.bytes, 'B')} of tensors are live at the peak of step {peak.step}{where}."
 
 
@@ -78,12 +78,12 @@ def _non_empty_series(series: pl.DataFrame) -> list[str]:
 def _key_figures(run: Run, peak: Peak) -> Iterator[KeyFigure]:
     yield KeyFigure("Live at the peak", amount(peak.bytes, "B"), note=f"on {peak.device}")
     for name, size, share in peak.categories.iter_rows():
-        yield KeyFigure(category_label(name).capitalize(), amount(size, "B"), note=percent(share))
-    held = reserved_bytes(run).get(peak.device)
-    if held is not None:
+        yield KeyFigure(capitalize_first(category_label(name)), amount(size, "B"), note=percent(share))
+    reserved = reserved_bytes(run).get(peak.device)
+    if reserved is not None:
         cpu = peak.device == "cpu"
         note = "at least; also Python's and torch's own blocks" if cpu else "the most of the profiled steps"
-        yield KeyFigure("Reserved by the allocator", amount(held, "B"), note=note)
+        yield KeyFigure("Reserved by the allocator", amount(reserved, "B"), note=note)
 
 
 def _tensors(peak: Peak) -> Table:

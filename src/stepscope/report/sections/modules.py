@@ -22,8 +22,8 @@ from stepscope.report.table import (
     shares_sentence,
     text_column,
 )
-from stepscope.report.text_tables import SHARED, SHARED_UPDATES
-from stepscope.units import NOT_MEASURED, count, milliseconds, page_name, si
+from stepscope.report.terminal_tables import SHARED, SHARED_UPDATES
+from stepscope.units import NOT_MEASURED, capitalize_first, count, milliseconds, page_name, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -55,7 +55,7 @@ def build(run: Run) -> Section:
     if inside["optimizer_ns"].null_count() == len(inside):
         parts.append("Time of the optimizer could not be divided by layer.")
     elif inside["optimizer_shared"].any():
-        parts.append(f"{SHARED_UPDATES[:1].upper()}{SHARED_UPDATES[1:]}.")
+        parts.append(f"{capitalize_first(SHARED_UPDATES)}.")
     table = _table(run, modules)
     views: list[tuple[str, Part]] = []
     if len(inside):
@@ -88,14 +88,14 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
     on_device = bool(layers["device_ns"].sum())  # what the step waits for, so it comes first
     of_cpu: _Quantity = ("time", "CPU time" if on_device else "Time", "ns", "total_ns", times, ("low_ns", "high_ns"))
     of_device: _Quantity = ("kernels", "Kernels", "ns", "device_ns", [], ())
-    known: tuple[_Quantity, ...] = (
+    quantities: tuple[_Quantity, ...] = (
         *((of_device, of_cpu) if on_device else (of_cpu,)),
         ("energy", _energy_title(run), "J", "joules", joules, ("joules_low", "joules_high")),
         ("memory", f"Memory at peak{_computed(run)}", "B", "live_bytes", [], ()),
         ("rate", "FLOP/s", "FLOP/s", "flops_per_s", [], ()),
         ("attained", "Of attainable", "1", "attained", [], ()),
     )
-    for key, title, unit, column, parts, bounds in known:
+    for key, title, unit, column, parts, bounds in quantities:
         columns = layers.select(column, *parts, *bounds)
         rows = [
             None
@@ -107,7 +107,7 @@ def _metrics(run: Run, layers: pl.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _energy_title(run: Run) -> str:
-    return " ".join([*energy_kinds(run), "energy"]).capitalize()
+    return capitalize_first(" ".join([*energy_kinds(run), "energy"]))
 
 
 def _computed(run: Run) -> str:
@@ -120,13 +120,13 @@ def _rounded_interval(values: Sequence[float | None]) -> list[float | None] | No
 
 def _icicle(run: Run, inside: pl.DataFrame) -> Icicle:
     """The dearest subtrees; a parent is never cheaper than its child, so none is orphaned."""
-    kept = inside
+    visible = inside
     if len(inside) > _MOST_CELLS:
         least = inside["tree_total_ns"].sort(descending=True)[_MOST_CELLS]
-        kept = inside.filter(pl.col("tree_total_ns") > least)
-    place = {name: index for index, name in enumerate(kept["module"])}
-    rows = [_icicle_row(row, place) for row in kept.iter_rows(named=True)]
-    excluded = len(inside) - len(kept)
+        visible = inside.filter(pl.col("tree_total_ns") > least)
+    place = {name: index for index, name in enumerate(visible["module"])}
+    rows = [_icicle_row(row, place) for row in visible.iter_rows(named=True)]
+    excluded = len(inside) - len(visible)
     caption = f"{_CAPTION} The {excluded:,} smallest modules are not drawn." if excluded else _CAPTION
     return Icicle(_FIELDS, rows, tuple(_layers(run, place)), caption, FIGURES[0])
 
@@ -143,10 +143,10 @@ def _layers(run: Run, place: dict[str, int]) -> Iterator[Layer]:
     for (key, unit), rows in module_quantities(run).group_by(["quantity", "unit"], maintain_order=True):
         if float(rows["total"].fill_null(0).sum()) <= 0:
             continue
-        found: list[list[float | None] | None] = [None] * len(place)
+        values: list[list[float | None] | None] = [None] * len(place)
         for row in rows.filter(pl.col("module").is_in(list(place))).iter_rows(named=True):
-            found[place[row["module"]]] = [_rounded(row[field]) for field in _VALUES]
-        yield Layer(str(key), titles[str(key)], str(unit), rows["source"][0], found)
+            values[place[row["module"]]] = [_rounded(row[field]) for field in _VALUES]
+        yield Layer(str(key), titles[str(key)], str(unit), rows["source"][0], values)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -186,8 +186,10 @@ def _table(run: Run, modules: pl.DataFrame) -> Table:
     caption = "Of a step. Self times, with the time outside any layer and the framework overhead, add up to it."
     caption += shares_sentence(modules.iter_rows(named=True))
     if len(ordered) > _MOST_ROWS:
-        rest = float(ordered.slice(_MOST_ROWS)["total_ns"].sum())  # a module that is never called has null
-        caption += f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(rest)} ms together, are not listed."
+        remaining_ns = float(ordered.slice(_MOST_ROWS)["total_ns"].sum())  # a module that is never called has null
+        caption += (
+            f" {len(ordered) - _MOST_ROWS:,} smaller modules, {milliseconds(remaining_ns)} ms together, are not listed."
+        )
     return Table.from_rows("modules", columns, rows.iter_rows(named=True), caption)
 
 
@@ -203,8 +205,8 @@ _MORE = (  # title, column of `Run.layers`, unit, meaning
 
 
 def _layer_cell(row: Row) -> Cell:
-    said = OUTSIDE if row["module"] is None else row["module"] or "(the model)"
-    return Cell(page_name(said), page_name(row["module"] or ""))
+    name = OUTSIDE if row["module"] is None else row["module"] or "(the model)"
+    return Cell(page_name(name), page_name(row["module"] or ""))
 
 
 def _optimizer_cell(row: Row) -> Cell:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stepscope.analysis.caveats import GROUPS
-from stepscope.report.page.parts import FoldedItems, Items, Part, Section
+from stepscope.report.page.parts import Items, More, Part, Section
+from stepscope.units import capitalize_first
 
 if TYPE_CHECKING:
     from stepscope.analysis.caveats import NotMeasured
@@ -29,31 +30,27 @@ def build(run: Run) -> Section:
 def _parts_by_group(missing: list[NotMeasured]) -> Iterator[Part]:
     for group in GROUPS:
         rows = tuple(
-            (_capitalise_first(_underscores_to_spaces(e.what)), _why(e.why, e.remedy))
+            (capitalize_first(_underscores_to_spaces(e.what)), _why(e.why, e.remedy))
             for e in missing
             if e.group == group
         )
         if rows:
-            yield Items(rows, _capitalise_first(group))
+            yield Items(rows, capitalize_first(group))
 
 
 def _details(missing: list[NotMeasured]) -> Iterator[Part]:
     rows = tuple(
-        (_capitalise_first(_underscores_to_spaces(entry.what)), f"{_capitalise_first(entry.detail)}.")
+        (capitalize_first(_underscores_to_spaces(entry.what)), f"{capitalize_first(entry.detail)}.")
         for entry in missing
         if entry.detail
     )
     if rows:
-        yield FoldedItems("Where Stepscope looked", rows)
+        yield More("Where Stepscope looked", (Items(rows),))
 
 
 def _underscores_to_spaces(what: str) -> str:
     return what.replace("_", " ")
 
 
-def _capitalise_first(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _why(why: str, remedy: str | None) -> str:
-    return f"{_capitalise_first(why)}. To change it: {remedy}." if remedy else f"{_capitalise_first(why)}."
+    return f"{capitalize_first(why)}. To change it: {remedy}." if remedy else f"{capitalize_first(why)}."

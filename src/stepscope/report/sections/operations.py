@@ -59,6 +59,8 @@ def _table(kinds: pl.DataFrame, phases: list[str]) -> Table:
     caption += "Self times on the CPU, with framework overhead, add up to the step."
     caption += shares_sentence(kinds.iter_rows(named=True))
     if len(kinds) > _MOST_ROWS:
-        rest = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
-        caption += f" {len(kinds) - _MOST_ROWS:,} smaller kinds, {milliseconds(rest)} ms together, are not listed."
+        remaining_ns = kinds.slice(_MOST_ROWS)["total_ns"].to_numpy().sum()
+        caption += (
+            f" {len(kinds) - _MOST_ROWS:,} smaller kinds, {milliseconds(remaining_ns)} ms together, are not listed."
+        )
     return Table.from_rows("operations", columns, kinds.head(_MOST_ROWS).iter_rows(named=True), caption)

@@ -29,16 +29,20 @@ _COLUMNS = (
 
 def build(run: Run) -> Section:
     """A row an operator and channel."""
-    found = run.utilisation(by="kind")
-    known = found.filter(pl.col("mean").is_not_null())
-    known = known.sort(pl.col("verdict") == "not identifiable", maintain_order=True)  # what cannot be told has no place
-    if known.is_empty():
+    utilisation = run.utilisation(by="kind")
+    ordered = utilisation.filter(pl.col("mean").is_not_null())
+    ordered = ordered.sort(
+        pl.col("verdict") == "not identifiable", maintain_order=True
+    )  # what cannot be told has no place
+    if ordered.is_empty():
         why = (
-            "no use of CPU, GPU or memory was sampled beside the operators" if found.is_empty() else found["reason"][0]
+            "no use of CPU, GPU or memory was sampled beside the operators"
+            if utilisation.is_empty()
+            else utilisation["reason"][0]
         )
         return Section(why if run.channels else "")
     lede = "CPU utilisation of the process in cores, and shares of GPU and memory controller, while each operator ran."
-    parts = (Table.from_rows("use-of-ops", _COLUMNS, known.head(_MOST_ROWS).iter_rows(named=True)),)
+    parts = (Table.from_rows("use-of-ops", _COLUMNS, ordered.head(_MOST_ROWS).iter_rows(named=True)),)
     return Section(f"{lede} By the same regression as the energy.", parts, closed=True)
 
 

@@ -26,7 +26,7 @@ _LABELS = {
 def build(run: Run) -> Section:
     """Every row of `run.overhead()`; what could not be compared is said in words."""
     rows = run.overhead()
-    known = rows.filter(pl.col("value").is_not_null())
+    measured = rows.filter(pl.col("value").is_not_null())
     figures = tuple(
         KeyFigure(
             _LABELS.get(row["metric"], row["metric"].replace("_", " ")),
@@ -34,7 +34,7 @@ def build(run: Run) -> Section:
             interval_of_value(row["value"], row["low"], row["high"], row["unit"]),
             row["note"] or "",
         )
-        for row in known.iter_rows(named=True)
+        for row in measured.iter_rows(named=True)
     )
     reasons = rows.filter(pl.col("value").is_null())["note"].unique(maintain_order=True)
     parts: list[Part] = [KeyFigures(figures)] if figures else []

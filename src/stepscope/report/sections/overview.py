@@ -16,8 +16,10 @@ from stepscope.analysis.time.tables import UNPROFILED, phases_by_step
 from stepscope.analysis.verdict import TITLES
 from stepscope.quantities import find_quantity, simulated_badge, sort_metrics
 from stepscope.report.charts import steps as chart
+from stepscope.report.first_screen import advice_sentences, phase_name
 from stepscope.report.page.parts import (
     BottleneckAnswer,
+    Figure,
     KeyFigure,
     KeyFigures,
     More,
@@ -25,9 +27,7 @@ from stepscope.report.page.parts import (
     Part,
     Section,
     Shares,
-    figure,
 )
-from stepscope.report.screen import advice_sentences, phase_name
 from stepscope.report.table import (
     SHARE_MEANING,
     Cell,
@@ -38,11 +38,12 @@ from stepscope.report.table import (
     share_cell,
     shares_sentence,
 )
-from stepscope.report.text_tables import short_source
+from stepscope.report.terminal_tables import short_source
 from stepscope.units import (
     NOT_MEASURED,
     ROW_LABELS,
     amount,
+    capitalize_first,
     duration,
     interval_of_value,
     milliseconds,
@@ -74,38 +75,40 @@ _PREFERRED = (pl.col("scope") == CHILDREN, ~pl.col("source").is_in(["peak_rss", 
 
 def build(run: Run) -> Section:
     """Headline numbers, bottleneck with its evidence, phases; every number of the run closed below."""
-    found = run.verdict()
-    first = found.causes[0] if found.causes else None
-    title = found.why or found.sentence if first is None else f"{TITLES[first.bound]}: {first.name}"
+    verdict = run.verdict()
+    first = verdict.causes[0] if verdict.causes else None
+    title = verdict.why or verdict.sentence if first is None else f"{TITLES[first.bound]}: {first.name}"
     answer = BottleneckAnswer(
         title=without_long_words(title),
         confidence="" if first is None else first.confidence,
-        evidence=() if first is None else tuple(_capitalise_first(entry.text) for entry in first.evidence[:_EVIDENCE]),
-        cautions=tuple(said for said in found.cautions if not said.startswith(simulated_badge(run.simulated) or "\0")),
-        next=tuple(_COMMAND.sub(r"`\1`", said) for said in advice_sentences(run)[:_NEXT]),
+        evidence=() if first is None else tuple(capitalize_first(entry.text) for entry in first.evidence[:_EVIDENCE]),
+        cautions=tuple(
+            caution for caution in verdict.cautions if not caution.startswith(simulated_badge(run.simulated) or "\0")
+        ),
+        next=tuple(_COMMAND.sub(r"`\1`", advice) for advice in advice_sentences(run)[:_NEXT]),
         fits=_memory_fit_sentence(run),
         layer=_most_expensive(run),
     )
-    shown, every = tuple(headlines(run)), tuple(_key_figures(run))
+    headline_figures, every = tuple(headlines(run)), tuple(_key_figures(run))
     phases = run.phases()
     parts: list[Part] = [
-        *([KeyFigures(shown)] if shown else []),
+        *([KeyFigures(headline_figures)] if headline_figures else []),
         answer,
         *_shares(phases),
         *_phases_by_step_figure(run),
     ]
     more: list[Part] = [*([KeyFigures(every)] if every else []), *_by_phase(phases), *_phase_table(run)]
     if first is not None:
-        more.insert(0, Note(without_long_words(found.sentence)))
+        more.insert(0, Note(without_long_words(verdict.sentence)))
     return Section("", (*parts, *([More("Every headline number, and the phases", tuple(more))] if more else [])))
 
 
 def headlines(run: Run) -> Iterator[KeyFigure]:
     """The few numbers that answer how fast and at what cost."""
     rows = headline(run)
-    known = {row.metric for row in rows}
+    metrics = {row.metric for row in rows}
     unknown = [KeyFigure("Energy per step", NOT_MEASURED, note=_why_no_energy(run))]
-    unknown = [] if "energy_per_step" in known or not len(run.steps) else unknown
+    unknown = [] if "energy_per_step" in metrics or not len(run.steps) else unknown
     for row in rows:
         note = row.note if row.metric in ("temperature", "accuracy", "throughput") else ""
         note = f"of {amount(row.whole, row.unit)}" if row.whole else note
@@ -123,10 +126,10 @@ def _why_no_energy(run: Run) -> str:
 
 def _memory_fit_sentence(run: Run) -> str:
     """Whether common sizes of memory hold the training; why that cannot be told; nothing where nothing trained."""
-    said = fits_sentence(run)
-    if said is None and len(run.steps):
+    sentence = fits_sentence(run)
+    if sentence is None and len(run.steps):
         return "Cannot tell, because the memory of the process was not sampled: `stepscope fit` predicts it"
-    return _capitalise_first(said or "")
+    return capitalize_first(sentence or "")
 
 
 def _most_expensive(run: Run) -> str:
@@ -157,19 +160,15 @@ def _share(share: float | None) -> str:
     return percent(share, 0 if share is None or share >= _SMALL_LAYER else 1)
 
 
-def _capitalise_first(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
-
-
 def _key_figures(run: Run) -> Iterator[KeyFigure]:
     of_a_rank = pl.col("scope").str.starts_with(RANK) | (pl.col("scope") == LAUNCHER)  # in the table of ranks
     metrics = run.metrics().filter(pl.col("value").is_not_null() & ~of_a_rank)
     for metric in sort_metrics(metrics["metric"]):
         rows = metrics.filter(pl.col("metric") == metric).sort(*_PREFERRED, maintain_order=True)
-        known = find_quantity(metric, rows["unit"][0])
-        for row in rows.head(len(rows) if known.plain else int(known.headline)).iter_rows(named=True):
+        definition = find_quantity(metric, rows["unit"][0])
+        for row in rows.head(len(rows) if definition.plain else int(definition.headline)).iter_rows(named=True):
             of = "" if row["scope"] in _WHOLE else _SAID.get(row["scope"], f", {row['scope'].replace(':', ' ')}")
-            yield _key_figure(row, f"{known.label}{of}", known.shown_unit)
+            yield _key_figure(row, f"{definition.label}{of}", definition.shown_unit)
     accuracy = (run.meta.get("result") or {}).get("accuracy")
     if isinstance(accuracy, int | float):
         yield KeyFigure("Accuracy on test data", percent(accuracy), note=_data(run))
@@ -188,9 +187,9 @@ def _data(run: Run) -> str:
 def _shares(phases: pl.DataFrame) -> Iterator[Part]:
     """The step by phase as one bar with its shares; what is below 0 (threads overlap) is in the table only."""
     rows = phases.filter(pl.col("share") > 0).iter_rows(named=True)
-    shown = tuple((phase_name(row["phase"], phases), row["phase"], row["share"]) for row in rows)
-    if shown:
-        yield Shares("Where the step goes", shown)
+    shares = tuple((phase_name(row["phase"], phases), row["phase"], row["share"]) for row in rows)
+    if shares:
+        yield Shares("Where the step goes", shares)
 
 
 def _phases_by_step_figure(run: Run) -> Iterator[Part]:
@@ -212,7 +211,7 @@ def _phases_by_step_figure(run: Run) -> Iterator[Part]:
     cut = f" Steps longer than {_TALLEST:g} times the median are cut off." if float(lengths.max() or 0) > top else ""  # type: ignore[arg-type]
     grey = " Coloured: profiled. Grey: only timed." if (parts["phase"] == UNPROFILED).any() else ""
     caption = f"{which} after warm-up, in order, as they ran.{grey}{cut}"
-    yield figure(lambda width: chart.build_step_phases(drawn, top, width), caption, FIGURES[1])
+    yield Figure(lambda width: chart.build_step_phases(drawn, top, width), caption, FIGURES[1])
 
 
 def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
@@ -224,7 +223,7 @@ def _by_phase(phases: pl.DataFrame) -> Iterator[Part]:
     )
     drawn = drawn.with_columns(t0_ms=pl.col("t1_ms") - pl.col("ns") / 1e6, hover=_hover())
     caption = "Where the step goes, as it runs without the profiler."
-    yield figure(
+    yield Figure(
         lambda width: chart.build_phases(drawn.select("phase", "t0_ms", "t1_ms", "hover"), width), caption, FIGURES[0]
     )
 

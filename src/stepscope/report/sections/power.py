@@ -10,9 +10,9 @@ import polars as pl
 from stepscope.analysis.energy.tables import ESTIMATED, NO_INTERVAL
 from stepscope.quantities import simulated_badge
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Facts, Items, More, Part, Section, figure
+from stepscope.report.page.parts import Facts, Figure, Items, More, Part, Section
 from stepscope.report.table import Cell, Column, Row, Table, interval_column, number_column, text_column
-from stepscope.units import bytes_, component_label, number
+from stepscope.units import bytes_, capitalize_first, component_label, number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -34,7 +34,9 @@ def build(run: Run) -> Section:
     further = _timeline(run) if run.rail_energy()["rail"].n_unique() > 1 else []
     more: list[Part] = [_components(totals), *further, *_rails(run.rail_energy())]
     if run.energy_tables.notes:
-        more.append(Items(tuple((_sentence(note), "") for note in run.energy_tables.notes), "What to know"))
+        more.append(
+            Items(tuple((f"{capitalize_first(note)}.", "") for note in run.energy_tables.notes), "What to know")
+        )
     parts = (*_timeline(run, 1), More("Energy by component and rail, what to know, the board", (*more, *about)))
     return Section(f"{badge}{_lede(run)}", parts)
 
@@ -95,27 +97,27 @@ def _timeline(run: Run, most: int = _MOST_RAILS) -> list[Part]:
     drawn = windows["rail"].unique(maintain_order=True).to_list()[:_MOST_RAILS]
     main = str(run.energy_totals()["rail"][0])
     drawn = [main] if most == 1 and main in drawn else drawn[:most]
-    shown = windows.filter(pl.col("rail").is_in(drawn)).select(
+    drawn_windows = windows.filter(pl.col("rail").is_in(drawn)).select(
         pl.when("estimated").then(pl.format("{} (estimated)", "rail")).otherwise("rail").alias("rail"),
         "watts",
         "estimated",
         t0_s=(pl.col("t0_ns") - start) / 1e9,
         t1_s=(pl.col("t1_ns") - start) / 1e9,
     )
-    if shown["watts"].drop_nulls().is_empty():
+    if drawn_windows["watts"].drop_nulls().is_empty():
         return []
-    shown = shown.with_columns(hover=_hover())
+    drawn_windows = drawn_windows.with_columns(hover=_hover())
     caption = (
         "Mean power of short windows, warm-up included; a sensor that averages smooths it. Tinted: nothing was read."
     )
     every = most > 1 or windows["rail"].n_unique() == 1  # the one rail is all of them, and has no second figure
-    return [figure(lambda width: chart.build_power(shown, width), caption, FIGURES[0 if every else 1])]
+    return [Figure(lambda width: chart.build_power(drawn_windows, width), caption, FIGURES[0 if every else 1])]
 
 
 def _hover() -> pl.Expr:
     unread = pl.when(pl.col("watts").is_null()).then(pl.lit("not measured"))
-    said = unread.otherwise(pl.format("{} W", pl.col("watts").round(3)))
-    return pl.format("{}, {} to {} s: {}", "rail", pl.col("t0_s").round(3), pl.col("t1_s").round(3), said)
+    text = unread.otherwise(pl.format("{} W", pl.col("watts").round(3)))
+    return pl.format("{}, {} to {} s: {}", "rail", pl.col("t0_s").round(3), pl.col("t1_s").round(3), text)
 
 
 def _board(run: Run) -> list[Part]:
@@ -143,7 +145,3 @@ def _ends(low: str, high: str, unit: str) -> Column:
         return Cell(NO_INTERVAL, row[low]) if none else bounds.of(row)
 
     return replace(bounds, of=cell)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."

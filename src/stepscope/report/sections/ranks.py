@@ -9,8 +9,8 @@ import polars as pl
 
 from stepscope.report.page.parts import Items, More, Note, Part, Section
 from stepscope.report.table import Cell, Column, Row, Table, interval_column, number_column, text_column, whole_percent
-from stepscope.report.text import communication_sentences, rank_sentences
-from stepscope.units import milliseconds, number, page_name
+from stepscope.report.terminal_report import communication_sentences, rank_sentences
+from stepscope.units import capitalize_first, milliseconds, number, page_name
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -34,8 +34,8 @@ _TIMES = {
 
 def build(run: Run) -> Section:
     """Table of ranks, who is late, and the kinds of collectives; a sentence where one process trained alone."""
-    found, kinds = run.side_by_side, run.communication()
-    if len(found.parts) < 2 and kinds.is_empty():
+    ranks, kinds = run.side_by_side, run.communication()
+    if len(ranks.parts) < 2 and kinds.is_empty():
         return Section("")
     return Section(_lede(run), tuple(_parts(run, kinds)))
 
@@ -44,19 +44,19 @@ def _lede(run: Run) -> str:
     count = len(run.ranks)
     parts = [
         f"{count:,} {'process' if count == 1 else 'processes'} trained.",
-        *(f"{_capitalise_first(line)}." for line in rank_sentences(run.rank_table())),
+        *(f"{capitalize_first(line)}." for line in rank_sentences(run.rank_table())),
     ]
     communication = communication_sentences(run)
     return " ".join([*parts, *(f"Communication: {communication[0]}." for _ in communication[:1])])
 
 
 def _parts(run: Run, kinds: pl.DataFrame) -> Iterator[Part]:
-    found = run.side_by_side
-    if len(found.parts) > 1:
-        yield _table(found.table)
+    ranks = run.side_by_side
+    if len(ranks.parts) > 1:
+        yield _table(ranks.table)
     more: list[Part] = []
-    if found.notes:
-        more.append(Items(tuple((f"{_capitalise_first(note)}.", "") for note in found.notes)))
+    if ranks.notes:
+        more.append(Items(tuple((f"{capitalize_first(note)}.", "") for note in ranks.notes)))
     if not kinds.is_empty():
         more += [_collective_table(kinds), Note(_CAVEAT)]
     if more:
@@ -120,7 +120,3 @@ def _collective_table(kinds: pl.DataFrame) -> Table:
     caption = "Means of the profiled steps after warm-up, per step, in this process. Collectives run at once: totals "
     caption += "count each by itself, exposed times count clock time once."
     return Table.from_rows("collectives", columns, kinds.iter_rows(named=True), caption, lively=False)
-
-
-def _capitalise_first(text: str) -> str:
-    return text[:1].upper() + text[1:]

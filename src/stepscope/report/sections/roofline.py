@@ -9,9 +9,9 @@ import polars as pl
 
 from stepscope.analysis.device.ceilings import ceilings_remedy, roofline, roofs, why_no_ceilings
 from stepscope.report.charts import operators as chart
-from stepscope.report.page.parts import Part, Section, figure
+from stepscope.report.page.parts import Figure, Part, Section
 from stepscope.report.table import Table, number_column, percent_bar_column, text_column, whole_percent
-from stepscope.units import NOT_MEASURED, milliseconds, number, page_name, percent, si
+from stepscope.units import NOT_MEASURED, capitalize_first, milliseconds, number, page_name, percent, si
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -40,7 +40,7 @@ def build(run: Run) -> Section:
         label=pl.col("name").str.replace("^aten::", "").str.slice(0, 28),
     )
     edges = reached.filter(pl.col("device") == device)
-    picture = figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
+    picture = Figure(lambda width: chart.build_roofline(drawn, edges, width), _CAPTION, FIGURES[0])
     parts: tuple[Part, ...] = (picture, _table(points), *_attained(run))
     return Section(_lede(run, edges, device), parts, closed=True)
 
@@ -49,7 +49,7 @@ def _lede(run: Run, edges: pl.DataFrame, device: str) -> str:
     text = "Operators on the slope are memory-bandwidth bound, those under the level could compute faster."
     if edges.is_empty():
         why = why_no_ceilings(run, device)
-        return f"{why[:1].upper()}{why[1:]}, so no roof is drawn: {ceilings_remedy(run)}."
+        return f"{capitalize_first(why)}, so no roof is drawn: {ceilings_remedy(run)}."
     units = {"compute": "FLOP/s", "memory": "B/s"}
     highest = [f"{si(value, units[roof])} by {page_name(who)}" for _, roof, value, who in edges.iter_rows()]
     return f"{text} Measured on {device}: {' and '.join(highest)}."
@@ -86,7 +86,7 @@ def _attained(run: Run) -> Iterator[Table]:
 
 
 def _table(points: pl.DataFrame) -> Table:
-    per_byte = "Floating-point operations with each byte that goes in or comes out"
+    per_byte = "Floating-point operations with each byte that goes in"
     of_roof = "Share of the highest rate at so many FLOP/B that was measured"
     columns = (
         text_column("Operator", "name", page_name),
@@ -106,6 +106,6 @@ def _table(points: pl.DataFrame) -> Table:
     )
     rows = points.head(_MOST_ROWS)
     caption = (
-        "Bytes are tensors in and out, each once: what a cache saves and what a kernel reads twice is not in them."
+        "Bytes are the tensors that go in, each once: what comes out, and what a kernel reads twice, is not in them."
     )
     return Table.from_rows("roofline", columns, rows.iter_rows(named=True), caption, lively=len(rows) > 12)

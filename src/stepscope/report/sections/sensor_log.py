@@ -35,7 +35,7 @@ def _view(row: tuple[Value, ...]) -> tuple[Cell, ...]:
     quantity, scope, unit, readings, *values, energy, idle, period = row
     place = "of cores" if scope == CPU else str(scope).removeprefix("rail:").removeprefix("zone:")
     name = f"{str(quantity).removeprefix('core_').replace('_', ' ')} {place}"
-    shown = [
+    cells = [
         (name, name),
         (str(readings), readings),
         *(
@@ -46,7 +46,7 @@ def _view(row: tuple[Value, ...]) -> tuple[Cell, ...]:
         (percent(_float(idle)), idle),
         (duration(None if period is None else 1e9 * float(period)), period),
     ]
-    return tuple(Cell(text, value) for text, value in shown)
+    return tuple(Cell(text, value) for text, value in cells)
 
 
 def _float(value: Value) -> float | None:

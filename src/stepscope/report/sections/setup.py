@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from stepscope.report.page.parts import Command, Facts, Note, Part, Section
-from stepscope.units import bytes_, duration, number
+from stepscope.units import bytes_, capitalize_first, duration, number
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -29,21 +29,21 @@ def build(run: Run) -> Section:
     argv = run.meta.get("argv")
     parts: list[Part] = []
     if isinstance(argv, list) and argv:
-        parts.append(Command(shlex.join([_program(str(argv[0])), *map(str, argv[1:])])))
+        parts.append(Command(shlex.join([_program_name(str(argv[0])), *map(str, argv[1:])])))
     else:
         parts.append(Note("The command line was not recorded: this run was started from Python."))
-    parts.append(Facts(tuple(_facts(run))))
+    parts.append(Facts(tuple(_setup_facts(run))))
     lede = "The same command on the same device with the same versions repeats this run."
     return Section(lede, tuple(parts), closed=True)
 
 
-def _program(path: str) -> str:
+def _program_name(path: str) -> str:
     """The program as it is called, without the folder that it lies in on this machine."""
     name = PurePath(path).name
     return "stepscope" if name == "__main__.py" else name
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _setup_facts(run: Run) -> Iterator[tuple[str, str]]:
     meta = run.meta
     yield "Run", run.id
     yield "Status", f"{run.status} ({meta['reason']})" if meta.get("reason") else run.status
@@ -51,12 +51,14 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if started:
         yield "Started", f"{datetime.fromtimestamp(started / 1e9, tz=timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     for title in ("workload", "seed", "threads", "recorder", "sampler", "versions"):
-        yield from _flatten_fact(title.capitalize(), meta.get(title))
+        yield from _flatten_fact(capitalize_first(title), meta.get(title))
     for key, value in run.device.items():
         if key != "ceilings":  # "Against the machine" has what is made of them
             whose = "" if run.simulated is None else "Simulated: " if key in _OF_A_BOARD else "This machine: "
             title = _key_text(key)
-            yield from _flatten_fact(f"{whose}{_SHORT.get(title, title if whose else title.capitalize())}", value, key)
+            yield from _flatten_fact(
+                f"{whose}{_SHORT.get(title, title if whose else capitalize_first(title))}", value, key
+            )
 
 
 def _flatten_fact(title: str, value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -96,5 +98,5 @@ def _list_text(value: list[Any]) -> str:
 
 
 def _entry_text(item: dict[str, Any]) -> str:
-    known = {key: inner for key, inner in item.items() if inner is not None and (key, inner) != _UNKNOWN}
-    return ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in known.items())
+    facts = {key: inner for key, inner in item.items() if inner is not None and (key, inner) != _UNKNOWN}
+    return ", ".join(f"{_key_text(key)} {_value_text(key, inner)}" for key, inner in facts.items())

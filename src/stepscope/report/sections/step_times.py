@@ -12,8 +12,8 @@ from stepscope.analysis.device.throttling import detect_throttling
 from stepscope.analysis.time.tracks import LEVEL_STEPS, clocks_and_heat, drift, step_time_level_changes
 from stepscope.report.charts import sensors
 from stepscope.report.charts.steps import STEP_KINDS, build_step_band, build_step_times
-from stepscope.report.page.parts import Figure, Items, Note, Part, Section, figure
-from stepscope.units import amount, estimate, number, plural
+from stepscope.report.page.parts import Figure, Items, Note, Part, Section
+from stepscope.units import amount, capitalize_first, estimate, number, plural
 
 if TYPE_CHECKING:
     from stepscope.analysis.run import Run
@@ -31,15 +31,17 @@ _TALL = 3.0  # times the median: what lies above is drawn at the upper edge
 def build(run: Run) -> Section:
     """Scatter and histogram, or a band where there are too many steps for points."""
     warm = run.warmup_steps
-    steps = run.steps.with_columns(ms=(pl.col("t1_ns") - pl.col("t0_ns")) / 1e6, kind=_kind(warm))
+    steps = run.steps.with_columns(ms=(pl.col("t1_ns") - pl.col("t0_ns")) / 1e6, kind=_step_kind(warm))
     if steps.is_empty():
         return Section("no training step was recorded")
     steady = steps.slice(warm)
-    shown = steady if len(steady) else steps
-    top, low = _axis_limits_ms(shown["ms"])
+    drawn_steps = steady if len(steady) else steps
+    top, low = _axis_limits_ms(drawn_steps["ms"])
     row = run.metrics().filter(pl.col("metric") == "step_time")
     median = float(row["value"][0]) / 1e6 if len(row) else None
-    drawn = _scatter(steps, shown, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
+    drawn = (
+        _scatter_figure(steps, drawn_steps, median, top, low) if len(steps) <= _MOST_POINTS else _band(steps, top, low)
+    )
     text = f"The {row['note'][0].partition(';')[0]} is {amount(row['value'][0], 'ns')}. " if len(row) else ""
     first = "The first step is" if min(warm, len(steps)) == 1 else f"The first {min(warm, len(steps))} steps are"
     excluded = f"{text}{first} warm-up and excluded from every number."
@@ -55,24 +57,24 @@ def _steadiness(run: Run) -> Iterator[Part]:
         yield Note("No temperature and no clock was read in this run: heat shows in the step times only.")
         return
     start = int(run.steps["t0_ns"][0])
-    shown = watched.with_columns(t_s=(pl.col("t_ns") - start) / 1e9)
+    clocks = watched.with_columns(t_s=(pl.col("t_ns") - start) / 1e9)
     caption = "Clocks and temperatures as they were read, one line per sensor; a broken line is a gap."
-    yield figure(lambda width: sensors.build_clocks(shown, width), caption, FIGURES[1])
+    yield Figure(lambda width: sensors.build_clocks(clocks, width), caption, FIGURES[1])
 
 
 def _drift(run: Run) -> tuple[str, str]:
-    found = drift(run)
-    if found is None:
+    change = drift(run)
+    if change is None:
         return "Drift cannot be judged.", "At least six steps at either end of the run are needed."
-    parts = [estimate(value, low, high, "ns") for value, low, high in (found.first, found.last)]
-    text = f"First {found.steps} steps {parts[0]}, last {found.steps} steps {parts[1]}, medians with 95 % CIs."
-    if not found.is_clear:
+    parts = [estimate(value, low, high, "ns") for value, low, high in (change.first, change.last)]
+    text = f"First {change.steps} steps {parts[0]}, last {change.steps} steps {parts[1]}, medians with 95 % CIs."
+    if not change.is_clear:
         return (
-            f"Cannot tell whether the run drifts: {number(found.ratio, 3)}x the time at its end, within the CIs.",
+            f"Cannot tell whether the run drifts: {number(change.ratio, 3)}x the time at its end, within the CIs.",
             text,
         )
-    slower = "slower" if found.ratio > 1 else "faster"
-    return f"The run grew {slower}: the last steps take {number(found.ratio, 3)}x the time of the first.", text
+    slower = "slower" if change.ratio > 1 else "faster"
+    return f"The run grew {slower}: the last steps take {number(change.ratio, 3)}x the time of the first.", text
 
 
 def _level_change_items(run: Run) -> Iterator[tuple[str, str]]:
@@ -97,14 +99,14 @@ def _level_change_items(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _throttled(run: Run) -> tuple[str, str]:
-    held, why = detect_throttling(run)
-    if held is None:
+    is_throttled, why = detect_throttling(run)
+    if is_throttled is None:
         return "Throttling was not read.", "No sensor of this run reports it, and no clock of a core was read."
     text = "; ".join(why)
-    return "Throttled." if held else "Not throttled.", f"{text[0].upper()}{text[1:]}."
+    return "Throttled." if is_throttled else "Not throttled.", f"{capitalize_first(text)}."
 
 
-def _kind(warmup_steps: int) -> pl.Expr:
+def _step_kind(warmup_steps: int) -> pl.Expr:
     warm, recorded, timed = STEP_KINDS
     is_warm = pl.int_range(pl.len()) < warmup_steps
     return pl.when(is_warm).then(pl.lit(warm)).when("recorded").then(pl.lit(recorded)).otherwise(pl.lit(timed))
@@ -119,7 +121,9 @@ def _axis_limits_ms(ms: pl.Series) -> tuple[float, float]:
     return top + room, max(low - room, 0.0)
 
 
-def _scatter(steps: pl.DataFrame, shown: pl.DataFrame, median_ms: float | None, top: float, low: float) -> Figure:
+def _scatter_figure(
+    steps: pl.DataFrame, drawn_steps: pl.DataFrame, median_ms: float | None, top: float, low: float
+) -> Figure:
     points = steps.select(
         "step",
         pl.col("ms").clip(low, top),
@@ -127,14 +131,14 @@ def _scatter(steps: pl.DataFrame, shown: pl.DataFrame, median_ms: float | None, 
         above=pl.col("ms") > top,
         hover=pl.format("step {}: {} ms ({})", "step", pl.col("ms").round(3), "kind"),
     )
-    bars = _bars(shown["ms"], top, low)
+    bars = _bars(drawn_steps["ms"], top, low)
     over = int(points["above"].sum())
     caption = "Each mark is a step; the line is the median; on the right, how many steps took how long."
     if low > 0:
         caption += " The axis does not begin at 0."
     if over:
         caption += f" {plural(over, 'step')} above the axis at the upper edge: hover for the time."
-    return figure(lambda width: build_step_times(points, bars, median_ms, top, low, width), caption, FIGURES[0])
+    return Figure(lambda width: build_step_times(points, bars, median_ms, top, low, width), caption, FIGURES[0])
 
 
 def _bars(ms: pl.Series, top: float, low: float) -> pl.DataFrame:
@@ -155,4 +159,4 @@ def _band(steps: pl.DataFrame, top: float, low: float) -> Figure:
     bands = bands.select("step", "low_ms", "middle_ms", "high_ms")
     top = max(top, float(bands["middle_ms"].max() or 0))  # type: ignore[arg-type]
     caption = f"The line is the median, the band the range of each {width} steps; it is cut at the upper edge."
-    return figure(lambda drawn: build_step_band(bands, top, low, drawn), caption, FIGURES[0])
+    return Figure(lambda drawn: build_step_band(bands, top, low, drawn), caption, FIGURES[0])

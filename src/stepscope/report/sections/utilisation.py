@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from stepscope.report.charts import sensors as chart
-from stepscope.report.page.parts import Part, Section, figure
+from stepscope.report.page.parts import Figure, Part, Section
 from stepscope.report.table import Cell, Column, Table, interval_column, number_column, percent_bar_column
 from stepscope.units import duration, percent, plural
 
@@ -27,17 +27,17 @@ _MOST_STEPS = 60
 def build(run: Run) -> Section:
     """Timeline of each core, and its utilisation over the whole run."""
     table = _table(run)
-    shown, timeline = _middle_steps_with_timeline(run)
+    middle_steps, timeline = _middle_steps_with_timeline(run)
     tables = (table,) if table else ()
-    if shown.is_empty() or timeline.is_empty():
+    if middle_steps.is_empty() or timeline.is_empty():
         return Section("busy time was not sampled, or no step lasted past the warm-up", tables, closed=True)
     if timeline["utilisation"].drop_nulls().is_empty():
         return Section("they were not sampled often enough to show anything within the steps", tables, closed=True)
-    steps = plural(len(shown), "consecutive step")
+    steps = plural(len(middle_steps), "consecutive step")
     lede = f"How busy each core was over {steps} from the middle of the run; dashed lines are starts of steps."
-    if len(shown) > _STEPS:
+    if len(middle_steps) > _STEPS:
         lede += f" Three steps have fewer than {_FEW_WINDOWS} readings of the busy counters, so more are shown."
-    return Section(lede, (_figure(run, shown, timeline), *tables), closed=True)
+    return Section(lede, (_figure(run, middle_steps, timeline), *tables), closed=True)
 
 
 def _middle_steps_with_timeline(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -46,17 +46,17 @@ def _middle_steps_with_timeline(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     count = min(_STEPS, len(steady))
     while count:
         first = (len(steady) - count) // 2
-        shown = steady.slice(first, count)
-        timeline = run.core_timeline(int(shown["t0_ns"][0]), int(shown["t1_ns"][-1]))
+        middle_steps = steady.slice(first, count)
+        timeline = run.core_timeline(int(middle_steps["t0_ns"][0]), int(middle_steps["t1_ns"][-1]))
         windows = 0 if timeline.is_empty() else len(timeline) // timeline["scope"].n_unique()
         if timeline.is_empty() or windows >= _FEW_WINDOWS or count >= min(len(steady), _MOST_STEPS):
-            return shown, timeline
+            return middle_steps, timeline
         count = min(len(steady), _MOST_STEPS, max(count + 1, count * _FEW_WINDOWS // max(windows, 1)))
     return steady.clear(), pl.DataFrame()
 
 
-def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
-    start = int(shown["t0_ns"][0])
+def _figure(run: Run, middle_steps: pl.DataFrame, timeline: pl.DataFrame) -> Part:
+    start = int(middle_steps["t0_ns"][0])
     longest = int((timeline["t1_ns"] - timeline["t0_ns"]).max())
     windows = timeline.select(
         core="scope",
@@ -67,14 +67,14 @@ def _figure(run: Run, shown: pl.DataFrame, timeline: pl.DataFrame) -> Part:
     )
     windows = windows.with_columns(hover=_hover())
     per_core = len(timeline) // timeline["scope"].n_unique()
-    edges = pl.DataFrame({"t_ms": [(t - start) / 1e6 for t in [*shown["t0_ns"], shown["t1_ns"][-1]]]})
+    edges = pl.DataFrame({"t_ms": [(t - start) / 1e6 for t in [*middle_steps["t0_ns"], middle_steps["t1_ns"][-1]]]})
     if per_core > _MOST_WINDOWS:
         windows, longest = _merge_windows(windows, per_core, longest)
     caption = f"Mean over windows of {duration(longest)}, two readings or two ticks of the counter at least"
     caption += f" (source: {', '.join(sources)})." if (sources := _sources(run)) else "."
     if windows["percent"].null_count():
         caption += " Tinted: nothing was read."
-    return figure(lambda width: chart.build_utilisation(windows, edges, width), caption, FIGURES[0])
+    return Figure(lambda width: chart.build_utilisation(windows, edges, width), caption, FIGURES[0])
 
 
 def _sources(run: Run) -> list[str]:
@@ -85,8 +85,8 @@ def _sources(run: Run) -> list[str]:
 
 def _hover() -> pl.Expr:
     unread = pl.when(pl.col("percent").is_null()).then(pl.lit("not measured"))
-    said = unread.otherwise(pl.format("{} % busy", pl.col("percent").round(0).cast(pl.Int64)))
-    return pl.format("{}, {} to {} ms: {}", "label", pl.col("t0_ms").round(1), pl.col("t1_ms").round(1), said)
+    text = unread.otherwise(pl.format("{} % busy", pl.col("percent").round(0).cast(pl.Int64)))
+    return pl.format("{}, {} to {} ms: {}", "label", pl.col("t0_ms").round(1), pl.col("t1_ms").round(1), text)
 
 
 def _merge_windows(windows: pl.DataFrame, per_core: int, longest_ns: int) -> tuple[pl.DataFrame, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -37,7 +38,12 @@ class HttpAnswer:
 
 
 COOKIE = "stepscope_view"
-_OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:]+)\]|(?P<name>[^:\[\]]+))(?::\d{1,5})?")
+
+
+def cookie_name(token: str) -> str:
+    """Return the name of the cookie of a token: a browser sends the cookies of a host to all of its ports."""
+    return f"{COOKIE}_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Access:
 
     token: str | None = None
 
-    def refusal(self, headers: Mapping[str, str], given: str | None) -> str | None:
+    def refusal(self, headers: Mapping[str, str], token_in_address: str | None) -> str | None:
         """Return why a request is refused; None where it is let in. given: the token of its address, if any.
 
         Without a token the Host header must name this machine: a page elsewhere whose name is made to lead to
@@ -56,14 +62,18 @@ class Access:
             return (
                 None if is_local_host(headers.get("Host", "")) else "this address is not one of this server's own names"
             )
-        offered = (given, _bearer(headers.get("Authorization", "")), _cookie(headers.get("Cookie", "")))
+        offered = (
+            token_in_address,
+            _bearer_token(headers.get("Authorization", "")),
+            *_cookie_tokens(headers.get("Cookie", "")),
+        )
         if any(token is not None and _are_tokens_equal(token, self.token) for token in offered):
             return None
         return "the token is missing or wrong: open the address that `stepscope view` printed"
 
-    def is_token(self, given: str) -> bool:
+    def is_token(self, text: str) -> bool:
         """Return whether this is the token; never where there is none."""
-        return self.token is not None and _are_tokens_equal(given, self.token)
+        return self.token is not None and _are_tokens_equal(text, self.token)
 
 
 def is_loopback(host: str) -> bool:
@@ -78,21 +88,22 @@ def is_loopback(host: str) -> bool:
 
 def is_local_host(host: str) -> bool:
     """Return whether a Host header names this machine; any port, since a tunnel may have another."""
-    return _OWN_NAME.fullmatch(host) is not None
+    match = _HOST.fullmatch(host)
+    return match is not None and is_loopback((match["ipv6"] or match["name"]).lower())
 
 
-def _bearer(header: str) -> str | None:
+def _bearer_token(header: str) -> str | None:
     kind, _, token = header.partition(" ")
     return token.strip() if kind.lower() == "bearer" else None
 
 
-def _cookie(header: str) -> str | None:
+def _cookie_tokens(header: str) -> list[str]:
+    """Return the tokens in the cookies of views on this host: of this one, and of those on other ports."""
     try:
-        found = SimpleCookie(header).get(COOKIE)
+        return [cookie.value for name, cookie in SimpleCookie(header).items() if name.startswith(COOKIE)]
     except CookieError:
-        return None
-    return None if found is None else found.value
+        return []
 
 
-def _are_tokens_equal(given: str, other: str) -> bool:
-    return hmac.compare_digest(given.encode(), other.encode())
+def _are_tokens_equal(token: str, other: str) -> bool:
+    return hmac.compare_digest(token.encode(), other.encode())

@@ -98,7 +98,7 @@ async function follow() {
       if (answer.ok) {
         const text = await answer.text();
         if (text !== follow.last) { follow.last = text; rows = JSON.parse(text).rows; choices(); show(); }
-      }
+      } else if (answer.status === 403) $("about").textContent = "this page is not let in any more: open the address that stepscope view printed";
     }
   } catch { $("about").textContent = "the server does not answer"; }
   setTimeout(follow, pause());

@@ -28,10 +28,11 @@ from stepscope.analysis.time.steps import quick_stats
 from stepscope.analysis.time.tracks import QUANTITIES, Line, lines_over_time
 from stepscope.arrays import Floats
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.files import atomic_write, read_json, user_cache
 from stepscope.privacy import redacted_text
 from stepscope.quantities import simulated_badge
-from stepscope.report.live.folder import planned_steps, status_from_header
+from stepscope.report.live.growing_files import planned_steps, status_from_header
 from stepscope.report.multi_run_figures import distinct_run_labels
 
 _DEEPEST = 4  # a sweep keeps its runs two folders further down
@@ -87,54 +88,54 @@ class Listing:
     def list_runs(self, most: int = _MOST_RUNS) -> list[ListedRun]:
         """Every run that can be listed, the newest first; of those that are new, the newest `most` are read now."""
         with self._lock:
-            seen, self._kept = {**self._kept, **self._seen}, {}
-            found: dict[str, _Seen] = {}
+            earlier_rows, self._kept = {**self._kept, **self._seen}, {}
+            unchanged: dict[str, _Seen] = {}
             waiting: list[tuple[str, Path]] = []
-            for folder in itertools.islice(_folders(self.root), _MOST_RUNS):
+            for folder in itertools.islice(_run_folders(self.root), _MOST_RUNS):
                 key = "" if folder == self.root else folder.relative_to(self.root).as_posix()  # a browser drops "."
-                kept = seen.get(key)
+                earlier = earlier_rows.get(key)
                 if (
-                    kept is not None
-                    and kept[1].facts["status"] not in ("running", UNREAD)
-                    and kept[0] == _header_file_state(folder)
+                    earlier is not None
+                    and earlier[1].facts["status"] not in ("running", UNREAD)
+                    and earlier[0] == _header_file_state(folder)
                 ):
-                    found[key] = kept
+                    unchanged[key] = earlier
                 else:
                     waiting.append((key, folder))
             waiting.sort(key=lambda run: run[1].name, reverse=True)  # names begin with the time
             later = {
-                key: seen.get(key) or ((), ListedRun(key, run, _facts_from_folder_name(run)))
+                key: earlier_rows.get(key) or ((), ListedRun(key, run, _facts_from_folder_name(run)))
                 for key, run in waiting[most:]
             }
-            self._seen = {**found, **later}
-            new = self._read(waiting[:most], seen)
+            self._seen = {**unchanged, **later}
+            new = self._read_rows(waiting[:most], earlier_rows)
             if len(new) >= _WORTH_KEEPING:
                 rows = {key: (state, run.facts) for key, (state, run) in self._seen.items()}
                 write_cached_rows(self.root, {key: row for key, row in rows.items() if row[1]["status"] != UNREAD})
-            known = [listed for _, listed in self._seen.values()]
-        return sorted(known, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
+            rows_now = [listed for _, listed in self._seen.values()]
+        return sorted(rows_now, key=lambda row: (row.facts["started_s"] or 0.0, row.key), reverse=True)
 
     def find(self, key: str) -> ListedRun | None:
         """The run with this path below the folder; None where none is listed under it."""
         if key not in self._seen:
             self.list_runs(AT_ONCE)
         with self._lock:
-            kept = self._seen.get(key)
-            if kept is not None and kept[1].facts["status"] == UNREAD:
-                self._read([(key, kept[1].path)], {})
-                kept = self._seen.get(key)
-        return None if kept is None else kept[1]
+            entry = self._seen.get(key)
+            if entry is not None and entry[1].facts["status"] == UNREAD:
+                self._read_rows([(key, entry[1].path)], {})
+                entry = self._seen.get(key)
+        return None if entry is None else entry[1]
 
-    def _read(self, runs: Sequence[tuple[str, Path]], seen: Mapping[str, _Seen]) -> list[ListedRun]:
+    def _read_rows(self, runs: Sequence[tuple[str, Path]], earlier_rows: Mapping[str, _Seen]) -> list[ListedRun]:
         """Read these runs into what was seen; return those that are not as they were."""
         read: list[_Seen] = []
         for key, folder in runs:
             self._seen.pop(key, None)
             state = _header_file_state(folder)
-            if (facts := _facts(folder, self.root)) is not None:
+            if (facts := _read_row(folder, self.root)) is not None:
                 read.append((state, ListedRun(key, folder, facts)))
-        new = [listed for state, listed in read if seen.get(listed.key) != (state, listed)]
-        _fill_steps(new, self.root)
+        new = [listed for state, listed in read if earlier_rows.get(listed.key) != (state, listed)]
+        _fill_in_quick_stats(new, self.root)
         self._seen.update({listed.key: (state, listed) for state, listed in read})
         return new
 
@@ -149,10 +150,14 @@ def has_link_outside(folder: Path, root: Path) -> bool:
     return False
 
 
-def _fill_steps(rows: list[ListedRun], root: Path) -> None:
+def _fill_in_quick_stats(rows: list[ListedRun], root: Path) -> None:
     """Fill in what only a report would tell of runs that have none yet, as far as their steps say it."""
     without = {row.path: row for row in rows if row.facts["step_ns"] is None and _has_local_steps(row.path, root)}
-    for folder, quick in quick_stats({folder: listed.facts["warmup"] for folder, listed in without.items()}).items():
+    warmups = {folder: listed.facts["warmup"] for folder, listed in without.items()}
+    quick_by_folder = result_or_failed_part(lambda: quick_stats(warmups))
+    if isinstance(quick_by_folder, FailedPart):
+        return  # these rows have no step time; the list goes on
+    for folder, quick in quick_by_folder.items():
         facts = without[folder].facts
         facts.update(steps=quick.steps, step_ns=quick.step_ns, samples_per_s=quick.samples_per_s)
 
@@ -163,7 +168,7 @@ def _has_local_steps(folder: Path, root: Path) -> bool:
     return bool(files) and all(file.resolve().is_relative_to(root) for file in files)
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _run_folders(root: Path) -> Iterator[Path]:
     """Folders with a run.json, not below each other; hidden ones and links out are passed over."""
     waiting = [(root, 0)]
     while waiting:
@@ -171,20 +176,28 @@ def _folders(root: Path) -> Iterator[Path]:
         if _is_file(folder / "run.json"):
             yield folder
         elif depth < _DEEPEST:
-            waiting.extend((Path(entry), depth + 1) for entry in _below(folder, root))
+            waiting.extend((Path(entry), depth + 1) for entry in _subfolders(folder, root))
 
 
-def _below(folder: Path, root: Path) -> Iterator[str]:
+def _subfolders(folder: Path, root: Path) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith(".") or not entry.is_dir():
+                if entry.name.startswith(".") or not entry.is_dir() or not _has_address(entry.name):
                     continue
                 # A link within the root would only list a run twice, or lead in circles.
                 if not entry.is_symlink() and Path(entry.path).is_relative_to(root):
                     yield entry.path
     except OSError:
         return  # a folder that may not be read has nothing to list
+
+
+def _has_address(name: str) -> bool:
+    """Return whether a page can be asked for by this name: one that is not UTF-8, of another system, has no address."""
+    try:
+        return bool(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_file(path: Path) -> bool:
@@ -200,14 +213,14 @@ def _header_file_state(folder: Path) -> tuple[int, ...]:
     state: list[int] = []
     for name in ("run.json", "summary.json"):
         try:
-            found = (folder / name).stat()
-            state += [found.st_mtime_ns, found.st_size, found.st_ino]
+            file_state = (folder / name).stat()
+            state += [file_state.st_mtime_ns, file_state.st_size, file_state.st_ino]
         except OSError:
             state += [0, 0, 0]
     return tuple(state)
 
 
-def _json(path: Path, root: Path) -> dict[str, Any]:
+def _read_object_within(path: Path, root: Path) -> dict[str, Any]:
     """The object in a file within the root; empty where there is none."""
     try:
         if not _is_file(path) or path.stat().st_size > _LARGEST or not path.resolve().is_relative_to(root):
@@ -218,12 +231,12 @@ def _json(path: Path, root: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
+def _read_row(folder: Path, root: Path) -> dict[str, Any] | None:
     """Return the row of a run in the list; None for what is no run of ours."""
-    header = _json(folder / "run.json", root)
+    header = _read_object_within(folder / "run.json", root)
     if not isinstance(header.get("schema"), int):
         return None
-    summary = _json(folder / "summary.json", root)
+    summary = _read_object_within(folder / "summary.json", root)
     workload = header.get("workload")
     about = workload if isinstance(workload, dict) else {"name": workload}
     board, verdict = summary.get("board"), summary.get("verdict")
@@ -231,39 +244,29 @@ def _facts(folder: Path, root: Path) -> dict[str, Any] | None:
         "id": str(header.get("id", folder.name)),
         "status": status_from_header(header, folder),
         "reason": None if header.get("reason") is None else redacted_text(str(header["reason"])),
-        "workload": _text(about.get("name")) or folder.name,
-        "batch": _number(about.get("batch_size")),
-        **{name: _text(about.get(name)) for name in ("optimizer", "precision", "device")},
-        "board": _text(board.get("title")) if isinstance(board, dict) else None,
-        "started_s": _started(header),
-        "steps": _count(summary.get("steps")),
-        "warmup": _WARMUP if (stated := _count(header.get("warmup_steps"))) is None else stated,
+        "workload": _text_or_none(about.get("name")) or folder.name,
+        "batch": _finite_number(about.get("batch_size")),
+        **{name: _text_or_none(about.get(name)) for name in ("optimizer", "precision", "device")},
+        "board": _text_or_none(board.get("title")) if isinstance(board, dict) else None,
+        "started_s": _start_time_s(header),
+        "steps": _step_count(summary.get("steps")),
+        "warmup": _WARMUP if (stated := _step_count(header.get("warmup_steps"))) is None else stated,
         "planned": planned_steps(header),
-        "simulated": _text(header.get("simulated")),
-        "verdict": _text(verdict.get("sentence")) if isinstance(verdict, dict) else None,
-        **_metrics(summary),
+        "simulated": _text_or_none(header.get("simulated")),
+        "verdict": _text_or_none(verdict.get("sentence")) if isinstance(verdict, dict) else None,
+        **_summary_metrics(summary),
     }
 
 
 def _facts_from_folder_name(folder: Path) -> dict[str, Any]:
     """Return the row of a run that was not read yet: what the name of its folder says."""
-    stamp, _, rest = folder.name.partition("-")
+    stamp, _, name_and_number = folder.name.partition("-")
     started_s = _stamped_s(stamp)
-    workload = rest.rpartition("-")[0] if started_s is not None else ""
-    unknown = (
-        "reason",
-        "batch",
-        "optimizer",
-        "precision",
-        "device",
-        "board",
-        "steps",
-        "planned",
-        "simulated",
-        "verdict",
-    )
-    known = {"id": folder.name, "status": UNREAD, "workload": workload or folder.name, "warmup": _WARMUP}
-    return {**dict.fromkeys((*unknown, *_METRICS.values())), **known, "started_s": started_s}
+    workload = name_and_number.rpartition("-")[0] if started_s is not None else ""
+    unknown = ("reason", "batch", "optimizer", "precision", "device", "board", "steps", "planned", "simulated",
+               "verdict")  # fmt: skip
+    facts = {"id": folder.name, "status": UNREAD, "workload": workload or folder.name, "warmup": _WARMUP}
+    return {**dict.fromkeys((*unknown, *_METRICS.values())), **facts, "started_s": started_s}
 
 
 def _stamped_s(name: str) -> float | None:
@@ -273,35 +276,35 @@ def _stamped_s(name: str) -> float | None:
     return None
 
 
-def _metrics(summary: dict[str, Any]) -> dict[str, float | None]:
+def _summary_metrics(summary: dict[str, Any]) -> dict[str, float | None]:
     values: dict[str, float | None] = dict.fromkeys(_METRICS.values())
     rows = summary.get("metrics")
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get("metric") in _METRICS and row.get("scope") in _WHOLE:
             name = _METRICS[row["metric"]]
-            values[name] = _number(row.get("value")) if values[name] is None else values[name]
+            values[name] = _finite_number(row.get("value")) if values[name] is None else values[name]
     return values
 
 
-def _started(header: dict[str, Any]) -> float | None:
+def _start_time_s(header: dict[str, Any]) -> float | None:
     clock = header.get("clock")
-    unix_ns = _number(clock.get("unix_ns")) if isinstance(clock, dict) else None
+    unix_ns = _finite_number(clock.get("unix_ns")) if isinstance(clock, dict) else None
     return None if unix_ns is None else unix_ns / 1e9
 
 
-def _text(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _count(value: object) -> int | None:
+def _step_count(value: object) -> int | None:
     """A number of steps that may be; a file of others may hold any."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS else None
 
 
-def _number(value: object) -> float | None:
+def _finite_number(value: object) -> float | None:
     """A finite number; JSON files of others may hold NaN."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if known and isinstance(value, int | float) else None
+    is_finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_finite and isinstance(value, int | float) else None
 
 
 def read_cached_rows(root: Path) -> Rows:
@@ -341,8 +344,9 @@ _DIGITS = 5
 
 def newest_with_steps(listed: Sequence[ListedRun], root: Path) -> list[ListedRun]:
     """Return the newest runs with steps of a list, at most six, oldest first."""
-    known = [row for row in listed if row.facts.get("steps") and not has_link_outside(row.path, root)]
-    return sorted(known, key=lambda row: row.facts.get("started_s") or 0.0)[-_NEWEST:]
+    newest = sorted(listed, key=lambda row: row.facts.get("started_s") or 0.0, reverse=True)
+    drawable = (row for row in newest if row.facts.get("steps") and not has_link_outside(row.path, root))
+    return [*itertools.islice(drawable, _NEWEST)][::-1]
 
 
 def over_time_data(chosen: Sequence[ListedRun]) -> dict[str, Any]:
@@ -352,7 +356,7 @@ def over_time_data(chosen: Sequence[ListedRun]) -> dict[str, Any]:
     """
     if len(chosen) > MOST_RUNS:
         raise UsageError(f"{len(chosen)} runs in one picture", f"tick at most {MOST_RUNS}")
-    found: list[tuple[ListedRun, Run, list[Line]]] = []
+    drawable: list[tuple[ListedRun, Run, list[Line]]] = []
     absent: list[str] = []
     for listed in chosen:
         try:
@@ -362,26 +366,26 @@ def over_time_data(chosen: Sequence[ListedRun]) -> dict[str, Any]:
             absent.append(f"{listed.key} ({error})")
             continue
         if lines:
-            found.append((listed, run, lines))
+            drawable.append((listed, run, lines))
         else:
             absent.append(f"{listed.key} (no step)")
-    if not found:
+    if not drawable:
         raise UsageError("none of these runs has a step to draw", "tick runs whose list has a step time")
-    named = zip(found, distinct_run_labels([run for _, run, _ in found]), strict=True)
-    runs = [_run(listed, run, lines, label) for (listed, run, lines), label in named]
+    named = zip(drawable, distinct_run_labels([run for _, run, _ in drawable]), strict=True)
+    runs = [_over_time_entry(listed, run, lines, label) for (listed, run, lines), label in named]
     return {"quantities": [{"name": name, "unit": unit} for name, unit in QUANTITIES.items()], "runs": runs,
             "absent": absent}  # fmt: skip
 
 
-def _run(listed: ListedRun, run: Run, lines: Sequence[Line], label: str) -> dict[str, Any]:
+def _over_time_entry(listed: ListedRun, run: Run, lines: Sequence[Line], label: str) -> dict[str, Any]:
     drawn = {
-        line.quantity: {"kind": line.kind, "t": _numbers(line.t_s), "step": _numbers(line.step),
-                        "values": _numbers(line.values)}
+        line.quantity: {"kind": line.kind, "t": _rounded_values(line.t_s), "step": _rounded_values(line.step),
+                        "values": _rounded_values(line.values)}
         for line in lines
     }  # fmt: skip
     return {"key": listed.key, "label": label, "badge": simulated_badge(run.simulated) or "", "lines": drawn}
 
 
-def _numbers(values: Floats) -> list[float | None]:
+def _rounded_values(values: Floats) -> list[float | None]:
     """Values with as many digits as a line shows; null is a gap."""
     return [float(f"{value:.{_DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]

@@ -14,6 +14,7 @@ async function follow() {
     if (!document.hidden) {
       const answer = await fetch("/now/" + place);
       if (answer.ok) { const now = await answer.json(); show(now); if (now.ended) return; }
+      if (answer.status === 403) $("lede").textContent = "This page is not let in any more: open the address that stepscope view printed.";
     }
   } catch { $("lede").textContent = "The server does not answer."; }
   setTimeout(follow, 2000);

@@ -53,9 +53,9 @@ class BoundedServer(ThreadingHTTPServer):
         self._waiting_lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Request)
-        shown = f"[{host}]" if ":" in host else host
+        host_in_address = f"[{host}]" if ":" in host else host
         token = "" if site.token is None else f"?token={site.token}"
-        self.address = f"http://{shown}:{self.server_address[1]}/{token}"
+        self.address = f"http://{host_in_address}:{self.server_address[1]}/{token}"
 
     def address_of(self, page: str) -> str:
         """Return the address of one of its pages, such as "over-time"."""
@@ -213,12 +213,12 @@ def make_server(
     try:
         return BoundedServer(Site(folder, Access(token)), host, port)
     except OSError as error:
-        raise UsageError(*_why_not(error, host, port)) from error
+        raise UsageError(*_refusal_to_listen(error, host, port)) from error
     except OverflowError as error:
         raise UsageError(f"there is no port {port}", "choose one from 1024 to 65535, or 0 for any free one") from error
 
 
-def _why_not(error: OSError, host: str, port: int) -> tuple[str, str]:
+def _refusal_to_listen(error: OSError, host: str, port: int) -> tuple[str, str]:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} of {host} is in use", "choose another with --port, or any free one with --port 0"
     if error.errno == errno.EACCES:

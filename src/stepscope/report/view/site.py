@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -12,8 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
-
-import jinja2
 
 from stepscope import __version__
 from stepscope.analysis.compare import compare
@@ -24,9 +20,9 @@ from stepscope.report import compare_page, html
 from stepscope.report.charts.style import DARK, LIGHT
 from stepscope.report.live.run_state import Now, RunWatcher
 from stepscope.report.view import listing as over_time
-from stepscope.report.view.access import COOKIE, HTML, Access, HttpAnswer
+from stepscope.report.view.access import HTML, Access, HttpAnswer, cookie_name
 from stepscope.report.view.listing import AT_ONCE, MORE, ListedRun, Listing, has_link_outside
-from stepscope.units import amount, bytes_, duration, number, percent, plural, si
+from stepscope.units import amount, bytes_, capitalize_first, duration, number, percent, plural, si
 
 _JSON = "application/json"
 _LONGEST = 8_000  # characters of an address
@@ -53,43 +49,43 @@ class Site:
             query = parse_qs(parts.query, max_num_fields=64)
         except ValueError:
             return HttpAnswer(400, "this address cannot be read")
-        given = query.get("token", [None])[0]
-        refused = self._access.refusal(headers, given)
+        token = query.get("token", [None])[0]
+        refused = self._access.refusal(headers, token)
         if refused is not None:
             return HttpAnswer(403, refused)
-        if given is not None:
-            return _redirect_without_token(parts.path, query, given if self._access.is_token(given) else None)
+        if token is not None:
+            return _redirect_without_token(parts.path, query, token if self._access.is_token(token) else None)
         try:
-            return self._routed(unquote(parts.path), query)
+            return self._answer_of_path(unquote(parts.path), query)
         except StepscopeError as error:
             return HttpAnswer(409, f"{error}\n{error.hint or ''}".strip())
 
-    def _routed(self, path: str, query: Mapping[str, list[str]]) -> HttpAnswer:
+    def _answer_of_path(self, path: str, query: Mapping[str, list[str]]) -> HttpAnswer:
         if path == "/":
-            page, script = list_page(self.listing.root.name or "runs", self._rows(AT_ONCE))
+            page, script = list_page(self.listing.root.name or "runs", self._list_rows(AT_ONCE))
             return HttpAnswer(200, page, HTML, _page_policy(script))
         if path == "/runs.json":
-            return HttpAnswer(200, json.dumps({"rows": self._rows(MORE)}, allow_nan=False), _JSON)
+            return HttpAnswer(200, json.dumps({"rows": self._list_rows(MORE)}, allow_nan=False), _JSON)
         if path == "/over-time":
-            return self._over_time(query.get("run", []))
+            return self._over_time_page(query.get("run", []))
         if path == "/compare":
-            return self._compared(query.get("run", []))
+            return self._comparison_page(query.get("run", []))
         kind, _, key = path.lstrip("/").partition("/")
         listed = self.listing.find(key) if kind in ("run", "live", "now") else None
         if listed is None:
             return HttpAnswer(404, "there is no such run in this folder")
         if has_link_outside(listed.path, self.listing.root):
             return HttpAnswer(403, "a link in this run leads out of the folder: it is not shown")
-        return {"run": self._run, "live": self._live, "now": self._live_state}[kind](listed)
+        return {"run": self._run_page, "live": self._live_page, "now": self._live_state}[kind](listed)
 
-    def _rows(self, most: int) -> list[dict[str, object]]:
+    def _list_rows(self, most: int) -> list[dict[str, object]]:
         return [{"key": row.key, **row.facts} for row in self.listing.list_runs(most)]
 
-    def _run(self, listed: ListedRun) -> HttpAnswer:
+    def _run_page(self, listed: ListedRun) -> HttpAnswer:
         page = self._kept.get((listed.key,), page_files_state(listed.path), lambda: html.render(Run(listed.path)))
         return HttpAnswer(200, page, HTML)
 
-    def _live(self, listed: ListedRun) -> HttpAnswer:
+    def _live_page(self, listed: ListedRun) -> HttpAnswer:
         now = self._watches.state_for_json(listed.path)
         if now["ended"]:  # its rows are closed, so there is nothing to follow
             return HttpAnswer(303, "", headers={"Location": "/run/" + quote(listed.key, safe="/")})
@@ -101,15 +97,15 @@ class Site:
 
     def _find_chosen_runs(self, keys: list[str]) -> list[ListedRun] | HttpAnswer:
         """Return the runs under these keys, or why they cannot be shown."""
-        found = [self.listing.find(key) for key in dict.fromkeys(keys)]
-        chosen = [listed for listed in found if listed is not None]
-        if len(chosen) < len(found):
+        matches = [self.listing.find(key) for key in dict.fromkeys(keys)]
+        chosen = [listed for listed in matches if listed is not None]
+        if len(chosen) < len(matches):
             return HttpAnswer(404, "one of these runs is not in this folder")
         if any(has_link_outside(listed.path, self.listing.root) for listed in chosen):
             return HttpAnswer(403, "a link in one of these runs leads out of the folder: it is not shown")
         return chosen
 
-    def _over_time(self, keys: list[str]) -> HttpAnswer:
+    def _over_time_page(self, keys: list[str]) -> HttpAnswer:
         """The runs laid over each other by time; the newest of the folder where none is named."""
         chosen = (
             self._find_chosen_runs(keys)
@@ -121,10 +117,10 @@ class Site:
         state = tuple(page_files_state(listed.path) for listed in chosen)
         cache_key = ("over-time", *(listed.key for listed in chosen))
         data = self._kept.get(cache_key, state, lambda: json.dumps(over_time.over_time_data(chosen), allow_nan=False))
-        page, script = _page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
+        page, script = _render_page("over_time", title="Over time", about=self.listing.root.name, data=json.loads(data))
         return HttpAnswer(200, page, HTML, _page_policy(script))
 
-    def _compared(self, keys: list[str]) -> HttpAnswer:
+    def _comparison_page(self, keys: list[str]) -> HttpAnswer:
         chosen = self._find_chosen_runs(keys)
         if isinstance(chosen, HttpAnswer):
             return chosen
@@ -148,10 +144,10 @@ def _redirect_without_token(path: str, query: Mapping[str, list[str]], token: st
 
     token: None where what was given is not ours: a visitor's text never gets into a header.
     """
-    rest = urlencode({name: values for name, values in query.items() if name != "token"}, doseq=True)
+    remaining = urlencode({name: values for name, values in query.items() if name != "token"}, doseq=True)
     place = "/" + quote(unquote(path).lstrip("/\\"), safe="/")  # "//host" would lead to another site
-    cookie = {} if token is None else {"Set-Cookie": f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"}
-    return HttpAnswer(303, "", headers={"Location": f"{place}?{rest}" if rest else place, **cookie})
+    cookie = {} if token is None else {"Set-Cookie": f"{cookie_name(token)}={token}; HttpOnly; SameSite=Strict; Path=/"}
+    return HttpAnswer(303, "", headers={"Location": f"{place}?{remaining}" if remaining else place, **cookie})
 
 
 _MOST_PAGES = 24  # pages
@@ -167,8 +163,8 @@ class PageCache:
     def get(self, key: tuple[str, ...], state: object, draw: Callable[[], str]) -> str:
         """The page under a key: as it was drawn for this state of its files, else drawn now."""
         with self._lock:
-            found = self._pages.get(key)
-            page = found[1] if found is not None and found[0] == state else draw()
+            entry = self._pages.get(key)
+            page = entry[1] if entry is not None and entry[0] == state else draw()
             self._pages[key] = (state, page)
             self._pages.move_to_end(key)
             while len(self._pages) > _MOST_PAGES:
@@ -178,41 +174,40 @@ class PageCache:
 
 def page_files_state(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, time and size of every file of a run that its page is made of."""
-    found = []
+    states = []
     for path in sorted(folder.rglob("*")):
         if path.suffix != ".html" and path.is_file():
             about = path.stat()
-            found.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
-    return tuple(found)
+            states.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
+    return tuple(states)
 
 
 def list_page(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
     """The list of runs as HTML text, and the hash of its script."""
-    return _page("list", title=name, about=plural(len(rows), "run"), data={"rows": rows})
+    return _render_page("list", title=name, about=plural(len(rows), "run"), data={"rows": rows})
 
 
 def live_page(title: str, key: str, now: dict[str, Any]) -> tuple[str, str]:
     """A running run as HTML text, and the hash of its script."""
-    return _page("live", title=title, about=key, data={"key": key, **now})
+    return _render_page("live", title=title, about=key, data={"key": key, **now})
 
 
-def _page(kind: str, **content: Any) -> tuple[str, str]:
+def _render_page(kind: str, **content: Any) -> tuple[str, str]:
     here, page = files("stepscope.report.view"), files("stepscope.report.page")
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (here / name).read_text(encoding="utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
     script = (here / f"{kind}.js").read_text(encoding="utf-8")
-    text = environment.get_template(f"{kind}.html.j2").render(
-        **content,
-        css=(page / "page.css").read_text(encoding="utf-8") + (here / "view.css").read_text(encoding="utf-8"),
-        light=" ".join(f"--{name}: {value};" for name, value in LIGHT.items()),
-        dark=" ".join(f"--{name}: {value};" for name, value in DARK.items()),
-        script=script,
-        version=__version__,
+    text = (
+        html.page_environment("stepscope.report.view")
+        .get_template(f"{kind}.html.j2")
+        .render(
+            **content,
+            css=(page / "page.css").read_text(encoding="utf-8") + (here / "view.css").read_text(encoding="utf-8"),
+            light=html.css_variables(LIGHT),
+            dark=html.css_variables(DARK),
+            script=script,
+            version=__version__,
+        )
     )
-    return text, "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return text, html.script_hash(script)
 
 
 class RunWatchers:
@@ -260,7 +255,7 @@ def _fact_rows(now: Now) -> list[tuple[str, str]]:
         ("Power, whole device", si(now.total_w, "W")),
         *((f"Power of {name}", si(watts, "W")) for name, watts in now.rails),
         *((f"Temperature of {name}", f"{amount(value, 'degC')}") for name, value in now.temperatures),
-        *((name.capitalize(), amount(value, unit)) for name, value, unit in now.others),
+        *((capitalize_first(name), amount(value, unit)) for name, value, unit in now.others),
     ]
     if now.left_j is not None:
         rows.append(("Energy left", si(now.left_j, "J")))

@@ -1,4 +1,7 @@
-"""The tables of a suite and of a fleet: on the terminal, as Markdown, and as log lines for MLPerf's checkers."""
+"""A suite and a fleet: their tables on the terminal and as Markdown, log lines for MLPerf's checkers, and a page.
+
+The page of a sweep is in the style of that of a run: its table, its scores, and the numbers against the batch.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,20 @@ from typing import Any
 import polars as pl
 
 from stepscope.quantities import SUITE_COLUMNS, SuiteColumn
+from stepscope.report.page.parts import Facts, Figure, Items, Part, Section
 from stepscope.report.table import Cell, Column, Table, escaped_markdown, number_column, text_column
 from stepscope.report.table import markdown as table_markdown
-from stepscope.units import NOT_MEASURED, amount, escape_control_characters, estimate, number, percent, si
+from stepscope.units import (
+    NOT_MEASURED,
+    amount,
+    capitalize_first,
+    escape_control_characters,
+    estimate,
+    number,
+    percent,
+    plural,
+    si,
+)
 
 _COLOURS = {"ok": "green", "not run yet": "dim"}
 
@@ -26,21 +40,24 @@ def results_table(table: pl.DataFrame, caption: str = "") -> Table:
         *([Column("Setting", False, of=lambda row: setting_words(row, several), fold=True)] if several else []),
         number_column("Batch", "batch", str, missing="own"),
         *([text_column("board", "board", fold=True)] if "board" in table.columns else []),
-        *map(_measured, measured_columns(table)),
+        *map(_measured_column, measured_columns(table)),
         Column(
-            "Status", False, of=lambda row: Cell(row["status"], row["status"], style=_style(row["status"])), fold=True
+            "Status",
+            False,
+            of=lambda row: Cell(row["status"], row["status"], style=_status_style(row["status"])),
+            fold=True,
         ),
         text_column("Data", "data", missing=NOT_MEASURED),
     ]
     named = 2 + bool(several) + ("board" in table.columns)
-    return Table.from_rows("results", columns, table.iter_rows(named=True), caption, shown=40, named=named)
+    return Table.from_rows("results", columns, table.iter_rows(named=True), caption, first_rows=40, named=named)
 
 
-def _style(status: str) -> str:
+def _status_style(status: str) -> str:
     return _COLOURS.get(status, "yellow")
 
 
-def _measured(column: tuple[str, str, Any]) -> Column:
+def _measured_column(column: tuple[str, str, Any]) -> Column:
     title, name, form = column
     return Column(title, of=lambda row: Cell(with_interval(row, name, form), row[name]), fold=True)
 
@@ -57,10 +74,10 @@ def setting_notes(table: pl.DataFrame) -> list[str]:
             if flag:
                 kind = re.sub(r"\d[\d.,]*", "#", flag.partition(":")[0])
                 kinds.setdefault(kind, {})[who] = flag
-    return failed + [_flagged(flags, table.height) for flags in kinds.values()]
+    return failed + [_flag_sentence(flags, table.height) for flags in kinds.values()]
 
 
-def _flagged(flags: Mapping[str, str], settings: int) -> str:
+def _flag_sentence(flags: Mapping[str, str], settings: int) -> str:
     """A flag in the words of the first setting that has it, and which others have one of its kind."""
     (who, flag), *others = flags.items()
     if not others:
@@ -102,7 +119,7 @@ def model_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         *(number_column(f"{what.capitalize()} FLOPs", f"flops_{what}", lambda flops: si(flops, "", 4), fold=True)
           for what in ("forward", "training")),
     )  # fmt: skip
-    return Table.from_rows("models", columns, rows, "FLOPs per sample; 1 multiply-add = 2 FLOPs.", shown=40)
+    return Table.from_rows("models", columns, rows, "FLOPs per sample; 1 multiply-add = 2 FLOPs.", first_rows=40)
 
 
 def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
@@ -114,13 +131,13 @@ def score_table(parts: pl.DataFrame, sentence: str = "") -> Table:
         ),
         number_column("Batch", "batch", str, fold=True),
         *(number_column(title, title.lower(), number, fold=True) for title in ("Reference", "Here")),
-        Column("Times better", of=_ratio, fold=True),
+        Column("Times better", of=_ratio_cell, fold=True),
         text_column("Remark", "remark", fold=True),
     )
     return Table.from_rows(sentence, columns, parts.iter_rows(named=True), sentence)
 
 
-def _ratio(row: Mapping[str, Any]) -> Cell:
+def _ratio_cell(row: Mapping[str, Any]) -> Cell:
     return Cell(
         with_interval({**row, "ratio_low": row["low"], "ratio_high": row["high"]}, "ratio", number), row["ratio"]
     )
@@ -176,7 +193,7 @@ def mlperf_log_lines(
             yield _log_line(time_ms, "global_batch_size", point["batch"], about)
         yield _log_line(time_ms, "opt_name", point["optimizer"], about)
         for name, measured in (run.get("numbers") or {}).items():
-            yield _log_line(time_ms, f"stepscope_{name}", measured["value"], {**about, **_interval(measured)})
+            yield _log_line(time_ms, f"stepscope_{name}", measured["value"], {**about, **_interval_fields(measured)})
         status = "success" if run["status"] == "ok" else "aborted"
         yield _log_line(
             time_ms, "run_stop", None, {**about, "status": status, "reason": run.get("reason") or run["status"]}
@@ -188,10 +205,97 @@ def _log_line(time_ms: int, key: str, value: Any, metadata: Mapping[str, Any]) -
     return f":::MLLOG {json.dumps({**log_line, 'metadata': dict(metadata)}, default=str)}"
 
 
-def _interval(measured: Mapping[str, Any]) -> dict[str, Any]:
+def _interval_fields(measured: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{end}_95": measured[end] for end in ("low", "high") if measured[end] is not None}
 
 
 def _value_within(row: Mapping[str, Any], column: SuiteColumn) -> str:
     name = column.name
     return estimate(row[name], row[f"{name}_low"], row[f"{name}_high"], column.unit)
+
+
+_DRAWN = (
+    ("samples_per_s", "samples a second"),
+    ("energy_per_sample_j", "energy of a sample, J"),
+    ("simulated_energy_per_sample_j", "SIMULATED energy of a sample, J"),
+    ("estimated_energy_per_sample_j", "ESTIMATED energy of a sample, J"),
+    ("peak_process_bytes", "peak memory of the process, B"),
+)
+_MOST_LINES = 20
+_MEANS = "Means over the repeats with half the width of their 95 % CI; of a single run, the one within it."
+_MODELS = "What papers print of the models, what it means, and what is true."
+
+
+def render(
+    name: str,
+    facts: Sequence[tuple[str, str]],
+    table: pl.DataFrame,
+    notes: Sequence[str] = (),
+    scores: Sequence[tuple[str, pl.DataFrame]] = (),
+    models: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return the page as HTML text. table: as `suite.results.table`; scores: sentence and parts of each."""
+    from stepscope.report.html import PageSection, render_page
+
+    entries = [PageSection("overview", "Overview", _overview(table, facts, scores))]
+    entries.append(
+        PageSection("results", "Results", Section("A row for each setting.", (results_table(table, _MEANS),)))
+    )
+    curves = tuple(_batch_charts(table))
+    if curves:
+        lede = "How the numbers grow with the batch: logarithmic scales, bars are 95 % CIs."
+        entries.append(PageSection("batches", "Batches", Section(lede, curves)))
+    if scores:
+        parts = tuple(score_table(frame, sentence) for sentence, frame in scores)
+        entries.append(
+            PageSection("scores", "Scores", Section("Reference / here, above 1 is better than the reference.", parts))
+        )
+    if models:
+        entries.append(PageSection("models", "Models", Section(_MODELS, (model_table(models),))))
+    if notes:
+        rows = tuple((note, "") for note in notes)
+        entries.append(PageSection("notes", "Notes", Section("What was wrong with runs, and flags.", (Items(rows),))))
+    about = [plural(table["workload"].n_unique(), "workload"), plural(len(table), "setting")]
+    return render_page(name, about, None, entries)
+
+
+def _overview(
+    table: pl.DataFrame, facts: Sequence[tuple[str, str]], scores: Sequence[tuple[str, pl.DataFrame]]
+) -> Section:
+    well = len(table.filter(pl.col("status") == "ok"))
+    lede = f"{well} of {plural(len(table), 'setting')} ended well in every repeat."
+    score_items = [Items(tuple((sentence, "") for sentence, _ in scores))] if scores else []
+    return Section(lede, (*score_items, Facts(tuple(facts))))
+
+
+def _batch_charts(table: pl.DataFrame) -> Iterator[Part]:
+    """A chart for each number of which a workload has two batch sizes."""
+    several = differing_axes(table)
+    for column, title in _DRAWN:
+        points = [
+            _point(row, column, several)
+            for row in table.iter_rows(named=True)
+            if row["batch"] is not None and (row[column] or 0) > 0
+        ]
+        frame = pl.DataFrame(points, infer_schema_length=None)
+        if frame.is_empty() or frame.group_by("line").len()["len"].max() == 1:
+            continue
+        lines = frame["line"].unique(maintain_order=True).head(_MOST_LINES)
+        undrawn = frame["line"].n_unique() - len(lines)
+        caption = f"{capitalize_first(title)}, by batch size." + (
+            f" {undrawn} more lines are not drawn." if undrawn else ""
+        )
+        yield _batch_chart(frame.filter(pl.col("line").is_in(lines.to_list())), title, caption)
+
+
+def _batch_chart(points: pl.DataFrame, title: str, caption: str) -> Figure:
+    from stepscope.report.charts import comparison
+
+    return Figure(lambda width: comparison.build_batches(points, title, width), caption)
+
+
+def _point(row: Mapping[str, Any], column: str, several: Sequence[str]) -> dict[str, Any]:
+    line = f"{row['workload']} {setting_words(row, several)}".strip()
+    ends = {end: row[f"{column}_{end}"] for end in ("low", "high")}
+    hover = f"{line}, batch {row['batch']}: {number(row[column])}"
+    return {"line": line, "batch": row["batch"], "value": row[column], **ends, "hover": hover}

@@ -54,10 +54,10 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
     columns = [
         text_column("phase", "phase", row_label),
         number_column("time", "ns", duration),
-        Column("95 % CI", of=_time_ends),
+        Column("95 % CI", of=_time_interval_text),
         share_column("ns"),
         *device_time_column(phases),
-        *(Column("", False, of=partial(_bar, width=width), key=f"{width} cells", wide=width) for width in _BARS),
+        *(Column("", False, of=partial(_share_bar, width=width), key=f"{width} cells", wide=width) for width in _BARS),
     ]
     table = Table.from_rows("phases", columns, phases.iter_rows(named=True))
     others = [column.key or column.title for column in columns[1:-2]]
@@ -65,11 +65,11 @@ def phase_table(phases: pl.DataFrame, whole: bool = True) -> list[RenderableType
     return [Text(""), Constrain(FittedTable(table, choices, heading, len(row_label(FRAMEWORK_OVERHEAD))), WIDTH)]
 
 
-def _time_ends(row: Row) -> str:
+def _time_interval_text(row: Row) -> str:
     return "" if row["low_ns"] is None else join_interval(duration(row["low_ns"]), duration(row["high_ns"]))
 
 
-def _bar(row: Row, width: int) -> str:
+def _share_bar(row: Row, width: int) -> str:
     return "█" * round(width * min(max(row["share"] or 0.0, 0.0), 1.0))
 
 
@@ -85,8 +85,8 @@ def device_time_column(rows: pl.DataFrame) -> list[Column]:
 
 def line_column(title: str, rows: pl.DataFrame) -> list[Column]:
     """Return the column of the lines of code, where any is known."""
-    known = rows["source"].is_not_null().any()
-    return [text_column(title, "source", short_source, missing=NOT_MEASURED)] if known else []
+    has_lines = rows["source"].is_not_null().any()
+    return [text_column(title, "source", short_source, missing=NOT_MEASURED)] if has_lines else []
 
 
 def module_table(modules: pl.DataFrame) -> list[RenderableType]:
@@ -97,20 +97,20 @@ def module_table(modules: pl.DataFrame) -> list[RenderableType]:
     if named.is_empty():
         return []
     order = "device_ns" if named["device_ns"].is_not_null().any() else "share"
-    shown = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
+    largest = named.sort(order, "module", descending=[True, False], nulls_last=True).head(_TOP)
     columns = [
         Column("module", False, of=lambda row: row["module"] or "(the model)", names=True),
         text_column("type", "type"),
         *(number_column(phase, f"{phase}_ns", duration, wide=PHASE_WIDTHS[phase]) for phase in PHASE_WIDTHS),
         Column("optimizer", of=lambda row: f"{SHARED * row['optimizer_shared']}{duration(row['optimizer_ns'])}"),
         share_column(),
-        *device_time_column(shown),
-        *line_column("called at", shown),
+        *device_time_column(largest),
+        *line_column("called at", largest),
     ]
     every = [column.title for column in columns[1:]]
-    choices = [[title for title in every if title not in gone] for gone in ((), ("type",), ("type", "called at"))]
-    table = Table.from_rows("modules", columns, shown.iter_rows(named=True))
-    names = distinct_width(shown["module"].to_list())
+    choices = [[title for title in every if title not in hidden] for hidden in ((), ("type",), ("type", "called at"))]
+    table = Table.from_rows("modules", columns, largest.iter_rows(named=True))
+    names = distinct_width(largest["module"].to_list())
     return [Text(""), Constrain(FittedTable(table, choices, f"top modules of {len(named)}", names), WIDTH)]
 
 
@@ -124,8 +124,8 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
     named = kinds.filter(pl.col("name") != FRAMEWORK_OVERHEAD)
     if named.is_empty():
         return []
-    shown = named.head(_TOP)
-    phases = [*_MODEL_PHASES, *(phase for phase in _LOOP_PHASES if (shown[f"{phase}_ns"] > 0).any())]
+    largest = named.head(_TOP)
+    phases = [*_MODEL_PHASES, *(phase for phase in _LOOP_PHASES if (largest[f"{phase}_ns"] > 0).any())]
     columns = [
         Column("op", False, of=operator_name, names=True),
         number_column("calls", "count", count),
@@ -134,14 +134,14 @@ def operator_table(kinds: pl.DataFrame) -> list[RenderableType]:
         Column("phase", False, of=_longest_phase),
         share_column(),
         number_column("rate", "flops_per_s", "FLOP/s", wide=12),
-        *([text_column("device", "device")] if (shown["device"] != CPU).any() else []),
-        *line_column("most at", shown),
+        *([text_column("device", "device")] if (largest["device"] != CPU).any() else []),
+        *line_column("most at", largest),
     ]
     ends_ = ["of step", "device", "most at"]
     widest = ["calls", *phases, *ends_, "rate"]
     short = [["calls", "time", "phase", "rate", *ends_], ["time", "phase", *ends_]]
     choices = [widest, *short, *([titles[:-1] for titles in short] if columns[-1].title == "most at" else [])]
-    table = Table.from_rows("operators", columns, shown.iter_rows(named=True))
+    table = Table.from_rows("operators", columns, largest.iter_rows(named=True))
     return [Text(""), Constrain(FittedTable(table, choices, f"top ops of {len(named)}", OPERATOR_WIDTH), WIDTH)]
 
 
@@ -159,7 +159,7 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
     worst = largest_difference(ops) or largest_difference(named)
     phase = largest_difference(phases.iter_rows(named=True), "ns")
     shared: list[RenderableType] = []
-    if _any_shared(modules):
+    if modules.select((pl.col("optimizer_shared") & (pl.col("optimizer_ns") > 0)).any()).item():
         shared.append(Constrain(Text(f"{SHARED}{SHARED_UPDATES}", style="dim"), WIDTH))
     if phase is None and worst is None:
         return shared
@@ -175,10 +175,6 @@ def shares_note(phases: pl.DataFrame, modules: pl.DataFrame, kinds: pl.DataFrame
 SHARED_UPDATES = "one kernel updates many layers: its time is shared out by their parameters"
 
 
-def _any_shared(modules: pl.DataFrame) -> bool:
-    return bool(modules.select((pl.col("optimizer_shared") & (pl.col("optimizer_ns") > 0)).any()).item())
-
-
 def operator_name(row: dict[str, Any]) -> str:
     """Return the name of an operator as the terminal's tables have it."""
     return row_label(str(row["name"])).replace(AUTOGRAD_NODE, "engine: ")
@@ -188,8 +184,8 @@ def energy_table(totals: pl.DataFrame) -> list[RenderableType]:
     """Power and energy of each component with intervals; what is not measured is called by its name."""
     if totals.is_empty():
         return []
-    known = (totals["gap_s"] > 0).any()
-    gaps = [number_column("not covered", "gap_s", lambda gap: f"{number(gap)} s" if gap else "")] if known else []
+    has_gaps = (totals["gap_s"] > 0).any()
+    gaps = [number_column("not covered", "gap_s", lambda gap: f"{number(gap)} s" if gap else "")] if has_gaps else []
     columns = [
         text_column("component", "component", component_label),
         *([text_column("kind", "kind", _kind)] if (totals["kind"] != "measured").any() else []),
@@ -223,19 +219,19 @@ _SHARED_PAGES = {"rss": "shared pages in each", "pss": "shared pages once"}
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def labelled(label: str, *said: str | Text) -> RenderableType:
+def labelled(label: str, *texts: str | Text) -> RenderableType:
     """A line with its label on the left; what does not fit goes on below the text, not below the label."""
     line = labels(_LABEL_WIDTH, gap=1)
-    for row, text in enumerate(said):
+    for row, text in enumerate(texts):
         line.add_row(Text(label if row == 0 else ""), text if isinstance(text, Text) else Text(text))
     return line
 
 
 def speed_lines(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableType]:
     """Time of a step, samples and an emulator's frames a second, and the accuracy that was reached."""
-    parts = [f"{_estimate(row)} a step, {row['note']} ({row['n']})" for row in _rows(metrics, "step_time")]
-    rates = [_estimate(row) for row in _rows(metrics, "throughput")]
-    rates += [f"{number(row['value'])} steps/s" for row in _rows(metrics, "step_rate")]
+    parts = [f"{_estimate_text(row)} a step, {row['note']} ({row['n']})" for row in _metric_rows(metrics, "step_time")]
+    rates = [_estimate_text(row) for row in _metric_rows(metrics, "throughput")]
+    rates += [f"{number(row['value'])} steps/s" for row in _metric_rows(metrics, "step_rate")]
     parts += [f"{', '.join(rates)} achieved"] if rates else []
     result: dict[str, Any] = meta.get("result") or {}
     counters = result.get("counters") or {}
@@ -253,21 +249,21 @@ def speed_lines(metrics: pl.DataFrame, meta: dict[str, Any]) -> list[RenderableT
 def utilisation_lines(metrics: pl.DataFrame) -> list[RenderableType]:
     """Busy share of every core, their mean, CPU utilisation of the training process or of all, accelerators."""
     lines = []
-    cores = _rows(metrics, "core_utilisation")
+    cores = _metric_rows(metrics, "core_utilisation")
     if cores:
-        shown = [_core(row) for row in cores[:_MOST_CORES]]
-        lines += ["   ".join(shown[first : first + _CORES_A_LINE]) for first in range(0, len(shown), _CORES_A_LINE)]
+        cells = [_core_text(row) for row in cores[:_MOST_CORES]]
+        lines += ["   ".join(cells[first : first + _CORES_A_LINE]) for first in range(0, len(cells), _CORES_A_LINE)]
         if len(cores) > _MOST_CORES:
             lines.append(f"and {plural(len(cores) - _MOST_CORES, 'more core')}")
-    summary = [f"mean of all cores {_estimate(row)}" for row in _rows(metrics, "mean_cpu_utilisation")]
-    used = _rows_of_all_processes(_rows(metrics, "process_cpu_utilisation"))
-    summary += [f"{_channel_name(row)} {_estimate(row)}" for row in used]
+    summary = [f"mean of all cores {_estimate_text(row)}" for row in _metric_rows(metrics, "mean_cpu_utilisation")]
+    used = _rows_of_all_processes(_metric_rows(metrics, "process_cpu_utilisation"))
+    summary += [f"{_channel_name(row)} {_estimate_text(row)}" for row in used]
     idle = [
         f"{row['scope'].removeprefix('core:')}: {percent(row['value'], 0)}"
-        for row in _rows(metrics, "idle_state_ratio")
+        for row in _metric_rows(metrics, "idle_state_ratio")
     ]
     lines += ["; ".join(summary)] if summary else []
-    lines += [f"{row['scope']} {_estimate(row)}" for row in _rows(metrics, "accelerator_utilisation")]
+    lines += [f"{row['scope']} {_estimate_text(row)}" for row in _metric_rows(metrics, "accelerator_utilisation")]
     lines += [f"idle residency by core  {'  '.join(idle[:_MOST_CORES])}"] if idle else []
     return [labelled("utilisation", *lines)] if lines else []
 
@@ -276,10 +272,10 @@ def other_quantities(metrics: pl.DataFrame) -> list[RenderableType]:
     """The readings that no other line is made for, under its own name and unit."""
     lines = []
     for row in metrics.filter(pl.col("value").is_not_null()).iter_rows(named=True):
-        known = find_quantity(row["metric"], row["unit"])
-        if known.plain:
-            label = f"{known.label_within}, {row['scope'].replace(':', ' ')}"
-            lines.append(f"{label}: {_estimate(row)}")
+        definition = find_quantity(row["metric"], row["unit"])
+        if definition.plain:
+            label = f"{definition.label_within}, {row['scope'].replace(':', ' ')}"
+            lines.append(f"{label}: {_estimate_text(row)}")
     return [labelled("other", *lines)] if lines else []
 
 
@@ -288,15 +284,15 @@ def memory_lines(metrics: pl.DataFrame, meta: dict[str, Any], peak: ResidentPeak
 
     peak: of the training alone.
     """
-    peaks, held = (
-        _sizes(metrics, metric, word) for metric, word in (("peak_memory", "peak"), ("resident_memory", "median"))
+    peaks, reserved = (
+        _size_texts(metrics, metric, word) for metric, word in (("peak_memory", "peak"), ("resident_memory", "median"))
     )
     command = fit_command(meta) if peaks else None
-    if any(row["scope"] == ALL for row in _rows(metrics, "peak_memory")):
+    if any(row["scope"] == ALL for row in _metric_rows(metrics, "peak_memory")):
         command = None  # predicts one process
     predicted = f"recording included; of the training alone, without running it: {command}" if command else ""
-    parts = [", ".join(peaks), *_training_peak_lines(peak), ", ".join(held), predicted]
-    return [labelled("memory", *(text for text in parts if text))] if peaks or held else []
+    parts = [", ".join(peaks), *_training_peak_lines(peak), ", ".join(reserved), predicted]
+    return [labelled("memory", *(text for text in parts if text))] if peaks or reserved else []
 
 
 def _training_peak_lines(peak: ResidentPeak | None) -> list[str]:
@@ -305,8 +301,8 @@ def _training_peak_lines(peak: ResidentPeak | None) -> list[str]:
         return []
     alone = f"the training alone peaks at [{bytes_(peak.low)}, {bytes_(peak.high)}]"
     spread = " and it scatters the heap" if peak.low < peak.high - peak.held else ""
-    held = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if peak.held else []
-    return [*held, f"{size_verdicts_text(peak)} of free memory"]
+    recorder_lines = [f"up to {bytes_(peak.held)} of it is the profiler's{spread}: {alone}"] if peak.held else []
+    return [*recorder_lines, f"{size_verdicts_text(peak)} of free memory"]
 
 
 def energy_notes(notes: Sequence[str]) -> list[RenderableType]:
@@ -321,12 +317,12 @@ def profiling_overhead(overhead: pl.DataFrame, profiled: str) -> list[Renderable
     if "recorded_step_overhead" in values:
         step, share = values["recorded_step_overhead"], values["recorded_step_overhead_share"]
         if step["value"] > 0:
-            parts.append(f"a profiled step takes {duration(step['value'])} longer: {_estimate(share)} of a step")
+            parts.append(f"a profiled step takes {duration(step['value'])} longer: {_estimate_text(share)} of a step")
         else:  # a cost below 0 is the noise around a small one
-            most = "" if share["high"] is None else f": at most {percent(share['high'])} of a step"
+            most = f": at most {percent(share['high'])} of a step" if share["high"] else ""  # 0: its CI was cut there
             parts.append(f"of a profiled step too small to tell{most}")
     if "run_overhead_share" in values:
-        parts.append(f"{_estimate(values['run_overhead_share'])} of the whole run: {profiled}")
+        parts.append(f"{_estimate_text(values['run_overhead_share'])} of the whole run: {profiled}")
     elif profiled:
         parts.append(profiled)
     if "sampler_cpu_share" in values:
@@ -350,22 +346,22 @@ def not_measured_lines(entries: list[NotMeasured]) -> list[RenderableType]:
     return [labelled("not measured", *lines)]
 
 
-def _rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
+def _metric_rows(metrics: pl.DataFrame, name: str) -> list[dict[str, Any]]:
     """Rows of a metric; child processes that there were not, or too briefly to be read, are not worth a line."""
     idle = (pl.col("scope") == CHILDREN) & (pl.col("value").fill_null(0.0) == 0)
     return metrics.filter((pl.col("metric") == name) & ~idle).to_dicts()
 
 
-def _estimate(row: dict[str, Any]) -> str:
+def _estimate_text(row: dict[str, Any]) -> str:
     """The value of a metric's row with its interval."""
     return estimate(row["value"], row["low"], row["high"], find_quantity(row["metric"], row["unit"]).shown_unit)
 
 
-def _core(row: dict[str, Any]) -> str:
+def _core_text(row: dict[str, Any]) -> str:
     name = row["scope"].replace(":", " ")
     if row["value"] is None:
         return f"{name} {NOT_MEASURED}"
-    return f"{name} {_BLOCKS[round(row['value'] * (len(_BLOCKS) - 1))]} {_estimate(row)}"
+    return f"{name} {_BLOCKS[round(row['value'] * (len(_BLOCKS) - 1))]} {_estimate_text(row)}"
 
 
 def _scope_prefix(row: dict[str, Any]) -> str:
@@ -380,20 +376,21 @@ def _rows_of_all_processes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of all processes together; that of a rank only where it alone trained, as "training"."""
     ranks = [row for row in rows if row["scope"].startswith(RANK)]
     alone = len({row["scope"] for row in ranks}) == 1
-    kept = [row for row in rows if row not in ranks and row["scope"] != LAUNCHER]
-    return [*kept, *({**row, "scope": TRAINING} for row in ranks if alone)]
+    others = [row for row in rows if row not in ranks and row["scope"] != LAUNCHER]
+    return [*others, *({**row, "scope": TRAINING} for row in ranks if alone)]
 
 
-def _sizes(metrics: pl.DataFrame, metric: str, word: str) -> list[str]:
+def _size_texts(metrics: pl.DataFrame, metric: str, word: str) -> list[str]:
     """Each size with whose it is, of several processes said once."""
     parts: list[str] = []
-    for row in _rows_of_all_processes(_rows(metrics, metric)):
+    for row in _rows_of_all_processes(_metric_rows(metrics, metric)):
         again = parts and row["scope"] == ALL
-        parts.append(f"{'' if again else f'{_scope_prefix(row)}{word} '}{bytes_(row['value'])} ({_counted(row)})")
+        whose = "" if again else f"{_scope_prefix(row)}{word} "
+        parts.append(f"{whose}{bytes_(row['value'])} ({_source_of_size(row)})")
     return parts
 
 
-def _counted(row: dict[str, Any]) -> str:
+def _source_of_size(row: dict[str, Any]) -> str:
     """The source of a size; of several processes, how often a page is counted that they share."""
-    said = _SHARED_PAGES.get(row["source"]) if row["scope"] == ALL else None
-    return f"{row['source']}, {said}" if said else str(row["source"])
+    pages = _SHARED_PAGES.get(row["source"]) if row["scope"] == ALL else None
+    return f"{row['source']}, {pages}" if pages else str(row["source"])

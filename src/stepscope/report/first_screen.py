@@ -1,6 +1,6 @@
 """The report on one screen of 24 lines: how fast, at what cost, what limits it, what next, and where the step goes.
 
-`report.text` has the rest, which `stepscope report -v` prints.
+`report.terminal_report` has the rest, which `stepscope report -v` prints.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from stepscope.analysis.verdict import TITLES
 from stepscope.errors import StepscopeError
 from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
-from stepscope.report.table import Column, FittedTable, Table, labels, number_column, text_column
-from stepscope.report.text import rank_sentences
-from stepscope.report.text_tables import short_source
+from stepscope.report.table import Column, FittedTable, Table, labels, number_column, text_column, whole_percent
+from stepscope.report.terminal_report import rank_sentences
+from stepscope.report.terminal_tables import short_source
 from stepscope.run_paths import NEWEST, RUNS, find_run
 from stepscope.units import (
     NOT_MEASURED,
     bytes_,
+    capitalize_first,
     distinct_width,
     duration,
     estimate,
@@ -82,10 +83,10 @@ class _Screen:
                 *_part_or_failure("what to change", partial(_suggested_changes, run, following)),
                 *_part_or_failure("the phases", lambda: _phases(run)),
             ]
-            left = LINES - 1 - len(console.render_lines(Group(*above, *below), options, pad=False))
-            if left >= _LEAST_LAYERS:
+            lines_left = LINES - 1 - len(console.render_lines(Group(*above, *below), options, pad=False))
+            if lines_left >= _LEAST_LAYERS:
                 break
-        most = min(max(left, _LEAST_LAYERS), _MOST_LAYERS)
+        most = min(max(lines_left, _LEAST_LAYERS), _MOST_LAYERS)
         yield from (*above, *_part_or_failure("the layers", lambda: _layers(run, most)), *below)
 
 
@@ -148,8 +149,8 @@ def figure_text(row: Headline) -> str:
         return f"accuracy {percent(row.value)}"
     value, _, interval = estimate(row.value, row.low, row.high, row.unit).partition(" [")
     text = f"{value}{_PER.get(row.metric, '')}{f' [{interval}' if interval else ''}"
-    held = f", {row.note}" if row.metric in ("temperature", "throughput") and row.note else ""
-    return f"{row.kind.upper()} {text}{held}".strip()
+    note = f", {row.note}" if row.metric in ("temperature", "throughput") and row.note else ""
+    return f"{row.kind.upper()} {text}{note}".strip()
 
 
 def _bytes_of_total(row: Headline) -> str:
@@ -205,12 +206,12 @@ def _processes(run: Run) -> list[RenderableType]:
 
 def _simulated_caution_first(run: Run, cautions: Sequence[str]) -> list[str]:
     badge = simulated_badge(run.simulated)
-    return sorted(cautions, key=lambda said: not (badge and said.startswith(badge)))
+    return sorted(cautions, key=lambda caution: not (badge and caution.startswith(badge)))
 
 
 def _overhead(run: Run) -> list[str]:
-    known = run.overhead().filter((pl.col("metric") == "run_overhead_share") & pl.col("value").is_not_null())
-    share = float(known["value"][0]) if len(known) else 0.0
+    overheads = run.overhead().filter((pl.col("metric") == "run_overhead_share") & pl.col("value").is_not_null())
+    share = float(overheads["value"][0]) if len(overheads) else 0.0
     if share <= _NOTABLE_OVERHEAD:
         return []
     return [f"Profiling overhead: {percent(share)} of the run; a longer run (--steps) has less."]
@@ -234,7 +235,7 @@ def advice_sentences(run: Run) -> list[str]:
         parts.insert(0 if first else len(parts[:1]), tune)
     if changes.gain:
         parts.insert(1, changes.gain)
-    return [line if _is_code(line.partition(" ")[0]) else f"{line[:1].upper()}{line[1:]}" for line in parts]
+    return [line if _is_code(line.partition(" ")[0]) else capitalize_first(line) for line in parts]
 
 
 def _is_code(word: str) -> bool:
@@ -270,10 +271,10 @@ def phase_name(name: str, phases: pl.DataFrame) -> str:
 
 def _layers(run: Run, most: int) -> list[RenderableType]:
     """The layers with the most self time, with what was measured of each, in the columns that fit."""
-    known = run.layers().filter((pl.col("total_ns") > 0) | (pl.col("device_ns") > 0))
-    if known.is_empty():
+    layers = run.layers().filter((pl.col("total_ns") > 0) | (pl.col("device_ns") > 0))
+    if layers.is_empty():
         return []
-    rows = known.head(most)
+    rows = layers.head(most)
     if not (rows["optimizer_ns"] > _NOTABLE * rows["total_ns"]).any():
         rows = rows.with_columns(optimizer_ns=pl.lit(None, pl.Float64))  # "of step" has it, and hardly any
     peak = run.peak()
@@ -286,12 +287,12 @@ def _layers(run: Run, most: int) -> list[RenderableType]:
     table = Table.from_rows("layers", (first, *titled), rows.iter_rows(named=True))
     # On a narrow terminal columns go, the least telling first.
     keep = [
-        [column.key for column in have if column.key not in _FIRST_TO_GO[:gone]]
-        for gone in range(len(_FIRST_TO_GO) + 1)
+        [column.key for column in have if column.key not in _FIRST_TO_GO[:removed_columns]]
+        for removed_columns in range(len(_FIRST_TO_GO) + 1)
     ]
-    title = f"layers ({len(known)})"
-    wanted = max(len(title), distinct_width(names), min(_NAME, max(map(len, names))))
-    return [FittedTable(table, keep, title, wanted)]
+    title = f"layers ({len(layers)})"
+    name_width = max(len(title), distinct_width(names), min(_NAME, max(map(len, names))))
+    return [FittedTable(table, keep, title, name_width)]
 
 
 _COLUMNS = (
@@ -304,7 +305,7 @@ _COLUMNS = (
     number_column("J/step", "joules", "J"),
     number_column("live at peak", "live_bytes", "B"),
     number_column("FLOP/s", "flops_per_s", "FLOP/s"),
-    number_column("attained", "attained", lambda share: percent(share, 0)),
+    number_column("attained", "attained", whole_percent),
     text_column("line", "source", short_source, missing=NOT_MEASURED),
 )
 _NOTABLE = 0.1  # of the time of a layer
@@ -331,9 +332,9 @@ class _Names:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for count in range(len(self.names), 0, -1):
             more = len(self.names) - count
-            said = ", ".join(self.names[:count]) + (f" and {number(more)} more" if more else "")
-            if cell_len(said) <= options.max_width or count == 1:
-                yield Text(said, no_wrap=True, overflow="ellipsis")
+            sentence = ", ".join(self.names[:count]) + (f" and {number(more)} more" if more else "")
+            if cell_len(sentence) <= options.max_width or count == 1:
+                yield Text(sentence, no_wrap=True, overflow="ellipsis")
                 return
 
 
@@ -382,9 +383,9 @@ class _Sentence:
             yield Text(line.plain.replace(_GLUE, " "), style=self.text.style)
 
 
-def _labelled(label: str, *said: RenderableType, style: str = "") -> RenderableType:
+def _labelled(label: str, *renderables: RenderableType, style: str = "") -> RenderableType:
     line = labels(_LABEL, style=style)
-    for row, text in enumerate(said):
+    for row, text in enumerate(renderables):
         plain = isinstance(text, Text) and not text.spans and text.overflow is None
         line.add_row(Text(label if row == 0 else ""), _Sentence(text) if plain else text)  # type: ignore[arg-type]
     return line

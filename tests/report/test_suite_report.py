@@ -11,7 +11,7 @@ from stepscope.__main__ import main
 from stepscope.experiments.suite.results import KIND, Results, save_results, settings_table
 
 pytest.importorskip("altair")
-from stepscope.report import suite_page
+from stepscope.report import suite_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -38,14 +38,14 @@ def results(*names: str, batches: tuple[int, ...] = (4, 8)) -> Results:
 
 def test_every_setting_is_a_row_and_names_stay_text() -> None:
     frame = settings_table(results("lenet", HOSTILE))
-    page = suite_page.render("my board", [("Sweep", "on a board")], frame, [f"{HOSTILE}: slow"])
+    page = suite_report.render("my board", [("Sweep", "on a board")], frame, [f"{HOSTILE}: slow"])
     assert "<img src=x" not in page
     assert page.count("40 ±10%") == 2  # batch 4 of both
     assert "<svg" in page
 
 
 def test_a_single_batch_draws_no_curve() -> None:
-    page = suite_page.render("b", [], settings_table(results("lenet", batches=(4,))))
+    page = suite_report.render("b", [], settings_table(results("lenet", batches=(4,))))
     assert 'id="batches"' not in page
     assert "lenet" in page
 
@@ -53,7 +53,7 @@ def test_a_single_batch_draws_no_curve() -> None:
 def test_scores_have_their_parts() -> None:
     part = {"workload": "lenet", "optimizer": "sgd", "precision": "fp32", "batch": 4, "reference": 10.0, "here": 5.0}
     parts = pl.DataFrame([{**part, "ratio": 2.0, "low": 1.9, "high": 2.1, "remark": None}])
-    page = suite_page.render("b", [], settings_table(results("lenet")), scores=[("speed score 2", parts)])
+    page = suite_report.render("b", [], settings_table(results("lenet")), scores=[("speed score 2", parts)])
     assert 'id="scores"' in page
     assert "speed score 2" in page
 

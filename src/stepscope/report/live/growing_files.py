@@ -60,6 +60,8 @@ def planned_steps(header: dict[str, Any]) -> int | None:
         return stated
     words = header.get("argv")
     argv = [str(word) for word in words] if isinstance(words, list) else []
+    if not argv or "stepscope" not in Path(argv[0]).parts[-2:]:
+        return None  # the words of another program: its --steps may count anything
     if "--" in argv:
         argv = argv[: argv.index("--")]
     for at, word in enumerate(argv):
@@ -74,13 +76,13 @@ _LOOK_EVERY_S = 0.5
 
 
 def wait_for(
-    found: Callable[[], Path | None], given_up: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
+    find_run: Callable[[], Path | None], given_up: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
 ) -> Path | None:
     """The first run that `found` gives, looked for twice a second; None once `given_up`."""
     while True:
-        gone = given_up()  # before the last look, which sees all that was there then
-        run = found()
-        if run is not None or gone:
+        is_over = given_up()  # before the last look, which sees all that was there then
+        run = find_run()
+        if run is not None or is_over:
             return run
         sleep(_LOOK_EVERY_S)
 
@@ -89,7 +91,7 @@ def newest_running(runs: Path) -> Path | None:
     """The newest run below a folder that is still going on."""
     running = (
         run
-        for run, header in _headers(runs)
+        for run, header in _runs_with_headers(runs)
         if header.get("status") == "running" and status_from_header(header, run) == "running"
     )
     return next(running, None)
@@ -99,14 +101,14 @@ def find_run_of_process(runs: Path, pid: int, since_ns: int) -> Path | None:
     """The newest run below a folder that this process has begun since then, monotonic ns."""
     own = (
         (run, header.get("clock"))
-        for run, header in _headers(runs)
+        for run, header in _runs_with_headers(runs)
         if pid in (header.get("pid"), header.get("launcher_pid"))
     )
     begun = ((run, clock.get("monotonic_ns")) for run, clock in own if isinstance(clock, dict))
     return next((run for run, t_ns in begun if isinstance(t_ns, int) and t_ns >= since_ns), None)
 
 
-def _headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _runs_with_headers(runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every run with its run.json, the newest first: a name begins with its UTC stamp."""
     for folder in sorted(run_folders(runs), reverse=True):
         if header := read_json_object(folder / "run.json"):  # else it is being replaced, or foreign: looked at again

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.text import Text
 
+from stepscope.analysis.first_screen import workload_facts
 from stepscope.analysis.memory.events import Peak
 from stepscope.analysis.memory.headroom import training_peak
 from stepscope.analysis.run import Run
@@ -36,7 +37,7 @@ from stepscope.fault_isolation import FailedPart, result_or_failed_part
 from stepscope.quantities import simulated_badge
 from stepscope.report.sections.sensor_log import log_view
 from stepscope.report.table import Column, FittedTable, Row, SplitTable, Table, number_column, text_column
-from stepscope.report.text_tables import (
+from stepscope.report.terminal_tables import (
     OPERATOR_WIDTH,
     PHASE_WIDTHS,
     WIDTH,
@@ -87,16 +88,16 @@ def render(run: Run) -> RenderableType:
         "profiling overhead": lambda: [*profiling_overhead(run.overhead(), profiled_sentence(run))],
         "what is not measured": lambda: [*not_measured_lines(run.not_measured())],
     }
-    shown: list[RenderableType] = []
+    renderables: list[RenderableType] = []
     missed: dict[FailedPart, list[str]] = {}
     for name, make in parts.items():
         part = result_or_failed_part(make)
         if isinstance(part, FailedPart):
             missed.setdefault(part, []).append(name)
         else:
-            shown += part
-    shown += [Text(why.sentence(*names), style="red") for why, names in missed.items()]
-    return Group(*shown, Text(_run_path(run), style="dim", overflow="fold"))
+            renderables += part
+    renderables += [Text(why.sentence(*names), style="red") for why, names in missed.items()]
+    return Group(*renderables, Text(_run_path(run), style="dim", overflow="fold"))
 
 
 def _run_path(run: Run) -> str:
@@ -110,24 +111,24 @@ def _run_path(run: Run) -> str:
 def _heading(run: Run) -> list[RenderableType]:
     """Return the setting of the run, and how it ended."""
     title = Text.assemble((run.id, "bold"), "  ", (run.status, _STATUS_STYLES.get(run.status, "red")))
-    if run.simulated is not None:
-        title.append(f"  {simulated_badge(run.simulated)}", style="bold yellow")
     reason = run.meta.get("reason")
     if reason:
         title.append(f": {reason}", style="red")
-    workload: dict[str, Any] = run.meta.get("workload") or {}
+    if run.simulated is not None:
+        title.append(f"  {simulated_badge(run.simulated)}", style="bold yellow")
+    workload = workload_facts(run)
     batch, threads = workload.get("batch_size"), run.meta.get("threads")
     facts = [
         workload.get("name"),
         f"batch {batch}" if batch else None,
         *(workload.get(key) for key in ("optimizer", "precision", "device")),
         plural(threads, "thread") if threads else None,
-        _data(workload.get("data") or {}),
+        _data_text(workload.get("data") or {}),
     ]
     return [title, Text(" · ".join(str(fact) for fact in facts if fact), style="dim")]
 
 
-def _data(data: dict[str, Any]) -> str | None:
+def _data_text(data: dict[str, Any]) -> str | None:
     kind = f" ({data['kind']})" if data.get("kind") else ""
     return f"data {data['name']}{kind}" if data.get("name") else None
 
@@ -146,10 +147,10 @@ def _sensor_log(run: Run) -> list[RenderableType]:
 
 def _change(run: Run) -> list[RenderableType]:
     """Return what `stepscope tune` found of this training; nothing where it was not run."""
-    found = what_to_change(run)
-    said = [found.sentence] if found.tables else []
-    said += [found.gain] if found.gain else []
-    return [labelled("change", *said)] if said else []
+    changes = what_to_change(run)
+    sentences = [changes.sentence] if changes.tables else []
+    sentences += [changes.gain] if changes.gain else []
+    return [labelled("change", *sentences)] if sentences else []
 
 
 _TOP_ROWS, _MOST_SENTENCES = 6, 3
@@ -172,10 +173,10 @@ def operator_energy(run: Run) -> list[RenderableType]:
         parts.insert(0, Text(marked, style="bold yellow"))
     parts += [Text(sentence) for sentence in between_steps_sentences(kinds, rail)]
     parts += [Text(sentence) for sentence in resolution_sentences(run.energy_resolution())[:_MOST_SENTENCES]]
-    shown = "" if method == "fit" else f", {method}"
+    note = "" if method == "fit" else f", {method}"
     return [
-        *_operator_tables(kinds.head(_TOP_ROWS).to_dicts(), f"energy by op ({rail}{shown})"),
-        *_module_tables(modules[:_TOP_ROWS], f"energy by module ({rail}{shown})"),
+        *_operator_tables(kinds.head(_TOP_ROWS).to_dicts(), f"energy by op ({rail}{note})"),
+        *_module_tables(modules[:_TOP_ROWS], f"energy by module ({rail}{note})"),
         Text(""),
         labelled("energy of ops", *parts),
     ]
@@ -183,26 +184,26 @@ def operator_energy(run: Run) -> list[RenderableType]:
 
 def operator_utilisation(run: Run) -> list[RenderableType]:
     """Return the utilisation of CPU, GPU and memory by the operators that used most; empty below sensor resolution."""
-    known = run.utilisation(by="kind").filter(pl.col("verdict") == "resolved")
+    resolved = run.utilisation(by="kind").filter(pl.col("verdict") == "resolved")
     lines = []
-    for (quantity, scope, unit), rows in known.group_by("quantity", "scope", "unit", maintain_order=True):
-        shown = [
+    for (quantity, scope, unit), rows in resolved.group_by("quantity", "scope", "unit", maintain_order=True):
+        columns = [
             f"{row['name'].replace(AUTOGRAD_NODE, 'engine: ')} {estimate(row['mean'], row['low'], row['high'], unit)}"
             for row in rows.head(_MOST_USES).to_dicts()
         ]
         of = "CPU of the process" if unit == "cores" else f"{scope} {str(quantity).replace('_', ' ')}"
-        lines.append(f"{of}: {', '.join(shown)}")
+        lines.append(f"{of}: {', '.join(columns)}")
     return [labelled("use of ops", *lines)] if lines else []
 
 
 def dependencies(run: Run) -> list[RenderableType]:
     """Return the critical path, what could overlap, and what device or cores are idle for; empty where not known."""
-    found = run.dependencies()
-    if found.units.is_empty():
+    schedule = run.dependencies()
+    if schedule.units.is_empty():
         return []
-    path = f"{duration(found.critical_path_ns)} of {duration(found.work_ns)} of operators"
-    lines = [f"critical path {path} ({percent(found.critical_path_ns / found.step_ns, 0)} of the step)"]
-    for row in found.overlap.iter_rows(named=True):
+    path = f"{duration(schedule.critical_path_ns)} of {duration(schedule.work_ns)} of operators"
+    lines = [f"critical path {path} ({percent(schedule.critical_path_ns / schedule.step_ns, 0)} of the step)"]
+    for row in schedule.overlap.iter_rows(named=True):
         saved = f"{duration(row['reached_ns'])} by a schedule, at most {duration(row['most_ns'])}"
         lanes = f" on {row['lanes']} lanes" if row["lanes"] > 1 else ""
         lines.append(f"{row['what']}{lanes}: saves {saved} ({percent(row['share'])})")
@@ -210,7 +211,7 @@ def dependencies(run: Run) -> list[RenderableType]:
         f"cores idle, {row['cause']}: {duration(row['ns'])} of core time ({percent(row['share'])} of all cores)"
         if row["device"] == "cpu"
         else f"{row['device']} idle, {row['cause']}: {duration(row['ns'])} ({percent(row['share'])})"
-        for row in found.idle.iter_rows(named=True)
+        for row in schedule.idle.iter_rows(named=True)
     ]
     return [labelled("dependencies", *lines)]
 
@@ -331,11 +332,6 @@ _MOST_NOTES = 4
 _MOST_RANKS = 16
 
 
-def time_with_interval(ns: float | None, low: float | None, high: float | None) -> str:
-    """A time with its 95 % CI: "12.1 ms [11.9, 12.4]", in the unit of the value."""
-    return estimate(ns, low, high, "ns")
-
-
 def communication_sentences(run: Run) -> list[str]:
     """Sentences on the collectives of this process; empty where there are none."""
     time = run.collective_time
@@ -358,17 +354,17 @@ def communication_sentences(run: Run) -> list[str]:
 
 def collectives_line(run: Run) -> list[RenderableType]:
     """The line of the collectives below the phases."""
-    said = communication_sentences(run)
-    return [labelled("collectives", *said)] if said else []
+    sentences = communication_sentences(run)
+    return [labelled("collectives", *sentences)] if sentences else []
 
 
 def rank_tables(run: Run) -> list[RenderableType]:
     """The parts of a distributed training side by side; nothing where there is one part."""
-    found = run.side_by_side
-    if len(found.parts) < 2:
+    ranks = run.side_by_side
+    if len(ranks.parts) < 2:
         return []
-    table, choices = _rank_table(found.table.head(_MOST_RANKS))
-    lines = [*rank_sentences(found.table), *found.notes[:_MOST_NOTES]]
+    table, choices = _rank_table(ranks.table.head(_MOST_RANKS))
+    lines = [*rank_sentences(ranks.table), *ranks.notes[:_MOST_NOTES]]
     return [
         Text(""),
         Constrain(FittedTable(table, choices, names=_RANK), WIDTH),
@@ -383,7 +379,7 @@ def rank_sentences(table: pl.DataFrame) -> list[str]:
     last = last_rank(table)
     if last is None:
         return ["no rank is the last one in most of the steps: none holds up the others"]
-    late = time_with_interval(last.late_ns, last.low_ns, last.high_ns)
+    late = estimate(last.late_ns, last.low_ns, last.high_ns, "ns")
     return [f"rank {last.rank} arrives last in {percent(last.share, 0)} of the steps, {late} after the first"]
 
 
@@ -419,7 +415,7 @@ def _rank_table(rows: pl.DataFrame) -> tuple[Table, list[list[str]]]:
 def _time_columns(name: str) -> Iterator[Column]:
     yield Column(
         name,
-        of=lambda row: time_with_interval(*(row[f"{name}_{end}"] for end in ("ns", "low_ns", "high_ns"))),
+        of=lambda row: estimate(row[f"{name}_ns"], row[f"{name}_low_ns"], row[f"{name}_high_ns"], "ns"),
         key=f"{name} CI",
     )
     yield Column(name, of=lambda row: duration(row[f"{name}_ns"]), key=f"{name} alone")
